@@ -1,0 +1,68 @@
+"""The errors that Tilewright raises to its users: each names the cause and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TilewrightError(Exception):
+    """Base of every error meant for a user; ``str()`` reads "cause; remedy"."""
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(cause, remedy)
+        self.cause = cause
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.cause}; {self.remedy}" if self.remedy else self.cause
+
+
+class UnknownTarget(TilewrightError):
+    """The target's name is not in the catalogue."""
+
+
+class TargetNotPresent(TilewrightError):
+    """The operation needs the target machine itself, and it is not here."""
+
+
+class UnknownModel(TilewrightError):
+    """The model's name or path leads to no model."""
+
+
+class UnsupportedOperator(TilewrightError):
+    """The model uses operators that the operator table does not have."""
+
+
+class UnsupportedOption(TilewrightError):
+    """An option's value, or a combination of options, is not supported."""
+
+
+class InvalidInput(TilewrightError):
+    """An input tensor has the wrong shape, dtype or device."""
+
+
+class InvalidModel(TilewrightError):
+    """The model file or module is malformed."""
+
+
+class InvalidArtifact(TilewrightError):
+    """A saved executable is damaged, of another version, or for another machine."""
+
+
+class CompilerMissing(TilewrightError):
+    """No compiler for the target was found, or it lacks the target's architecture."""
+
+
+class KernelFailed(TilewrightError):
+    """A generated kernel did not compile, load or run; ``log_path`` holds the compiler's words where there are any."""
+
+    def __init__(self, cause: str, remedy: str = "", log_path: Path | None = None) -> None:
+        super().__init__(cause, remedy)
+        self.log_path = log_path
+
+    def __reduce__(self) -> tuple[type[KernelFailed], tuple[str, str, Path | None]]:
+        return type(self), (self.cause, self.remedy, self.log_path)
+
+
+class CacheError(TilewrightError):
+    """The kernel cache or a record store cannot be read or written."""

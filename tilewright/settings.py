@@ -1,0 +1,57 @@
+"""Settings from the environment: this is the only file that reads it, each time it is asked.
+
+| variable | meaning | default |
+|---|---|---|
+| ``TILEWRIGHT_CACHE`` | folder of kernels, records and measured rates | ``$XDG_CACHE_HOME/tilewright`` or ``~/.cache/tilewright`` |
+| ``TILEWRIGHT_CC`` | C compiler for every CPU target, a name or a path | the first of gcc and clang that is there |
+| ``TILEWRIGHT_THREADS`` | threads of generated CPU code | ``OMP_NUM_THREADS``, else the cores available |
+| ``TILEWRIGHT_DEBUG`` | 1: keep the folders of failed builds, and log more | 0 |
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tilewright.errors import UnsupportedOption
+
+
+def cache_directory() -> Path:
+    """Folder under which everything reusable is stored; it need not exist yet."""
+    chosen = os.environ.get("TILEWRIGHT_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tilewright"
+
+
+def c_compiler() -> str | None:
+    """The C compiler that the user asked for, or None to look for one."""
+    return os.environ.get("TILEWRIGHT_CC") or None
+
+
+def available_cores() -> int:
+    """Logical cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads() -> int:
+    """Threads that generated CPU code uses.
+
+    Raises:
+        UnsupportedOption: where the variable is not a positive integer.
+    """
+    for variable in ("TILEWRIGHT_THREADS", "OMP_NUM_THREADS"):
+        text = os.environ.get(variable)
+        if not text:
+            continue
+        first = text.split(",")[0].strip()  # OMP_NUM_THREADS may be a list: one number a nesting level
+        if not first.isdigit() or int(first) == 0:
+            raise UnsupportedOption(f"{variable}={text!r} is not a positive integer", f"unset {variable} or correct it")
+        return int(first)
+    return available_cores()
+
+
+def debug() -> bool:
+    """Whether debugging output is asked for."""
+    return os.environ.get("TILEWRIGHT_DEBUG", "0") not in ("", "0")
