@@ -1,0 +1,1 @@
+"""Tilewright: a deep-learning compiler that plans instead of searching."""

@@ -1,0 +1,1 @@
+"""The types that travel between the stages of the compiler, and nothing else."""

@@ -1,0 +1,261 @@
+"""What an operator computes: steps, each a map, a reduction or a scan over index expressions.
+
+Grammar::
+
+    Computation = steps, output names
+    Step        = map      out[index(axes)] = body
+                | reduce   out[index(axes)] = combine over `reduction` of bodies     (a combiner over tuples)
+                | scan     as reduce, but element i of axis `scan` combines only positions 0..i of the (single) reduction variable
+
+A load inside a body names a graph value or an earlier step. A reduction over a tuple (argmax: value and index) defines one result for each
+component, named `step`, `step.1`, ...  Fusion, generated code, operation counts and the reference all follow from steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
+from typing import Callable, Mapping, Sequence
+
+from .dtypes import is_float
+from .expr import INDEX, Apply, Expr, Load, Operand, Var, binary, compare, const, logical_and, rewrite, select, unary, walk, wrap
+from .scalar import OPERATIONS
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """An associative, commutative operator over tuples with its identity; `components` is the tuple's length."""
+
+    name: str
+    components: int
+    identity: Callable[[tuple[str, ...]], tuple[Expr, ...]]
+    combine: Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]
+
+
+def lowest(dtype: str) -> Expr:
+    """The identity of max: minus infinity, or the least integer."""
+    if is_float(dtype):
+        return const(float("-inf"), dtype)
+    return const({"i64": -(2**63), "i32": -(2**31), "i16": -(2**15), "i8": -128, "u8": 0, "bool": 0}[dtype], dtype)
+
+
+def highest(dtype: str) -> Expr:
+    """The identity of min: infinity, or the greatest integer."""
+    if is_float(dtype):
+        return const(float("inf"), dtype)
+    return const({"i64": 2**63 - 1, "i32": 2**31 - 1, "i16": 2**15 - 1, "i8": 127, "u8": 255, "bool": 1}[dtype], dtype)
+
+
+def _fold(operation: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
+    return lambda a, b: (Apply(operation, (a[0], b[0]), a[0].dtype, max(a[0].lanes, b[0].lanes)),)
+
+
+def _pick(better: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
+    """(value, index): the better value, the lower index on ties; NaN beats everything, as in PyTorch."""
+
+    def combine(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        wins = compare(better, b[0], a[0])
+        tie = logical_and(compare("eq", b[0], a[0]), Apply("lt", (b[1], a[1]), "bool"))
+        take: Expr = Apply("or", (wins, tie), "bool")
+        if is_float(a[0].dtype):
+            a_nan, b_nan = unary("isnan", a[0], "bool"), unary("isnan", b[0], "bool")
+            nan_first = logical_and(b_nan, Apply("or", (Apply("not", (a_nan,), "bool"), Apply("lt", (b[1], a[1]), "bool")), "bool"))
+            take = Apply("or", (nan_first, logical_and(Apply("not", (a_nan,), "bool"), take)), "bool")
+        return select(take, b[0], a[0]), select(take, b[1], a[1])
+
+    return combine
+
+
+COMBINERS: Mapping[str, Combiner] = MappingProxyType(
+    {
+        "sum": Combiner("sum", 1, lambda t: (const(0, t[0]),), _fold("add")),
+        "prod": Combiner("prod", 1, lambda t: (const(1, t[0]),), _fold("mul")),
+        "max": Combiner("max", 1, lambda t: (lowest(t[0]),), _fold("max")),
+        "min": Combiner("min", 1, lambda t: (highest(t[0]),), _fold("min")),
+        "any": Combiner("any", 1, lambda t: (const(0, t[0]),), _fold("or")),
+        "all": Combiner("all", 1, lambda t: (const(1, t[0]),), _fold("and")),
+        "argmax": Combiner("argmax", 2, lambda t: (lowest(t[0]), const(2**62, INDEX)), _pick("gt")),
+        "argmin": Combiner("argmin", 2, lambda t: (highest(t[0]), const(2**62, INDEX)), _pick("lt")),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One map, reduction or scan. `shape` is that of the result(s); `index` says where the element of `axes` goes (default: the axes)."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[Var, ...]
+    bodies: tuple[Expr, ...]
+    reduction: tuple[Var, ...] = ()
+    combiner: str | None = None
+    scan: Var | None = None
+    index: tuple[Expr, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.index:
+            object.__setattr__(self, "index", tuple(self.axes))
+
+    @property
+    def kind(self) -> str:
+        return "scan" if self.scan is not None else "reduce" if self.combiner else "map"
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(body.dtype for body in self.bodies)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the results, one for each component."""
+        return (self.name, *(f"{self.name}.{i}" for i in range(1, len(self.bodies))))
+
+    @property
+    def identity_index(self) -> bool:
+        return self.index == self.axes
+
+    def flops(self) -> int:
+        """Arithmetic operations: those of the bodies and one combination a reduced element."""
+        points = prod(axis.extent or 1 for axis in (*self.axes, *self.reduction))
+        if any(axis.extent == 0 for axis in (*self.axes, *self.reduction)):
+            return 0
+        per_point = sum(
+            OPERATIONS[node.operation].flops for node in walk(*self.bodies) if isinstance(node, Apply) and node.dtype != INDEX
+        )
+        return points * (per_point + (len(self.bodies) if self.combiner else 0))
+
+
+@dataclass(frozen=True)
+class Computation:
+    """The steps of an operator or a region, in order, and which results leave it."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+
+    def flops(self) -> int:
+        return sum(step.flops() for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor inside an operator's definition: calling it with index expressions loads one element."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __call__(self, *index: Operand) -> Expr:
+        if len(index) != len(self.shape):
+            raise ValueError(f"{self.name} has {len(self.shape)} dimensions, indexed with {len(index)}")
+        return Load(self.name, tuple(wrap(i) for i in index), self.dtype)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass
+class StepBuilder:
+    """Collects the steps of one operator. Operator definitions get it as their first argument."""
+
+    prefix: str
+    steps: list[Step] = field(default_factory=list)
+
+    def _axes(self, extents: Sequence[int], letter: str) -> tuple[Var, ...]:
+        return tuple(Var(f"{letter}{i}", int(extent)) for i, extent in enumerate(extents))
+
+    def _name(self) -> str:
+        return f"{self.prefix}.s{len(self.steps)}"
+
+    def map(self, shape: Sequence[int], body: Callable[..., Expr], dtype: str | None = None) -> Tensor:
+        """out[i0, i1, ...] = body(i0, i1, ...)"""
+        axes = self._axes(shape, "i")
+        value = wrap(body(*axes), dtype or "f32")
+        step = Step(self._name(), tuple(shape), axes, (value,))
+        self.steps.append(step)
+        return Tensor(step.name, step.shape, value.dtype)
+
+    def reduce(
+        self,
+        combiner: str,
+        shape: Sequence[int],
+        extents: Sequence[int],
+        body: Callable[..., Expr | tuple[Expr, ...]],
+        *,
+        axes: Sequence[int] | None = None,
+        index: Callable[..., tuple[Expr, ...]] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """out[index(i...)] = combine over r0 < extents[0], ... of body(i0, ..., r0, ...).
+
+        `axes` gives the extents of the iteration space where it differs from the result's shape; `index` then maps it one to one onto the
+        result. Returns one tensor for each component of the combiner.
+        """
+        space = self._axes(shape if axes is None else axes, "i")
+        reduced = self._axes(extents, "r")
+        bodies = body(*space, *reduced)
+        bodies = bodies if isinstance(bodies, tuple) else (bodies,)
+        assert len(bodies) == COMBINERS[combiner].components, combiner
+        where = tuple(index(*space)) if index else space
+        step = Step(self._name(), tuple(shape), space, bodies, reduced, combiner, None, where)
+        self.steps.append(step)
+        return tuple(Tensor(name, step.shape, b.dtype) for name, b in zip(step.names, bodies, strict=True))
+
+    def scan(self, combiner: str, shape: Sequence[int], axis: int, body: Callable[..., Expr | tuple[Expr, ...]]) -> tuple[Tensor, ...]:
+        """Inclusive scan along `axis`: out[..., s, ...] = combine over r <= s of body(..., r, ...)."""
+        space = self._axes(shape, "i")
+        reduced = (Var("r0", int(shape[axis])),)
+        at = tuple(reduced[0] if i == axis else v for i, v in enumerate(space))
+        bodies = body(*at)
+        bodies = bodies if isinstance(bodies, tuple) else (bodies,)
+        step = Step(self._name(), tuple(shape), space, bodies, reduced, combiner, space[axis])
+        self.steps.append(step)
+        return tuple(Tensor(name, step.shape, b.dtype) for name, b in zip(step.names, bodies, strict=True))
+
+    def finish(self, results: Sequence[Tensor], names: Sequence[str]) -> Computation:
+        """The computation with its results renamed to graph values. A result that is an input, or is returned twice, gets a copying step."""
+        renamed: dict[str, str] = {}
+        defined = {name for step in self.steps for name in step.names}
+        for result, name in zip(results, names, strict=True):
+            if result.name not in defined or result.name in renamed:
+                copy = self.map(result.shape, result)
+                renamed[copy.name] = name
+            else:
+                renamed[result.name] = name
+        return rename(Computation(tuple(self.steps), tuple(names)), renamed)
+
+
+def rename(computation: Computation, names: Mapping[str, str]) -> Computation:
+    """The computation with values renamed, in loads and definitions. Component 0 of a tuple names its step; other components of
+    renamed steps keep names of their own by a following copy."""
+
+    def fix(expr: Expr) -> Expr:
+        return rewrite(
+            expr, lambda n: replace(n, buffer=names[n.buffer]) if isinstance(n, Load) and n.buffer in names else n
+        )
+
+    steps: list[Step] = []
+    for step in computation.steps:
+        bodies = tuple(fix(body) for body in step.bodies)
+        steps.append(replace(step, name=names.get(step.name, step.name), bodies=bodies))
+        for old, new in zip(step.names[1:], steps[-1].names[1:], strict=True):
+            target = names.get(old)
+            if target is not None:
+                axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(step.shape))
+                component = step.bodies[step.names.index(old)]
+                steps.append(Step(target, step.shape, axes, (Load(new, axes, component.dtype),)))
+            elif old != new:
+                names = {**names, old: new}
+    return Computation(tuple(steps), tuple(names.get(o, o) for o in computation.outputs))
+
+
+def value_select(condition: Expr, a: Operand, b: Operand) -> Expr:
+    return select(condition, a, b)
+
+
+def maximum(a: Operand, b: Operand) -> Expr:
+    return binary("max", a, b)
+
+
+def minimum(a: Operand, b: Operand) -> Expr:
+    return binary("min", a, b)

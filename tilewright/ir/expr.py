@@ -1,0 +1,528 @@
+"""Scalar expressions: what one element of a result is, and where in a buffer it lies.
+
+Grammar::
+
+    Expr  = Const(value, dtype)
+          | Var(name, extent, dtype)              a loop index, 0 <= value < extent
+          | Load(buffer, index, dtype, lanes)     one element (or `lanes` adjacent ones) of a buffer
+          | Apply(operation, args, dtype, lanes)  an operation of `ir.scalar.OPERATIONS`
+
+The same nodes serve two levels. In a `Step` (see `ir.computation`) a load's index has one expression for each logical dimension of the
+value; in a kernel (see `ir.kernel`) it is a single flat offset. Expressions are DAGs: traversals memoise by identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Callable, Iterator, Mapping, Sequence, TypeAlias, Union
+
+from .dtypes import is_float
+
+INDEX = "i64"
+
+
+class _Hashed:
+    """Caches the structural hash: expressions are dictionary keys everywhere, and deep."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]
+
+    # Arithmetic, so that operator definitions and lowerings read like the mathematics.
+    def __add__(self, other: Operand) -> Expr:
+        return add(self, other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return add(other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return sub(self, other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return sub(other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return mul(self, other)
+
+    def __rmul__(self, other: Operand) -> Expr:
+        return mul(other, self)
+
+    def __floordiv__(self, other: Operand) -> Expr:
+        return floordiv(self, other)
+
+    def __mod__(self, other: Operand) -> Expr:
+        return mod(self, other)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return binary("div", other, self)
+
+    def __neg__(self) -> Expr:
+        return sub(0, self) if self.dtype == INDEX else unary("neg", self)  # type: ignore[attr-defined]
+
+    def __lt__(self, other: Operand) -> Expr:
+        return compare("lt", self, other)
+
+    def __le__(self, other: Operand) -> Expr:
+        return compare("le", self, other)
+
+    def __gt__(self, other: Operand) -> Expr:
+        return compare("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Expr:
+        return compare("ge", self, other)
+
+    def equals(self, other: Operand) -> Expr:
+        """Elementwise comparison (`==` itself compares expressions structurally)."""
+        return compare("eq", self, other)
+
+
+@dataclass(frozen=True, slots=True, eq=True)
+class Const(_Hashed):
+    value: float | int | bool
+    dtype: str
+    lanes: int = 1
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # repr tells 0.0 from -0.0 and keeps NaN equal to itself as a key
+        object.__setattr__(self, "_hash", hash(("const", repr(self.value), self.dtype)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and self.dtype == other.dtype and repr(self.value) == repr(other.value)
+
+    __hash__ = _Hashed.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class Var(_Hashed):
+    """A loop index with 0 <= value < extent; extent None where nothing is known."""
+
+    name: str
+    extent: int | None = None
+    dtype: str = INDEX
+    lanes: int = 1
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(("var", self.name, self.extent, self.dtype, self.lanes)))
+
+    __hash__ = _Hashed.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class Load(_Hashed):
+    buffer: str
+    index: tuple[Expr, ...]
+    dtype: str
+    lanes: int = 1
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(("load", self.buffer, self.index, self.dtype, self.lanes)))
+
+    __hash__ = _Hashed.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(_Hashed):
+    operation: str
+    args: tuple[Expr, ...]
+    dtype: str
+    lanes: int = 1
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
+
+    __hash__ = _Hashed.__hash__
+
+
+Expr: TypeAlias = Union[Const, Var, Load, Apply]
+Operand: TypeAlias = Union[Const, Var, Load, Apply, int, float, bool, "_Hashed"]
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+def const(value: float | int | bool, dtype: str) -> Const:
+    if is_float(dtype):
+        return Const(float(value), dtype)
+    return Const(bool(value) if dtype == "bool" else int(value), dtype)
+
+
+def wrap(value: Operand, like: str = INDEX) -> Expr:
+    """A Python number as a constant of the type `like`; an expression as it is."""
+    if isinstance(value, (bool, int, float)):
+        return const(value, like)
+    return value  # type: ignore[return-value]
+
+
+def _pair(a: Operand, b: Operand) -> tuple[Expr, Expr]:
+    like = a.dtype if isinstance(a, _Hashed) else b.dtype if isinstance(b, _Hashed) else INDEX  # type: ignore[union-attr]
+    return wrap(a, like), wrap(b, like)
+
+
+def unary(operation: str, a: Expr, dtype: str | None = None) -> Expr:
+    return Apply(operation, (a,), dtype or a.dtype, a.lanes)
+
+
+def binary(operation: str, a: Operand, b: Operand) -> Expr:
+    a, b = _pair(a, b)
+    return Apply(operation, (a, b), a.dtype, max(a.lanes, b.lanes))
+
+
+def compare(operation: str, a: Operand, b: Operand) -> Expr:
+    a, b = _pair(a, b)
+    if a.dtype == INDEX:
+        known = _decide(operation, range_of(simplify(sub(a, b))))
+        if known is not None:
+            return TRUE if known else FALSE
+    return Apply(operation, (a, b), "bool", max(a.lanes, b.lanes))
+
+
+def add(a: Operand, b: Operand) -> Expr:
+    a, b = _pair(a, b)
+    if a.dtype == INDEX:
+        return simplify_shallow("add", a, b)
+    return binary("add", a, b)
+
+
+def sub(a: Operand, b: Operand) -> Expr:
+    a, b = _pair(a, b)
+    if a.dtype == INDEX:
+        return simplify_shallow("sub", a, b)
+    return binary("sub", a, b)
+
+
+def mul(a: Operand, b: Operand) -> Expr:
+    a, b = _pair(a, b)
+    if a.dtype == INDEX:
+        return simplify_shallow("mul", a, b)
+    return binary("mul", a, b)
+
+
+def floordiv(a: Operand, b: Operand) -> Expr:
+    a, b = _pair(a, b)
+    return simplify_shallow("floordiv", a, b) if a.dtype == INDEX else binary("floordiv", a, b)
+
+
+def mod(a: Operand, b: Operand) -> Expr:
+    a, b = _pair(a, b)
+    return simplify_shallow("mod", a, b) if a.dtype == INDEX else binary("mod", a, b)
+
+
+def logical_and(*conditions: Expr) -> Expr:
+    """Conjunction that drops conditions known to hold."""
+    result: Expr = TRUE
+    for condition in conditions:
+        if condition == FALSE:
+            return FALSE
+        if condition != TRUE:
+            result = condition if result == TRUE else Apply("and", (result, condition), "bool", max(result.lanes, condition.lanes))
+    return result
+
+
+def select(condition: Expr, a: Operand, b: Operand) -> Expr:
+    """`a` where the condition holds, else `b`. Only the chosen side is evaluated: a guarded load reads nothing."""
+    a, b = _pair(a, b)
+    if condition == TRUE:
+        return a
+    if condition == FALSE:
+        return b
+    return Apply("select", (condition, a, b), a.dtype, max(a.lanes, b.lanes))
+
+
+def cast(a: Expr, dtype: str) -> Expr:
+    if a.dtype == dtype:
+        return a
+    if isinstance(a, Const):
+        if dtype == "bool":
+            return const(bool(a.value), dtype)
+        if is_float(dtype) or not is_float(a.dtype):
+            return const(a.value, dtype)
+    return Apply("cast", (a,), dtype, a.lanes)
+
+
+TRUE: Expr = Const(True, "bool")
+FALSE: Expr = Const(False, "bool")
+
+
+# --- index arithmetic -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Linear:
+    """sum(coefficient * atom) + constant, with atoms that are variables, loads, or divisions that did not simplify."""
+
+    terms: tuple[tuple[Expr, int], ...]
+    constant: int
+
+
+def linear(expr: Expr) -> Linear:
+    """An index expression as a linear form (exact: whatever is not linear becomes an atom)."""
+    terms: dict[Expr, int] = {}
+    constant = _collect(expr, 1, terms)
+    return Linear(tuple((a, c) for a, c in terms.items() if c), constant)
+
+
+def _collect(expr: Expr, scale: int, terms: dict[Expr, int]) -> int:
+    if isinstance(expr, Const):
+        return int(expr.value) * scale
+    if isinstance(expr, Apply) and expr.dtype == INDEX:
+        if expr.operation == "add":
+            return _collect(expr.args[0], scale, terms) + _collect(expr.args[1], scale, terms)
+        if expr.operation == "sub":
+            return _collect(expr.args[0], scale, terms) + _collect(expr.args[1], -scale, terms)
+        if expr.operation == "mul":
+            for one, other in (expr.args, expr.args[::-1]):
+                if isinstance(one, Const):
+                    return _collect(other, scale * int(one.value), terms)
+    if isinstance(expr, Var) and expr.extent == 1:
+        return 0
+    terms[expr] = terms.get(expr, 0) + scale
+    return 0
+
+
+def from_linear(form: Linear) -> Expr:
+    """The expression of a linear form, largest coefficient first."""
+    result: Expr | None = None
+    for atom, coefficient in sorted(form.terms, key=lambda term: (-abs(term[1]), repr(term[0])) if len(form.terms) > 1 else 0):
+        magnitude = abs(coefficient)
+        term = atom if magnitude == 1 else Apply("mul", (atom, Const(magnitude, INDEX)), INDEX)
+        if result is None:
+            result = term if coefficient > 0 else Apply("sub", (Const(0, INDEX), term), INDEX)
+        else:
+            result = Apply("add" if coefficient > 0 else "sub", (result, term), INDEX)
+    if result is None:
+        return Const(form.constant, INDEX)
+    if form.constant:
+        result = Apply("add" if form.constant > 0 else "sub", (result, Const(abs(form.constant), INDEX)), INDEX)
+    return result
+
+
+def range_of(expr: Expr) -> tuple[float, float]:
+    """Least and greatest value of an index expression (plus or minus infinity where nothing is known)."""
+    form = linear(expr)
+    low: float = form.constant
+    high: float = form.constant
+    for atom, coefficient in form.terms:
+        bounds = _atom_range(atom)
+        products = (_scaled(bounds[0], coefficient), _scaled(bounds[1], coefficient))
+        low, high = low + min(products), high + max(products)
+    return low, high
+
+
+def _scaled(bound: float, coefficient: int) -> float:
+    return bound * coefficient if coefficient else 0
+
+
+def _atom_range(atom: Expr) -> tuple[float, float]:
+    if isinstance(atom, Var) and atom.extent is not None:
+        return 0, max(atom.extent - 1, 0)
+    if isinstance(atom, Apply) and len(atom.args) == 2 and isinstance(atom.args[1], Const) and atom.args[1].value > 0:
+        divisor = int(atom.args[1].value)
+        if atom.operation == "mod":
+            return 0, divisor - 1
+        if atom.operation == "floordiv":
+            low, high = range_of(atom.args[0])
+            return (low // divisor if low > float("-inf") else low, high // divisor if high < float("inf") else high)
+    if isinstance(atom, Apply) and atom.operation in ("min", "max") and atom.dtype == INDEX:
+        (low_a, high_a), (low_b, high_b) = range_of(atom.args[0]), range_of(atom.args[1])
+        pick = min if atom.operation == "min" else max
+        return pick(low_a, low_b), pick(high_a, high_b)
+    if isinstance(atom, Apply) and atom.operation == "select":
+        (low_a, high_a), (low_b, high_b) = range_of(atom.args[1]), range_of(atom.args[2])
+        return min(low_a, low_b), max(high_a, high_b)
+    return float("-inf"), float("inf")
+
+
+def _decide(operation: str, difference: tuple[float, float]) -> bool | None:
+    """Whether `a operation b` is settled by the range of a - b."""
+    low, high = difference
+    verdicts: dict[str, tuple[bool, bool]] = {
+        "lt": (high < 0, low >= 0),
+        "le": (high <= 0, low > 0),
+        "gt": (low > 0, high <= 0),
+        "ge": (low >= 0, high < 0),
+        "eq": (low == high == 0, low > 0 or high < 0),
+        "ne": (low > 0 or high < 0, low == high == 0),
+    }
+    holds, fails = verdicts[operation]
+    return True if holds else False if fails else None
+
+
+def simplify_shallow(operation: str, a: Expr, b: Expr) -> Expr:
+    """One index operation on simplified operands, simplified."""
+    if operation in ("add", "sub"):
+        terms: dict[Expr, int] = {}
+        constant = _collect(a, 1, terms) + _collect(b, 1 if operation == "add" else -1, terms)
+        return from_linear(_recombine(Linear(tuple((t, c) for t, c in terms.items() if c), constant)))
+    if operation == "mul":
+        for one, other in ((a, b), (b, a)):
+            if isinstance(one, Const):
+                form = linear(other)
+                factor = int(one.value)
+                return from_linear(Linear(tuple((t, c * factor) for t, c in form.terms if c * factor), form.constant * factor))
+        return Apply("mul", (a, b), INDEX)
+    if operation in ("floordiv", "mod") and isinstance(b, Const) and b.value > 0:
+        return _divide(operation, a, int(b.value))
+    return Apply(operation, (a, b), INDEX)
+
+
+def _divide(operation: str, a: Expr, divisor: int) -> Expr:
+    """floor(a / divisor) or a mod divisor. Terms that are multiples of the divisor leave the division; what remains vanishes where its
+    range lies within one period."""
+    if divisor == 1:
+        return a if operation == "floordiv" else Const(0, INDEX)
+    form = linear(a)
+    whole = tuple((t, c) for t, c in form.terms if c % divisor == 0)
+    rest_terms = tuple((t, c) for t, c in form.terms if c % divisor)
+    whole_constant = form.constant // divisor * divisor
+    rest = Linear(rest_terms, form.constant - whole_constant)
+    quotient = Linear(tuple((t, c // divisor) for t, c in whole), whole_constant // divisor)
+    rest_expr = from_linear(rest)
+    low, high = range_of(rest_expr)
+    if 0 <= low and high < divisor:
+        return from_linear(quotient) if operation == "floordiv" else rest_expr
+    # (g*x + r) // (g*d) = x // d where 0 <= r < g: divide out what the remaining coefficients share
+    common = _common_factor(rest, divisor)
+    if common > 1:
+        outer = from_linear(Linear(tuple((t, c // common) for t, c in rest.terms), rest.constant // common))
+        inner_constant = rest.constant % common
+        reduced = _divide(operation, outer, divisor // common)
+        if operation == "floordiv":
+            return simplify_shallow("add", from_linear(quotient), reduced)
+        return simplify_shallow("add", simplify_shallow("mul", reduced, Const(common, INDEX)), Const(inner_constant, INDEX))
+    split = _split_small(rest, divisor)
+    if split is not None:
+        big, common_big = split
+        reduced = _divide("floordiv", from_linear(Linear(tuple((t, c // common_big) for t, c in big), 0)), divisor // common_big)
+        if operation == "floordiv":
+            return simplify_shallow("add", from_linear(quotient), reduced)
+        return simplify_shallow("sub", rest_expr, simplify_shallow("mul", reduced, Const(divisor, INDEX)))
+    if isinstance(rest_expr, Apply) and rest_expr.operation == "floordiv" and operation == "floordiv" and isinstance(rest_expr.args[1], Const):
+        inner = _divide("floordiv", rest_expr.args[0], int(rest_expr.args[1].value) * divisor)
+        return simplify_shallow("add", from_linear(quotient), inner)
+    result: Expr = Apply(operation, (rest_expr, Const(divisor, INDEX)), INDEX)
+    return simplify_shallow("add", from_linear(quotient), result) if operation == "floordiv" and (quotient.terms or quotient.constant) else result
+
+
+def _common_factor(rest: Linear, divisor: int) -> int:
+    import math
+
+    common = divisor
+    for _, coefficient in rest.terms:
+        common = math.gcd(common, coefficient)
+    return common
+
+
+def _split_small(rest: Linear, divisor: int) -> tuple[tuple[tuple[Expr, int], ...], int] | None:
+    """Terms of a larger common factor g (g divides the divisor) whose remainder has range within [0, g): it cannot carry."""
+    import math
+
+    factors = {math.gcd(abs(c), divisor) for _, c in rest.terms} - {1}
+    for factor in sorted(factors, reverse=True):
+        big = tuple((t, c) for t, c in rest.terms if c % factor == 0)
+        small = Linear(tuple((t, c) for t, c in rest.terms if c % factor), rest.constant)
+        low, high = range_of(from_linear(small))
+        if big and 0 <= low and high < factor:
+            return big, factor
+    return None
+
+
+def _recombine(form: Linear) -> Linear:
+    """(x // d) * (d * s) + (x mod d) * s = x * s."""
+    terms = dict(form.terms)
+    for atom, coefficient in form.terms:
+        if isinstance(atom, Apply) and atom.operation == "mod" and isinstance(atom.args[1], Const) and atom in terms:
+            divisor = int(atom.args[1].value)
+            partner = Apply("floordiv", (atom.args[0], atom.args[1]), INDEX)
+            if terms.get(partner) == coefficient * divisor:
+                del terms[atom], terms[partner]
+                constant = _collect(atom.args[0], coefficient, terms) + form.constant
+                return _recombine(Linear(tuple((t, c) for t, c in terms.items() if c), constant))
+    return form
+
+
+def simplify(expr: Expr) -> Expr:
+    """Index arithmetic in normal form, constants folded, decided comparisons and selects removed."""
+    return rewrite(expr, lambda node: node)
+
+
+def coefficient(expr: Expr, var: Var) -> int | None:
+    """d such that expr = d * var + (something without var); None where expr is not linear in var."""
+    result = 0
+    for atom, c in linear(expr).terms:
+        if atom == var:
+            result += c
+        elif var in variables(atom):
+            return None
+    return result
+
+
+# --- traversal --------------------------------------------------------------------------------------------------------
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    if isinstance(expr, Apply):
+        return expr.args
+    return expr.index if isinstance(expr, Load) else ()
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct node, children before parents."""
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children(node)))
+
+
+def loads(*roots: Expr) -> tuple[Load, ...]:
+    return tuple(dict.fromkeys(node for node in walk(*roots) if isinstance(node, Load)))
+
+
+def variables(*roots: Expr) -> frozenset[Var]:
+    return frozenset(node for node in walk(*roots) if isinstance(node, Var))
+
+
+def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:
+    """The node with other children, folded and simplified as if built anew."""
+    if isinstance(node, Load):
+        return Load(node.buffer, tuple(args), node.dtype, node.lanes)
+    assert isinstance(node, Apply)
+    if node.dtype == INDEX and len(args) == 2 and node.operation in ("add", "sub", "mul", "floordiv", "mod"):
+        return simplify_shallow(node.operation, args[0], args[1])
+    if node.operation in ("lt", "le", "gt", "ge", "eq", "ne"):
+        return compare(node.operation, args[0], args[1])
+    if node.operation == "and":
+        return logical_and(*args)
+    if node.operation == "select":
+        return select(args[0], args[1], args[2])
+    if node.operation == "cast":
+        return cast(args[0], node.dtype)
+    return Apply(node.operation, tuple(args), node.dtype, node.lanes)
+
+
+def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
+    """Bottom-up: children first, then `visit` on the rebuilt node. Shared nodes are visited once."""
+    done: dict[int, Expr] = {}
+    for node in walk(root):
+        kids = children(node)
+        fresh = rebuild(node, [done[id(kid)] for kid in kids]) if kids else node
+        done[id(node)] = visit(fresh)
+    return done[id(root)]
+
+
+def substitute(root: Expr, mapping: Mapping[Var, Expr]) -> Expr:
+    """The expression with variables replaced, simplified."""
+    return rewrite(root, lambda node: mapping.get(node, node) if isinstance(node, Var) else node)

@@ -1,0 +1,83 @@
+"""The model between front end and partition: immutable nodes over typed values.
+
+Grammar::
+
+    Graph = nodes in topological order, input values, output names, constants
+    Node  = operator name, input names, output names, attributes, place (where in the user's model)
+    Value = name, shape, dtype
+
+An attribute is a number, string, bool, None, a tuple of such, or (operator `scan`) a body `Graph`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
+from typing import Any, Iterable, Mapping
+
+from .dtypes import size_of
+
+
+@dataclass(frozen=True)
+class Value:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * size_of(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator application. Operator `torch` runs through PyTorch: attribute `target` names the ATen operator and `call` its arguments."""
+
+    name: str
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`values` holds every value by name, constants included; `constants` maps names to torch tensors (detached copies, on the CPU)."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: Mapping[str, Value]
+    constants: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def producers(self) -> dict[str, Node]:
+        return {output: node for node in self.nodes for output in node.outputs}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """Nodes that read each value (once a node, however often it reads it); values nobody reads are present and empty."""
+        result: dict[str, list[Node]] = {name: [] for name in self.values}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                result[name].append(node)
+        return result
+
+    def with_nodes(self, nodes: Iterable[Node], **changes: Any) -> Graph:
+        return replace(self, nodes=tuple(nodes), **changes)
+
+    def __str__(self) -> str:
+        lines = [f"graph({', '.join(str(self.values[name]) for name in self.inputs)})"]
+        for node in self.nodes:
+            attributes = ", ".join(f"{k}={v}" for k, v in node.attributes.items() if not isinstance(v, Graph))
+            outputs = ", ".join(str(self.values[name]) for name in node.outputs)
+            lines.append(f"  {outputs} = {node.operator}({', '.join(node.inputs)}{'; ' + attributes if attributes else ''})")
+        lines.append(f"  return {', '.join(self.outputs)}")
+        return "\n".join(lines)

@@ -1,0 +1,140 @@
+"""Kernel IR: what the printers print, the static analysis reads and the interpreter runs.
+
+Grammar::
+
+    Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
+    Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
+              | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Comment(text)
+
+Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
+`thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Frozen and cheap: built for each candidate lowered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterator, TypeAlias, Union
+
+from .expr import Expr, Var
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Storage of `size` scalars. space: "global", "shared" (a GPU block's) or "register" (one thread's locals).
+    `lanes` > 1 (register only): an array of size/lanes vectors. `writable` is for global parameters."""
+
+    name: str
+    dtype: str
+    size: int
+    space: str = "global"
+    lanes: int = 1
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Let:
+    """A named scalar or vector that does not change."""
+
+    variable: Var
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Store:
+    """buffer[offset : offset + value.lanes] = value"""
+
+    buffer: str
+    offset: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Allocate:
+    """A register or shared buffer that lives to the end of the enclosing block; not initialised."""
+
+    buffer: Buffer
+
+
+@dataclass(frozen=True)
+class For:
+    """kind: "serial", "unroll" (fully, by the compiler), "simd" (iterations in vector lanes; `reductions` names register buffers of one
+    scalar that are combined across lanes, with their combiner), "parallel" (CPU threads)."""
+
+    variable: Var
+    extent: Expr
+    body: Statement
+    kind: str = "serial"
+    reductions: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class If:
+    condition: Expr
+    then: Statement
+    otherwise: Statement | None = None
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """All threads of a GPU block; every thread of the block reaches it the same number of times."""
+
+
+@dataclass(frozen=True)
+class Comment:
+    text: str
+
+
+Statement: TypeAlias = Union[Block, Let, Store, Allocate, For, If, Barrier, Comment]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Blocks and threads a block, (x, y, z)."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`parameters` in the order of the call's arguments; `scalars` are index parameters that vary between calls (a scan's step).
+    `blocks_per_processor` is the occupancy asked of the GPU compiler (0: none asked)."""
+
+    name: str
+    parameters: tuple[Buffer, ...]
+    body: Statement
+    launch: Launch | None = None
+    scalars: tuple[Var, ...] = ()
+    header: str = ""
+    blocks_per_processor: int = 0
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.launch is not None
+
+
+def thread_variable(launch: Launch, axis: str = "x") -> Var:
+    return Var(f"thread_{axis}", launch.block["xyz".index(axis)])
+
+
+def block_variable(launch: Launch, axis: str = "x") -> Var:
+    return Var(f"block_{axis}", launch.grid["xyz".index(axis)])
+
+
+def statements(root: Statement) -> Iterator[Statement]:
+    """Every statement, parents first."""
+    yield root
+    if isinstance(root, Block):
+        for child in root.statements:
+            yield from statements(child)
+    elif isinstance(root, For):
+        yield from statements(root.body)
+    elif isinstance(root, If):
+        yield from statements(root.then)
+        if root.otherwise is not None:
+            yield from statements(root.otherwise)

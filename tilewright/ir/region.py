@@ -1,0 +1,66 @@
+"""What shares a kernel, and what lowering makes of it.
+
+A `Region` is a part of the graph that is computed together: its steps over graph values (whatever is inlined is gone from them), with the
+reasons for its extent. Lowering a region under a schedule gives a `Lowered`: kernels, the calls in order, and the storage they need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Mapping
+
+from .computation import Step
+from .graph import Graph, Node, Value
+from .kernel import Kernel
+from .layout import Layout
+
+
+@dataclass(frozen=True)
+class Region:
+    """kind: "contraction" (sum of products), "window" (small reductions, one output element a lane), "rows" (reductions over whole rows and
+    the maps between them), "map", "scan" (a loop over a body program), "alias" (no code: a view), "torch" (runs through PyTorch).
+
+    `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel."""
+
+    name: str
+    kind: str
+    nodes: tuple[Node, ...]
+    steps: tuple[Step, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
+    body: Graph | None = None
+
+    def flops(self) -> int:
+        return sum(step.flops() for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call; arguments name stored values, workspaces or packed constants, in the order of the kernel's parameters."""
+
+    kernel: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A buffer a program needs: a value of the graph, a workspace, or a constant packed into another layout (`source` names it)."""
+
+    value: Value
+    layout: Layout
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A region made into kernels. `storage` holds what the region adds beyond graph values: workspaces and packed constants."""
+
+    region: Region
+    schedule: str
+    kernels: tuple[Kernel, ...]
+    calls: tuple[Call, ...]
+    storage: Mapping[str, Storage] = field(default_factory=lambda: MappingProxyType({}))
+    predicted_seconds: float = 0.0
+    terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

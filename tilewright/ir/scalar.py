@@ -1,0 +1,97 @@
+"""The scalar operations of expressions: arity, result, cost, and meaning (one NumPy reference each).
+
+How an operation is spelled in C or CUDA C++ is the printers' business (`codegen.printer`); everything else that needs to know what an
+operation is (operation counts, constant folding, tests) reads this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import erf as _erf
+from types import MappingProxyType
+from typing import Callable, Mapping
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ScalarOperation:
+    """`flops`: arithmetic operations charged for one element; `boolean`: the result is a bool whatever the operands are."""
+
+    name: str
+    arity: int
+    reference: Callable[..., np.ndarray]
+    flops: int = 1
+    boolean: bool = False
+
+
+def _truncated_remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.fmod(a, b)
+
+
+_vector_erf = np.vectorize(_erf, otypes=[float])
+
+_TABLE = (
+    ScalarOperation("add", 2, np.add),
+    ScalarOperation("sub", 2, np.subtract),
+    ScalarOperation("mul", 2, np.multiply),
+    ScalarOperation("div", 2, np.divide, 4),
+    ScalarOperation("floordiv", 2, np.floor_divide, 4),
+    ScalarOperation("mod", 2, np.mod, 4),  # the result has the divisor's sign, as Python and torch.remainder
+    ScalarOperation("fmod", 2, _truncated_remainder, 4),
+    ScalarOperation("truncdiv", 2, lambda a, b: np.trunc(a / b).astype(np.asarray(a).dtype), 4),
+    ScalarOperation("neg", 1, np.negative),
+    ScalarOperation("abs", 1, np.abs),
+    ScalarOperation("sign", 1, np.sign),
+    ScalarOperation("min", 2, np.minimum),  # NaN wins, as torch.minimum
+    ScalarOperation("max", 2, np.maximum),
+    ScalarOperation("pow", 2, np.power, 20),
+    ScalarOperation("atan2", 2, np.arctan2, 20),
+    ScalarOperation("sqrt", 1, np.sqrt, 4),
+    ScalarOperation("rsqrt", 1, lambda a: 1 / np.sqrt(a), 4),
+    ScalarOperation("exp", 1, np.exp, 8),
+    ScalarOperation("exp2", 1, np.exp2, 8),
+    ScalarOperation("expm1", 1, np.expm1, 10),
+    ScalarOperation("log", 1, np.log, 8),
+    ScalarOperation("log2", 1, np.log2, 8),
+    ScalarOperation("log10", 1, np.log10, 8),
+    ScalarOperation("log1p", 1, np.log1p, 10),
+    ScalarOperation("sin", 1, np.sin, 10),
+    ScalarOperation("cos", 1, np.cos, 10),
+    ScalarOperation("tan", 1, np.tan, 12),
+    ScalarOperation("asin", 1, np.arcsin, 12),
+    ScalarOperation("acos", 1, np.arccos, 12),
+    ScalarOperation("atan", 1, np.arctan, 12),
+    ScalarOperation("sinh", 1, np.sinh, 12),
+    ScalarOperation("cosh", 1, np.cosh, 12),
+    ScalarOperation("tanh", 1, np.tanh, 10),
+    ScalarOperation("asinh", 1, np.arcsinh, 12),
+    ScalarOperation("acosh", 1, np.arccosh, 12),
+    ScalarOperation("atanh", 1, np.arctanh, 12),
+    ScalarOperation("erf", 1, _vector_erf, 10),
+    ScalarOperation("floor", 1, np.floor),
+    ScalarOperation("ceil", 1, np.ceil),
+    ScalarOperation("round", 1, np.round),  # half to even
+    ScalarOperation("trunc", 1, np.trunc),
+    ScalarOperation("isnan", 1, np.isnan, 1, True),
+    ScalarOperation("isinf", 1, np.isinf, 1, True),
+    ScalarOperation("lt", 2, np.less, 1, True),
+    ScalarOperation("le", 2, np.less_equal, 1, True),
+    ScalarOperation("gt", 2, np.greater, 1, True),
+    ScalarOperation("ge", 2, np.greater_equal, 1, True),
+    ScalarOperation("eq", 2, np.equal, 1, True),
+    ScalarOperation("ne", 2, np.not_equal, 1, True),
+    ScalarOperation("and", 2, np.logical_and, 1, True),  # the right side is evaluated only where the left holds
+    ScalarOperation("or", 2, np.logical_or, 1, True),
+    ScalarOperation("not", 1, np.logical_not, 1, True),
+    ScalarOperation("bitwise_and", 2, np.bitwise_and),
+    ScalarOperation("bitwise_or", 2, np.bitwise_or),
+    ScalarOperation("bitwise_xor", 2, np.bitwise_xor),
+    ScalarOperation("bitwise_not", 1, np.invert),
+    ScalarOperation("shift_left", 2, np.left_shift),
+    ScalarOperation("shift_right", 2, np.right_shift),
+    ScalarOperation("select", 3, np.where, 1),
+    ScalarOperation("cast", 1, lambda a: a, 1),
+    ScalarOperation("broadcast", 1, lambda a: a, 0),  # one element to every lane of a vector
+)
+OPERATIONS: Mapping[str, ScalarOperation] = MappingProxyType({op.name: op for op in _TABLE})
