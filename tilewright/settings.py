@@ -2,7 +2,7 @@
 
 | variable | meaning | default |
 |---|---|---|
-| ``TILEWRIGHT_CACHE`` | folder of kernels, records and measured rates | ``$XDG_CACHE_HOME/tilewright`` or ``~/.cache/tilewright`` |
+| ``TILEWRIGHT_CACHE`` | folder of kernels and records | ``tilewright`` in ``$XDG_CACHE_HOME`` or ``~/.cache`` |
 | ``TILEWRIGHT_CC`` | C compiler for every CPU target, a name or a path | the first of gcc and clang that is there |
 | ``TILEWRIGHT_THREADS`` | threads of generated CPU code | ``OMP_NUM_THREADS``, else the cores available |
 | ``TILEWRIGHT_DEBUG`` | 1: keep the folders of failed builds, and log more | 0 |

@@ -2,5 +2,63 @@
 
 from __future__ import annotations
 
+import difflib
+
+from tilewright.errors import TargetNotPresent, UnknownTarget
+from tilewright.hardware.catalogue import catalogue as catalogue
+from tilewright.hardware.device import host_gpu as host_gpu
+from tilewright.hardware.device import read_device
+from tilewright.hardware.host import host_cpu as host_cpu
 from tilewright.hardware.machine import Cache as Cache
 from tilewright.hardware.machine import Machine as Machine
+
+
+def target_names() -> tuple[str, ...]:
+    """Every name that ``machine`` takes."""
+    return ("native", "cuda", *catalogue())
+
+
+def machine(target: str | Machine | None = None) -> Machine:
+    """The machine of a target: None or "native" is this CPU, "cuda" the GPU present, others are catalogue names.
+
+    Raises:
+        UnknownTarget: with the nearest names.
+        TargetNotPresent: "cuda" where the driver shows no GPU that code can be generated for.
+    """
+    if isinstance(target, Machine):
+        return target
+    if target in (None, "native"):
+        return host_cpu()
+    if target == "cuda":
+        found = host_gpu()
+        if found is None:
+            raise TargetNotPresent(
+                "target 'cuda' is the GPU of this machine, and the CUDA driver shows none of compute capability 7.0 or later",
+                "name a catalogue target such as 'h200' to compile without the GPU, or 'native' for this CPU",
+            )
+        return found
+    entries = catalogue()
+    if target not in entries:
+        near = difflib.get_close_matches(target.lower(), target_names(), n=3, cutoff=0.4)
+        raise UnknownTarget(
+            f"unknown target {target!r}",
+            f"did you mean {' or '.join(near)}?" if near else f"known targets: {', '.join(target_names())}",
+        )
+    return entries[target]
+
+
+def is_present(target: Machine) -> bool:
+    """Whether code generated for the machine can run here.
+
+    CPU: same architecture and every instruction set of the target. GPU: a cubin runs on its own compute capability, and
+    on later minor ones of the same major unless it is for an architecture-specific target ("sm_90a").
+    """
+    if not target.is_gpu:
+        host = host_cpu()
+        return host.architecture == target.architecture and set(target.isa) <= set(host.isa)
+    device = read_device()
+    if device is None:
+        return False
+    if target.architecture.endswith("a"):
+        return device.capability == target.compute_capability
+    return device.major == target.compute_capability[0] and device.capability >= target.compute_capability

@@ -32,7 +32,7 @@ GPU_NUMBERS = (
 
 @dataclass(frozen=True)
 class Cache:
-    """One level of cache; on a GPU level 1 is the L1 of a processor (with its shared memory) and level 2 the chip's L2."""
+    """One level of cache; on a GPU level 1 is a processor's L1 (with its shared memory), level 2 the chip's L2."""
 
     level: int
     bytes: int
@@ -63,7 +63,7 @@ class Machine:
     clock_hz: float
     """The nominal clock under load (of a GPU its boost clock)."""
     peak_flops: Mapping[str, float]
-    """dtype to flop/s: "fp32" without tensor cores, "tf32", "fp16" and "bf16" (dense, fp32 accumulation) where they exist."""
+    """dtype to flop/s: "fp32" without tensor cores; "tf32", "fp16", "bf16" where they exist, accumulated in fp32."""
     memory_bandwidth: float
     """Bytes a second, nominal."""
     memory_bytes: int
@@ -122,7 +122,7 @@ class Machine:
     launch_seconds: float = 0.0
     """Time that one more kernel costs in a chain of dependent kernels inside a CUDA graph."""
     toolchain_extra: str = ""
-    """Of a GPU the optional dependency that has its compiler: "cuda13", or "cuda12" for Volta, which CUDA 13 dropped."""
+    """Of a GPU the extra that brings its compiler: "cuda13", or "cuda12" for Volta, which CUDA 13 dropped."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     """Field to where its numbers are from."""
@@ -154,7 +154,7 @@ class Machine:
         return next((cache for cache in self.caches if cache.level == level), None)
 
     def cache_bandwidth(self, level: int) -> float:
-        """Bytes a second that all processors together read from the cache of that level; KeyError where there is none."""
+        """Bytes a second that all processors read together from the cache of that level; KeyError if there is none."""
         cache = self.cache(level)
         if cache is None:
             raise KeyError(f"{self.name} has no level-{level} cache")
@@ -172,5 +172,5 @@ class Machine:
         absent = [name for name in numbers + texts if not getattr(self, name)]
         numeric = {spec.name for spec in fields(self) if spec.type in ("int", "float")}
         numeric |= {"peak_flops", "sustained_flops", "caches"}
-        unsourced = [f"source of {name}" for name in sorted(numeric) if getattr(self, name) and name not in self.sources]
-        return tuple(absent + unsourced)
+        unsourced = [name for name in sorted(numeric) if getattr(self, name) and name not in self.sources]
+        return tuple(absent + [f"source of {name}" for name in unsourced])

@@ -290,7 +290,7 @@ def _collect(expr: Expr, scale: int, terms: dict[Expr, int]) -> int:
 def from_linear(form: Linear) -> Expr:
     """The expression of a linear form, largest coefficient first."""
     result: Expr | None = None
-    for atom, coefficient in sorted(form.terms, key=lambda term: (-abs(term[1]), repr(term[0])) if len(form.terms) > 1 else 0):
+    for atom, coefficient in sorted(form.terms, key=lambda term: -abs(term[1])):
         magnitude = abs(coefficient)
         term = atom if magnitude == 1 else Apply("mul", (atom, Const(magnitude, INDEX)), INDEX)
         if result is None:

@@ -55,7 +55,9 @@ class Storage:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A region made into kernels. `storage` holds what the region adds beyond graph values: workspaces and packed constants."""
+    """A region made into kernels. `storage` holds what the region adds beyond graph values: workspaces and packed constants.
+
+    The calls run in order, `repeat` times over; kernels with a scalar parameter get the number of the repetition (a scan's step)."""
 
     region: Region
     schedule: str
@@ -64,3 +66,21 @@ class Lowered:
     storage: Mapping[str, Storage] = field(default_factory=lambda: MappingProxyType({}))
     predicted_seconds: float = 0.0
     terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole model made into kernels: what `runtime` executes and artifacts store.
+
+    `regions` run in order. `storage` gives every stored value its layout: graph inputs and outputs (row-major, as PyTorch passes them),
+    intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares."""
+
+    graph: Graph
+    target: str
+    regions: tuple[Lowered, ...]
+    storage: Mapping[str, Storage]
+    aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def kernels(self) -> dict[str, Kernel]:
+        return {kernel.name: kernel for region in self.regions for kernel in region.kernels}
