@@ -33,7 +33,7 @@ def machine(target: str | Machine | None = None) -> Machine:
         found = host_gpu()
         if found is None:
             raise TargetNotPresent(
-                "target 'cuda' is the GPU of this machine, and the CUDA driver shows none of compute capability 7.0 or later",
+                "target 'cuda' is the GPU of this machine; the driver shows none of compute capability 7.0 or later",
                 "name a catalogue target such as 'h200' to compile without the GPU, or 'native' for this CPU",
             )
         return found

@@ -167,7 +167,7 @@ class Machine:
     def missing_facts(self) -> tuple[str, ...]:
         """Fields that a complete machine of this kind has and this one lacks, and numbers without a source."""
         numbers = COMMON_NUMBERS + (GPU_NUMBERS if self.is_gpu else CPU_NUMBERS)
-        texts = ("name", "vendor", "architecture", "description")
+        texts: tuple[str, ...] = ("name", "vendor", "architecture", "description")
         texts += ("toolchain_extra",) if self.is_gpu else ("isa", "compiler_flags", "target_triple")
         absent = [name for name in numbers + texts if not getattr(self, name)]
         numeric = {spec.name for spec in fields(self) if spec.type in ("int", "float")}

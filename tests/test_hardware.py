@@ -1,0 +1,175 @@
+"""Machine facts: complete and sourced catalogue, target names, and identification from given identities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilewright.errors import TargetNotPresent, UnknownTarget
+from tilewright.hardware import Machine, catalogue, host_cpu, is_present, machine, target_names
+from tilewright.hardware.device import DeviceAttributes, identify_gpu, read_device
+from tilewright.hardware.host import CpuIdentity, identify_cpu, parse_cpuinfo
+
+EXPECTED_ARCHITECTURES = {
+    "v100": "sm_70", "xavier": "sm_72", "rtx2080": "sm_75", "rtx2080ti": "sm_75", "a100": "sm_80", "rtx4090": "sm_89",
+    "h100": "sm_90a", "h200": "sm_90a", "b200": "sm_100a", "x86-avx2": "x86-64", "x86-avx512": "x86-64",
+    "xeon-8124m": "x86-64", "cortex-a53": "aarch64", "neoverse-n1": "aarch64",
+}  # fmt: skip
+
+ZEN4 = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: 17
+model name\t: AMD EPYC 9354 32-Core Processor
+bogomips\t: 6490.39
+flags\t\t: pni ssse3 sse4_1 sse4_2 popcnt avx f16c fma bmi1 bmi2 movbe abm avx2 avx512f avx512bw avx512cd avx512dq \
+avx512vl avx512_vnni avx512_bf16
+
+processor\t: 1
+model name\t: another
+"""
+HASWELL = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 60
+model name\t: Intel(R) Core(TM) i7-4770 CPU @ 3.40GHz
+flags\t\t: pni ssse3 sse4_1 sse4_2 popcnt avx f16c fma bmi1 bmi2 movbe abm avx2
+"""
+GRAVITON2 = """processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
+CPU implementer\t: 0x41
+CPU part\t: 0xd0c
+"""
+
+H200_DEVICE = DeviceAttributes(
+    name="NVIDIA H200", memory_bytes=150_000_000_000, threads_per_block=1024, warp_size=32, clock_khz=1_980_000,
+    processors=132, memory_clock_khz=0, memory_bus_bits=6144, l2_bytes=62914560, threads_per_processor=2048, major=9,
+    minor=0, shared_bytes_per_processor=233472, registers_per_processor=65536, shared_bytes_per_block=232448,
+    blocks_per_processor=32, shared_reserved_bytes=1024,
+)  # fmt: skip
+
+
+def identity(text: str, architecture: str = "x86_64", cores: int = 4) -> CpuIdentity:
+    return CpuIdentity(architecture, parse_cpuinfo(text), cores, 0.0, ((1, 32768, 64, 8, 1),), 8 << 30)
+
+
+@pytest.mark.parametrize("name", EXPECTED_ARCHITECTURES)
+def test_every_entry_is_complete_and_every_number_has_a_source(name: str) -> None:
+    entry = catalogue()[name]
+    assert entry.architecture == EXPECTED_ARCHITECTURES[name]
+    assert entry.missing_facts() == ()
+
+
+def test_the_check_for_completeness_finds_gaps() -> None:
+    entry = catalogue()["h200"]
+    sources = {field: text for field, text in entry.sources.items() if field != "caches"}
+    broken = replace(entry, warp_size=0, sources=sources)
+    assert set(broken.missing_facts()) == {"warp_size", "source of caches"}
+
+
+def test_the_catalogue_is_the_expected_list() -> None:
+    assert set(catalogue()) == set(EXPECTED_ARCHITECTURES)
+    assert set(target_names()) == {"native", "cuda", *EXPECTED_ARCHITECTURES}
+    volta = {name for name, entry in catalogue().items() if entry.toolchain_extra == "cuda12"}
+    assert volta == {"v100", "xavier"}
+
+
+@pytest.mark.parametrize("entry", catalogue().values(), ids=lambda entry: entry.name)
+def test_numbers_agree_with_each_other(entry: Machine) -> None:
+    cycles = entry.processors * entry.clock_hz
+    if entry.is_gpu:
+        lanes = entry.fp32_lanes_per_processor
+        assert entry.peak_flops["fp32"] == pytest.approx(2 * lanes * cycles, rel=0.01)
+        assert entry.shared_bytes_per_block + entry.shared_reserved_bytes <= entry.shared_bytes_per_processor
+        assert entry.shared_bytes_per_processor <= entry.caches[0].bytes
+        assert entry.threads_per_processor % entry.warp_size == 0
+        for dtype, rate in entry.sustained_flops.items():
+            assert rate < entry.peak_flops[dtype]
+    else:
+        assert entry.peak_flops["fp32"] == pytest.approx(2 * entry.fma_ports * entry.vector_lanes() * cycles)
+    sizes = [cache.bytes / cache.shared_by for cache in entry.caches]
+    bandwidths = [entry.cache_bandwidth(cache.level) for cache in entry.caches]
+    assert bandwidths == sorted(bandwidths, reverse=True) and bandwidths[-1] > entry.memory_bandwidth
+    assert all(size > 0 for size in sizes)
+    latencies = [cache.latency_cycles for cache in entry.caches] + [entry.memory_latency_cycles]
+    assert latencies == sorted(latencies)
+
+
+def test_digest_changes_with_facts_only() -> None:
+    entry = catalogue()["a100"]
+    assert entry.digest == catalogue()["a100"].digest
+    assert replace(entry, description="x", sources={}).digest == entry.digest
+    assert replace(entry, processors=107).digest != entry.digest
+    assert len({other.digest for other in catalogue().values()}) == len(catalogue())
+    assert len({entry, catalogue()["a100"]}) == 1
+
+
+def test_compute_capability_of_architecture() -> None:
+    found = {name: entry.compute_capability for name, entry in catalogue().items()}
+    assert found["b200"] == (10, 0) and found["h200"] == (9, 0) and found["rtx4090"] == (8, 9)
+    assert found["cortex-a53"] == (0, 0)
+
+
+def test_unknown_target_names_the_nearest() -> None:
+    with pytest.raises(UnknownTarget, match="h200"):
+        machine("H-200")
+    with pytest.raises(UnknownTarget, match="known targets: native, cuda"):
+        machine("@@@@")
+
+
+def test_cuda_without_a_gpu_says_so() -> None:
+    if read_device() is not None:
+        pytest.skip("a GPU is present")
+    with pytest.raises(TargetNotPresent, match="h200"):
+        machine("cuda")
+    assert not is_present(machine("h200"))
+
+
+def test_native_is_this_host_and_runs_here() -> None:
+    native = machine(None)
+    assert native == machine("native") == host_cpu() and machine(native) is native
+    assert native.missing_facts() == ()
+    assert is_present(native)
+    foreign = catalogue()["neoverse-n1" if native.architecture == "x86-64" else "x86-avx2"]
+    assert not is_present(foreign)
+    assert not is_present(replace(native, isa=(*native.isa, "an-instruction-set-of-the-future")))
+
+
+def test_identify_zen4_counts_one_512_bit_multiply_add_a_cycle() -> None:
+    found = identify_cpu(identity(ZEN4))
+    assert (found.vendor, found.vector_bits, found.fma_ports) == ("AMD", 512, 1)
+    assert found.clock_hz == pytest.approx(3.245e9, rel=1e-3)
+    assert found.peak_flops["fp32"] == pytest.approx(4 * found.clock_hz * 32)
+    assert "-mavx512bf16" in found.compiler_flags and "-mavx512fp16" not in found.compiler_flags
+    assert found.missing_facts() == ()
+
+
+def test_identify_haswell_takes_the_clock_from_its_name() -> None:
+    found = identify_cpu(identity(HASWELL))
+    assert found.clock_hz == 3.4e9 and found.vector_bits == 256 and found.compiler_flags == ("-march=x86-64-v3",)
+    assert found.cache(1).bytes == 32768 and found.cache(3) is None
+
+
+def test_identify_graviton2_matches_the_catalogue_core() -> None:
+    found = identify_cpu(identity(GRAVITON2, "aarch64", cores=16))
+    assert found.compiler_flags == ("-mcpu=neoverse-n1",) and found.processors == 16
+    assert found.peak_flops["fp32"] == pytest.approx(catalogue()["neoverse-n1"].peak_flops["fp32"] / 4)
+    other = identify_cpu(identity(GRAVITON2.replace("0xd0c", "0xd40"), "aarch64"))
+    assert other.compiler_flags == ("-march=armv8-a+lse+rdma+dotprod+fp16",)
+
+
+def test_identify_gpu_finds_the_catalogue_entry() -> None:
+    assert identify_gpu(H200_DEVICE) == catalogue()["h200"]
+    two = replace(H200_DEVICE, name="NVIDIA GeForce RTX 2080 Ti", major=7, minor=5, processors=68)
+    assert identify_gpu(two) == catalogue()["rtx2080ti"]
+
+
+def test_identify_gpu_builds_a_part_that_is_not_in_the_catalogue() -> None:
+    pcie = replace(H200_DEVICE, name="NVIDIA H100 PCIe", processors=114, clock_khz=1_755_000, l2_bytes=50 << 20)
+    found = identify_gpu(pcie)
+    assert found is not None and found.architecture == "sm_90a" and found.missing_facts() == ()
+    assert found.processors == 114 and found.caches[1].bytes == 50 << 20
+    assert found.peak_flops["fp32"] == pytest.approx(114 * 128 * 2 * 1.755e9)
+    assert identify_gpu(replace(H200_DEVICE, name="Tesla K80", major=3, minor=7)) is None

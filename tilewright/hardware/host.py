@@ -1,0 +1,238 @@
+"""Identifies the CPU of this host from /proc/cpuinfo and sysfs: identity only, nothing is timed.
+
+What identity does not tell (memory bandwidth, latencies) is assumed from the kind of core, and ``sources`` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tilewright.errors import UnsupportedOption
+from tilewright.hardware import cpus
+from tilewright.hardware.machine import Cache, Machine
+
+CPUINFO = "/proc/cpuinfo"
+SYSFS = "sysfs: /sys/devices/system/cpu"
+EXTRA_X86 = {
+    "avx512_vnni": "-mavx512vnni",
+    "avx512_bf16": "-mavx512bf16",
+    "avx512_fp16": "-mavx512fp16",
+    "amx_tile": "-mamx-tile",
+    "amx_bf16": "-mamx-bf16",
+    "amx_int8": "-mamx-int8",
+}
+"""Instruction sets beyond x86-64-v4 that generated code may use, and the flags (gcc 12, clang 14) that admit them."""
+AMX_BF16_FLOPS_PER_CYCLE = 1024
+"""A tile product of 16 x 16 x 32 multiply-adds every 16 cycles (Intel optimization manual, AMX)."""
+EXTRA_AARCH64 = {"atomics": "lse", "asimdrdm": "rdma", "asimddp": "dotprod", "asimdhp": "fp16", "bf16": "bf16"}
+SINGLE_PORT_AVX512_MODELS = frozenset({0x66, 0x7D, 0x7E, 0x8C, 0x8D, 0xA7})
+"""Intel client cores (Cannon, Ice, Tiger and Rocket Lake), which have one 512-bit multiply-add port."""
+
+
+@dataclass(frozen=True)
+class CpuIdentity:
+    """What the operating system says of this host's CPU."""
+
+    architecture: str
+    """As ``platform.machine()`` names it: "x86_64" or "aarch64"."""
+    properties: Mapping[str, str]
+    """The first processor's entries of /proc/cpuinfo."""
+    cores: int
+    """Physical cores that this process may run on."""
+    base_hz: float
+    """Base frequency from sysfs; 0 where it does not tell."""
+    caches: tuple[tuple[int, int, int, int, int], ...]
+    """(level, bytes, line bytes, ways, cores that share it) of the data and unified caches of the first core."""
+    memory_bytes: int
+
+
+def parse_cpuinfo(text: str) -> dict[str, str]:
+    """The entries of the first processor in the text of /proc/cpuinfo."""
+    entries: dict[str, str] = {}
+    for line in text.split("\n\n")[0].splitlines():
+        name, _, value = line.partition(":")
+        entries[name.strip()] = value.strip()
+    return entries
+
+
+def _read(path: Path, default: str = "") -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return default
+
+
+def _parse_cpu_list(text: str) -> set[int]:
+    """{0, 1, 2, 5} of "0-2,5"."""
+    members: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        members.update(range(int(first), int(last or first) + 1))
+    return members
+
+
+def _first_threads(available: Iterable[int], root: Path) -> set[int]:
+    """One logical processor of each physical core among the available ones."""
+    seen: dict[str, int] = {}
+    for index in sorted(available):
+        siblings = _read(root / f"cpu{index}/topology/thread_siblings_list", str(index))
+        seen.setdefault(siblings, index)
+    return set(seen.values())
+
+
+def read_cpu_identity(root: Path = Path("/sys/devices/system/cpu"), cpuinfo: Path = Path(CPUINFO)) -> CpuIdentity:
+    """Ask the operating system; entries that it does not have are empty or zero."""
+    available = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    first = min(available)
+    cores = _first_threads(available, root)
+    caches = []
+    for folder in sorted((root / f"cpu{first}/cache").glob("index*")):
+        if _read(folder / "type") == "Instruction":
+            continue
+        size = re.fullmatch(r"(\d+)([KMG]?)", _read(folder / "size"))
+        if size is None:
+            continue
+        unit = {"": 1, "K": cpus.KB, "M": cpus.MB, "G": cpus.GB}[size[2]]
+        sharing = _parse_cpu_list(_read(folder / "shared_cpu_list", str(first))) & cores
+        line, ways = _read(folder / "coherency_line_size", "64"), _read(folder / "ways_of_associativity", "0")
+        level = int(_read(folder / "level", "0"))
+        caches.append((level, int(size[1]) * unit, int(line), int(ways), max(1, len(sharing))))
+    base = _read(root / f"cpu{first}/cpufreq/base_frequency", "0")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    properties = parse_cpuinfo(_read(cpuinfo))
+    return CpuIdentity(platform.machine(), properties, len(cores), 1e3 * float(base), tuple(sorted(caches)), memory)
+
+
+def _x86_clock(identity: CpuIdentity) -> tuple[float, str]:
+    """Nominal clock and its source: the model's name, sysfs, or the constant rate of the time-stamp counter."""
+    named = re.search(r"@\s*([\d.]+)\s*GHz", identity.properties.get("model name", ""))
+    if named:
+        return float(named[1]) * 1e9, f"{CPUINFO}: model name"
+    if identity.base_hz:
+        return identity.base_hz, f"{SYSFS}: base_frequency"
+    bogomips = float(identity.properties.get("bogomips", "0") or 0)
+    if bogomips:
+        return bogomips / 2 * 1e6, f"{CPUINFO}: bogomips, which is twice the rate of the time-stamp counter"
+    return cpus.X86_AVX2.clock_hz, cpus.GENERIC
+
+
+def _x86_multiply_add_ports(properties: Mapping[str, str], flags: set[str]) -> float:
+    """Full-width vector multiply-adds a cycle of the core kind."""
+    family, model = int(properties.get("cpu family", "6")), int(properties.get("model", "0"))
+    if properties.get("vendor_id") == "AuthenticAMD":
+        if "avx512f" in flags:
+            return 2.0 if family >= 26 else 1.0  # family 25 (Zen 4) takes two cycles for 512 bits
+        return 2.0 if family >= 25 or model >= 0x30 else 1.0  # the first Zen had 128-bit pipes
+    if "avx512f" in flags:
+        # Only server cores have AMX; a virtual machine may show another model number.
+        return 1.0 if model in SINGLE_PORT_AVX512_MODELS and "amx_tile" not in flags else 2.0
+    return 2.0 if "avx2" in flags else 1.0
+
+
+def _caches(identity: CpuIdentity, like: Machine) -> tuple[Cache, ...]:
+    """Sizes as the host says, bandwidths and latencies of the like core; all of it where sysfs is empty."""
+    known = {cache.level: cache for cache in like.caches}
+    last = max(known)
+    found = [
+        replace(known[min(level, last)], level=level, bytes=size, line_bytes=line, ways=ways, shared_by=shared)
+        for level, size, line, ways, shared in identity.caches
+        if level >= 1
+    ]
+    return tuple(found) or like.caches
+
+
+def _x86_machine(identity: CpuIdentity) -> Machine:
+    flags = set(identity.properties.get("flags", "").split())
+    if set(cpus.X86_V4) <= flags:
+        base = cpus.X86_AVX512
+        extras = [flag for flag in EXTRA_X86 if flag in flags]
+        isa = (*cpus.X86_V4, *extras)
+        compiler_flags = (*base.compiler_flags, *(EXTRA_X86[flag] for flag in extras))
+    elif set(cpus.X86_V3) <= flags:
+        base, isa, compiler_flags = cpus.X86_AVX2, cpus.X86_V3, cpus.X86_AVX2.compiler_flags
+    else:
+        base = replace(cpus.X86_AVX2, vector_bits=128)
+        isa, compiler_flags = ("sse2",), ("-march=x86-64",)
+    ports = _x86_multiply_add_ports(identity.properties, flags)
+    clock, clock_source = _x86_clock(identity)
+    peaks = cpus.peak(identity.cores, clock, ports, base.vector_bits, fp16="avx512_fp16" in isa)
+    if "amx_bf16" in isa:
+        peaks["bf16"] = identity.cores * clock * AMX_BF16_FLOPS_PER_CYCLE
+    return replace(
+        base,
+        vendor={"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}.get(identity.properties.get("vendor_id", ""), "x86"),
+        description=identity.properties.get("model name") or "x86-64 processor",
+        clock_hz=clock,
+        peak_flops=peaks,
+        fma_ports=ports,
+        isa=isa,
+        compiler_flags=compiler_flags,
+        sources={**base.sources, "clock_hz": clock_source, "fma_ports": f"{cpus.FOG}; chosen by {CPUINFO}"},
+    )
+
+
+def _aarch64_machine(identity: CpuIdentity) -> Machine:
+    part = identity.properties.get("CPU part", "")
+    features = set(identity.properties.get("Features", "").split())
+    same_core = {"0xd03": cpus.CORTEX_A53, "0xd0c": cpus.NEOVERSE_N1}.get(part)
+    if same_core is not None and set(same_core.isa) <= features:
+        base, compiler_flags, isa = same_core, same_core.compiler_flags, same_core.isa
+    else:
+        base = cpus.NEOVERSE_N1
+        extras = [name for name in EXTRA_AARCH64 if name in features]
+        isa = (*cpus.ARMV8, *extras)
+        compiler_flags = ("+".join(["-march=armv8-a", *(EXTRA_AARCH64[name] for name in extras)]),)
+    clock = identity.base_hz or base.clock_hz
+    return replace(
+        base,
+        vendor="Arm",
+        description=f"aarch64 processor, part {part or 'unknown'}",
+        clock_hz=clock,
+        peak_flops=cpus.peak(identity.cores, clock, base.fma_ports, 128, fp16="asimdhp" in isa),
+        isa=isa,
+        compiler_flags=compiler_flags,
+        sources={**base.sources, "clock_hz": f"{SYSFS}: base_frequency" if identity.base_hz else cpus.GENERIC},
+    )
+
+
+def identify_cpu(identity: CpuIdentity) -> Machine:
+    """The ``Machine`` named "native" for what the operating system says.
+
+    Raises:
+        UnsupportedOption: for an architecture that is neither x86-64 nor aarch64.
+    """
+    if identity.architecture in ("x86_64", "AMD64"):
+        machine = _x86_machine(identity)
+    elif identity.architecture in ("aarch64", "arm64"):
+        machine = _aarch64_machine(identity)
+    else:
+        raise UnsupportedOption(
+            f"no code is generated for {identity.architecture} processors", "compile for a catalogue target instead"
+        )
+    per_core = 12e9
+    bandwidth = min(identity.cores * per_core, machine.memory_bandwidth)
+    return replace(
+        machine,
+        name="native",
+        processors=identity.cores,
+        memory_bandwidth=bandwidth,
+        memory_bytes=identity.memory_bytes,
+        caches=_caches(identity, machine),
+        sources={
+            **machine.sources,
+            "processors": f"{SYSFS}: physical cores in this process's affinity mask",
+            "memory_bandwidth": f"assumption: {per_core / 1e9:.0f} GB/s a core, at most that of {machine.name}",
+            "memory_bytes": "sysconf",
+            "caches": f"{SYSFS}: sizes; bandwidths and latencies as of {machine.name}",
+        },
+    )
+
+
+def host_cpu() -> Machine:
+    """This host's CPU, restricted to the cores that the process may use."""
+    return identify_cpu(read_cpu_identity())
