@@ -252,7 +252,7 @@ B200 = _gpu(
     sources={
         **_sheet(
             "NVIDIA HGX B200 datasheet",
-            f"level 1 and 2 sizes and latencies: {CHEESE_B200}; level 2 bandwidth assumed: 64 bytes a cycle a processor",
+            f"level 1 and 2 sizes and latencies: {CHEESE_B200}; level 2 bandwidth assumed: 64 bytes a cycle each",
             "assumption: somewhat above the h100's",
         ),
         "processors": CHEESE_B200,
