@@ -1,0 +1,314 @@
+"""From logical accesses to flat ones: what every lowering does with a region's steps before it builds loops.
+
+A step loads logical elements (`x[n, c, y, x]`). Here a layout turns them into flat offsets, padding guards vanish where a halo makes them
+needless, axes that are walked contiguously together are merged, and axes that the index arithmetic divides are split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Callable, Iterable, Mapping, Sequence
+
+from ..ir.computation import Step
+from ..ir.expr import (
+    INDEX,
+    TRUE,
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Var,
+    children,
+    coefficient,
+    floordiv,
+    linear,
+    mod,
+    range_of,
+    rebuild,
+    rewrite,
+    substitute,
+    variables,
+    walk,
+)
+from ..ir.kernel import Let
+from ..ir.layout import Layout
+
+
+def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
+    """Logical loads of stored values become loads of one flat offset. Loads of names without a layout (results inside the kernel) stay.
+
+    `select(in bounds, x[i], 0)` becomes `x[i]` where the halo of x holds every i that can occur (the halo is zero)."""
+
+    def visit(node: Expr) -> Expr:
+        if isinstance(node, Apply) and node.operation == "select":
+            guarded, other = node.args[1], node.args[2]
+            if isinstance(guarded, Load) and guarded.buffer in layouts and isinstance(other, Const) and other.value == 0:
+                if covers(layouts[guarded.buffer], guarded.index):
+                    return guarded
+        return node
+
+    bare = rewrite(expr, visit)
+    return rewrite(
+        bare,
+        lambda node: Load(node.buffer, (layouts[node.buffer].offset(node.index),), node.dtype)
+        if isinstance(node, Load) and node.buffer in layouts
+        else node,
+    )
+
+
+def covers(layout: Layout, index: Sequence[Expr]) -> bool:
+    """Whether storage, halo included, exists for every value the index can take, and some halo is there to be read."""
+    if not any(map(any, layout.halo)):
+        return False
+    for position, extent, (before, after) in zip(index, layout.shape, layout.halo, strict=True):
+        low, high = range_of(position)
+        if low < -before or high > extent - 1 + after:
+            return False
+    return True
+
+
+def needed_halo(expr: Expr, buffer: str, shape: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
+    """The halo with which every zero-guarded load of `buffer` needs no guard; None where there is no such load or no bound."""
+    halo = [(0, 0)] * len(shape)
+    found = False
+    for node in walk(expr):
+        if not (isinstance(node, Apply) and node.operation == "select" and isinstance(node.args[1], Load)):
+            continue
+        load, other = node.args[1], node.args[2]
+        if load.buffer != buffer or not (isinstance(other, Const) and other.value == 0):
+            continue
+        for dim, (position, extent) in enumerate(zip(load.index, shape, strict=True)):
+            low, high = range_of(position)
+            if low == -inf or high == inf:
+                return None
+            halo[dim] = (max(halo[dim][0], int(-low), 0), max(halo[dim][1], int(high) - extent + 1, 0))
+            found = True
+    return tuple(halo) if found and any(map(any, halo)) else None
+
+
+def split_divided_axes(step: Step) -> Step:
+    """An axis v that occurs as v // c or v mod c (c divides its extent) becomes two, v = v_outer * c + v_inner, so that every
+    index is linear again: reshapes and channel groups cost no division in the loops."""
+    for _ in range(8):
+        divided = _divided_axis(step)
+        if divided is None:
+            return step
+        axis, divisor = divided
+        assert axis.extent is not None
+        outer = Var(axis.name + "o", axis.extent // divisor)
+        inner = Var(axis.name + "i", divisor)
+        whole = outer * divisor + inner
+        mapping: dict[Var, Expr] = {axis: whole}
+
+        def expand(axes: tuple[Var, ...], axis: Var = axis, outer: Var = outer, inner: Var = inner) -> tuple[Var, ...]:
+            return tuple(part for a in axes for part in ((outer, inner) if a == axis else (a,)))
+
+        step = replace(
+            step,
+            axes=expand(step.axes),
+            reduction=expand(step.reduction),
+            bodies=tuple(substitute(body, mapping) for body in step.bodies),
+            index=tuple(substitute(i, mapping) for i in step.index),
+        )
+    return step
+
+
+def _divided_axis(step: Step) -> tuple[Var, int] | None:
+    own = set(step.axes) | set(step.reduction)
+    if step.scan is not None:
+        own -= {step.scan, *step.reduction}
+    for node in walk(*step.bodies, *step.index):
+        if isinstance(node, Apply) and node.operation in ("floordiv", "mod") and node.dtype == INDEX and isinstance(node.args[1], Const):
+            form = linear(node.args[0])
+            divisor = int(node.args[1].value)
+            for atom, scale in form.terms:
+                if isinstance(atom, Var) and atom in own and atom.extent and divisor % abs(scale) == 0:
+                    part = divisor // abs(scale)
+                    if 1 < part < atom.extent and atom.extent % part == 0:
+                        return atom, part
+    return None
+
+
+def mergeable(outer: Var, inner: Var, offsets: Iterable[Expr]) -> bool:
+    """Whether every offset walks (outer, inner) as one axis: linear in both, outer's stride = inner's stride * inner's extent."""
+    for offset in offsets:
+        c_outer, c_inner = coefficient(offset, outer), coefficient(offset, inner)
+        if c_outer is None or c_inner is None or c_outer != c_inner * (inner.extent or 0):
+            return False
+    return True
+
+
+def merge_axes(
+    axes: Sequence[Var], expressions: Sequence[Expr], may_merge: Callable[[Var, Var], bool] = lambda outer, inner: True
+) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
+    """Merges neighbouring axes (outermost first) that all flat offsets in the expressions walk contiguously, and drops axes of extent 1.
+
+    Expressions hold flat loads (and may be bare offsets, e.g. of the store). An axis used outside an offset, in a guard or as a value, is
+    left alone."""
+    mapping: dict[Var, Expr] = {axis: Const(0, INDEX) for axis in axes if axis.extent == 1}
+    axes = [axis for axis in axes if axis.extent != 1]
+    expressions = [substitute(e, mapping) for e in expressions] if mapping else list(expressions)
+    position = len(axes) - 2
+    while position >= 0:
+        outer, inner = axes[position], axes[position + 1]
+        offsets, loose = _index_uses(expressions)
+        involved = [o for o in offsets if {outer, inner} & variables(o)]
+        if may_merge(outer, inner) and not ({outer, inner} & loose) and mergeable(outer, inner, involved):
+            merged = Var(f"{outer.name}{inner.name}", (outer.extent or 0) * (inner.extent or 0))
+            # linear with matching strides: inner := merged and outer := 0 gives the same offset
+            swap: dict[Var, Expr] = {outer: Const(0, INDEX), inner: merged}
+            expressions = [substitute(e, swap) for e in expressions]
+            axes[position : position + 2] = [merged]
+        position -= 1
+    return tuple(axes), tuple(expressions)
+
+
+def _index_uses(expressions: Sequence[Expr]) -> tuple[list[Expr], set[Var]]:
+    """All flat offsets, and variables that occur elsewhere (as values or in conditions)."""
+    offsets: list[Expr] = []
+    loose: set[Var] = set()
+    for root in expressions:
+        if root.dtype == INDEX:
+            offsets.append(root)
+            continue
+        stack: list[Expr] = [root]
+        seen: set[int] = set()
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if isinstance(node, Load):
+                if any(isinstance(part, Load) for part in walk(*node.index)):
+                    loose |= variables(*node.index)
+                offsets.extend(node.index)
+            elif isinstance(node, Var):
+                loose.add(node)
+            else:
+                stack.extend(children(node))
+    return offsets, loose
+
+
+def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool] = lambda load: False) -> Expr | None:
+    """The expression for `lanes` neighbouring values of `axis` at once, `axis` being the first; None where that needs a gather, an index as
+    a value, or a type that has no vectors here. Loads for which `resident` holds are vectors already."""
+    done: dict[int, Expr] = {}
+    for node in walk(expr):
+        if isinstance(node, Const):
+            done[id(node)] = node
+        elif isinstance(node, Var):
+            if node == axis and node.dtype != INDEX:
+                return None
+            done[id(node)] = node
+        elif node.dtype == INDEX and not isinstance(node, Load):
+            done[id(node)] = node
+        elif isinstance(node, Load):
+            if resident(node):
+                done[id(node)] = replace(node, lanes=lanes)
+            elif len(node.index) != 1 or (step := coefficient(node.index[0], axis)) not in (0, 1) or node.dtype == INDEX:
+                return None
+            elif step == 1:
+                if node.dtype != "f32":
+                    return None
+                done[id(node)] = replace(node, lanes=lanes)
+            else:
+                done[id(node)] = node
+        else:
+            assert isinstance(node, Apply)
+            args = tuple(done[id(arg)] for arg in node.args)
+            if any(arg.dtype == INDEX and axis in variables(arg) for arg in args):
+                return None
+            width = max(arg.lanes for arg in args)
+            if width > 1 and (node.dtype not in ("f32", "bool") or any(a.dtype not in ("f32", "bool") for a in args)):
+                return None
+            if width > 1 and node.operation in ("cast", "pow", "fmod", "atan2"):
+                return None
+            done[id(node)] = Apply(node.operation, args, node.dtype, width)
+    result = done[id(expr)]
+    return result
+
+
+def bind_shared(roots: Sequence[Expr], prefix: str = "v") -> tuple[list[Let], list[Expr]]:
+    """Names what is used more than once and evaluated in any case, so that text and work do not grow with the sharing.
+
+    What lies in one side of a select or after an `and` stays where it is: its loads may be out of bounds elsewhere."""
+    uses: dict[Expr, int] = {}
+    order: list[Expr] = []
+
+    def visit(node: Expr) -> None:
+        count = uses.get(node, 0)
+        uses[node] = count + 1
+        if count:
+            return
+        if isinstance(node, Apply) and node.operation in ("select", "and"):
+            visit(node.args[0])
+        elif isinstance(node, Apply):
+            for arg in node.args:
+                visit(arg)
+        elif isinstance(node, Load):
+            for part in node.index:
+                visit(part)
+        order.append(node)
+
+    for root in roots:
+        visit(root)
+    lets: list[Let] = []
+    names: dict[Expr, Expr] = {}
+
+    def replaced(node: Expr, memo: dict[int, Expr]) -> Expr:
+        for part in walk(node):
+            if id(part) in memo:
+                continue
+            if part in names:
+                memo[id(part)] = names[part]
+            elif kids := children(part):
+                memo[id(part)] = _same_or_rebuilt(part, [memo[id(kid)] for kid in kids])
+            else:
+                memo[id(part)] = part
+        return memo[id(node)]
+
+    for node in order:
+        worthwhile = isinstance(node, Load) or (isinstance(node, Apply) and node.operation not in ("broadcast", "neg"))
+        if uses[node] > 1 and worthwhile and not (node.dtype == INDEX and isinstance(node, Apply) and _cheap_index(node)):
+            value = replaced(node, {})
+            variable = Var(f"{prefix}{len(lets)}", None, node.dtype, node.lanes)
+            lets.append(Let(variable, value))
+            names[node] = variable
+    return lets, [replaced(root, {}) for root in roots]
+
+
+def _same_or_rebuilt(node: Expr, kids: list[Expr]) -> Expr:
+    if all(a is b for a, b in zip(children(node), kids, strict=True)):
+        return node
+    return rebuild(node, kids) if node.lanes == 1 else replace(rebuild(node, kids), lanes=node.lanes)  # type: ignore[arg-type]
+
+
+def _cheap_index(node: Apply) -> bool:
+    return all(isinstance(part, (Const, Var)) or (isinstance(part, Apply) and part.operation in ("add", "sub", "mul")) for part in walk(node))
+
+
+def divide_linear(value: Expr, extents: Sequence[int]) -> list[Expr]:
+    """A flat position as indices of the given extents, outermost first."""
+    result: list[Expr] = []
+    for position in range(len(extents) - 1, -1, -1):
+        if position == 0:
+            result.append(value)
+        else:
+            result.append(mod(value, extents[position]))
+            value = floordiv(value, extents[position])
+    return result[::-1]
+
+
+__all__ = [
+    "TRUE",
+    "bind_shared",
+    "covers",
+    "divide_linear",
+    "flatten",
+    "merge_axes",
+    "mergeable",
+    "needed_halo",
+    "split_divided_axes",
+    "vectorise",
+]

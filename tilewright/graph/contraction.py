@@ -1,0 +1,76 @@
+"""Recognising a sum of products: convolution, matrix product and whatever else has that form, by its axes alone.
+
+out[batch, m, n] = sum over r of A[batch, m, r] * B[batch, n, r]: an axis that only A knows belongs to M (pixels), one that only B knows to N
+(output channels), one that both know to the batch (channel groups). Everything later reads this form, never an operator's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ..ir.computation import Step
+from ..ir.expr import Apply, Expr, Load, Var, loads, variables
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A `sum` step seen as a matrix product. Axes keep the order of the step; reduced axes of extent 1 are left out."""
+
+    step: Step
+    batch: tuple[Var, ...]
+    m: tuple[Var, ...]
+    n: tuple[Var, ...]
+    r: tuple[Var, ...]
+    a: Expr
+    b: Load
+
+    @property
+    def size_m(self) -> int:
+        return prod(axis.extent or 0 for axis in self.m)
+
+    @property
+    def size_n(self) -> int:
+        return prod(axis.extent or 0 for axis in self.n)
+
+    @property
+    def size_r(self) -> int:
+        return prod(axis.extent or 0 for axis in self.r)
+
+    @property
+    def size_batch(self) -> int:
+        return prod(axis.extent or 0 for axis in self.batch)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.size_batch * self.size_m * self.size_n * self.size_r
+
+
+def contraction(step: Step, constants: frozenset[str] | set[str] = frozenset()) -> Contraction | None:
+    """The step as a contraction, or None where it is not one: another combiner or type, a reduced axis that one factor does not know, no axis
+    that only B knows (depthwise convolution, dot products), or a second factor that is computed rather than loaded.
+
+    Where either factor could be B, constants (weights) are preferred: they can be packed when compiling."""
+    if step.combiner != "sum" or step.scan is not None or len(step.bodies) != 1:
+        return None
+    body = step.bodies[0]
+    if body.dtype != "f32" or not (isinstance(body, Apply) and body.operation == "mul"):
+        return None
+    first, second = body.args
+    found = [c for c in (_with_factors(step, first, second), _with_factors(step, second, first)) if c is not None]
+    return max(found, key=lambda c: (c.b.buffer in constants, c.b is second), default=None)
+
+
+def _with_factors(step: Step, a: Expr, b: Expr) -> Contraction | None:
+    if not isinstance(b, Load) or not loads(a) or any(loads(part) for part in b.index):
+        return None
+    in_a, in_b = variables(a), variables(b)
+    r = tuple(axis for axis in step.reduction if axis.extent != 1)
+    if any(axis not in in_a or axis not in in_b for axis in r):
+        return None
+    batch = tuple(axis for axis in step.axes if axis in in_a and axis in in_b)
+    n = tuple(axis for axis in step.axes if axis in in_b and axis not in in_a)
+    m = tuple(axis for axis in step.axes if axis not in in_b)
+    if prod(axis.extent or 0 for axis in n) <= 1:
+        return None
+    return Contraction(step, batch, m, n, r, a, b)
