@@ -1,0 +1,80 @@
+"""Compiles many source files at once: cached ones at no cost, the others on all cores, failures as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from tilewright import settings
+from tilewright.errors import KernelFailed
+from tilewright.hardware import Machine
+from tilewright.toolchain.binary import Binary, SourceFile
+from tilewright.toolchain.cache import KernelCache, kernel_key
+from tilewright.toolchain.compilers import Compiler, compiler_for
+
+
+def default_cache() -> KernelCache:
+    """The user's kernel cache."""
+    return KernelCache(settings.cache_directory() / "kernels")
+
+
+def compile_kernels(
+    sources: Sequence[SourceFile],
+    machine: Machine,
+    cache: KernelCache | None = None,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Binary | KernelFailed]:
+    """Binaries of the sources, in their order.
+
+    Cached kernels start neither compiler nor thread. The others are compiled on ``workers`` threads (default: the cores
+    available): a C compiler is a process of its own, and NVRTC works without the interpreter's lock. Sources with one
+    key are compiled once. ``progress`` is called with the number done and the number of all, from the calling thread.
+
+    Raises:
+        CompilerMissing: before anything is compiled.
+        CacheError: where neither the cache nor the temporary folder can be written.
+    """
+    cache = cache or default_cache()
+    compilers: dict[str, Compiler] = {}
+    for source in sources:
+        if source.language not in compilers:
+            compilers[source.language] = compiler_for(machine, source.language)
+    results: list[Binary | KernelFailed | None] = []
+    pending: dict[str, list[int]] = {}
+    for index, source in enumerate(sources):
+        key = kernel_key(source, compilers[source.language])
+        found = cache.load(key, source) if key not in pending else None
+        results.append(found)
+        if found is None:
+            pending.setdefault(key, []).append(index)
+    done = sum(result is not None for result in results)
+    if progress is not None and done:
+        progress(done, len(sources))
+
+    def build(index: int) -> Binary | KernelFailed:
+        source = sources[index]
+        return cache.get_or_build(source, compilers[source.language], machine)
+
+    def take(indices: list[int], result: Binary | KernelFailed) -> None:
+        nonlocal done
+        for index in indices:
+            same = index == indices[0] or isinstance(result, KernelFailed)
+            results[index] = result if same else build(index)  # a hit, with this source's own entries
+            done += 1
+        if progress is not None:
+            progress(done, len(sources))
+
+    groups = list(pending.values())
+    for language in {sources[indices[0]].language for indices in groups}:
+        compilers[language].require()
+    count = min(len(groups), workers or settings.available_cores())
+    if count <= 1:
+        for indices in groups:
+            take(indices, build(indices[0]))
+    else:
+        with ThreadPoolExecutor(count, thread_name_prefix="tilewright-build") as pool:
+            futures = {pool.submit(build, indices[0]): indices for indices in groups}
+            for future in as_completed(futures):
+                take(futures[future], future.result())
+    return [result for result in results if result is not None]

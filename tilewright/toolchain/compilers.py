@@ -1,0 +1,222 @@
+"""The two compilers: the system's C compiler for CPUs, and NVRTC in this process for GPUs.
+
+Each has an ``identity`` and a ``command`` (without paths of this one build), which together with the source text decide
+the binary, and ``compile``, which writes it. Both may be used from many threads; NVRTC works outside the interpreter's
+lock, so threads are enough for it to use all cores.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from tilewright import settings
+from tilewright.errors import CompilerMissing, UnsupportedOption
+from tilewright.hardware import Machine
+from tilewright.toolchain.binary import SourceFile
+
+C_FLAGS = (
+    "-O3", "-std=gnu11", "-fPIC", "-shared", "-fopenmp",
+    "-fno-math-errno",  # lets square roots and exponentials be vectorised
+    "-fno-trapping-math",  # lets branches become masked operations; values are not changed
+    "-ffp-contract=fast",  # a * b + c becomes one fused operation
+)  # fmt: skip
+CUDA_FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
+LIBRARIES = ("-lm",)
+INSTALL = {
+    "x86_64-linux-gnu": "install one, as with 'apt install gcc' or 'dnf install gcc'",
+    "aarch64-linux-gnu": "install the cross compiler, as with 'apt install gcc-aarch64-linux-gnu'",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of a compiler left: its words, and whether the binary is there."""
+
+    succeeded: bool
+    log: str
+
+
+@lru_cache(maxsize=64)
+def _version_line(path: str, modified_ns: int) -> str:
+    """First line of ``--version``; asked once in a process for each file and time of change."""
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=60)
+    return (done.stdout or done.stderr).partition("\n")[0].strip()
+
+
+@dataclass(frozen=True)
+class CCompiler:
+    """gcc or clang for one machine."""
+
+    path: str
+    """The executable; symbolic links are kept, since some compilers go by the name they are called with."""
+    machine_flags: tuple[str, ...]
+
+    binary_name = "kernel.so"
+    source_name = "kernel.c"
+    kind = "so"
+
+    @classmethod
+    def find(cls, machine: Machine) -> CCompiler:
+        """The user's choice, else a compiler named after the target's triple, else this host's gcc or clang.
+
+        Raises:
+            CompilerMissing: names what was looked for.
+        """
+        native = machine.target_triple.split("-")[0] == os.uname().machine
+        chosen = settings.c_compiler()
+        # A compiler chosen by the user serves the host; for another architecture only where it is made for that.
+        if chosen and (native or machine.target_triple.split("-")[0] in Path(chosen).name):
+            names: tuple[str, ...] = (chosen,)
+        elif native:
+            names = ("gcc", "clang", "cc")
+        else:
+            names = (f"{machine.target_triple}-gcc",)
+        found = next(filter(None, map(shutil.which, names)), None)
+        if found is None:
+            raise CompilerMissing(
+                f"no C compiler for {machine.name} ({machine.target_triple}): looked for {', '.join(names)}",
+                INSTALL.get(machine.target_triple, "install one") + ", or set TILEWRIGHT_CC to its path",
+            )
+        return cls(os.path.abspath(found), machine.compiler_flags)
+
+    def require(self) -> None:
+        """Nothing more to do: ``find`` has seen the compiler."""
+
+    @property
+    def identity(self) -> str:
+        """The resolved path and what it calls itself."""
+        return f"{os.path.realpath(self.path)}: {_version_line(self.path, os.stat(self.path).st_mtime_ns)}"
+
+    def command(self, source: SourceFile) -> tuple[str, ...]:
+        flags = (*C_FLAGS, *self.machine_flags, *source.extra_flags)
+        return (self.path, *flags, "-o", self.binary_name, self.source_name, *LIBRARIES)
+
+    def compile(self, source: SourceFile, folder: Path) -> Outcome:
+        """Compile ``folder / source_name`` to ``folder / binary_name``."""
+        done = subprocess.run(
+            self.command(source), cwd=folder, capture_output=True, text=True, errors="replace", check=False
+        )
+        return Outcome(done.returncode == 0 and (folder / self.binary_name).exists(), done.stdout + done.stderr)
+
+
+@lru_cache(maxsize=1)
+def _nvrtc_identity() -> str:
+    """Release of the installed NVRTC: its package's where there is one, so that a warm cache loads no library."""
+    for package in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
+        try:
+            return f"nvrtc {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    _nvrtc_architectures()  # a clear error where the library is not there
+    status, major, minor = _load_nvrtc("cuda13").nvrtcVersion()
+    return f"nvrtc {major}.{minor}"
+
+
+@lru_cache(maxsize=1)
+def _nvrtc_architectures() -> frozenset[int]:
+    """Architectures that the installed NVRTC knows, as 90.
+
+    Raises:
+        CompilerMissing: where the bindings are installed and the library is not.
+    """
+    try:
+        status, architectures = _load_nvrtc("cuda13").nvrtcGetSupportedArchs()
+    except RuntimeError as error:
+        raise CompilerMissing(f"the NVRTC library cannot be loaded: {error}", _install_extra("cuda13")) from error
+    return frozenset(architectures)
+
+
+def _install_extra(extra: str) -> str:
+    return f"pip install 'tilewright[{extra}]'"
+
+
+def _load_nvrtc(extra: str):  # noqa: ANN202 - a module
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise CompilerMissing(
+            "NVRTC compiles kernels for NVIDIA GPUs, and cuda.bindings.nvrtc cannot be imported", _install_extra(extra)
+        ) from error
+    return nvrtc
+
+
+@dataclass(frozen=True)
+class NvrtcCompiler:
+    """NVRTC for one exact architecture; it always makes a cubin, so that inline assembly is checked at once."""
+
+    architecture: str
+    """As "sm_90a"."""
+    extra: str
+    """The extra that brings an NVRTC with this architecture."""
+
+    binary_name = "kernel.cubin"
+    source_name = "kernel.cu"
+    kind = "cubin"
+
+    @classmethod
+    def find(cls, machine: Machine) -> NvrtcCompiler:
+        """NVRTC for the machine; the library is not loaded before it is needed."""
+        return cls(machine.architecture, machine.toolchain_extra)
+
+    def require(self) -> None:
+        """Load NVRTC and see whether it knows the architecture.
+
+        Raises:
+            CompilerMissing: where it is not installed, or is of a CUDA release without the architecture.
+        """
+        _load_nvrtc(self.extra)
+        if int(self.architecture.removeprefix("sm_").rstrip("af")) not in _nvrtc_architectures():
+            raise CompilerMissing(
+                f"the installed NVRTC ({_nvrtc_identity()}) does not know {self.architecture}",
+                f"the extra {self.extra!r} has the compiler for it: {_install_extra(self.extra)}",
+            )
+
+    @property
+    def identity(self) -> str:
+        return _nvrtc_identity()
+
+    def command(self, source: SourceFile) -> tuple[str, ...]:
+        return ("nvrtc", f"--gpu-architecture={self.architecture}", *CUDA_FLAGS, *source.extra_flags, self.source_name)
+
+    def compile(self, source: SourceFile, folder: Path) -> Outcome:
+        """Compile the source's text to ``folder / binary_name``."""
+        self.require()
+        nvrtc = _load_nvrtc(self.extra)
+        options = [flag.encode() for flag in self.command(source)[1:-1]]
+        status, program = nvrtc.nvrtcCreateProgram(source.text.encode(), self.source_name.encode(), 0, [], [])
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            return Outcome(False, f"nvrtcCreateProgram: {status.name}")
+        try:
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+            log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+            nvrtc.nvrtcGetProgramLog(program, log)
+            text = log.rstrip(b"\0 \n").decode(errors="replace")
+            if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+                return Outcome(False, f"{text}\n{status.name}")
+            cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])
+            nvrtc.nvrtcGetCUBIN(program, cubin)
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
+        (folder / self.binary_name).write_bytes(cubin)
+        return Outcome(True, text)
+
+
+Compiler = CCompiler | NvrtcCompiler
+
+
+def compiler_for(machine: Machine, language: str) -> Compiler:
+    """The compiler of a machine.
+
+    Raises:
+        UnsupportedOption: where the language is not the one of the machine's kind.
+        CompilerMissing: where there is none.
+    """
+    if (machine.kind, language) not in (("cpu", "c"), ("gpu", "cuda")):
+        raise UnsupportedOption(f"{language} sources are not for {machine.name}, a {machine.kind}")
+    return NvrtcCompiler.find(machine) if machine.is_gpu else CCompiler.find(machine)
