@@ -83,9 +83,7 @@ def forbid_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NvrtcCompiler, "compile", fail)
 
 
-def test_c_kernel_runs_and_is_cached(
-    native: Machine, kernels: KernelCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c_kernel_runs_and_is_cached(native: Machine, kernels: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(c_source(), native, kernels)
     assert scaled(first) == [3, 6, 9, 12, 15]
     assert isinstance(first, Binary) and first.kind == "so" and first.resources == {}

@@ -15,9 +15,9 @@ GUIDE = "CUDA C++ Programming Guide, table of technical specifications per compu
 ARITHMETIC = "CUDA C++ Programming Guide, table of arithmetic throughput per compute capability"
 MEASURED = "measured, bench: NVIDIA H200, CUDA-graph replays, 2026-11-21"
 LIKE_H200 = "assumption: as measured on the h200"
-JIA_VOLTA = "Z. Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking (2018)"
-JIA_TURING = "Z. Jia et al., Dissecting the NVidia Turing T4 GPU via Microbenchmarking (2019)"
-LUO = "W. Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024)"
+JIA_VOLTA = "about, after Z. Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking (2018)"
+JIA_TURING = "about, after Z. Jia et al., Dissecting the NVidia Turing T4 GPU via Microbenchmarking (2019)"
+LUO = "about, after W. Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024)"
 CHEESE_B200 = "Chips and Cheese, Nvidia's B200 (2025)"
 
 LAUNCH_SECONDS = 1.1e-6
