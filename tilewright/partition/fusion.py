@@ -1,0 +1,335 @@
+"""Regions: which operators share a kernel.
+
+Three rules, applied once in the order of the graph:
+
+* a *view* (pure index map) is never stored: whoever reads it reads through it;
+* a *map* joins the region that produces one of its inputs, as its epilogue, where it reads that input element for element and nobody else does;
+* a map's result that has one reader is computed inside the reader, where that repeats no more arithmetic than it saves traffic.
+
+Everything else is stored. Each region carries the reasons for its extent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
+from typing import Callable, Mapping
+
+from ..codegen.access import split_divided_axes
+from ..graph.contraction import contraction
+from ..ir.computation import Computation, Step
+from ..ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, substitute, variables, walk
+from ..ir.graph import Graph, Node, Value
+from ..ir.region import Region
+from ..ir.scalar import OPERATIONS
+from .inline import inline, inline_step, slice_for
+
+# Beyond this many points a single reduction is worth the cooperation of several threads or lanes.
+WINDOW_POINTS = 64
+# A map is recomputed inside its reader up to this many arithmetic operations for each element that need not be stored and read back.
+RECOMPUTED_FLOPS = 8
+
+
+@dataclass
+class _Group:
+    """A region while it grows. `output` is what it will store."""
+
+    kind: str
+    nodes: list[Node]
+    steps: tuple[Step, ...]
+    output: str
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Regions in execution order; `values` extends the graph's with what regions store between them."""
+
+    regions: tuple[Region, ...]
+    values: Mapping[str, Value]
+
+
+def partition(graph: Graph, computation: Callable[[Node], Computation | None], is_view: Callable[[Node], bool]) -> Partition:
+    """Groups the graph's nodes. `computation` gives a node's steps (None for nodes that run through PyTorch, or loops)."""
+    return _Partitioner(graph, computation, is_view).run()
+
+
+class _Partitioner:
+    def __init__(self, graph: Graph, computation: Callable[[Node], Computation | None], is_view: Callable[[Node], bool]) -> None:
+        self.graph = graph
+        self.constants = frozenset(graph.constants)
+        self.values = dict(graph.values)
+        self.computations = {node.name: computation(node) for node in graph.nodes}
+        self.nodes = {node.name: node for node in graph.nodes}
+        self.producer = graph.producers()
+        self.pinned = set(graph.outputs) | {
+            name for node in graph.nodes if self.computations[node.name] is None for name in node.inputs
+        }
+        self.views: dict[str, Step] = {}
+        self.view_nodes: dict[str, Node] = {}
+        for node in graph.nodes:
+            found = self.computations[node.name]
+            if found is not None and (is_view(node) or not node.inputs) and len(node.outputs) == 1 and node.outputs[0] not in self.pinned:
+                step = slice_for(found, node.outputs[0])
+                if len(step) == 1 and step[0].kind == "map" and step[0].identity_index:
+                    self.views[node.outputs[0]] = step[0]
+                    self.view_nodes[node.outputs[0]] = node
+        self.readers = self._count_readers()
+        self.groups: dict[str, _Group] = {}  # by the value they store, in execution order
+
+    def _count_readers(self) -> dict[str, set[str]]:
+        """Names of the non-view nodes that read each value, looking through views."""
+        readers: dict[str, set[str]] = {name: set() for name in self.values}
+
+        def mark(name: str, reader: str) -> None:
+            if reader in readers[name]:
+                return
+            readers[name].add(reader)
+            if name in self.views:
+                for source in self.view_nodes[name].inputs:
+                    mark(source, reader)
+
+        for node in self.graph.nodes:
+            if not any(output in self.views for output in node.outputs):
+                for name in node.inputs:
+                    mark(name, node.name)
+        return readers
+
+    def run(self) -> Partition:
+        for node in self.graph.nodes:
+            found = self.computations[node.name]
+            if found is None:
+                kind = "scan" if node.operator == "scan" else "torch"
+                for output in node.outputs[:1]:
+                    self.groups[output] = _Group(kind, [node], (), output, [str(node.attributes.get("reason", ""))] if kind == "torch" else [])
+                continue
+            for output in node.outputs:
+                if output in self.views or not (self.readers[output] or output in self.pinned):
+                    continue
+                self._place(node, output, slice_for(found, output))
+        regions: list[Region] = []
+        for group in self.groups.values():
+            regions.extend(self._finish(group))
+        return Partition(tuple(regions), MappingProxyType(self.values))
+
+    def _place(self, node: Node, output: str, steps: tuple[Step, ...]) -> None:
+        steps = tuple(inline_step(step, self.views) for step in steps)
+        group = _Group("", [node], steps, output)
+        for source in node.inputs:
+            self._add_view_nodes(group, source)
+        if len(steps) == 1 and steps[0].kind == "map":
+            self._join_producer(group, node)
+        else:
+            self._absorb_maps(group, node)
+            group.kind = self._kind(group)
+        self.groups[output] = group
+
+    def _add_view_nodes(self, group: _Group, name: str) -> None:
+        if name in self.views and self.view_nodes[name] not in group.nodes:
+            group.nodes.insert(0, self.view_nodes[name])
+            for source in self.view_nodes[name].inputs:
+                self._add_view_nodes(group, source)
+
+    # -- a map looks for its producer ------------------------------------------------------------------------------
+
+    def _join_producer(self, group: _Group, node: Node) -> None:
+        group.kind = "map"
+        self._absorb_maps(group, node)
+        step = group.steps[0]
+        hosts: list[_Group] = []
+        for name in dict.fromkeys(load.buffer for load in loads(step.bodies[0])):
+            host = self.groups.get(name)
+            if host is None or host.kind not in ("contraction", "window", "rows"):
+                continue
+            refusal = self._refuse_epilogue(name, node, step, host)
+            if refusal:
+                group.reasons.append(f"not joined to {host.nodes[0].name}: {refusal}")
+            else:
+                hosts.append(host)
+        if not hosts:
+            return
+        host = max(hosts, key=lambda h: (h.kind == "contraction", sum(s.flops() for s in h.steps)))
+        for other in hosts:
+            if other is not host:
+                group.reasons.append(f"{other.output} is stored: a kernel has one anchor")
+        del self.groups[host.output]
+        group.kind = host.kind
+        group.steps = self._with_epilogue(host, step)
+        group.reasons = host.reasons + group.reasons + [f"{node.operator} {node.name} joins as epilogue: reads {host.output} element for element"]
+        group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
+
+    def _refuse_epilogue(self, name: str, node: Node, step: Step, host: _Group) -> str:
+        if name in self.pinned:
+            return f"{name} is also a result or read by PyTorch"
+        others = self.readers[name] - {node.name}
+        if others:
+            return f"{name} is also read by {', '.join(sorted(others))}"
+        if self.values[name].shape != step.shape or any(
+            load.index != step.axes for load in loads(step.bodies[0]) if load.buffer == name
+        ):
+            return f"does not read {name} element for element"
+        return ""
+
+    def _with_epilogue(self, host: _Group, step: Step) -> tuple[Step, ...]:
+        """The host's steps with the map applied where the host's result was stored."""
+        last = host.steps[-1]
+        # In the kernel an inner result is addressed by the axes of its step; the map's axes are where that step stores.
+        body = substitute(step.bodies[0], dict(zip(step.axes, last.index, strict=True)))
+        here = Load(last.name, tuple(last.index), last.dtypes[0])
+        if last.kind == "map":
+            body = _replace_load(body, here, last.bodies[0])
+            return (*host.steps[:-1], replace(last, name=step.name, bodies=(body,), shape=step.shape))
+        body = _replace_load(body, here, Load(last.name, tuple(last.axes), last.dtypes[0]))
+        final = Step(step.name, step.shape, last.axes, (body,), index=last.index)
+        return (*host.steps, final)
+
+    # -- a reader looks at the maps it reads -----------------------------------------------------------------------
+
+    def _absorb_maps(self, group: _Group, node: Node) -> None:
+        changed = True
+        while changed:
+            changed = False
+            for name in dict.fromkeys(load.buffer for step in group.steps for load in loads(*step.bodies)):
+                producer = self.groups.get(name)
+                if producer is None or producer.kind != "map" or producer.steps[0].index != producer.steps[0].axes:
+                    continue
+                refusal = self._refuse_absorbing(name, node, group, producer)
+                if refusal:
+                    note = f"{name} is stored: {refusal}"
+                    if note not in group.reasons:
+                        group.reasons.append(note)
+                    continue
+                del self.groups[name]
+                group.steps = tuple(inline_step(step, {name: producer.steps[0]}) for step in group.steps)
+                group.nodes = producer.nodes + [n for n in group.nodes if n not in producer.nodes]
+                group.reasons += [r for r in producer.reasons if r not in group.reasons]
+                group.reasons.append(f"{producer.nodes[-1].name} is computed where {node.name} reads it")
+                changed = True
+
+    def _refuse_absorbing(self, name: str, node: Node, group: _Group, producer: _Group) -> str:
+        if name in self.pinned:
+            return "it is also a result or read by PyTorch"
+        others = self.readers[name] - {node.name}
+        if others:
+            return f"also read by {', '.join(sorted(others))}"
+        body = producer.steps[0].bodies[0]
+        if _index_only(body):
+            return ""
+        arithmetic = sum(OPERATIONS[n.operation].flops for n in walk(body) if isinstance(n, Apply) and n.dtype != INDEX)
+        reads = 0
+        for step in group.steps:
+            sites = sum(load.buffer == name for load in loads(*step.bodies))
+            if sites and step.combiner == "sum" and contraction(step, self.constants) is not None:
+                return "a contraction would recompute it for every tile"
+            reads += sites * prod(axis.extent or 0 for axis in (*step.axes, *step.reduction))
+        again = reads / max(self.values[name].elements, 1) - 1
+        if again * arithmetic > RECOMPUTED_FLOPS * 4:
+            return f"its {arithmetic} operations an element would be repeated {again + 1:.1f} times"
+        return ""
+
+    # -- kinds ---------------------------------------------------------------------------------------------------
+
+    def _kind(self, group: _Group) -> str:
+        reduces = [step for step in group.steps if step.kind != "map"]
+        if any(step.kind == "scan" for step in reduces):
+            return "prefix" if len(reduces) == 1 else "unfused"
+        if len(reduces) == 1 and contraction(reduces[0], self.constants) is not None and _reads_at_own_axes(group.steps):
+            return "contraction"
+        if len(reduces) == 1 and _reads_at_own_axes(group.steps):
+            points = prod(axis.extent or 0 for axis in reduces[0].reduction)
+            return "rows" if points > WINDOW_POINTS else "window"
+        steps = tuple(split_divided_axes(step) for step in group.steps)
+        if rows_of(steps) is not None:
+            group.steps = steps
+            return "rows"
+        return "unfused"
+
+    def _finish(self, group: _Group) -> list[Region]:
+        if group.kind in ("torch", "scan"):
+            node = group.nodes[0]
+            return [Region(node.name, group.kind, (node,), (), node.inputs, node.outputs, tuple(r for r in group.reasons if r))]
+        if group.kind != "unfused":
+            return [self._region(group, group.steps, group.output, group.kind)]
+        # The steps do not share rows: each becomes a region of its own, with its result stored.
+        group.reasons.append("its reductions do not share rows: one kernel each")
+        regions: list[Region] = []
+        for step in group.steps:
+            for name, body in zip(step.names, step.bodies, strict=True):
+                if name not in self.values:
+                    self.values[name] = Value(name, step.shape, body.dtype)
+            single = _Group("", group.nodes, (step,), step.name, group.reasons)
+            kind = "map" if step.kind == "map" else self._kind(single)
+            regions.append(self._region(single, (step,), step.name, kind))
+        return regions
+
+    def _region(self, group: _Group, steps: tuple[Step, ...], output: str, kind: str) -> Region:
+        inner = {name for step in steps[:-1] for name in step.names}
+        inputs = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
+        return Region(output, kind, tuple(group.nodes), steps, inputs, (output,), tuple(dict.fromkeys(group.reasons)))
+
+
+def _replace_load(body: Expr, load: Load, replacement: Expr) -> Expr:
+    from ..ir.expr import rewrite
+
+    return rewrite(body, lambda node: replacement if node == load else node)
+
+
+def _index_only(body: Expr) -> bool:
+    """A load, or a zero-guarded one: costs a reader nothing but address arithmetic."""
+    if isinstance(body, Load):
+        return True
+    return (
+        isinstance(body, Apply) and body.operation == "select" and isinstance(body.args[1], Load) and isinstance(body.args[2], Const)
+        and not loads(body.args[0])
+    )
+
+
+def _reads_at_own_axes(steps: tuple[Step, ...]) -> bool:
+    """Whether the final map, if any, reads the one reduction at the reduction's own axes and has no others."""
+    if len(steps) == 1:
+        return True
+    if len(steps) != 2:
+        return False
+    reduce, final = steps
+    names = set(reduce.names)
+    extents = [axis.extent for axis in reduce.axes]
+    if [axis.extent for axis in final.axes] != extents:
+        return False
+    return all(load.index == final.axes for load in loads(*final.bodies) if load.buffer in names)
+
+
+def rows_of(steps: tuple[Step, ...]) -> tuple[Var, ...] | None:
+    """The axes of the last step that say which row an element belongs to, in the order of the reductions' axes (None stands for no such
+    structure): every reduction has the same row space and every later step reads reductions at plain row variables."""
+    reduces = [step for step in steps if step.kind == "reduce"]
+    if not reduces:
+        return None
+    space = [axis.extent for axis in reduces[0].axes]
+    if any([axis.extent for axis in step.axes] != space for step in reduces):
+        return None
+    inner = {name for step in reduces for name in step.names}
+    rows: tuple[Expr, ...] | None = None
+    for step in steps:
+        for load in loads(*step.bodies):
+            if load.buffer not in inner:
+                continue
+            wanted = tuple(step.axes) if step.kind == "reduce" else rows
+            if wanted is None:
+                rows = wanted = load.index
+            for position, expected, extent in zip(load.index, wanted, space, strict=True):
+                if extent != 1 and position != expected:
+                    return None
+    last = steps[-1]
+    if last.kind == "reduce":
+        return tuple(last.axes)
+    if rows is None:
+        return None
+    plain = [position for position, extent in zip(rows, space, strict=True) if extent != 1]
+    if any(not isinstance(p, Var) for p in plain) or len(set(plain)) != len(plain):
+        return None
+    placeholder = [position if isinstance(position, Var) else Var(f"unit{i}", 1) for i, position in enumerate(rows)]
+    return tuple(placeholder)
+
+
+__all__ = ["Partition", "inline", "partition", "rows_of", "variables"]

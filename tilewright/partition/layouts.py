@@ -1,0 +1,130 @@
+"""How stored values are laid out: channels innermost for convolutions, zeroed halos where they save padding checks, copies where needed.
+
+Rules, in execution order: what enters and leaves the model is row-major, as PyTorch passes it; a contraction stores its N axis (output channels)
+innermost; everything else follows the largest input of its rank. A value whose every zero-padded reader is a contraction gets a halo as wide
+as they need; a graph input or other value that cannot have one is copied once into a padded buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Mapping
+
+from ..codegen.access import needed_halo
+from ..graph.contraction import contraction
+from ..ir.computation import Step
+from ..ir.expr import Load, Var, loads, rewrite, variables
+from ..ir.graph import Graph, Value
+from ..ir.layout import Layout, channels_last, permuted, row_major
+from ..ir.region import Region
+from .fusion import Partition
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A partition with a layout for every stored value."""
+
+    regions: tuple[Region, ...]
+    values: Mapping[str, Value]
+    layouts: Mapping[str, Layout]
+
+
+def assign_layouts(graph: Graph, partition: Partition) -> LaidOut:
+    """Gives every stored value its layout and inserts the copies that padded readers need."""
+    values = dict(partition.values)
+    fixed = set(graph.inputs) | set(graph.outputs) | set(graph.constants)
+    for region in partition.regions:
+        if region.kind in ("torch", "scan"):
+            fixed |= set(region.inputs) | set(region.outputs)
+    regions, values = _pad_by_copy(graph, partition.regions, values, fixed)
+    layouts: dict[str, Layout] = {name: row_major(values[name].shape) for name in (*graph.inputs, *graph.constants)}
+    for region in regions:
+        for output in region.outputs:
+            layouts[output] = row_major(values[output].shape) if output in fixed else _preferred(region, values[output], layouts, graph)
+    for name, halo in _halos(graph, regions, values).items():
+        if name not in fixed:
+            layouts[name] = layouts[name].with_halo(halo)
+    return LaidOut(tuple(regions), MappingProxyType(values), MappingProxyType(layouts))
+
+
+def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], graph: Graph) -> Layout:
+    if region.reasons and region.reasons[0].startswith(PADDED_COPY):
+        return channels_last(value.shape)
+    if region.kind == "contraction":
+        found = contraction(region.steps[0], frozenset(graph.constants))
+        assert found is not None
+        innermost = [dim for dim, position in enumerate(region.steps[-1].index) if found.n[-1] in variables(position)]
+        rest = [dim for dim in range(len(value.shape)) if dim not in innermost]
+        return permuted(value.shape, (*rest, *innermost))
+    sources = [
+        layouts[name]
+        for name in region.inputs
+        if name in layouts and name not in graph.constants and len(layouts[name].shape) == len(value.shape) and len(value.shape) > 2
+    ]
+    if not sources:
+        return row_major(value.shape)
+    largest = max(sources, key=lambda layout: layout.size)
+    return Layout(value.shape, largest.order)
+
+
+def _padded_reads(graph: Graph, region: Region, values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...] | None]:
+    if region.kind != "contraction":
+        return {}
+    found = contraction(region.steps[0], frozenset(graph.constants))
+    assert found is not None
+    result = {}
+    for name in {load.buffer for load in loads(found.a)}:
+        halo = needed_halo(found.a, name, values[name].shape)
+        if halo is not None:
+            result[name] = halo
+    return result
+
+
+def _halos(graph: Graph, regions: list[Region], values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...]]:
+    result: dict[str, tuple[tuple[int, int], ...]] = {}
+    for region in regions:
+        for name, halo in _padded_reads(graph, region, values).items():
+            if halo is None:
+                continue
+            known = result.get(name, ((0, 0),) * len(halo))
+            result[name] = tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(known, halo, strict=True))
+    return result
+
+
+PADDED_COPY = "padding: "
+
+
+def _pad_by_copy(
+    graph: Graph, regions: tuple[Region, ...], values: dict[str, Value], fixed: set[str]
+) -> tuple[list[Region], dict[str, Value]]:
+    """Readers with padding of a value that cannot have a halo read a copy that can."""
+    copies: dict[str, str] = {}
+    result: list[Region] = []
+    for region in regions:
+        for name, halo in _padded_reads(graph, region, values).items():
+            if halo is None or name not in fixed:
+                continue
+            if name not in copies:
+                copies[name] = f"{name}.padded"
+                original = values[name]
+                values[copies[name]] = Value(copies[name], original.shape, original.dtype)
+                axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(original.shape))
+                step = Step(copies[name], original.shape, axes, (Load(name, axes, original.dtype),))
+                why = f"{PADDED_COPY}{name} is copied once, channels last and with a zeroed border, so that no tile checks bounds"
+                result.append(Region(copies[name], "map", (), (step,), (name,), (copies[name],), (why,)))
+            region = _reading(region, name, copies[name])
+        result.append(region)
+    return result, values
+
+
+def _reading(region: Region, name: str, copy: str) -> Region:
+    """The region with its anchor reading `copy` instead of `name`."""
+    first = region.steps[0]
+    bodies = tuple(
+        rewrite(b, lambda n: replace(n, buffer=copy) if isinstance(n, Load) and n.buffer == name else n) for b in first.bodies
+    )
+    steps = (replace(first, bodies=bodies), *region.steps[1:])
+    still = any(load.buffer == name for step in steps for load in loads(*step.bodies))
+    inputs = tuple(dict.fromkeys([*(i for i in region.inputs if i != name or still), copy]))
+    return replace(region, steps=steps, inputs=inputs)
