@@ -1,0 +1,382 @@
+"""Kernel IR as C: what gcc and clang compile for CPUs.
+
+Every kernel is ``void NAME(void *const *arguments, const int64_t *scalars)``. `arguments[i]` is the i-th parameter, aligned to its element
+and overlapping no other; `scalars[i]` the i-th scalar parameter. Vectors are GCC vector extensions (`f32x16`), loaded and stored unaligned
+through the `_u` types. Booleans are stored as bytes 0 and 1; a vector of booleans is a vector of integers, 0 or -1, as wide as what was compared.
+
+What the language leaves open: integer arithmetic wraps (compile with ``-fwrapv``); integer division by zero and floating-point numbers
+that do not fit the integer they are cast to are undefined (x86 gives what PyTorch gives). Both sides of a `select` whose condition is a
+vector are evaluated, guarded loads included; a scalar condition guards.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, Mapping, Sequence
+
+from tilewright.ir.dtypes import is_float, size_of
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, floordiv, mod
+from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Statement, Store
+
+from .helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, ordered, typed_helper
+from .printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, RELATION, SUM, UNARY, Code, Printer
+
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
+"""Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""
+
+_REDUCTIONS = {"sum": "+", "prod": "*", "any": "||", "all": "&&"}
+
+
+class _Helpers(Mapping[str, Helper]):
+    """Every helper C code may call, by name; made when asked for."""
+
+    def __getitem__(self, name: str) -> Helper:
+        if name in SINGLE_PRECISION:
+            return SINGLE_PRECISION[name]
+        found = typed_helper(name, C_TYPES, "static inline", {"f32": "f"})
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SINGLE_PRECISION)
+
+    def __len__(self) -> int:
+        return len(SINGLE_PRECISION)
+
+
+def c_function(operation: str, dtype: str) -> str:
+    """The C function of an operation on scalars of this type: our own (`tw_...`) or the C library's."""
+    name = f"tw_{operation}_{dtype}"
+    if name in SINGLE_PRECISION:
+        return name
+    if operation in LIBRARY and is_float(dtype):
+        return LIBRARY[operation] + ("f" if dtype == "f32" else "")
+    return name
+
+
+class CPrinter(Printer):
+    """Prints kernels one after another; `source()` is the file."""
+
+    qualifier = "static inline"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors: dict[tuple[str, int], None] = {}
+        self.wrappers: dict[str, str] = {}
+        self.reductions: dict[str, str] = {}
+        self.collapsed = 0
+
+    # --- types ---
+
+    @property
+    def index_type(self) -> str:
+        return "int64_t"
+
+    def type_name(self, dtype: str, lanes: int = 1, mask: int = 0) -> str:
+        if lanes == 1:
+            return "int" if dtype == "bool" else C_TYPES[dtype]
+        element = f"i{8 * (mask or 1)}" if dtype == "bool" else dtype
+        self.vectors[element, lanes] = None
+        return f"{element}x{lanes}"
+
+    def special_float(self, value: float, dtype: str) -> str:
+        text = "NAN" if value != value else "INFINITY" if value > 0 else "-INFINITY"
+        return text if dtype == "f32" else f"(double){text}"
+
+    # --- memory ---
+
+    def place(self, name: str, offset: Expr, lanes: int, writes: bool) -> Code:
+        """The element or vector at an offset, as something to read or assign."""
+        text, buffer = self.buffer(name)
+        if buffer.lanes > 1 and lanes == buffer.lanes:
+            if buffer.size == buffer.lanes:
+                return Code(text)
+            return Code(f"{text}[{self.text(floordiv(offset, lanes))}]")
+        if buffer.lanes > 1 and lanes == 1:
+            vector = text if buffer.size == buffer.lanes else f"{text}[{self.text(floordiv(offset, buffer.lanes))}]"
+            return Code(f"{vector}[{self.text(mod(offset, buffer.lanes))}]")
+        if lanes == 1:
+            return Code(text if self.is_plain(buffer) else f"{text}[{self.text(offset)}]")
+        base = f"({C_TYPES[buffer.dtype]} *){text}" if buffer.lanes > 1 else text
+        element = "u8" if buffer.dtype == "bool" else buffer.dtype
+        address = base if offset == Const(0, INDEX) else f"({base} + {self.text(offset, SUM)})"
+        return Code(f"*({'' if writes else 'const '}{self.type_name(element, lanes)}_u *){address}", UNARY)
+
+    def is_plain(self, buffer: Buffer) -> bool:
+        """Whether the buffer is a variable and not an array."""
+        return buffer.space == "register" and buffer.size == buffer.lanes
+
+    def load(self, node: Load) -> Code:
+        code = self.place(node.buffer, node.index[0], node.lanes, False)
+        if node.dtype == "bool" and node.lanes > 1:
+            mask = self.type_name("i8", node.lanes)
+            return Code(f"({mask}){code.at(UNARY)} != 0", EQUALITY, 1)
+        return code
+
+    def store(self, statement: Store) -> None:
+        value = statement.value
+        place = self.place(statement.buffer, statement.offset, value.lanes, True).text
+        code = self.vector(value, value.lanes) if value.lanes > 1 else self.expression(value)
+        if value.dtype == "bool" and value.lanes > 1:
+            bytes_ = self.resized(code, 1, value.lanes)
+            code = Code(f"({self.type_name('u8', value.lanes)})({bytes_.at(UNARY)} & 1)", UNARY)
+        self.line(f"{place} = {code.text};")
+
+    def allocate(self, buffer: Buffer) -> None:
+        element = "u8" if buffer.dtype == "bool" else buffer.dtype
+        kind = self.type_name(element, buffer.lanes)
+        name = self.declare_buffer(buffer)
+        self.line(f"{kind} {name};" if self.is_plain(buffer) else f"{kind} {name}[{buffer.size // buffer.lanes}];")
+
+    # --- operations ---
+
+    def call(self, operation: str, dtype: str, args: Sequence[Expr], lanes: int, result: str) -> Code:
+        if dtype == "bool":
+            dtype = "u8"
+        if operation in ("min", "max") and is_float(dtype):
+            bound = next((a for a in args if isinstance(a, Const) and a.value == a.value), None)
+            if bound is not None:
+                operation = "atleast" if operation == "max" else "atmost"
+                args = [next(a for a in args if a is not bound), bound]
+        name = c_function(operation, dtype)
+        if lanes > 1:
+            name = self.wrapped(name, operation, dtype, lanes, len(args))
+            return Code(f"{name}({', '.join(self.vector(arg, lanes).text for arg in args)})")
+        if name.startswith("tw_"):
+            self.need(name)
+        return Code(f"{name}({', '.join(self.text(arg) for arg in args)})")
+
+    def wrapped(self, scalar: str, operation: str, dtype: str, lanes: int, arity: int) -> str:
+        """The function on vectors that applies a scalar one to each lane (gcc makes vector instructions of it)."""
+        name = f"tw_{operation}_{dtype}x{lanes}"
+        if name not in self.wrappers:
+            if scalar.startswith("tw_"):
+                self.need(scalar)
+            kind = self.type_name(dtype, lanes)
+            names = "ab"[:arity]
+            self.wrappers[name] = (
+                f"static inline {kind} {name}({', '.join(f'{kind} {n}' for n in names)}) {{\n"
+                f"    {kind} result;\n"
+                f"    for (int i = 0; i < {lanes}; ++i)\n"
+                f"        result[i] = {scalar}({', '.join(f'{n}[i]' for n in names)});\n"
+                "    return result;\n}"
+            )
+        return name
+
+    def vector(self, node: Expr, lanes: int, mask: int = 0) -> Code:
+        """The value as a vector; a scalar goes to every lane."""
+        if node.lanes > 1:
+            return self.expression(node)
+        code = self.expression(node)
+        kind = self.type_name(node.dtype, lanes, mask)
+        if node.dtype == "bool":
+            return Code(f"({kind}){{0}} - ({self.integer(mask or 1)}){code.at(UNARY)}", SUM, mask or 1)
+        name = f"tw_broadcast_{kind}"
+        if name not in self.wrappers:
+            t = C_TYPES[node.dtype]
+            self.wrappers[name] = f"static inline {kind} {name}({t} a) {{ return ({kind}){{{', '.join('a' * lanes)}}}; }}"
+        return Code(f"{name}({code.text})")
+
+    def integer(self, size: int) -> str:
+        return C_TYPES[f"i{8 * size}"]
+
+    def resized(self, code: Code, mask: int, lanes: int) -> Code:
+        """A vector of booleans with lanes of another width."""
+        if code.mask == mask:
+            return code
+        return Code(f"__builtin_convertvector({code.text}, {self.type_name('bool', lanes, mask)})", ATOM, mask)
+
+    def vector_apply(self, node: Apply) -> Code:
+        operation, args, lanes, dtype = node.operation, node.args, node.lanes, node.args[0].dtype
+        if operation == "broadcast":
+            return self.vector(args[0], lanes)
+        if operation == "select":
+            return self.vector_select(node)
+        if operation == "cast":
+            return self.vector_cast(node)
+        if dtype == "bool":
+            operation = {"add": "or", "max": "or", "mul": "and", "min": "and", "bitwise_not": "not"}.get(operation, operation)
+            operation = {"eq": "bitwise_xor", "ne": "bitwise_xor"}.get(operation, operation)
+        if operation in ("and", "or", "not", "bitwise_and", "bitwise_or", "bitwise_xor") and node.dtype == "bool":
+            return self.vector_logic(operation, node)
+        if operation == "neg":
+            return Code("-" + self._operand_of_minus(args[0]), UNARY)
+        if operation == "bitwise_not":
+            return Code("~" + self.text(args[0], UNARY), UNARY)
+        if operation == "isnan":
+            a = self.expression(args[0]).at(ATOM)
+            return Code(f"{a} != {a}", EQUALITY, size_of(dtype))
+        if operation == "isinf":
+            absolute = self.call("abs", dtype, args, lanes, dtype)
+            return Code(f"{absolute.text} == {self.vector(Const(float('inf'), dtype), lanes).text}", EQUALITY, size_of(dtype))
+        if operation in ("floor", "ceil", "round", "trunc") and not is_float(dtype):
+            return self.expression(args[0])
+        if operation in _INFIX:
+            symbol, level = _INFIX[operation]
+            operands = [self.operand(arg, lanes) for arg in args]
+            code = self.infix(symbol, level, operands, False)
+            return Code(code.text, code.level, size_of(dtype)) if operation in COMPARISONS else code
+        if operation in ("truncdiv", "fmod") and not is_float(dtype):
+            return self.infix("/" if operation == "truncdiv" else "%", 14, [self.operand(arg, lanes) for arg in args], False)
+        return self.call(operation, dtype, args, lanes, node.dtype)
+
+    def operand(self, node: Expr, lanes: int) -> Code:
+        """An operand of an infix operator: there the language itself spreads a scalar of the vector's type."""
+        if node.lanes == 1 and node.dtype in ("f32", "f64", "i32"):
+            return self.expression(node)
+        return self.vector(node, lanes)
+
+    def truth(self, node: Expr, lanes: int) -> Code:
+        """An operand of a logical operation: a vector of booleans, or a scalar of any type."""
+        if node.dtype == "bool":
+            return self.expression(node)
+        code = self.vector(node, lanes)
+        return Code(f"{code.at(EQUALITY + 1)} != 0", EQUALITY, size_of(node.dtype))
+
+    def vector_logic(self, operation: str, node: Apply) -> Code:
+        lanes = node.lanes
+        codes = [self.truth(arg, lanes) for arg in node.args]
+        mask = max(code.mask for code in codes)
+        widened = [self.resized(code, mask, lanes) if code.mask else self.vector(arg, lanes, mask) for arg, code in zip(node.args, codes, strict=True)]
+        if operation == "not":
+            return Code("~" + widened[0].at(UNARY), UNARY, mask)
+        if node.operation == "eq":  # of booleans
+            return Code(f"~({widened[0].at(ATOM)} ^ {widened[1].at(ATOM)})", UNARY, mask)
+        symbol, level = {"and": ("&", BITAND), "or": ("|", BITOR), "xor": ("^", BITXOR)}[operation.removeprefix("bitwise_")]
+        return Code(f"{widened[0].at(UNARY)} {symbol} {widened[1].at(UNARY)}", level, mask)
+
+    def vector_select(self, node: Apply) -> Code:
+        condition, yes, no = node.args
+        lanes = node.lanes
+        if node.dtype == "bool":
+            sides = [self.truth(arg, lanes) for arg in (yes, no)]
+            mask = max(code.mask for code in sides) or 1
+            a, b = (self.resized(c, mask, lanes) if c.mask else self.vector(arg, lanes, mask) for arg, c in zip((yes, no), sides, strict=True))
+        else:
+            mask = size_of(node.dtype)
+            a, b = self.vector(yes, lanes), self.vector(no, lanes)
+        if condition.lanes == 1:
+            return Code(f"{self.text(condition, OR)} ? {a.at(OR)} : {b.at(CONDITIONAL)}", CONDITIONAL, mask if node.dtype == "bool" else 0)
+        chosen = self.resized(self.truth(condition, lanes), mask, lanes)
+        kind = self.type_name(node.dtype, lanes, mask)
+        name = f"tw_select_{kind}"
+        if name not in self.wrappers:
+            bits = self.type_name("bool", lanes, mask)
+            self.wrappers[name] = (
+                f"static inline {kind} {name}({bits} m, {kind} a, {kind} b) {{ return ({kind})((m & ({bits})a) | (~m & ({bits})b)); }}"
+            )
+        return Code(f"{name}({chosen.text}, {a.text}, {b.text})", ATOM, mask if node.dtype == "bool" else 0)
+
+    def vector_cast(self, node: Apply) -> Code:
+        source, lanes = node.args[0], node.lanes
+        if node.dtype == "bool":
+            return self.truth(source, lanes)
+        kind = self.type_name(node.dtype, lanes)
+        if source.lanes == 1:
+            return self.vector(Apply("cast", (source,), node.dtype), lanes)
+        code = self.expression(source)
+        if source.dtype == "bool":
+            code = Code(f"{code.at(BITAND + 1)} & 1")
+        return Code(f"__builtin_convertvector({code.text}, {kind})")
+
+    # --- loops ---
+
+    def loop_pragma(self, statement: For) -> None:
+        if self.collapsed:  # the pragma of an outer loop covers this one
+            self.collapsed -= 1
+        elif statement.kind == "parallel":
+            depth = _perfect_depth(statement)
+            self.collapsed = depth - 1
+            self.line("#pragma omp parallel for schedule(static)" + (f" collapse({depth})" if depth > 1 else ""))
+        elif statement.kind == "simd":
+            clauses = [self.reduction(buffer, combiner) for buffer, combiner in statement.reductions]
+            self.line(" ".join(["#pragma omp simd", *clauses]))
+        elif statement.kind == "unroll":
+            count = min(int(statement.extent.value), 65534) if isinstance(statement.extent, Const) else 8
+            if count > 1:
+                self.line(f"#pragma GCC unroll {count}")
+
+    def reduction(self, name: str, combiner: str) -> str:
+        text, buffer = self.buffer(name)
+        if combiner in _REDUCTIONS:
+            return f"reduction({_REDUCTIONS[combiner]}:{text})"
+        if not is_float(buffer.dtype):
+            return f"reduction({combiner}:{text})"
+        # OpenMP's own max and min lose NaN
+        operator = self.need(f"tw_{combiner}_{buffer.dtype}")
+        start = "-INFINITY" if combiner == "max" else "INFINITY"
+        self.reductions[operator] = (
+            f"#pragma omp declare reduction({operator} : {C_TYPES[buffer.dtype]} : omp_out = {operator}(omp_out, omp_in)) initializer(omp_priv = {start})"
+        )
+        return f"reduction({operator}:{text})"
+
+    def barrier(self) -> None:
+        raise ValueError("a CPU kernel has no barrier")
+
+    # --- kernels ---
+
+    def kernel(self, kernel: Kernel) -> None:
+        self.push()
+        self.header(kernel)
+        self.line(f"void {identifier_of(kernel)}(void *const *arguments, const int64_t *scalars) {{")
+        self.depth += 1
+        for number, buffer in enumerate(kernel.parameters):
+            name = self.declare_buffer(buffer)
+            constant = "" if buffer.writable else "const "
+            self.line(f"{constant}{C_TYPES[buffer.dtype]} *restrict const {name} = arguments[{number}];")
+        for number, scalar in enumerate(kernel.scalars):
+            self.line(f"const int64_t {self.declare(scalar)} = scalars[{number}];")
+        if not kernel.scalars:
+            self.line("(void)scalars;")
+        self.depth -= 1
+        self.body(kernel.body)
+        self.line("}")
+        self.line("")
+        self.pop()
+
+    def source(self) -> str:
+        parts = ["#include <math.h>\n#include <stdint.h>\n"]
+        typedefs = []
+        for element, lanes in self.vectors:
+            size = size_of(element) * lanes
+            name = f"{element}x{lanes}"
+            typedefs.append(f"typedef {C_TYPES[element]} {name} __attribute__((vector_size({size})));")
+            typedefs.append(f"typedef {C_TYPES[element]} {name}_u __attribute__((vector_size({size}), aligned({size_of(element)}), may_alias));")
+        if typedefs:
+            parts.append("\n".join(typedefs) + "\n")
+        texts = [*ordered(self.helpers, _Helpers()), *self.reductions.values(), *self.wrappers.values()]
+        if texts:
+            parts.append("\n".join(texts) + "\n")
+        return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])
+
+
+def identifier_of(kernel: Kernel) -> str:
+    """The C name of a kernel, which must be one already: launchers look it up."""
+    if not kernel.name.isidentifier() or not kernel.name.isascii():
+        raise ValueError(f"{kernel.name!r} is not an identifier")
+    return kernel.name
+
+
+def _perfect_depth(statement: For) -> int:
+    """How many perfectly nested parallel loops begin here (inner extents do not depend on outer variables)."""
+    depth = 1
+    body: Statement = statement.body
+    while True:
+        if isinstance(body, Block):
+            inner = [s for s in body.statements if not isinstance(s, Comment)]
+            if len(inner) != 1:
+                return depth
+            body = inner[0]
+        elif isinstance(body, For) and body.kind == "parallel" and isinstance(body.extent, (Const, Var)):
+            depth += 1
+            body = body.body
+        else:
+            return depth
+
+
+def print_c(kernels: Sequence[Kernel]) -> str:
+    """One complete C file with the kernels in order; each is a function `void NAME(void *const *arguments, const int64_t *scalars)`."""
+    printer = CPrinter()
+    for kernel in kernels:
+        printer.kernel(kernel)
+    return printer.source()

@@ -1,0 +1,384 @@
+"""Functions that generated code calls: integer division that floors, NaN-propagating extrema, and mathematics in single precision.
+
+C gets its own single-precision mathematics: branch-free, so that gcc vectorises a loop (or a vector's lanes) that calls it. Coefficients are
+our own minimax fits (Lawson's iteration in 40-digit arithmetic); errors are a few units in the last place, and infinities, NaN and
+subnormal numbers come out as the C library's. The reductions are the usual ones: e^x = 2^n e^r with |r| <= ln(2)/2, log x = e ln 2 + log m
+with m in [sqrt(1/2), sqrt(2)), sine and cosine of x - n pi/2 (in double precision: |x| up to about 10^9). Flags must not allow
+re-association or assume finite numbers (`-O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast` are right).
+
+CUDA C++ uses the functions that the compiler has built in.
+
+A helper's name is `tw_OPERATION_TYPE`, in C with `xLANES` for vectors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Iterable, Mapping
+
+from tilewright.ir.dtypes import is_float, size_of
+
+
+@dataclass(frozen=True)
+class Helper:
+    """Source text of one function, and the helpers that it calls."""
+
+    text: str
+    needs: tuple[str, ...] = ()
+
+
+C_TYPES: Mapping[str, str] = MappingProxyType(
+    {"f64": "double", "f32": "float", "i64": "int64_t", "i32": "int32_t", "i16": "int16_t", "i8": "int8_t", "u8": "uint8_t", "bool": "uint8_t"}
+)
+CUDA_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "f64": "double",
+        "f32": "float",
+        "i64": "long long",
+        "i32": "int",
+        "i16": "short",
+        "i8": "signed char",
+        "u8": "unsigned char",
+        "bool": "unsigned char",
+    }
+)
+# operation -> the C library's function for double; single precision adds an f
+LIBRARY: Mapping[str, str] = MappingProxyType(
+    {
+        **{op: op for op in "pow atan2 sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh erf floor ceil trunc".split()},
+        **{op: op for op in "asinh acosh atanh fmod asin acos atan".split()},
+        "round": "rint",
+        "abs": "fabs",
+    }
+)
+
+
+def _unsigned(dtype: str) -> str:
+    return {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}[size_of(dtype)]
+
+
+def _extremum(operation: str, dtype: str, t: str) -> str:
+    relation = ">" if operation == "max" else "<"
+    if not is_float(dtype):
+        return f"{{ return a {relation} b ? a : b; }}"
+    return f"""{{
+    const {t} m = a {relation} b ? a : b;  // b where either is NaN
+    return a != a ? a : m;
+}}"""
+
+
+def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Mapping[str, str]) -> Helper | None:
+    """A function that exists for several element types; None where `name` is not one."""
+    match = re.fullmatch(r"tw_(\w+?)_(f64|f32|i64|i32|i16|i8|u8|bool)", name)
+    if match is None:
+        return None
+    operation, dtype = match.groups()
+    t = types[dtype]
+    f = suffix.get(dtype, "")
+    one = f"{qualifier} {t} {name}({t} a)"
+    two = f"{qualifier} {t} {name}({t} a, {t} b)"
+    if operation in ("min", "max"):
+        return Helper(f"{two} {_extremum(operation, dtype, t)}")
+    if operation in ("atmost", "atleast"):
+        relation = "<" if operation == "atmost" else ">"
+        return Helper(f"// a is bounded by b, which is not NaN\n{two} {{ return b {relation} a ? b : a; }}")
+    if operation == "sign":
+        return Helper(f"{one} {{ return ({t})((a > 0) - (a < 0)); }}")
+    if operation == "abs" and not is_float(dtype):
+        return Helper(f"{one} {{ return ({t})(a < 0 ? -a : a); }}")
+    if operation == "rsqrt":
+        return Helper(f"{one} {{ return 1 / sqrt{f}(a); }}")
+    if operation == "isnan":
+        return Helper(f"{qualifier} int {name}({t} a) {{ return a != a; }}")
+    if operation == "isinf":
+        infinite = f"fabs{f}(a) > {'3.40282347e+38f' if dtype == 'f32' else '1.7976931348623157e+308'}"
+        return Helper(f"{qualifier} int {name}({t} a) {{ return {infinite if is_float(dtype) else '0'}; }}")
+    if operation == "floordiv" and is_float(dtype):
+        return Helper(
+            f"""{two} {{
+    if (b == 0)
+        return a / b;
+    const {t} remainder = fmod{f}(a, b);
+    {t} quotient = (a - remainder) / b;
+    if (remainder != 0 && (b < 0) != (remainder < 0))
+        quotient -= 1;
+    const {t} whole = floor{f}(quotient);
+    return quotient - whole > ({t})0.5 ? whole + 1 : whole;
+}}"""
+        )
+    if operation == "mod" and is_float(dtype):
+        return Helper(
+            f"""{two} {{
+    const {t} remainder = fmod{f}(a, b);
+    return remainder != 0 && (b < 0) != (remainder < 0) ? remainder + b : remainder;
+}}"""
+        )
+    if operation == "truncdiv" and is_float(dtype):
+        return Helper(f"{two} {{ return trunc{f}(a / b); }}")
+    if operation == "floordiv":
+        return Helper(f"{two} {{ return ({t})(a / b - ((a % b != 0) & ((a < 0) != (b < 0)))); }}")
+    if operation == "mod":
+        return Helper(
+            f"""{two} {{
+    const {t} remainder = ({t})(a % b);
+    return ({t})(remainder + ((remainder != 0) & ((remainder < 0) != (b < 0)) ? b : 0));
+}}"""
+        )
+    if operation == "pow" and not is_float(dtype):
+        return Helper(
+            f"""{two} {{
+    if (b < 0)
+        return a == 1 ? 1 : a == ({t})-1 ? ({t})(b % 2 != 0 ? -1 : 1) : 0;
+    {_unsigned(dtype)} result = 1, base = ({_unsigned(dtype)})a;
+    for (; b > 0; b = ({t})(b / 2)) {{
+        if (b % 2 != 0)
+            result *= base;
+        base *= base;
+    }}
+    return ({t})result;
+}}"""
+        )
+    width = 8 * size_of(dtype)
+    if operation == "shift_left":
+        return Helper(f"{two} {{ return b >= 0 && b < {width} ? ({t})(({_unsigned(dtype)})a << b) : 0; }}")
+    if operation == "shift_right":
+        return Helper(f"{two} {{ return ({t})(a >> (b >= 0 && b < {width} ? b : {width - 1}));  }}".replace(";  }", "; }"))
+    return None
+
+
+# --- single precision in C --------------------------------------------------------------------------------------------
+
+_C = "static inline float "
+_BITS = Helper(
+    """typedef union {
+    float f;
+    int32_t i;
+} tw_word;
+static inline int32_t tw_bits(float x) { return ((tw_word){.f = x}).i; }
+static inline float tw_from_bits(int32_t i) { return ((tw_word){.i = i}).f; }
+// Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits of the sum.
+#define TW_ROUNDER 12582912.0f"""
+)
+_LOG_MANTISSA = Helper(
+    """// x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); returns f
+static inline float tw_split(float x, float *e) {
+    const int tiny = x < 1.17549435e-38f;
+    const int32_t i = tw_bits(tiny ? x * 8388608.0f : x) - 0x3f3504f3;
+    *e = (float)((i >> 23) - (tiny ? 23 : 0));
+    return tw_from_bits((i & 0x7fffff) + 0x3f3504f3) - 1.0f;
+}
+// log(1 + f) - f
+static inline float tw_log_rest(float f) {
+    float p = 0.069155954f;
+    p = p * f - 0.11794092f;
+    p = p * f + 0.11875076f;
+    p = p * f - 0.123838f;
+    p = p * f + 0.14218326f;
+    p = p * f - 0.1666927f;
+    p = p * f + 0.20002243f;
+    p = p * f - 0.24999987f;
+    p = p * f + 0.3333331f;
+    return f * f * (p * f - 0.5f);
+}
+static inline float tw_log_edges(float x, float y) {
+    y = x > 3.40282347e+38f ? x : y;
+    y = x == 0.0f ? -INFINITY : y;
+    return x >= 0.0f ? y : NAN;
+}""",
+    ("tw_bits",),
+)
+_TRIGONOMETRIC = Helper(
+    """// sin(x + quarter * pi/2)
+static inline float tw_sine(float x, int32_t quarter) {
+    const double turns = (double)x * 0.63661977236758134308 + 6755399441055744.0;  // rounds, as TW_ROUNDER does
+    union {
+        double f;
+        int64_t i;
+    } word = {.f = turns};
+    const int32_t q = (int32_t)word.i + quarter;
+    const double n = turns - 6755399441055744.0;
+    const float r = (float)((double)x - n * 1.57079632679489655800 - n * 6.12323399573676603587e-17);
+    const float s = r * r;
+    float odd = 2.7181218e-06f;
+    odd = odd * s - 0.00019839316f;
+    odd = odd * s + 0.008333329f;
+    odd = odd * s - 0.16666667f;
+    odd = odd * s * r + r;
+    float even = -2.7208475e-07f;
+    even = even * s + 2.47995e-05f;
+    even = even * s - 0.0013888883f;
+    even = even * s + 0.041666668f;
+    even = even * s * s - 0.5f * s + 1.0f;
+    const float y = q & 1 ? even : odd;
+    return q & 2 ? -y : y;
+}""",
+)
+
+SINGLE_PRECISION: Mapping[str, Helper] = MappingProxyType(
+    {
+        "tw_bits": _BITS,
+        "tw_split": _LOG_MANTISSA,
+        "tw_sine": _TRIGONOMETRIC,
+        "tw_exp_f32": Helper(
+            _C
+            + """tw_exp_f32(float x) {
+    x = x > 89.0f ? 89.0f : x;
+    x = x < -104.0f ? -104.0f : x;
+    const float t = x * 1.44269504f + TW_ROUNDER;
+    const float n = t - TW_ROUNDER;
+    const float r = (x - n * 0.693145752f) - n * 1.42860677e-06f;
+    float p = 0.00019913707f;
+    p = p * r + 0.0013941117f;
+    p = p * r + 0.008333274f;
+    p = p * r + 0.041666355f;
+    p = p * r + 0.16666667f;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    const int32_t e = tw_bits(t) - 0x4b400000, half = e >> 1;  // 2^e as two factors: e may leave the range of normal numbers
+    return p * tw_from_bits((half + 127) << 23) * tw_from_bits((e - half + 127) << 23);
+}""",
+            ("tw_bits",),
+        ),
+        "tw_exp2_f32": Helper(
+            _C
+            + """tw_exp2_f32(float x) {
+    x = x > 129.0f ? 129.0f : x;
+    x = x < -151.0f ? -151.0f : x;
+    const float t = x + TW_ROUNDER;
+    const float r = x - (t - TW_ROUNDER);
+    float p = 0.00015476192f;
+    p = p * r + 0.001340055f;
+    p = p * r + 0.009618005f;
+    p = p * r + 0.05550327f;
+    p = p * r + 0.2402265f;
+    p = p * r + 0.6931472f;
+    p = p * r + 1.0f;
+    const int32_t e = tw_bits(t) - 0x4b400000, half = e >> 1;
+    return p * tw_from_bits((half + 127) << 23) * tw_from_bits((e - half + 127) << 23);
+}""",
+            ("tw_bits",),
+        ),
+        "tw_expm1_f32": Helper(
+            _C
+            + """tw_expm1_f32(float x) {
+    const float input = x;
+    x = x > 89.0f ? 89.0f : x;
+    x = x < -20.0f ? -20.0f : x;
+    const float t = x * 1.44269504f + TW_ROUNDER;
+    const float n = t - TW_ROUNDER;
+    const float r = (x - n * 0.693145752f) - n * 1.42860677e-06f;
+    float p = 0.00019913707f;
+    p = p * r + 0.0013941117f;
+    p = p * r + 0.008333274f;
+    p = p * r + 0.041666355f;
+    p = p * r + 0.16666667f;
+    p = p * r + 0.5f;
+    p = p * r * r + r;
+    const float scale = tw_from_bits((tw_bits(t) - 0x4b400000 + 126) << 23);  // 2^(n - 1)
+    const float y = (p * scale + (scale - 0.5f)) * 2.0f;
+    return n == 0.0f ? (input == 0.0f ? input : p) : y;
+}""",
+            ("tw_bits",),
+        ),
+        "tw_log_f32": Helper(
+            _C
+            + """tw_log_f32(float x) {
+    float e;
+    const float f = tw_split(x, &e);
+    return tw_log_edges(x, e * 0.693145752f + (f + (tw_log_rest(f) + e * 1.42860677e-06f)));
+}""",
+            ("tw_split",),
+        ),
+        "tw_log2_f32": Helper(
+            _C
+            + """tw_log2_f32(float x) {
+    float e;
+    const float f = tw_split(x, &e);
+    const float rest = tw_log_rest(f);
+    return tw_log_edges(x, e + (f * 1.44269502f + (rest * 1.44269502f + (f + rest) * 1.92596299e-08f)));
+}""",
+            ("tw_split",),
+        ),
+        "tw_log10_f32": Helper(
+            _C
+            + """tw_log10_f32(float x) {
+    float e;
+    const float f = tw_split(x, &e);
+    const float rest = tw_log_rest(f);
+    const float low = rest * 0.434294492f + (f + rest) * -1.01004e-08f + e * 7.90341e-07f;
+    return tw_log_edges(x, e * 0.301029205f + (f * 0.434294492f + low));
+}""",
+            ("tw_split",),
+        ),
+        "tw_log1p_f32": Helper(
+            _C
+            + """tw_log1p_f32(float x) {
+    const float u = 1.0f + x;
+    const float correction = (x - (u - 1.0f)) / u;  // what rounding took from u
+    const float y = tw_log_f32(u);
+    return u > 0.0f && u <= 3.40282347e+38f ? (u == 1.0f ? x : y + correction) : y;
+}""",
+            ("tw_log_f32",),
+        ),
+        "tw_tanh_f32": Helper(
+            _C
+            + """tw_tanh_f32(float x) {
+    const float s = x * x;
+    float p = 0.0021227426f;
+    p = p * s - 0.008156276f;
+    p = p * s + 0.021692606f;
+    p = p * s - 0.053945377f;
+    p = p * s + 0.13333195f;
+    p = p * s - 0.3333333f;
+    const float near = p * s * x + x;
+    const float far = copysignf(1.0f - 2.0f / (tw_exp_f32(2.0f * fabsf(x)) + 1.0f), x);
+    return fabsf(x) < 0.625f ? near : far;
+}""",
+            ("tw_exp_f32",),
+        ),
+        "tw_erf_f32": Helper(
+            _C
+            + """tw_erf_f32(float x) {
+    const float s = x * x;
+    float p = 8.4023355e-05f;
+    p = p * s - 0.0008152588f;
+    p = p * s + 0.005202173f;
+    p = p * s - 0.026860015f;
+    p = p * s + 0.11283711f;
+    p = p * s - 0.37612635f;
+    const float near = p * s * x + (x * 0.128379166f + x);
+    const float t = fabsf(x) > 4.0f ? 4.0f : fabsf(x);
+    float q = -2.1161906e-05f;  // log(1 - erf(t))
+    q = q * t + 0.00043521888f;
+    q = q * t - 0.004174643f;
+    q = q * t + 0.025128625f;
+    q = q * t - 0.10829394f;
+    q = q * t - 0.63333464f;
+    q = q * t - 1.1295208f;
+    q = q * t + 0.00017587456f;
+    const float far = copysignf(1.0f - tw_exp_f32(q), x);
+    return fabsf(x) > 0.92f ? far : near;
+}""",
+            ("tw_exp_f32",),
+        ),
+        "tw_sin_f32": Helper(_C + "tw_sin_f32(float x) { return tw_sine(x, 0); }", ("tw_sine",)),
+        "tw_cos_f32": Helper(_C + "tw_cos_f32(float x) { return tw_sine(x, 1); }", ("tw_sine",)),
+    }
+)
+
+
+def ordered(names: Iterable[str], find: Mapping[str, Helper]) -> list[str]:
+    """Texts of the helpers and of what they call, callees first."""
+    done: dict[str, str] = {}
+
+    def visit(name: str) -> None:
+        if name not in done:
+            for callee in find[name].needs:
+                visit(callee)
+            done[name] = find[name].text
+
+    for name in names:
+        visit(name)
+    return list(done.values())

@@ -1,0 +1,444 @@
+"""The common part of the printers: kernel IR as text, with few parentheses, readable names and shared sub-expressions named once.
+
+A printer walks the statements and keeps three things: the lines so far, the names in scope, and the helper functions that were called (they
+are printed ahead of the kernels, see `codegen.helpers`). What differs between C and CUDA C++ is in the subclasses `c.CPrinter` and
+`cuda.CudaPrinter`: types, loads and stores, loops, and which helper an operation calls.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Iterable, Sequence
+
+import numpy as np
+
+from tilewright.ir.dtypes import is_float
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, range_of, walk
+from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, Comment, For, If, Kernel, Let, Statement, Store
+
+# Precedence of C operators; a larger number binds more tightly.
+ATOM, UNARY, PRODUCT, SUM, SHIFT, RELATION, EQUALITY, BITAND, BITXOR, BITOR, AND, OR, CONDITIONAL = range(16, 3, -1)
+
+_INFIX = {
+    "add": ("+", SUM),
+    "sub": ("-", SUM),
+    "mul": ("*", PRODUCT),
+    "div": ("/", PRODUCT),
+    "lt": ("<", RELATION),
+    "le": ("<=", RELATION),
+    "gt": (">", RELATION),
+    "ge": (">=", RELATION),
+    "eq": ("==", EQUALITY),
+    "ne": ("!=", EQUALITY),
+    "and": ("&&", AND),
+    "or": ("||", OR),
+    "bitwise_and": ("&", BITAND),
+    "bitwise_or": ("|", BITOR),
+    "bitwise_xor": ("^", BITXOR),
+}
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+_ASSOCIATIVE = frozenset({"add", "mul", "and", "or", "bitwise_and", "bitwise_or", "bitwise_xor"})
+
+_RESERVED = frozenset(
+    """auto break case char const continue default do double else enum extern float for goto if inline int long register restrict return
+    short signed sizeof static struct switch typedef union unsigned void volatile while arguments scalars main class template typename this
+    new delete operator namespace using public private protected friend virtual try catch throw true false bool asm and or not xor
+    int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t float2 float4 int2 int4 double2 min max abs exp log sin cos tan pow
+    sqrt floor ceil round trunc erf y0 y1 yn j0 j1 jn gamma index signgam log2 log10 tanh sinh cosh asin acos atan div time near far
+    threadIdx blockIdx blockDim gridDim warpSize NAN INFINITY I linux unix""".split()
+)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text of an expression and how tightly its outermost operator binds. `mask`: bytes of one lane where it is a vector of booleans."""
+
+    text: str
+    level: int = ATOM
+    mask: int = 0
+
+    def at(self, level: int) -> str:
+        """The text, in parentheses where it binds less tightly than `level`."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+@dataclass
+class Scope:
+    """Names of one lexical level. `wide`: index variables that are 64 bits where others are 32 (CUDA)."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    buffers: dict[str, str] = field(default_factory=dict)
+    storage: dict[str, Buffer] = field(default_factory=dict)
+    masks: dict[str, int] = field(default_factory=dict)
+    wide: set[str] = field(default_factory=set)
+
+
+def identifier(name: str) -> str:
+    """A C identifier that reads like `name`."""
+    text = re.sub(r"\W+", "_", name).strip("_") or "v"
+    if text[0].isdigit():
+        text = "v" + text
+    return text + "_" if text in _RESERVED or text.startswith("tw_") else text
+
+
+def is_non_negative(expr: Expr) -> bool:
+    return expr.dtype == INDEX and range_of(expr)[0] >= 0
+
+
+def float_literal(value: float, dtype: str) -> str:
+    """A finite constant in the fewest digits that give the same number back."""
+    text = repr(float(np.float32(value))) if dtype != "f64" else repr(float(value))
+    if dtype == "f64":
+        return text
+    shortest = str(np.float32(value))
+    text = shortest if float(np.float32(float(shortest))) == float(np.float32(value)) else text
+    if "." not in text and "e" not in text:
+        text += ".0"
+    return text + "f"
+
+
+class Printer(ABC):
+    """State of printing one source file. Subclasses are final; they say what differs between languages."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+        self.scopes: list[Scope] = []
+        self.helpers: dict[str, None] = {}
+        self.hoisted: dict[int, Code] = {}
+
+    # --- what a language decides ---
+
+    @abstractmethod
+    def type_name(self, dtype: str, lanes: int = 1, mask: int = 0) -> str:
+        """The type of a value."""
+
+    @abstractmethod
+    def load(self, node: Load) -> Code: ...
+
+    @abstractmethod
+    def store(self, statement: Store) -> None: ...
+
+    @abstractmethod
+    def special_float(self, value: float, dtype: str) -> str:
+        """Infinity or NaN."""
+
+    @abstractmethod
+    def allocate(self, buffer: Buffer) -> None: ...
+
+    @abstractmethod
+    def loop_pragma(self, statement: For) -> None: ...
+
+    @abstractmethod
+    def barrier(self) -> None: ...
+
+    @abstractmethod
+    def call(self, operation: str, dtype: str, args: Sequence[Expr], lanes: int, result: str) -> Code:
+        """An operation that is a function call; `dtype` is that of the first operand."""
+
+    @abstractmethod
+    def vector_apply(self, node: Apply) -> Code:
+        """An operation on vectors."""
+
+    # --- lines and names ---
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text if text else "")
+
+    def push(self) -> None:
+        self.scopes.append(Scope())
+
+    def pop(self) -> None:
+        self.scopes.pop()
+
+    def _fresh(self, name: str) -> str:
+        taken = {text for scope in self.scopes for text in (*scope.variables.values(), *scope.buffers.values())}
+        base = identifier(name)
+        text, number = base, 1
+        while text in taken:
+            number += 1
+            text = f"{base}_{number}"
+        return text
+
+    def declare(self, variable: Var, mask: int = 0, wide: bool = False) -> str:
+        text = self._fresh(variable.name)
+        scope = self.scopes[-1]
+        scope.variables[variable.name] = text
+        if mask:
+            scope.masks[text] = mask
+        if wide:
+            scope.wide.add(text)
+        return text
+
+    def declare_buffer(self, buffer: Buffer) -> str:
+        text = self._fresh(buffer.name)
+        self.scopes[-1].buffers[buffer.name] = text
+        self.scopes[-1].storage[buffer.name] = buffer
+        return text
+
+    def variable(self, node: Var) -> Code:
+        for scope in reversed(self.scopes):
+            text = scope.variables.get(node.name)
+            if text is not None:
+                return Code(text, ATOM, scope.masks.get(text, 0))
+        raise ValueError(f"kernel IR uses the variable {node.name} outside its scope")
+
+    def is_wide(self, node: Var) -> bool:
+        return any(scope.variables[node.name] in scope.wide for scope in reversed(self.scopes) if node.name in scope.variables)
+
+    def buffer(self, name: str) -> tuple[str, Buffer]:
+        for scope in reversed(self.scopes):
+            if name in scope.buffers:
+                return scope.buffers[name], scope.storage[name]
+        raise ValueError(f"kernel IR uses the buffer {name} outside its scope")
+
+    def need(self, helper: str) -> str:
+        self.helpers[helper] = None
+        return helper
+
+    # --- expressions ---
+
+    def expression(self, node: Expr) -> Code:
+        known = self.hoisted.get(id(node))
+        if known is not None:
+            return known
+        if isinstance(node, Const):
+            return self.constant(node)
+        if isinstance(node, Var):
+            return self.variable(node)
+        if isinstance(node, Load):
+            return self.load(node)
+        return self.vector_apply(node) if node.lanes > 1 else self.apply(node)
+
+    def text(self, node: Expr, level: int = 0) -> str:
+        return self.expression(node).at(level)
+
+    def constant(self, node: Const) -> Code:
+        if is_float(node.dtype):
+            value = float(node.value)
+            if value != value or value in (float("inf"), float("-inf")):
+                text = self.special_float(value, node.dtype)
+            else:
+                text = float_literal(value, node.dtype)
+            return Code(text, UNARY if text.startswith("-") else ATOM)
+        value = int(node.value)
+        if value == -(2**63):
+            return Code("-9223372036854775807LL - 1", SUM)
+        if value == -(2**31):
+            return Code("-2147483647 - 1", SUM)
+        text = f"{value}LL" if not -(2**31) <= value < 2**31 else str(value)
+        return Code(text, UNARY if value < 0 else ATOM)
+
+    def infix(self, symbol: str, level: int, operands: Sequence[Code], associative: bool) -> Code:
+        def side(operand: Code, right: bool) -> str:
+            least = level + 1 if right and not associative else level
+            if operand.level != level and (level in (AND, OR) and operand.level < EQUALITY or BITOR <= level <= BITAND and operand.level < UNARY):
+                least = ATOM  # C's precedence of these is one that readers (and gcc -Wall) mistrust
+            if level in (RELATION, EQUALITY) and operand.level <= RELATION:
+                least = ATOM
+            text = operand.at(least)
+            return f"({text})" if right and text.startswith("-") else text
+
+        left, right = operands
+        return Code(f"{side(left, False)} {symbol} {side(right, True)}", level)
+
+    def apply(self, node: Apply) -> Code:
+        """An operation on scalars."""
+        operation, args, dtype = node.operation, node.args, node.args[0].dtype
+        if operation == "select":
+            condition, yes, no = (self.expression(arg) for arg in args)
+            return Code(f"{condition.at(OR)} ? {yes.at(OR)} : {no.at(CONDITIONAL)}", CONDITIONAL)
+        if operation == "broadcast":
+            return self.expression(args[0])
+        if operation == "cast":
+            return self.cast(node)
+        if operation == "neg":
+            return self.narrowed(Code("-" + self._operand_of_minus(args[0]), UNARY), node.dtype)
+        if operation == "not":
+            return Code("!" + self.text(args[0], UNARY), UNARY)
+        if operation == "bitwise_not":
+            symbol = "!" if dtype == "bool" else "~"
+            return self.narrowed(Code(symbol + self.text(args[0], UNARY), UNARY), node.dtype)
+        if operation == "isnan":
+            if not is_float(dtype):
+                return Code("0")
+            operand = self.expression(args[0])
+            if operand.level < ATOM or len(operand.text) > 40:
+                return self.call("isnan", dtype, args, 1, "bool")
+            return Code(f"{operand.text} != {operand.text}", EQUALITY)
+        if operation in ("floor", "ceil", "round", "trunc") and not is_float(dtype):
+            return self.expression(args[0])
+        if operation in ("floordiv", "mod") and dtype == INDEX and is_non_negative(args[0]) and range_of(args[1])[0] > 0:
+            return self.infix("/" if operation == "floordiv" else "%", PRODUCT, [self.expression(a) for a in args], False)
+        if not is_float(dtype) and operation in ("truncdiv", "fmod"):
+            symbol = "/" if operation == "truncdiv" else "%"
+            return self.narrowed(self.infix(symbol, PRODUCT, [self.expression(a) for a in args], False), node.dtype)
+        if dtype == "bool" and operation in ("add", "max"):
+            operation = "or"
+        if dtype == "bool" and operation in ("mul", "min"):
+            operation = "and"
+        if operation in _INFIX:
+            symbol, level = _INFIX[operation]
+            # Only exact operations may be regrouped: a + (b + c) in floating point keeps its parentheses.
+            associative = operation in _ASSOCIATIVE and not (is_float(dtype) and operation in ("add", "mul"))
+            code = self.infix(symbol, level, [self.expression(arg) for arg in args], associative)
+            return self.narrowed(code, node.dtype) if operation in ("add", "sub", "mul") else code
+        return self.call(operation, dtype, args, 1, node.dtype)
+
+    def _operand_of_minus(self, arg: Expr) -> str:
+        text = self.text(arg, UNARY)
+        return f"({text})" if text.startswith("-") else text
+
+    def narrowed(self, code: Code, dtype: str) -> Code:
+        """Integers below 32 bits are computed as int; the result wraps to its own type."""
+        if dtype in ("i8", "i16", "u8"):
+            return Code(f"({self.type_name(dtype)}){code.at(UNARY)}", UNARY)
+        return code
+
+    def cast(self, node: Apply) -> Code:
+        source = node.args[0]
+        if node.dtype == "bool":
+            return Code(f"{self.text(source, RELATION)} != 0", EQUALITY)
+        return Code(f"({self.type_name(node.dtype)}){self._operand_of_minus(source)}", UNARY)
+
+    # --- shared sub-expressions ---
+
+    def prepare(self, *roots: Expr) -> None:
+        """Names sub-expressions that occur more than once, in `const` variables ahead of the statement. A load that only one side of a
+        `select` (or the right side of an `and`) reads is never moved out of it."""
+        self.hoisted = {}
+        uses: dict[int, int] = {id(root): 1 for root in roots}
+        weight: dict[int, int] = {}
+        order = list(walk(*roots))
+        for node in order:
+            weight[id(node)] = min(1 + sum(weight[id(kid)] for kid in children(node)), 10**6)
+            for kid in children(node):
+                uses[id(kid)] = uses.get(id(kid), 0) + 1
+        repeated = [n for n in order if uses[id(n)] > 1 and self._worth_naming(n, weight[id(n)])]
+        if not repeated:
+            return
+        certain = _certainly_evaluated(roots)
+        harmless: dict[int, bool] = {}
+        for node in order:
+            risky = isinstance(node, Load) or (isinstance(node, Apply) and node.operation in ("floordiv", "mod", "truncdiv", "fmod") and not is_float(node.dtype))
+            harmless[id(node)] = not risky and all(harmless[id(kid)] for kid in children(node))
+        for node in repeated:
+            if id(node) in certain or harmless[id(node)]:
+                code = self.expression(node)
+                name = self.declare(Var("t", None), code.mask)
+                self.line(f"const {self.type_name(node.dtype, node.lanes, code.mask)} {name} = {code.text};")
+                self.hoisted[id(node)] = Code(name, ATOM, code.mask)
+
+    def _worth_naming(self, node: Expr, weight: int) -> bool:
+        if isinstance(node, (Const, Var)):
+            return False
+        if isinstance(node, Load):
+            return self.buffer(node.buffer)[1].space != "register"
+        return weight > (8 if node.dtype == INDEX else 2)
+
+    # --- statements ---
+
+    def statement(self, root: Statement) -> None:
+        self.hoisted = {}
+        if isinstance(root, Block):
+            self.block(root)
+        elif isinstance(root, Let):
+            self.let(root)
+        elif isinstance(root, Store):
+            self.prepare(root.offset, root.value)
+            self.store(root)
+        elif isinstance(root, Allocate):
+            self.allocate(root.buffer)
+        elif isinstance(root, For):
+            self.loop(root)
+        elif isinstance(root, If):
+            self.branch(root)
+        elif isinstance(root, Barrier):
+            self.barrier()
+        elif isinstance(root, Comment):
+            for text in root.text.splitlines():
+                self.line(f"// {text}".rstrip("\\"))
+        else:
+            raise TypeError(f"not a kernel statement: {type(root).__name__}")
+
+    def block(self, root: Block) -> None:
+        nested = any(isinstance(s, (Let, Allocate)) for s in root.statements)
+        if nested:
+            self.line("{")
+            self.depth += 1
+            self.push()
+        for child in root.statements:
+            self.statement(child)
+        if nested:
+            self.pop()
+            self.depth -= 1
+            self.line("}")
+
+    def body(self, root: Statement) -> None:
+        """The inside of braces."""
+        self.depth += 1
+        self.push()
+        for child in root.statements if isinstance(root, Block) else (root,):
+            self.statement(child)
+        self.pop()
+        self.depth -= 1
+
+    def let(self, statement: Let) -> None:
+        self.prepare(statement.value)
+        code = self.expression(statement.value)
+        value = statement.value
+        name = self.declare(statement.variable, code.mask, self.needs_wide(value))
+        self.line(f"const {self.let_type(value, code.mask)} {name} = {code.text};")
+
+    def let_type(self, value: Expr, mask: int) -> str:
+        return self.type_name(value.dtype, value.lanes, mask)
+
+    def needs_wide(self, value: Expr) -> bool:
+        return False
+
+    @property
+    @abstractmethod
+    def index_type(self) -> str:
+        """The type of loop variables."""
+
+    def loop(self, statement: For) -> None:
+        self.prepare(statement.extent)
+        extent = self.text(statement.extent, RELATION + 1)
+        self.loop_pragma(statement)
+        self.push()
+        name = self.declare(statement.variable)
+        self.line(f"for ({self.index_type} {name} = 0; {name} < {extent}; ++{name}) {{")
+        self.body(statement.body)
+        self.line("}")
+        self.pop()
+
+    def branch(self, statement: If) -> None:
+        self.prepare(statement.condition)
+        self.line(f"if ({self.text(statement.condition)}) {{")
+        self.body(statement.then)
+        if statement.otherwise is not None:
+            self.line("} else {")
+            self.body(statement.otherwise)
+        self.line("}")
+
+    def header(self, kernel: Kernel) -> None:
+        for text in kernel.header.splitlines():
+            self.line(f"// {text}".rstrip().rstrip("\\"))
+
+
+def _certainly_evaluated(roots: Iterable[Expr]) -> set[int]:
+    """Nodes that are evaluated whatever conditions hold."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        kids = children(node)
+        if isinstance(node, Apply) and node.operation in ("select", "and", "or"):
+            kids = kids[:1]
+        stack.extend(kids)
+    return seen
