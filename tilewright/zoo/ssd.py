@@ -63,10 +63,9 @@ def ssd_mobilenet_v2(num_classes: int = 91) -> nn.Module:
     modern convolutional object detectors", CVPR 2017, whose released COCO configuration this follows.
     """
     trunk = mobilenet_v2_features()
-    block = trunk[14]
-    assert isinstance(block, nn.Sequential)  # it has stride two, so it is no residual sum
-    expansion, *rest = block
-    first, second = nn.Sequential(*trunk[:14], expansion), nn.Sequential(*rest, *trunk[15:])
+    layers = list(trunk)
+    expansion, *rest = layers[14].children()
+    first, second = nn.Sequential(*layers[:14], expansion), nn.Sequential(*rest, *layers[15:])
     return SingleShotDetector(first, second, (576, 1280), True, num_classes)
 
 

@@ -1,0 +1,210 @@
+"""Zoo networks on the CPU: Tilewright beside PyTorch eager, Inductor, ONNX Runtime and OpenVINO, in one process.
+
+    python -m bench.cpu_networks resnet18 mobilenet_v2 --against eager,eager_cl,onnxruntime
+
+Every contender computes in float32 with the same number of threads, is checked against PyTorch in float64 before it is
+timed, and is left out with its reason if it is absent, fails, or is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import logging
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from bench.common import Contender, Outcome, Run, Unavailable, compare, write_results
+from tilewright import zoo
+
+OURS = "tilewright"
+
+
+def optional_module(name: str) -> Any:
+    """The imported package; raises Unavailable if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Unavailable(f"the package {name} is not installed") from error
+
+
+def eager(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """PyTorch as it is, default layout."""
+    return torch.inference_mode()(module)
+
+
+def eager_channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """PyTorch with weights and images in channels-last layout; the conversion of the input is timed."""
+    ranks = {x.ndim for x in inputs} & {4, 5}
+    if not ranks:
+        raise Unavailable("no input has a channels-last layout")
+    layout = torch.channels_last if ranks == {4} else torch.channels_last_3d
+    module = module.to(memory_format=layout)  # type: ignore[call-overload]
+
+    @torch.inference_mode()
+    def run(*values: Tensor) -> Any:
+        return module(*(x.contiguous(memory_format=layout) if x.ndim in ranks else x for x in values))
+
+    return run
+
+
+def inductor(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """torch.compile with frozen (folded and prepacked) weights."""
+    torch._dynamo.reset()
+    compiled = torch.compile(module, options={"freezing": True})
+    return torch.no_grad()(compiled)
+
+
+def export_onnx(module: nn.Module, inputs: tuple[Tensor, ...], folder: str) -> Path:
+    """Writes the module as an ONNX file with weights beside it."""
+    optional_module("onnxscript")
+    path = Path(folder) / "network.onnx"
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
+        assert program is not None
+        program.save(path, external_data=True)
+    return path
+
+
+def onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """ONNX Runtime's CPU provider with all graph optimisations."""
+    runtime = optional_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Its threads spin within a call but not after it, when the cores belong to the next contender.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        path = export_onnx(module, inputs, folder)
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    return lambda *values: session.run(None, {name: x.numpy() for name, x in zip(names, values, strict=True)})
+
+
+def openvino(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """OpenVINO's CPU plugin, float32 forced (its default may be bfloat16)."""
+    library = optional_module("openvino")
+    core = library.Core()
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = core.compile_model(core.read_model(export_onnx(module, inputs, folder)), "CPU", settings)
+    request = compiled.create_infer_request()
+
+    def run(*values: Tensor) -> Any:
+        result = request.infer([x.numpy() for x in values])
+        return [result[port] for port in compiled.outputs]
+
+    return run
+
+
+def ours(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """Tilewright's own kernels, no trials and no vendor library."""
+    package = optional_module("tilewright")
+    if not hasattr(package, "compile"):
+        raise Unavailable("tilewright.compile does not exist in this version")
+    return package.compile(module, inputs)
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender(OURS, ours),
+        Contender("eager", eager),
+        Contender("eager_cl", eager_channels_last),
+        Contender("inductor", inductor),
+        Contender("onnxruntime", onnxruntime),
+        Contender("openvino", openvino),
+    )
+}
+
+
+def cell(outcome: Outcome) -> str:
+    """Median milliseconds and half the interquartile range, or what happened instead."""
+    if outcome.median_seconds is None or outcome.quartile_seconds is None:
+        return "–" if outcome.status == "unavailable" else outcome.status
+    lower, upper = outcome.quartile_seconds
+    return f"{outcome.median_seconds * 1e3:.3f} ± {(upper - lower) / 2 * 1e3:.3f}"
+
+
+def speed_up(outcomes: Sequence[Outcome]) -> str:
+    """Time of the fastest peer over ours."""
+    medians = {outcome.contender: outcome.median_seconds for outcome in outcomes if outcome.median_seconds is not None}
+    own = medians.pop(OURS, None)
+    return f"{min(medians.values()) / own:.2f}" if own and medians else "–"
+
+
+def table_of(results: Sequence[Outcome], names: Sequence[str], title: str) -> Table:
+    """One row a network, one column a contender."""
+    table = Table("network", *names, "best peer / ours", title=title, caption="ms: median ± half interquartile range")
+    for network in dict.fromkeys(outcome.network for outcome in results):
+        row = [outcome for outcome in results if outcome.network == network]
+        by_name = {outcome.contender: outcome for outcome in row}
+        table.add_row(network, *(cell(by_name[name]) for name in names), speed_up(row))
+    return table
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help="zoo networks; all if none is named")
+    parser.add_argument("--against", default="eager,eager_cl,onnxruntime", help=f"of {','.join(CONTENDERS)}")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=0.3, help="least time of one turn in one round")
+    parser.add_argument("--tolerance", type=float, default=1e-3, help="largest error relative to the largest output")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="cpu_networks", help="the result file's name in bench/results")
+    parsed = parser.parse_args()
+    parsed.against = list(dict.fromkeys([OURS, *parsed.against.split(",")]))
+    if unknown := sorted(set(parsed.against) - set(CONTENDERS)):
+        parser.error(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(CONTENDERS)}")
+    return parsed
+
+
+def main() -> None:
+    options = arguments()
+    console = Console()
+    console = console if console.is_terminal else Console(width=160)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    torch.set_num_threads(options.threads)
+    contenders = [CONTENDERS[name] for name in options.against]
+    results: list[Outcome] = []
+    reported: set[tuple[str, str]] = set()
+    path = None
+    for name in options.networks or list(zoo.NETWORKS):
+        module, example_inputs = zoo.build(name, options.batch, options.seed)
+        torch.manual_seed(options.seed + 1)
+        fresh_inputs = zoo.NETWORKS[name].example_inputs(options.batch)
+        outcomes = compare(
+            name, module, example_inputs, fresh_inputs, contenders, options.tolerance, options.rounds, options.seconds
+        )
+        for outcome in outcomes:
+            if outcome.reason and (outcome.contender, outcome.reason) not in reported:
+                reported.add((outcome.contender, outcome.reason))
+                console.print(f"{name}, {outcome.contender}: {outcome.status}: {outcome.reason}", markup=False)
+        results += outcomes
+        path = write_results(options.name, vars(options), results)  # after every network: a crash loses little
+        del module
+        gc.collect()
+    console.print(table_of(results, options.against, f"CPU, batch {options.batch}, {options.threads} threads"))
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

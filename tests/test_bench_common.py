@@ -1,0 +1,69 @@
+"""The shared measuring code: checks before timing, fair turns, and what result files say. Time is simulated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench import common
+from bench.common import Contender, Outcome, Run, Unavailable
+
+
+def constant_time(call: Callable[[], object]) -> float:
+    call()
+    return 0.25
+
+
+def test_relative_error() -> None:
+    reference = [torch.tensor([1.0, -4.0]).double()]
+    assert common.relative_error([torch.tensor([1.0, -4.0])], reference) == 0
+    assert common.relative_error([torch.tensor([2.0, -4.0])], reference) == 0.25
+    assert common.relative_error([torch.tensor([float("nan"), -4.0])], reference) == float("inf")
+    assert common.relative_error([torch.tensor([1.0])], reference) == float("inf")
+    assert common.relative_error([], reference) == float("inf")
+
+
+def test_turns_rotate_and_are_equally_long() -> None:
+    order: list[str] = []
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    seconds = common.interleaved_seconds(calls, rounds=3, seconds_per_turn=0.5, seconds_of=constant_time)
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 6, "b": 6, "c": 6}
+    assert "".join(order[::4]) == "abcbcacab"  # two calls that are not timed and two that are, a turn
+
+
+def test_only_right_contenders_are_timed() -> None:
+    def right(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        return module
+
+    def wrong(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        remembered = module(*inputs)
+        return lambda *values: remembered
+
+    def absent(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        raise Unavailable("not installed")
+
+    def broken(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        raise ValueError("no such layout\nsecond line")
+
+    functions = (right, wrong, absent, broken)
+    contenders = [Contender(function.__name__, function) for function in functions]
+    example, fresh = (torch.randn(2, 3),), (torch.randn(2, 3),)
+    outcomes = common.compare("net", nn.Linear(3, 4), example, fresh, contenders, 1e-5, 2, 0.5, constant_time)
+    assert [outcome.status for outcome in outcomes] == ["measured", "wrong", "unavailable", "failed"]
+    assert outcomes[0].median_seconds == 0.25 and outcomes[0].calls == 4
+    assert all(outcome.median_seconds is None for outcome in outcomes[1:])
+    assert outcomes[3].reason == "ValueError: no such layout"
+
+
+def test_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    path = common.write_results("trial", {"rounds": 2}, [Outcome("net", "eager", "measured", median_seconds=0.5)])
+    document = json.loads(path.read_text())
+    assert document["results"][0]["median_seconds"] == 0.5
+    assert document["machine"]["cpu"] and document["versions"]["torch"] == torch.__version__
+    assert set(document) == {"command", "date", "commit", "machine", "versions", "settings", "results"}
