@@ -49,6 +49,10 @@ class InvalidArtifact(TilewrightError):
     """A saved executable is damaged, of another version, or for another machine."""
 
 
+class ExecutableClosed(TilewrightError):
+    """The executable was closed, and then called."""
+
+
 class CompilerMissing(TilewrightError):
     """No compiler for the target was found, or it lacks the target's architecture."""
 

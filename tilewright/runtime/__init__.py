@@ -1,0 +1,12 @@
+"""Running compiled programs: the executable, its memory, CPU and GPU engines, and artifacts."""
+
+from __future__ import annotations
+
+from tilewright.runtime.executable import Executable as Executable
+from tilewright.runtime.executable import Image as Image
+from tilewright.runtime.executable import ModuleStamp as ModuleStamp
+from tilewright.runtime.loadable import LoadableProgram as LoadableProgram
+from tilewright.runtime.loadable import loadable as loadable
+from tilewright.runtime.plan import Plan as Plan
+from tilewright.runtime.signature import Signature as Signature
+from tilewright.runtime.signature import positional_signature as positional_signature

@@ -1,0 +1,122 @@
+"""The memory of one executable: its arena, its packed constants, and where each buffer of the program is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.layout import Layout
+from tilewright.runtime.loadable import LoadableProgram
+from tilewright.runtime.memory_plan import MemoryPlan, Places, assign_places, plan_memory
+from tilewright.runtime.packing import pack, unpack
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The `torch.dtype` of an element type's name."""
+    return getattr(torch, ELEMENT_TYPES[name].torch)
+
+
+def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:
+    """Flat tensors on the device of the named buffers; buffers of one source, layout and dtype are one tensor."""
+    result: dict[str, torch.Tensor] = {}
+    made: dict[tuple[str, Layout, str], torch.Tensor] = {}
+    for name in names:
+        storage = program.storage[name]
+        source = program.constant_source(name)
+        assert source is not None, name
+        key = (source, storage.layout, storage.value.dtype)
+        if key not in made:
+            dtype = torch_dtype(storage.value.dtype)
+            flat = torch.from_numpy(pack(program.graph.constants[source].to(dtype), storage.layout))
+            flat = flat.view(torch.bfloat16) if dtype is torch.bfloat16 else flat
+            # a copy: the memory of a constant is ours, and as aligned as PyTorch's allocator makes it
+            made[key] = torch.empty(flat.shape, dtype=flat.dtype, device=device).copy_(flat)
+        result[name] = made[key]
+    return result
+
+
+class Buffers:
+    """Arena and constants on one device. Constants are shared by clones, the arena is not.
+
+    A buffer of the caller has no fixed address: `external` gives its number, inputs first, then outputs.
+    """
+
+    def __init__(
+        self,
+        program: LoadableProgram,
+        device: torch.device,
+        alignment: int,
+        constants: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.program = program
+        self.device = device
+        self.places: Places = assign_places(program)
+        self.plan: MemoryPlan = plan_memory(program, alignment)
+        if constants is None:
+            constants = pack_constants(program, self.places.constants, device)
+        self.constants: Mapping[str, torch.Tensor] = MappingProxyType(dict(constants))
+        # Zeroed once: halos and rounding are never written again.
+        self.arena = torch.zeros(max(self.plan.bytes, 1) + alignment, dtype=torch.uint8, device=device)
+        self._base = -self.arena.data_ptr() % alignment
+        self._views: dict[str, torch.Tensor] = {}
+
+    def external(self, name: str) -> int | None:
+        """The number of the caller's tensor in which a buffer lies; None for the arena and constants."""
+        root = self.program.root(name)
+        if root in self.places.inputs:
+            return self.places.inputs[root]
+        if root in self.places.outputs:
+            return len(self.places.inputs) + self.places.outputs[root]
+        return None
+
+    def address(self, name: str) -> int:
+        """The fixed address of a buffer in the arena or of a constant."""
+        root = self.program.root(name)
+        if root in self.constants:
+            return self.constants[root].data_ptr()
+        return self.arena.data_ptr() + self._base + self.plan.offsets[root]
+
+    def extent(self, name: str) -> tuple[str, int, int]:
+        """Where a buffer lies, for finding overlaps: (memory, first byte, end)."""
+        root = self.program.root(name)
+        if root in self.plan.offsets:
+            start = self.plan.offsets[root]
+            return "arena", start, start + max(self.plan.sizes[root], 1)
+        return root, 0, 1
+
+    def flat(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The storage of a buffer as a one-dimensional tensor of its dtype; writing it writes the buffer."""
+        root = self.program.root(name)
+        if root in self.places.inputs:
+            return inputs[self.places.inputs[root]].view(-1)
+        if root in self.places.outputs:
+            return outputs[self.places.outputs[root]].view(-1)
+        if root in self.constants:
+            return self.constants[root]
+        if root not in self._views:
+            storage = self.program.storage[root]
+            start = self._base + self.plan.offsets[root]
+            section = self.arena[start : start + self.plan.sizes[root]]
+            self._views[root] = section.view(torch_dtype(storage.value.dtype))
+        return self._views[root]
+
+    def value(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A stored value of the graph in its logical shape: a view, except of split layouts."""
+        flat = self.flat(name, inputs, outputs)
+        storage = self.program.storage.get(name)
+        if storage is None:  # an alias that no kernel names: row-major over the whole of its root
+            return flat.view(self.program.graph.values[name].shape)
+        return unpack(flat, storage.layout)
+
+    def is_stored(self, name: str) -> bool:
+        """Whether the value can be read back after its region has run."""
+        root = self.program.root(name)
+        return (
+            root in self.places.inputs
+            or root in self.places.outputs
+            or root in self.constants
+            or root in self.plan.offsets
+        )

@@ -1,0 +1,269 @@
+"""Runs a program on this CPU: a whole segment of kernels is one foreign call.
+
+Kernels have the signature ``void NAME(void *const *arguments, const int64_t *scalars)``. When the executable is built,
+each call becomes a record {function, arguments, scalars} over buffers whose addresses are known; a call of the
+executable only writes the addresses of the caller's tensors and has a small C loop, compiled once, walk the records.
+Without a C compiler a Python loop does the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from tilewright.errors import CompilerMissing, KernelFailed
+from tilewright.hardware import host_cpu
+from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.loadable import LoadableProgram
+from tilewright.toolchain import SourceFile, compile_kernels
+
+RUNNER_SOURCE = """\
+// Walks the kernel calls of one executable. The layout of these structs is also written in tilewright/runtime/cpu.py.
+#include <stdint.h>
+
+typedef void (*kernel_function)(void *const *arguments, const int64_t *scalars);
+typedef struct { kernel_function function; void *const *arguments; const int64_t *scalars; } record;
+typedef struct { void **slot; int64_t external; } patch;
+typedef struct {
+    const record *records; int64_t record_count;
+    const patch *patches; int64_t patch_count;
+    void *const *externals;
+    int (*get_threads)(void); void (*set_threads)(int); int64_t threads;
+} segment;
+
+void tilewright_run(const segment *s)
+{
+    for (int64_t i = 0; i < s->patch_count; i++)
+        *s->patches[i].slot = s->externals[s->patches[i].external];
+    int before = 0;
+    if (s->get_threads && s->set_threads) {
+        before = s->get_threads();
+        if (before != s->threads) s->set_threads((int)s->threads);
+    }
+    for (int64_t i = 0; i < s->record_count; i++)
+        s->records[i].function(s->records[i].arguments, s->records[i].scalars);
+    if (before && before != s->threads) s->set_threads(before);
+}
+"""
+KERNEL_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class SegmentStruct(ctypes.Structure):
+    """`segment` of the runner."""
+
+    _fields_ = [
+        ("records", ctypes.c_void_p),
+        ("record_count", ctypes.c_int64),
+        ("patches", ctypes.c_void_p),
+        ("patch_count", ctypes.c_int64),
+        ("externals", ctypes.c_void_p),
+        ("get_threads", ctypes.c_void_p),
+        ("set_threads", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+    ]
+
+
+class Compiled(Protocol):
+    """What the runtime needs of a `toolchain.Binary`."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def entries(self) -> tuple[str, ...]: ...
+
+
+def openmp_libraries() -> tuple[str, ...]:
+    """Paths of the OpenMP runtimes mapped into this process."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return ()
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count(" ") and len(line.split(maxsplit=5)) == 6}
+    return tuple(sorted(p for p in paths if Path(p).name.startswith(("libgomp", "libiomp", "libomp"))))
+
+
+def _share_openmp() -> ctypes.CDLL | None:
+    """Make the OpenMP runtime that PyTorch loaded visible to kernels, which then do not start a second pool of
+    threads."""
+    for path in openmp_libraries():
+        return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    return None
+
+
+class Library:
+    """The loaded shared objects of a program and the addresses of their entries. They stay mapped for the process's
+    life: worker threads of OpenMP may still be inside them."""
+
+    def __init__(self, binaries: Sequence[Compiled]) -> None:
+        self.openmp = _share_openmp()
+        self._handles = []
+        self.entries: dict[str, int] = {}
+        for binary in binaries:
+            try:
+                handle = ctypes.CDLL(str(binary.path))
+            except OSError as error:
+                raise KernelFailed(f"{binary.path} cannot be loaded: {error}", "compile the model again") from error
+            self._handles.append(handle)
+            for name in binary.entries:
+                try:
+                    self.entries[name] = ctypes.cast(getattr(handle, name), ctypes.c_void_p).value or 0
+                except AttributeError as error:
+                    raise KernelFailed(f"{binary.path} has no function {name}", "compile the model again") from error
+        self.runner = _load_runner()
+
+    def thread_functions(self) -> tuple[int, int]:
+        """Addresses of omp_get_max_threads and omp_set_num_threads; zeros without an OpenMP runtime."""
+        if self.openmp is None:
+            return 0, 0
+        get, put = (
+            ctypes.cast(getattr(self.openmp, n), ctypes.c_void_p)
+            for n in ("omp_get_max_threads", "omp_set_num_threads")
+        )
+        return get.value or 0, put.value or 0
+
+
+def _load_runner() -> ctypes._NamedFuncPointer | None:
+    """The compiled C loop; None where there is no compiler."""
+    source = SourceFile("runner", RUNNER_SOURCE, "c", ("tilewright_run",))
+    try:
+        built = compile_kernels([source], host_cpu())[0]
+    except CompilerMissing:
+        return None
+    if isinstance(built, KernelFailed):
+        return None
+    function = ctypes.CDLL(str(built.path)).tilewright_run
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    return function
+
+
+class _Segment:
+    """Regions between two PyTorch nodes, as records."""
+
+    def __init__(self, owner: CpuEngine, first: int, last: int) -> None:
+        starts = owner.region_starts
+        self.records = owner.records[starts[first] : starts[last]]
+        self.struct = SegmentStruct(
+            self.records.ctypes.data,
+            len(self.records),
+            owner.patches.ctypes.data,
+            len(owner.patches),
+            ctypes.addressof(owner.externals),
+            *owner.library.thread_functions(),
+            owner.threads,
+        )
+        self.address = ctypes.addressof(self.struct)
+
+
+class CpuEngine:
+    """One program over one arena, ready to run. `run` must not be entered twice at a time.
+
+    Raises:
+        KernelFailed: where a binary cannot be loaded or lacks a kernel.
+    """
+
+    input_alignment = 1
+    """Bytes; inputs are read in place at any address."""
+
+    def __init__(self, buffers: Buffers, library: Library, threads: int | None = None) -> None:
+        program = buffers.program
+        self.buffers = buffers
+        self.library = library
+        self._threads = threads or torch.get_num_threads()
+        count = len(buffers.places.inputs) + len(buffers.places.outputs)
+        self.externals = (ctypes.c_void_p * max(count, 1))()
+        self._build_records(program)
+        self._segments: dict[tuple[int, int], _Segment] = {}
+
+    def _build_records(self, program: LoadableProgram) -> None:
+        missing = sorted({c.kernel for r in program.regions for c in r.calls} - self.library.entries.keys())
+        if missing:
+            raise KernelFailed(f"no binary holds the kernels {', '.join(missing)}", "compile the model again")
+        slots = sum(len(call.arguments) for region in program.regions for call in region.calls)
+        self.arguments = np.zeros(max(slots, 1), dtype=np.int64)
+        repeats = max((region.repeat for region in program.regions), default=1)
+        width = max((kernel.scalars for kernel in program.kernels.values()), default=0) or 1
+        # row i holds the number of the repetition once for each scalar parameter
+        self.scalars = np.repeat(np.arange(repeats, dtype=np.int64)[:, None], width, axis=1).copy()
+        records: list[tuple[int, int, int]] = []
+        patches: list[tuple[int, int]] = []
+        self.region_starts = [0]
+        cursor = 0
+        argument_base, scalar_base = self.arguments.ctypes.data, self.scalars.ctypes.data
+        for region in program.regions:
+            calls: list[tuple[int, int]] = []
+            for call in region.calls:
+                calls.append((self.library.entries[call.kernel], argument_base + 8 * cursor))
+                for name in call.arguments:
+                    external = self.buffers.external(name)
+                    if external is None:
+                        self.arguments[cursor] = self.buffers.address(name)
+                    else:
+                        patches.append((argument_base + 8 * cursor, external))
+                    cursor += 1
+            for step in range(region.repeat):
+                records.extend((function, arguments, scalar_base + 8 * width * step) for function, arguments in calls)
+            self.region_starts.append(len(records))
+        self.records = np.array(records, dtype=np.int64).reshape(-1, 3)
+        self.patches = np.array(patches, dtype=np.int64).reshape(-1, 2)
+
+    @property
+    def threads(self) -> int:
+        """OpenMP threads of each kernel."""
+        return self._threads
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        self._threads = count
+        for segment in self._segments.values():
+            segment.struct.threads = count
+
+    def bind(self, pointers: Sequence[int]) -> None:
+        """Take the addresses of the caller's tensors for the runs that follow: inputs, then outputs."""
+        self.externals[: len(pointers)] = pointers
+
+    def run(self, first: int, last: int) -> None:
+        """Run the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node."""
+        segment = self._segments.get((first, last))
+        if segment is None:
+            segment = self._segments[first, last] = _Segment(self, first, last)
+        if self.library.runner is not None:
+            self.library.runner(segment.address)
+        else:
+            self._run_in_python(segment)
+
+    def _run_in_python(self, segment: _Segment) -> None:
+        for slot, external in self.patches:
+            self.arguments[(slot - self.arguments.ctypes.data) // 8] = self.externals[external] or 0
+        before = 0
+        if self.library.openmp is not None:
+            before = self.library.openmp.omp_get_max_threads()
+            self.library.openmp.omp_set_num_threads(self._threads)
+        for function, arguments, scalars in segment.records.tolist():
+            KERNEL_PROTOTYPE(function)(arguments, scalars)
+        if self.library.openmp is not None:
+            self.library.openmp.omp_set_num_threads(before)
+
+    def finish(self) -> None:
+        """Nothing to wait for: `run` returns when the kernels have."""
+
+    def close(self) -> None:
+        self._segments.clear()
+
+
+def cpu_engine(
+    program: LoadableProgram,
+    binaries: Sequence[Compiled],
+    threads: int | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
+    library: Library | None = None,
+) -> CpuEngine:
+    """An engine over fresh buffers; `constants` and `library` are those of an executable of which this is a clone."""
+    from tilewright.runtime.memory_plan import CPU_ALIGNMENT
+
+    buffers = Buffers(program, torch.device("cpu"), CPU_ALIGNMENT, constants)
+    return CpuEngine(buffers, library or Library(binaries), threads)

@@ -1,0 +1,416 @@
+"""``Executable``: a compiled model, callable like the module it was made from.
+
+One call at a time: a lock serialises callers of one executable; `clone` gives another that shares the constants and has
+memory of its own. Results are fresh tensors that no later call overwrites.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+
+from tilewright.errors import ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
+from tilewright.hardware import Machine, is_present
+from tilewright.runtime.buffers import Buffers, torch_dtype
+from tilewright.runtime.cpu import Compiled, cpu_engine
+from tilewright.runtime.loadable import LoadableProgram
+from tilewright.runtime.packing import unpack
+from tilewright.runtime.plan import Plan, plan_of
+from tilewright.runtime.signature import Signature, unflatten
+from tilewright.runtime.torch_nodes import check_nodes, run_region
+
+
+@dataclass(frozen=True)
+class Image:
+    """Everything that an executable is made of, and an artifact holds. `sources` maps file names to the text of the
+    kernels."""
+
+    program: LoadableProgram
+    signature: Signature
+    machine: Machine
+    binaries: tuple[Compiled, ...]
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Engine(Protocol):
+    """What runs the kernels of a program over its buffers: a CPU's or a GPU's."""
+
+    buffers: Buffers
+    input_alignment: int
+    threads: int
+
+    def bind(self, pointers: Sequence[int]) -> None: ...
+    def run(self, first: int, last: int) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ModuleStamp:
+    """Identity and version of a module's parameters and buffers at compilation."""
+
+    entries: Mapping[str, tuple[Callable[[], torch.Tensor | None], int, int]]
+
+    @staticmethod
+    def of(module: torch.nn.Module) -> ModuleStamp:
+        return ModuleStamp(
+            MappingProxyType({n: (weakref.ref(t), t.data_ptr(), _version(t)) for n, t in _state(module).items()})
+        )
+
+    def differs(self, module: torch.nn.Module) -> bool:
+        state = _state(module)
+        if state.keys() != self.entries.keys():
+            return True
+        return any(
+            self.entries[name][0]() is not tensor or self.entries[name][1:] != (tensor.data_ptr(), _version(tensor))
+            for name, tensor in state.items()
+        )
+
+
+def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class Executable:
+    """A model compiled for one machine. Calling it needs that machine; plan and `save` do not.
+
+    Raises, when called:
+        InvalidInput: for inputs of another number, nesting, shape, dtype or device than it was compiled for.
+        TargetNotPresent: where the machine is not here.
+        ExecutableClosed: after `close`.
+    """
+
+    def __init__(self, image: Image, stamp: ModuleStamp | None = None, threads: int | None = None) -> None:
+        self.image = image
+        self._stamp = stamp
+        self._threads = threads
+        self._lock = threading.RLock()
+        self._closed = False
+        self._engine: Engine | None = None
+        program, signature = image.program, image.signature
+        check_nodes(program)
+        self._tensor_leaves = tuple(i for i, leaf in enumerate(signature.inputs) if leaf.name)
+        by_name = {leaf.name: i for i, leaf in enumerate(signature.inputs) if leaf.name}
+        missing = [name for name in program.graph.inputs if name not in by_name]
+        if missing:
+            raise InvalidInput(f"the signature lacks the graph's inputs {missing}", "compile the model again")
+        self._graph_leaves = tuple(by_name[name] for name in program.graph.inputs)
+        arguments = signature.input_tree.children[0]
+        flat = (
+            all(child.kind == "leaf" for child in arguments.children) and not signature.input_tree.children[1].children
+        )
+        in_order = self._graph_leaves == tuple(range(len(signature.inputs)))
+        self._simple_count = len(arguments.children) if flat and in_order else -1
+        if is_present(image.machine):
+            self._start()
+
+    # Construction
+
+    def _start(self, shared: Executable | None = None) -> None:
+        """Build the engine and everything about a call that does not change from one to the next."""
+        image = self.image
+        if not is_present(image.machine):
+            raise TargetNotPresent(
+                f"this executable is for {image.machine.name} ({image.machine.architecture}), which is not here",
+                "run it there: save() it, and tilewright.load() it on that machine",
+            )
+        constants = shared._engine.buffers.constants if shared is not None and shared._engine is not None else None
+        library = getattr(shared._engine, "library", None) if shared is not None else None
+        if image.machine.is_gpu:
+            from tilewright.runtime.gpu import gpu_engine
+
+            self._engine = gpu_engine(image.program, image.binaries, constants=constants, library=library)
+        else:
+            self._engine = cpu_engine(image.program, image.binaries, self._threads, constants, library)
+        self._prepare(self._engine)
+
+    def _prepare(self, engine: Engine) -> None:
+        program, signature, places = self.image.program, self.image.signature, engine.buffers.places
+        self._device = engine.buffers.device
+        self._checks = tuple(
+            (torch.Size(signature.inputs[i].shape), torch_dtype(signature.inputs[i].dtype)) for i in self._graph_leaves
+        )
+        self._allocations = []
+        for root in places.outputs:
+            storage = program.storage[root]
+            shape = storage.value.shape if storage.layout.is_row_major else (storage.layout.size,)
+            self._allocations.append((tuple(shape), torch_dtype(storage.value.dtype), storage.layout.is_padded))
+        self._direct = None
+        positions = [leaf.position for leaf in signature.outputs]
+        names = program.graph.outputs
+        plain = all(
+            leaf.position is not None
+            and leaf.alias_input is None
+            and names[leaf.position] in places.outputs
+            and program.storage[names[leaf.position]].layout.is_row_major
+            for leaf in signature.outputs
+        )
+        if plain and not signature.mutations:
+            self._direct = tuple(places.outputs[names[p]] for p in positions if p is not None)
+        self._single = self._direct is not None and signature.output_tree.kind == "leaf"
+        self._segments: list[tuple[str, int, int]] = []
+        first = 0
+        for index, region in enumerate(program.regions):
+            if region.kind == "torch":
+                if any(r.calls for r in program.regions[first:index]):
+                    self._segments.append(("kernels", first, index))
+                self._segments.append(("torch", index, index + 1))
+                first = index + 1
+        if any(r.calls for r in program.regions[first:]):
+            self._segments.append(("kernels", first, len(program.regions)))
+        self._only_kernels = len(self._segments) == 1 and self._segments[0][0] == "kernels"
+        wanted = {
+            name
+            for region in program.regions
+            if region.kind == "torch"
+            for node in region.nodes
+            for name in program.nodes[node].inputs
+            if name in program.graph.constants
+        }
+        self._torch_constants = {name: program.graph.constants[name].to(self._device) for name in wanted}
+
+    # Calling
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._engine is None:
+            self._require_engine()
+        leaves: Sequence[Any] = args
+        if len(args) != self._simple_count or kwargs:
+            leaves = self.image.signature.leaves(args, kwargs)
+        with self._lock:
+            inputs = self._admit(leaves)
+            engine = self._engine
+            if engine is None:
+                engine = self._require_engine()
+            device = self._device
+            outputs = [
+                (torch.zeros if zeroed else torch.empty)(shape, dtype=dtype, device=device)
+                for shape, dtype, zeroed in self._allocations
+            ]
+            engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
+            if self._only_kernels:
+                engine.run(self._segments[0][1], self._segments[0][2])
+            else:
+                self._run_segments(engine, inputs, outputs)
+            engine.finish()
+            if self._single:
+                return outputs[self._direct[0]]  # type: ignore[index]
+            if self._direct is not None:
+                return unflatten(self.image.signature.output_tree, iter([outputs[i] for i in self._direct]))
+            return self._results(leaves, inputs, outputs)
+
+    def _require_engine(self) -> Engine:
+        if self._closed:
+            raise ExecutableClosed("this executable is closed", "compile or load it again")
+        with self._lock:
+            if self._engine is None:
+                self._start()
+            assert self._engine is not None
+            return self._engine
+
+    def _admit(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """The graph's inputs in order: the caller's tensors where the kernels can read them in place, else copies."""
+        device, alignment = self._device, self._engine.input_alignment if self._engine is not None else 1
+        inputs = []
+        grad = torch.is_grad_enabled()
+        if self._simple_count < 0:
+            self._check_constants(leaves)
+        for leaf, (shape, dtype) in zip(self._graph_leaves, self._checks, strict=True):
+            tensor = leaves[leaf]
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.shape == shape
+                and tensor.dtype is dtype
+                and tensor.device == device
+                and tensor.layout is torch.strided
+                and not (grad and tensor.requires_grad)
+            ):
+                if not tensor.is_contiguous() or tensor.is_neg() or (alignment > 1 and tensor.data_ptr() % alignment):
+                    tensor = torch.empty(shape, dtype=dtype, device=device).copy_(tensor.detach())
+                inputs.append(tensor)
+            else:
+                self._refuse(leaf, tensor)
+        return inputs
+
+    def _check_constants(self, leaves: Sequence[Any]) -> None:
+        for leaf, value in zip(self.image.signature.inputs, leaves, strict=True):
+            if leaf.name:
+                continue
+            if type(value) is not type(leaf.constant) or (value != leaf.constant and not (value != value)):
+                raise InvalidInput(
+                    f"input {leaf.place}: compiled for the constant {leaf.constant!r}, got {_describe(value)}",
+                    "compile the model for this value",
+                )
+
+    def _refuse(self, leaf: int, value: Any) -> None:
+        spec = self.image.signature.inputs[leaf]
+        expected = f"a {spec.dtype} tensor of shape {list(spec.shape)} on {self._device}"
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise InvalidInput(
+                f"input {spec.place} requires gradients, and compiled models compute none",
+                "call under torch.no_grad(), or pass a detached tensor",
+            )
+        raise InvalidInput(
+            f"input {spec.place}: expected {expected}, got {_describe(value)}", "compile the model for such inputs"
+        )
+
+    def _run_segments(self, engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        for kind, first, last in self._segments:
+            if kind == "kernels":
+                engine.run(first, last)
+            else:
+                run_region(self.image.program.regions[first], engine.buffers, inputs, outputs, self._torch_constants)
+
+    def _results(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+        """Outputs as PyTorch would return them: aliases of inputs, constants, several views of one result, inputs
+        changed."""
+        program, signature = self.image.program, self.image.signature
+        assert self._engine is not None
+        buffers = self._engine.buffers
+        values: dict[str, torch.Tensor] = {}
+
+        def value(name: str) -> torch.Tensor:
+            if name not in values:
+                root = program.root(name)
+                if root in buffers.places.inputs or root in buffers.constants:
+                    values[name] = buffers.value(name, inputs, outputs).clone(memory_format=torch.contiguous_format)
+                elif not buffers.is_stored(name) and name in program.graph.constants:
+                    values[name] = program.graph.constants[name].to(self._device, copy=True)
+                else:
+                    values[name] = buffers.value(name, inputs, outputs)
+            return values[name]
+
+        # Everything that is still read from an input is read before inputs are changed.
+        produced = [
+            value(program.graph.outputs[leaf.position])
+            if leaf.position is not None and leaf.alias_input is None
+            else None
+            for leaf in signature.outputs
+        ]
+        changed = [(leaves[leaf], value(program.graph.outputs[position])) for position, leaf in signature.mutations]
+        with torch.no_grad():
+            for target, new in changed:
+                target.copy_(new)
+        results: list[Any] = []
+        for leaf, fresh in zip(signature.outputs, produced, strict=True):
+            if leaf.position is None:
+                results.append(leaf.constant)
+            elif leaf.alias_input is None:
+                results.append(fresh)
+            else:
+                results.append(
+                    self._alias(program.graph.outputs[leaf.position], leaves[leaf.alias_input], inputs, outputs)
+                )
+        return unflatten(signature.output_tree, iter(results))
+
+    def _alias(
+        self, name: str, target: torch.Tensor, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """The caller's tensor, or a view of it, where the graph's output is that; a fresh tensor where it cannot be."""
+        program = self.image.program
+        assert self._engine is not None
+        if self.image.program.graph.values[name].shape == tuple(target.shape):
+            return target
+        root = program.root(name)
+        buffers = self._engine.buffers
+        if root in buffers.places.inputs and inputs[buffers.places.inputs[root]] is target:
+            storage = program.storage.get(name)
+            flat = target.view(-1)
+            return flat.view(program.graph.values[name].shape) if storage is None else unpack(flat, storage.layout)
+        return buffers.value(name, inputs, outputs).clone()
+
+    # Everything else
+
+    @property
+    def plan(self) -> Plan:
+        """What each region is, and why; `str()` prints a table."""
+        return plan_of(self.image.program, self._engine.buffers.plan if self._engine is not None else None)
+
+    @property
+    def signature(self) -> Signature:
+        return self.image.signature
+
+    @property
+    def threads(self) -> int:
+        """OpenMP threads of CPU kernels."""
+        return self._require_engine().threads
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        if count < 1:
+            raise UnsupportedOption(f"threads = {count} is not a positive number", "pass 1 or more")
+        with self._lock:
+            self._threads = count
+            self._require_engine().threads = count
+
+    def clone(self) -> Executable:
+        """Another executable of the same model: constants and kernels are shared, working memory and lock are its
+        own."""
+        if self._closed:
+            raise ExecutableClosed("this executable is closed", "compile or load it again")
+        other = Executable.__new__(Executable)
+        with self._lock:
+            other.__dict__.update(self.__dict__)
+            other._lock = threading.RLock()
+            other._engine = None
+            if self._engine is not None:
+                other._start(shared=self)
+        return other
+
+    def is_stale(self, module: torch.nn.Module) -> bool:
+        """Whether the module's parameters or buffers were replaced or changed in place since compilation.
+
+        Raises:
+            UnsupportedOption: for an executable that was not compiled in this process.
+        """
+        if self._stamp is None:
+            raise UnsupportedOption(
+                "this executable knows of no module: it was loaded from a file", "compile the module here"
+            )
+        return self._stamp.differs(module)
+
+    def save(self, path: str | Path) -> None:
+        """Write an artifact: a directory, or one file where the path ends in ".zip"."""
+        from tilewright.runtime.artifact import save
+
+        save(self.image, path)
+
+    def close(self) -> None:
+        """Release the working memory and kernels; calls raise from then on. Twice is harmless."""
+        with self._lock:
+            self._closed = True
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
+
+    def __enter__(self) -> Executable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return (
+            f"{value!r} of type {type(value).__name__}"
+            if isinstance(value, (int, float, str, bool, type(None)))
+            else type(value).__name__
+        )
+    name = str(value.dtype).removeprefix("torch.")
+    layout = "" if value.layout is torch.strided else f" and layout {value.layout}"
+    return f"a {name} tensor of shape {list(value.shape)} on {value.device}{layout}"

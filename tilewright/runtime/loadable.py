@@ -1,0 +1,172 @@
+"""``LoadableProgram``: what is left of a `Program` once its kernels are compiled, all of it plain data.
+
+Steps and kernel bodies are gone; the graph stays, for `Executable.verify`, for nodes that run through PyTorch, and for
+the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from types import MappingProxyType
+
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.graph import Graph, Node
+from tilewright.ir.kernel import Allocate, Kernel, statements
+from tilewright.ir.region import Call, Program, Storage
+
+SHARED_ALIGNMENT = 128
+"""Bytes to which each shared buffer is rounded when the dynamic shared memory of a block is summed."""
+
+
+@dataclass(frozen=True)
+class LoadableKernel:
+    """How one compiled kernel is called. `writes` says of each parameter whether the kernel writes it; `scalars` counts
+    64-bit scalars.
+
+    `grid`, `block` and `shared_bytes` (of all shared buffers of one block) are for GPU kernels."""
+
+    name: str
+    writes: tuple[bool, ...]
+    scalars: int = 0
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LoadableRegion:
+    """One region of the program; see `tilewright.ir.region.Region` and `Lowered`. `nodes` names nodes of the graph."""
+
+    name: str
+    kind: str
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    calls: tuple[Call, ...]
+    repeat: int = 1
+    schedule: str = ""
+    reasons: tuple[str, ...] = ()
+    predicted_seconds: float = 0.0
+    terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class LoadableProgram:
+    """A compiled model. `storage` holds every buffer that a call names, those of single regions included."""
+
+    graph: Graph
+    target: str
+    regions: tuple[LoadableRegion, ...]
+    kernels: Mapping[str, LoadableKernel]
+    storage: Mapping[str, Storage]
+    aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        return MappingProxyType({node.name: node for node in self.graph.nodes})
+
+    def root(self, name: str) -> str:
+        """The value in whose storage `name` lies: itself, where it is no alias. Raises ValueError for a circle of
+        aliases."""
+        for _ in range(len(self.aliases) + 1):
+            if name not in self.aliases:
+                return name
+            name = self.aliases[name]
+        raise ValueError(f"the aliases of {name} form a circle")
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of a buffer, halo and rounding included."""
+        storage = self.storage[name]
+        return storage.layout.size * size_of(storage.value.dtype)
+
+    def constant_source(self, name: str) -> str | None:
+        """The graph constant of which a buffer is a packed copy; None where it is no constant."""
+        source = self.storage[name].source
+        if source is not None:
+            return source
+        return name if name in self.graph.constants else None
+
+
+def _shared_bytes(kernel: Kernel) -> int:
+    total = 0
+    for statement in statements(kernel.body):
+        if isinstance(statement, Allocate) and statement.buffer.space == "shared":
+            size = statement.buffer.size * size_of(statement.buffer.dtype)
+            total += -(-size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+    return total
+
+
+def loadable_kernel(kernel: Kernel) -> LoadableKernel:
+    """How to call a kernel, from its IR."""
+    writes = tuple(buffer.writable for buffer in kernel.parameters)
+    if kernel.launch is None:
+        return LoadableKernel(kernel.name, writes, len(kernel.scalars))
+    launch = kernel.launch
+    return LoadableKernel(kernel.name, writes, len(kernel.scalars), launch.grid, launch.block, _shared_bytes(kernel))
+
+
+def loadable(program: Program) -> LoadableProgram:
+    """The program without steps and kernel bodies.
+
+    Raises:
+        ValueError: where a call names an unknown kernel or buffer, or passes a wrong number of arguments.
+    """
+    kernels = {name: loadable_kernel(kernel) for name, kernel in program.kernels().items()}
+    storage = dict(program.storage)
+    regions = []
+    for lowered in program.regions:
+        storage.update({name: entry for name, entry in lowered.storage.items() if name not in program.storage})
+        region = lowered.region
+        regions.append(
+            LoadableRegion(
+                region.name,
+                region.kind,
+                tuple(node.name for node in region.nodes),
+                region.inputs,
+                region.outputs,
+                lowered.calls,
+                lowered.repeat,
+                lowered.schedule,
+                region.reasons,
+                lowered.predicted_seconds,
+                MappingProxyType(dict(lowered.terms)),
+            )
+        )
+    result = LoadableProgram(
+        program.graph,
+        program.target,
+        tuple(regions),
+        MappingProxyType(kernels),
+        MappingProxyType(storage),
+        MappingProxyType(dict(program.aliases)),
+    )
+    check(result)
+    return result
+
+
+def check(program: LoadableProgram) -> None:
+    """Raises ValueError where a name leads nowhere or a call does not fit its kernel, its kernel's launch, or its
+    buffers."""
+    for region in program.regions:
+        for call in region.calls:
+            kernel = program.kernels.get(call.kernel)
+            if kernel is None:
+                raise ValueError(f"region {region.name} calls the unknown kernel {call.kernel}")
+            if len(kernel.writes) != len(call.arguments):
+                raise ValueError(
+                    f"kernel {call.kernel} has {len(kernel.writes)} parameters, called with {len(call.arguments)}"
+                )
+            if prod(kernel.grid) < 1 or prod(kernel.block) < 1:
+                raise ValueError(f"kernel {call.kernel} is launched with grid {kernel.grid} and block {kernel.block}")
+            for name in call.arguments:
+                if name not in program.storage and program.root(name) not in program.storage:
+                    raise ValueError(f"kernel {call.kernel} is called with {name}, which has no storage")
+        for name in region.nodes:
+            if name not in program.nodes:
+                raise ValueError(f"region {region.name} names the unknown node {name}")
+    for name in (*program.graph.inputs, *program.graph.outputs):
+        if name not in program.graph.values:
+            raise ValueError(f"the graph has no value {name}")

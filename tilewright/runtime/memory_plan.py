@@ -1,0 +1,184 @@
+"""Where every buffer of a program lies: one arena with reuse, planned before the first call.
+
+A value lives from its first use to its last, counted in calls (in regions, where a region is repeated). Buffers are
+placed by decreasing size, each at the smallest gap between the buffers that live at the same time (greedy by size, best
+fit: Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
+
+A buffer with a halo or with rounding must find those elements zero at every call, and kernels write only its interior.
+So it shares its place only with buffers of identical layout and dtype, whose interior is wholly overwritten by each
+writer: the zeros of the first clearing then last. Such a place is used for nothing else at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tilewright.ir.layout import Layout
+from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
+
+CPU_ALIGNMENT = 64
+GPU_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A buffer in need of a place. It lives through `first`..`last`, both included. `zeroed`: (layout, dtype) where
+    halo or rounding must stay zero, else None."""
+
+    name: str
+    bytes: int
+    first: int
+    last: int
+    zeroed: tuple[Layout, str] | None = None
+
+    def meets(self, other: Lifetime) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Byte offsets into one arena of `bytes`; `unshared_bytes` is what the buffers would take without reuse."""
+
+    offsets: Mapping[str, int]
+    sizes: Mapping[str, int]
+    bytes: int
+    unshared_bytes: int
+
+    def __str__(self) -> str:
+        return f"{len(self.offsets)} buffers in {self.bytes:,} B of arena ({self.unshared_bytes:,} B without reuse)"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which storage each root value of a program is given: the caller's inputs, fresh outputs, constants, or the
+    arena."""
+
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+    constants: tuple[str, ...]
+    arena: tuple[str, ...]
+
+
+def _align(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+def used_buffers(program: LoadableProgram) -> list[str]:
+    """Root buffers that calls and PyTorch nodes use, in the order of first use."""
+    seen: dict[str, None] = {}
+    for region in program.regions:
+        for name in _region_buffers(program, region):
+            seen.setdefault(name)
+    return list(seen)
+
+
+def _region_buffers(program: LoadableProgram, region: LoadableRegion) -> Iterable[str]:
+    for call in region.calls:
+        yield from (program.root(name) for name in call.arguments)
+    if region.kind == "torch":
+        yield from (program.root(name) for name in (*region.inputs, *region.outputs))
+
+
+def assign_places(program: LoadableProgram) -> Places:
+    """The storage class of each root buffer. An output that is (an alias of) an input or a constant takes no storage of
+    its own."""
+    inputs = {name: i for i, name in enumerate(program.graph.inputs)}
+    outputs: dict[str, int] = {}
+    for name in program.graph.outputs:
+        root = program.root(name)
+        if root not in inputs and program.storage.get(root) is not None and program.constant_source(root) is None:
+            outputs.setdefault(root, len(outputs))
+    constants, arena = [], []
+    used = used_buffers(program)
+    extra = [program.root(name) for name in program.graph.outputs]
+    for name in dict.fromkeys([*used, *extra]):
+        if name in inputs or name in outputs:
+            continue
+        (constants if program.constant_source(name) is not None else arena).append(name)
+    return Places(MappingProxyType(inputs), MappingProxyType(outputs), tuple(constants), tuple(arena))
+
+
+def lifetimes(program: LoadableProgram, names: Iterable[str]) -> list[Lifetime]:
+    """When the named root buffers are in use."""
+    wanted = set(names)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    position = 0
+    for region in program.regions:
+        if region.kind == "torch":
+            uses = [(position, name) for name in (*region.inputs, *region.outputs)]
+            end = position + 1
+        else:
+            uses = [(position + i, name) for i, call in enumerate(region.calls) for name in call.arguments]
+            end = position + len(region.calls)
+            if region.repeat > 1:  # a later repetition may read what an earlier one wrote
+                uses = [(at, name) for _, name in uses for at in (position, end - 1)]
+        for at, name in uses:
+            root = program.root(name)
+            if root in wanted:
+                first[root] = min(at, first.get(root, at))
+                last[root] = max(at, last.get(root, at))
+        position = end
+    result = []
+    for name in first:
+        storage = program.storage[name]
+        zeroed = (storage.layout, storage.value.dtype) if storage.layout.is_padded else None
+        result.append(Lifetime(name, program.bytes_of(name), first[name], last[name], zeroed))
+    return result
+
+
+def _fit(buffer: Lifetime, placed: Sequence[tuple[Lifetime, int]], alignment: int) -> int:
+    """Offset of the smallest gap that holds the buffer beside those that live with it, or just above them all."""
+    taken = sorted((offset, offset + other.bytes) for other, offset in placed if other.meets(buffer))
+    best, best_gap, cursor = None, None, 0
+    for start, end in taken:
+        gap = start - cursor
+        if gap >= buffer.bytes and (best_gap is None or gap < best_gap):
+            best, best_gap = cursor, gap
+        cursor = max(cursor, _align(end, alignment))
+    return cursor if best is None else best
+
+
+def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT) -> MemoryPlan:
+    """Offsets such that no two buffers that live at one time overlap, and zeroed elements stay zero."""
+    offsets: dict[str, int] = {}
+    placed: list[tuple[Lifetime, int]] = []
+    horizon = max((b.last for b in buffers), default=0)
+    slots: dict[tuple[Layout, str], list[list[Lifetime]]] = {}
+    for buffer in buffers:
+        if buffer.zeroed is None or buffer.bytes == 0:
+            continue
+        group = slots.setdefault(buffer.zeroed, [])
+        slot = next((s for s in group if not any(other.meets(buffer) for other in s)), None)
+        if slot is None:
+            group.append([buffer])
+        else:
+            slot.append(buffer)
+    members: dict[str, list[str]] = {}
+    items: list[Lifetime] = []
+    for group in slots.values():
+        for slot in group:  # a slot of zeroed buffers belongs to them from beginning to end
+            items.append(Lifetime(slot[0].name, slot[0].bytes, 0, horizon))
+            members[slot[0].name] = [buffer.name for buffer in slot]
+    for buffer in buffers:
+        if buffer.bytes == 0:
+            offsets[buffer.name] = 0
+        elif buffer.zeroed is None:
+            items.append(buffer)
+            members[buffer.name] = [buffer.name]
+    for item in sorted(items, key=lambda b: (-b.bytes, b.first, b.name)):
+        offset = _fit(item, placed, alignment)
+        placed.append((item, offset))
+        for name in members[item.name]:
+            offsets[name] = offset
+    total = max((_align(offset + item.bytes, alignment) for item, offset in placed), default=0)
+    sizes = {buffer.name: buffer.bytes for buffer in buffers}
+    unshared = sum(_align(buffer.bytes, alignment) for buffer in buffers)
+    return MemoryPlan(MappingProxyType(offsets), MappingProxyType(sizes), total, unshared)
+
+
+def plan_memory(program: LoadableProgram, alignment: int = CPU_ALIGNMENT) -> MemoryPlan:
+    """The arena of a program: every buffer that is neither an input, an output nor a constant."""
+    return place(lifetimes(program, assign_places(program).arena), alignment)

@@ -1,0 +1,301 @@
+"""``Signature``: how an executable is called. What a call needs and nothing else, and JSON throughout.
+
+A `Tree` is the shape of nested arguments: tuples, lists, dictionaries and named tuples over leaves, as
+`torch.utils._pytree` sees them. Other registered containers are kept by their type while the process lives, and come
+back from JSON as dictionaries.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.errors import InvalidArtifact, InvalidInput
+
+CONSTANT_TYPES = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Tree:
+    """kind: "leaf", "tuple", "list", "dict", "namedtuple" or "registered". `keys` are those of a dictionary, or field
+    names."""
+
+    kind: str
+    children: tuple[Tree, ...] = ()
+    keys: tuple[Any, ...] = ()
+    type_name: str = ""
+    registered: Any = field(default=None, compare=False)
+    """(type, context) of another container that is registered with `torch.utils._pytree`."""
+
+    @property
+    def leaves(self) -> int:
+        return 1 if self.kind == "leaf" else sum(child.leaves for child in self.children)
+
+
+LEAF = Tree("leaf")
+
+
+def tree_of(spec: Any) -> Tree:
+    """The tree of a `torch.utils._pytree.TreeSpec`."""
+    if spec.is_leaf():
+        return LEAF
+    specs = spec.children_specs if not callable(getattr(spec, "children", None)) else spec.children()
+    children = tuple(tree_of(child) for child in specs)
+    kind, context = spec.type, spec.context
+    if kind is tuple:
+        return Tree("tuple", children)
+    if kind is list:
+        return Tree("list", children)
+    if kind in (dict, OrderedDict):
+        return Tree("dict", children, tuple(context), registered=kind)
+    if kind is defaultdict:
+        return Tree("dict", children, tuple(context[1]), registered=dict)
+    if kind is namedtuple or hasattr(context, "_fields"):
+        named = context if hasattr(context, "_fields") else kind
+        return Tree("namedtuple", children, tuple(named._fields), named.__name__, registered=named)
+    keys = _field_names(kind, context, len(children))
+    return Tree("registered", children, keys, f"{kind.__module__}.{kind.__qualname__}", registered=(kind, context))
+
+
+def _field_names(kind: Any, context: Any, count: int) -> tuple[str, ...]:
+    for candidate in (context, *(context if isinstance(context, (tuple, list)) else ())):
+        if (
+            isinstance(candidate, (tuple, list))
+            and len(candidate) == count
+            and all(isinstance(k, str) for k in candidate)
+        ):
+            return tuple(candidate)
+    return tuple(str(i) for i in range(count))
+
+
+def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
+    """The nested value of a tree over leaves in order."""
+    if tree.kind == "leaf":
+        return next(leaves)
+    values = [unflatten(child, leaves) for child in tree.children]
+    if tree.kind == "tuple":
+        return tuple(values)
+    if tree.kind == "list":
+        return values
+    if tree.kind == "namedtuple":
+        named = tree.registered or namedtuple(tree.type_name, tree.keys)  # type: ignore[misc]
+        return named(*values)
+    if tree.kind == "registered" and tree.registered is not None:
+        from torch.utils._pytree import SUPPORTED_NODES
+
+        kind, context = tree.registered
+        return SUPPORTED_NODES[kind].unflatten_fn(values, context)
+    return (tree.registered or dict)(zip(tree.keys, values, strict=True))
+
+
+def flatten(tree: Tree, value: Any, place: str) -> Iterator[Any]:
+    """The leaves of a nested value that has the tree's shape.
+
+    Raises:
+        InvalidInput: naming the place where it differs.
+    """
+    if tree.kind == "leaf":
+        yield value
+        return
+    if tree.kind == "registered":
+        from torch.utils._pytree import SUPPORTED_NODES
+
+        node = SUPPORTED_NODES.get(type(value))
+        values = list(node.flatten_fn(value)[0]) if node is not None else None
+    elif tree.kind == "dict":
+        values = (
+            [value[key] for key in tree.keys] if isinstance(value, Mapping) and set(value) == set(tree.keys) else None
+        )
+    else:
+        wanted = list if tree.kind == "list" else tuple
+        values = list(value) if isinstance(value, wanted) else None
+    if values is None or len(values) != len(tree.children):
+        expected = tree.kind + (f" with keys {list(tree.keys)}" if tree.keys else f" of {len(tree.children)}")
+        got = type(value).__name__
+        if isinstance(value, Mapping):
+            got += f" with keys {list(value)}"
+        elif isinstance(value, (tuple, list)):
+            got += f" of {len(value)}"
+        raise InvalidInput(f"input {place}: expected a {expected}, got a {got}", "pass inputs nested as at compilation")
+    for index, (child, item) in enumerate(zip(tree.children, values, strict=True)):
+        key = repr(tree.keys[index]) if tree.kind == "dict" else index
+        yield from flatten(child, item, f"{place}[{key}]")
+
+
+@dataclass(frozen=True)
+class InputLeaf:
+    """One leaf of the arguments: the graph input `name`, or where `name` is empty a `constant` that the model was
+    compiled for.
+
+    `place` is the caller's word for it, as "args[0]" or "kwargs['mask']"."""
+
+    place: str
+    name: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    constant: Any = None
+
+
+@dataclass(frozen=True)
+class OutputLeaf:
+    """One leaf of the result: the graph output at `position`, or where that is None a `constant`.
+
+    `alias_input` numbers the input leaf that PyTorch would return or return a view of; None where it would return a
+    fresh tensor."""
+
+    position: int | None = None
+    constant: Any = None
+    alias_input: int | None = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """`inputs` are the leaves of (args, kwargs) in order. `parameters` names the positional parameters, which a caller
+    may then also pass by keyword. `mutations` are pairs (graph output position, input leaf): what is copied back into
+    an input after each call."""
+
+    inputs: tuple[InputLeaf, ...]
+    input_tree: Tree
+    outputs: tuple[OutputLeaf, ...]
+    output_tree: Tree
+    mutations: tuple[tuple[int, int], ...] = ()
+    parameters: tuple[str, ...] = ()
+
+    def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call's arguments, in order.
+
+        Raises:
+            InvalidInput: for arguments of another number or nesting.
+        """
+        positional = self.input_tree.children[0]
+        if len(args) < len(positional.children) and self.parameters:
+            args, kwargs = list(args), dict(kwargs)
+            for name in self.parameters[len(args) : len(positional.children)]:
+                if name not in kwargs:
+                    break
+                args.append(kwargs.pop(name))
+        if len(args) != len(positional.children):
+            expected = ", ".join(leaf.place for leaf in self.inputs)
+            raise InvalidInput(
+                f"expected {len(positional.children)} positional inputs, got {len(args)}",
+                f"the inputs are {expected or 'none'}",
+            )
+        keywords = self.input_tree.children[1]
+        if set(kwargs) != set(keywords.keys):
+            raise InvalidInput(
+                f"expected keyword inputs {sorted(keywords.keys)}, got {sorted(kwargs)}",
+                "pass the inputs as at compilation",
+            )
+        result = []
+        for index, (child, value) in enumerate(zip(positional.children, args, strict=True)):
+            result.extend(flatten(child, value, f"args[{index}]"))
+        for child, key in zip(keywords.children, keywords.keys, strict=True):
+            result.extend(flatten(child, kwargs[key], f"kwargs[{key!r}]"))
+        return result
+
+
+def positional_signature(
+    inputs: Sequence[tuple[str, tuple[int, ...], str]], outputs: int, mutations: Sequence[tuple[int, int]] = ()
+) -> Signature:
+    """The signature of a function of tensors (name, shape, dtype) that returns one tensor, or a tuple of several."""
+    arguments = Tree("tuple", (LEAF,) * len(inputs))
+    return Signature(
+        tuple(InputLeaf(f"args[{i}]", name, tuple(shape), dtype) for i, (name, shape, dtype) in enumerate(inputs)),
+        Tree("tuple", (arguments, Tree("dict"))),
+        tuple(OutputLeaf(i) for i in range(outputs)),
+        LEAF if outputs == 1 else Tree("tuple", (LEAF,) * outputs),
+        tuple(mutations),
+    )
+
+
+# JSON
+
+
+def encode_tree(tree: Tree) -> Any:
+    if tree.kind == "leaf":
+        return "leaf"
+    result: dict[str, Any] = {"kind": tree.kind, "children": [encode_tree(child) for child in tree.children]}
+    if tree.keys:
+        if not all(isinstance(key, (str, int, bool, float)) for key in tree.keys):
+            raise InvalidArtifact(
+                f"dictionary keys {tree.keys} of the model's inputs or outputs cannot be saved", "use string keys"
+            )
+        result["keys"] = list(tree.keys)
+    if tree.type_name:
+        result["type"] = tree.type_name
+    return result
+
+
+def decode_tree(data: Any) -> Tree:
+    """Raises ValueError for anything that `encode_tree` does not make."""
+    if data == "leaf":
+        return LEAF
+    if not isinstance(data, dict) or data.get("kind") not in ("tuple", "list", "dict", "namedtuple", "registered"):
+        raise ValueError(f"no tree of arguments: {data!r}")
+    children = tuple(decode_tree(child) for child in data["children"])
+    keys, name = tuple(data.get("keys", ())), str(data.get("type", ""))
+    if data["kind"] in ("dict", "namedtuple", "registered") and len(keys) != len(children):
+        raise ValueError(f"a tree of {len(children)} children has {len(keys)} keys")
+    if data["kind"] == "namedtuple" and not all(isinstance(key, str) and key.isidentifier() for key in (*keys, name)):
+        raise ValueError(f"a named tuple of fields {keys}")
+    return Tree(data["kind"], children, keys, name)
+
+
+def _encode_constant(value: Any) -> Any:
+    if not isinstance(value, CONSTANT_TYPES):
+        raise InvalidArtifact(
+            f"a constant input or output of type {type(value).__name__} cannot be saved", "pass a number or string"
+        )
+    return {"float": repr(value)} if isinstance(value, float) else value
+
+
+def _decode_constant(data: Any) -> Any:
+    return float(data["float"]) if isinstance(data, dict) else data
+
+
+def encode_signature(signature: Signature) -> dict[str, Any]:
+    """Plain JSON. Raises InvalidArtifact for constants and keys that JSON does not have."""
+    return {
+        "inputs": [
+            {
+                "place": x.place,
+                "name": x.name,
+                "shape": list(x.shape),
+                "dtype": x.dtype,
+                "constant": _encode_constant(x.constant),
+            }
+            for x in signature.inputs
+        ],
+        "input_tree": encode_tree(signature.input_tree),
+        "outputs": [
+            {"position": x.position, "constant": _encode_constant(x.constant), "alias_input": x.alias_input}
+            for x in signature.outputs
+        ],
+        "output_tree": encode_tree(signature.output_tree),
+        "mutations": [list(pair) for pair in signature.mutations],
+        "parameters": list(signature.parameters),
+    }
+
+
+def decode_signature(data: Mapping[str, Any]) -> Signature:
+    """The inverse of `encode_signature`; raises ValueError, KeyError or TypeError for other data."""
+    inputs = tuple(
+        InputLeaf(x["place"], x["name"], tuple(map(int, x["shape"])), x["dtype"], _decode_constant(x["constant"]))
+        for x in data["inputs"]
+    )
+    outputs = tuple(
+        OutputLeaf(x["position"], _decode_constant(x["constant"]), x["alias_input"]) for x in data["outputs"]
+    )
+    result = Signature(
+        inputs,
+        decode_tree(data["input_tree"]),
+        outputs,
+        decode_tree(data["output_tree"]),
+        tuple((int(a), int(b)) for a, b in data["mutations"]),
+        tuple(map(str, data["parameters"])),
+    )
+    if result.input_tree.leaves != len(inputs) or result.output_tree.leaves != len(outputs):
+        raise ValueError("the trees of inputs and outputs do not have as many leaves as there are inputs and outputs")
+    return result
