@@ -18,7 +18,22 @@ from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, floordiv, m
 from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Statement, Store
 
 from .helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, ordered, typed_helper
-from .printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, RELATION, SUM, UNARY, Code, Printer
+from .printer import (
+    _INFIX,
+    ATOM,
+    BITAND,
+    BITOR,
+    BITXOR,
+    COMPARISONS,
+    CONDITIONAL,
+    EQUALITY,
+    OR,
+    RELATION,
+    SUM,
+    UNARY,
+    Code,
+    Printer,
+)
 
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
 """Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""
@@ -116,11 +131,15 @@ class CPrinter(Printer):
     def store(self, statement: Store) -> None:
         value = statement.value
         place = self.place(statement.buffer, statement.offset, value.lanes, True).text
-        code = self.vector(value, value.lanes) if value.lanes > 1 else self.expression(value)
         if value.dtype == "bool" and value.lanes > 1:
+            code = self.expression(value)
             bytes_ = self.resized(code, 1, value.lanes)
-            code = Code(f"({self.type_name('u8', value.lanes)})({bytes_.at(UNARY)} & 1)", UNARY)
-        self.line(f"{place} = {code.text};")
+            self.line(f"{place} = ({self.type_name('u8', value.lanes)})({bytes_.at(UNARY)} & 1);")
+        else:
+            self.assign(place, statement)
+
+    def addend(self, node: Expr, lanes: int) -> Code:
+        return self.operand(node, lanes) if lanes > 1 else self.expression(node)
 
     def allocate(self, buffer: Buffer) -> None:
         element = "u8" if buffer.dtype == "bool" else buffer.dtype
@@ -174,7 +193,9 @@ class CPrinter(Printer):
         name = f"tw_broadcast_{kind}"
         if name not in self.wrappers:
             t = C_TYPES[node.dtype]
-            self.wrappers[name] = f"static inline {kind} {name}({t} a) {{ return ({kind}){{{', '.join('a' * lanes)}}}; }}"
+            self.wrappers[name] = (
+                f"static inline {kind} {name}({t} a) {{ return ({kind}){{{', '.join('a' * lanes)}}}; }}"
+            )
         return Code(f"{name}({code.text})")
 
     def integer(self, size: int) -> str:
@@ -195,7 +216,9 @@ class CPrinter(Printer):
         if operation == "cast":
             return self.vector_cast(node)
         if dtype == "bool":
-            operation = {"add": "or", "max": "or", "mul": "and", "min": "and", "bitwise_not": "not"}.get(operation, operation)
+            operation = {"add": "or", "max": "or", "mul": "and", "min": "and", "bitwise_not": "not"}.get(
+                operation, operation
+            )
             operation = {"eq": "bitwise_xor", "ne": "bitwise_xor"}.get(operation, operation)
         if operation in ("and", "or", "not", "bitwise_and", "bitwise_or", "bitwise_xor") and node.dtype == "bool":
             return self.vector_logic(operation, node)
@@ -208,7 +231,9 @@ class CPrinter(Printer):
             return Code(f"{a} != {a}", EQUALITY, size_of(dtype))
         if operation == "isinf":
             absolute = self.call("abs", dtype, args, lanes, dtype)
-            return Code(f"{absolute.text} == {self.vector(Const(float('inf'), dtype), lanes).text}", EQUALITY, size_of(dtype))
+            return Code(
+                f"{absolute.text} == {self.vector(Const(float('inf'), dtype), lanes).text}", EQUALITY, size_of(dtype)
+            )
         if operation in ("floor", "ceil", "round", "trunc") and not is_float(dtype):
             return self.expression(args[0])
         if operation in _INFIX:
@@ -217,7 +242,9 @@ class CPrinter(Printer):
             code = self.infix(symbol, level, operands, False)
             return Code(code.text, code.level, size_of(dtype)) if operation in COMPARISONS else code
         if operation in ("truncdiv", "fmod") and not is_float(dtype):
-            return self.infix("/" if operation == "truncdiv" else "%", 14, [self.operand(arg, lanes) for arg in args], False)
+            return self.infix(
+                "/" if operation == "truncdiv" else "%", 14, [self.operand(arg, lanes) for arg in args], False
+            )
         return self.call(operation, dtype, args, lanes, node.dtype)
 
     def operand(self, node: Expr, lanes: int) -> Code:
@@ -237,12 +264,17 @@ class CPrinter(Printer):
         lanes = node.lanes
         codes = [self.truth(arg, lanes) for arg in node.args]
         mask = max(code.mask for code in codes)
-        widened = [self.resized(code, mask, lanes) if code.mask else self.vector(arg, lanes, mask) for arg, code in zip(node.args, codes, strict=True)]
+        widened = [
+            self.resized(code, mask, lanes) if code.mask else self.vector(arg, lanes, mask)
+            for arg, code in zip(node.args, codes, strict=True)
+        ]
         if operation == "not":
             return Code("~" + widened[0].at(UNARY), UNARY, mask)
         if node.operation == "eq":  # of booleans
             return Code(f"~({widened[0].at(ATOM)} ^ {widened[1].at(ATOM)})", UNARY, mask)
-        symbol, level = {"and": ("&", BITAND), "or": ("|", BITOR), "xor": ("^", BITXOR)}[operation.removeprefix("bitwise_")]
+        symbol, level = {"and": ("&", BITAND), "or": ("|", BITOR), "xor": ("^", BITXOR)}[
+            operation.removeprefix("bitwise_")
+        ]
         return Code(f"{widened[0].at(UNARY)} {symbol} {widened[1].at(UNARY)}", level, mask)
 
     def vector_select(self, node: Apply) -> Code:
@@ -251,12 +283,19 @@ class CPrinter(Printer):
         if node.dtype == "bool":
             sides = [self.truth(arg, lanes) for arg in (yes, no)]
             mask = max(code.mask for code in sides) or 1
-            a, b = (self.resized(c, mask, lanes) if c.mask else self.vector(arg, lanes, mask) for arg, c in zip((yes, no), sides, strict=True))
+            a, b = (
+                self.resized(c, mask, lanes) if c.mask else self.vector(arg, lanes, mask)
+                for arg, c in zip((yes, no), sides, strict=True)
+            )
         else:
             mask = size_of(node.dtype)
             a, b = self.vector(yes, lanes), self.vector(no, lanes)
         if condition.lanes == 1:
-            return Code(f"{self.text(condition, OR)} ? {a.at(OR)} : {b.at(CONDITIONAL)}", CONDITIONAL, mask if node.dtype == "bool" else 0)
+            return Code(
+                f"{self.text(condition, OR)} ? {a.at(OR)} : {b.at(CONDITIONAL)}",
+                CONDITIONAL,
+                mask if node.dtype == "bool" else 0,
+            )
         chosen = self.resized(self.truth(condition, lanes), mask, lanes)
         kind = self.type_name(node.dtype, lanes, mask)
         name = f"tw_select_{kind}"
@@ -341,7 +380,9 @@ class CPrinter(Printer):
             size = size_of(element) * lanes
             name = f"{element}x{lanes}"
             typedefs.append(f"typedef {C_TYPES[element]} {name} __attribute__((vector_size({size})));")
-            typedefs.append(f"typedef {C_TYPES[element]} {name}_u __attribute__((vector_size({size}), aligned({size_of(element)}), may_alias));")
+            typedefs.append(
+                f"typedef {C_TYPES[element]} {name}_u __attribute__((vector_size({size}), aligned({size_of(element)}), may_alias));"
+            )
         if typedefs:
             parts.append("\n".join(typedefs) + "\n")
         texts = [*ordered(self.helpers, _Helpers()), *self.reductions.values(), *self.wrappers.values()]

@@ -30,7 +30,16 @@ class Helper:
 
 
 C_TYPES: Mapping[str, str] = MappingProxyType(
-    {"f64": "double", "f32": "float", "i64": "int64_t", "i32": "int32_t", "i16": "int16_t", "i8": "int8_t", "u8": "uint8_t", "bool": "uint8_t"}
+    {
+        "f64": "double",
+        "f32": "float",
+        "i64": "int64_t",
+        "i32": "int32_t",
+        "i16": "int16_t",
+        "i8": "int8_t",
+        "u8": "uint8_t",
+        "bool": "uint8_t",
+    }
 )
 CUDA_TYPES: Mapping[str, str] = MappingProxyType(
     {
@@ -47,7 +56,10 @@ CUDA_TYPES: Mapping[str, str] = MappingProxyType(
 # operation -> the C library's function for double; single precision adds an f
 LIBRARY: Mapping[str, str] = MappingProxyType(
     {
-        **{op: op for op in "pow atan2 sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh erf floor ceil trunc".split()},
+        **{
+            op: op
+            for op in "pow atan2 sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh erf floor ceil trunc".split()
+        },
         **{op: op for op in "asinh acosh atanh fmod asin acos atan".split()},
         "round": "rint",
         "abs": "fabs",
@@ -144,7 +156,9 @@ def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Ma
     if operation == "shift_left":
         return Helper(f"{two} {{ return b >= 0 && b < {width} ? ({t})(({_unsigned(dtype)})a << b) : 0; }}")
     if operation == "shift_right":
-        return Helper(f"{two} {{ return ({t})(a >> (b >= 0 && b < {width} ? b : {width - 1}));  }}".replace(";  }", "; }"))
+        return Helper(
+            f"{two} {{ return ({t})(a >> (b >= 0 && b < {width} ? b : {width - 1}));  }}".replace(";  }", "; }")
+        )
     return None
 
 

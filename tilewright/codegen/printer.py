@@ -73,6 +73,7 @@ class Scope:
     storage: dict[str, Buffer] = field(default_factory=dict)
     masks: dict[str, int] = field(default_factory=dict)
     wide: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)
 
 
 def identifier(name: str) -> str:
@@ -101,6 +102,8 @@ def float_literal(value: float, dtype: str) -> str:
 
 class Printer(ABC):
     """State of printing one source file. Subclasses are final; they say what differs between languages."""
+
+    spread = False  # whether a vector operation is written once for each lane
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -144,6 +147,26 @@ class Printer(ABC):
 
     # --- lines and names ---
 
+    def assign(self, target: str, statement: Store) -> None:
+        """`target = value`, or `target += rest` where the value adds to what is there."""
+        value = statement.value
+        if (
+            isinstance(value, Apply)
+            and value.operation == "add"
+            and id(value) not in self.hoisted
+            and value.dtype in ("f32", "f64", "i32", "i64")
+        ):
+            first, rest = value.args
+            same = isinstance(first, Load) and first.buffer == statement.buffer and first.index == (statement.offset,)
+            if same and first.lanes == value.lanes and id(first) not in self.hoisted:
+                self.line(f"{target} += {self.addend(rest, value.lanes).text};")
+                return
+        self.line(f"{target} = {self.text(value)};")
+
+    def addend(self, node: Expr, lanes: int) -> Code:
+        """The right side of `+=`."""
+        return self.expression(node)
+
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text if text else "")
 
@@ -153,17 +176,17 @@ class Printer(ABC):
     def pop(self) -> None:
         self.scopes.pop()
 
-    def _fresh(self, name: str) -> str:
-        taken = {text for scope in self.scopes for text in (*scope.variables.values(), *scope.buffers.values())}
+    def fresh(self, name: str) -> str:
         base = identifier(name)
         text, number = base, 1
-        while text in taken:
+        while any(text in scope.taken for scope in self.scopes):
             number += 1
             text = f"{base}_{number}"
+        self.scopes[-1].taken.add(text)
         return text
 
     def declare(self, variable: Var, mask: int = 0, wide: bool = False) -> str:
-        text = self._fresh(variable.name)
+        text = self.fresh(variable.name)
         scope = self.scopes[-1]
         scope.variables[variable.name] = text
         if mask:
@@ -173,7 +196,7 @@ class Printer(ABC):
         return text
 
     def declare_buffer(self, buffer: Buffer) -> str:
-        text = self._fresh(buffer.name)
+        text = self.fresh(buffer.name)
         self.scopes[-1].buffers[buffer.name] = text
         self.scopes[-1].storage[buffer.name] = buffer
         return text
@@ -186,7 +209,9 @@ class Printer(ABC):
         raise ValueError(f"kernel IR uses the variable {node.name} outside its scope")
 
     def is_wide(self, node: Var) -> bool:
-        return any(scope.variables[node.name] in scope.wide for scope in reversed(self.scopes) if node.name in scope.variables)
+        return any(
+            scope.variables[node.name] in scope.wide for scope in reversed(self.scopes) if node.name in scope.variables
+        )
 
     def buffer(self, name: str) -> tuple[str, Buffer]:
         for scope in reversed(self.scopes):
@@ -234,7 +259,9 @@ class Printer(ABC):
     def infix(self, symbol: str, level: int, operands: Sequence[Code], associative: bool) -> Code:
         def side(operand: Code, right: bool) -> str:
             least = level + 1 if right and not associative else level
-            if operand.level != level and (level in (AND, OR) and operand.level < EQUALITY or BITOR <= level <= BITAND and operand.level < UNARY):
+            if operand.level != level and (
+                level in (AND, OR) and operand.level < EQUALITY or BITOR <= level <= BITAND and operand.level < UNARY
+            ):
                 least = ATOM  # C's precedence of these is one that readers (and gcc -Wall) mistrust
             if level in (RELATION, EQUALITY) and operand.level <= RELATION:
                 least = ATOM
@@ -270,8 +297,15 @@ class Printer(ABC):
             return Code(f"{operand.text} != {operand.text}", EQUALITY)
         if operation in ("floor", "ceil", "round", "trunc") and not is_float(dtype):
             return self.expression(args[0])
-        if operation in ("floordiv", "mod") and dtype == INDEX and is_non_negative(args[0]) and range_of(args[1])[0] > 0:
-            return self.infix("/" if operation == "floordiv" else "%", PRODUCT, [self.expression(a) for a in args], False)
+        if (
+            operation in ("floordiv", "mod")
+            and dtype == INDEX
+            and is_non_negative(args[0])
+            and range_of(args[1])[0] > 0
+        ):
+            return self.infix(
+                "/" if operation == "floordiv" else "%", PRODUCT, [self.expression(a) for a in args], False
+            )
         if not is_float(dtype) and operation in ("truncdiv", "fmod"):
             symbol = "/" if operation == "truncdiv" else "%"
             return self.narrowed(self.infix(symbol, PRODUCT, [self.expression(a) for a in args], False), node.dtype)
@@ -315,21 +349,30 @@ class Printer(ABC):
         for node in order:
             weight[id(node)] = min(1 + sum(weight[id(kid)] for kid in children(node)), 10**6)
             for kid in children(node):
-                uses[id(kid)] = uses.get(id(kid), 0) + 1
+                uses[id(kid)] = uses.get(id(kid), 0) + (
+                    node.lanes if self.spread and isinstance(node, Apply) and kid.lanes == 1 else 1
+                )
         repeated = [n for n in order if uses[id(n)] > 1 and self._worth_naming(n, weight[id(n)])]
         if not repeated:
             return
-        certain = _certainly_evaluated(roots)
+        certain = certainly_evaluated(roots)
         harmless: dict[int, bool] = {}
         for node in order:
-            risky = isinstance(node, Load) or (isinstance(node, Apply) and node.operation in ("floordiv", "mod", "truncdiv", "fmod") and not is_float(node.dtype))
+            risky = isinstance(node, Load) or (
+                isinstance(node, Apply)
+                and node.operation in ("floordiv", "mod", "truncdiv", "fmod")
+                and not is_float(node.dtype)
+            )
             harmless[id(node)] = not risky and all(harmless[id(kid)] for kid in children(node))
         for node in repeated:
             if id(node) in certain or harmless[id(node)]:
-                code = self.expression(node)
-                name = self.declare(Var("t", None), code.mask)
-                self.line(f"const {self.type_name(node.dtype, node.lanes, code.mask)} {name} = {code.text};")
-                self.hoisted[id(node)] = Code(name, ATOM, code.mask)
+                self.name_value(node, self.expression(node))
+
+    def name_value(self, node: Expr, code: Code) -> None:
+        """A variable that holds the node's value until the end of the scope."""
+        name = self.fresh("t")
+        self.line(f"const {self.let_type(node, code.mask)} {name} = {code.text};")
+        self.hoisted[id(node)] = Code(name, ATOM, code.mask)
 
     def _worth_naming(self, node: Expr, weight: int) -> bool:
         if isinstance(node, (Const, Var)):
@@ -428,7 +471,7 @@ class Printer(ABC):
             self.line(f"// {text}".rstrip().rstrip("\\"))
 
 
-def _certainly_evaluated(roots: Iterable[Expr]) -> set[int]:
+def certainly_evaluated(roots: Iterable[Expr]) -> set[int]:
     """Nodes that are evaluated whatever conditions hold."""
     seen: set[int] = set()
     stack = list(roots)

@@ -1,0 +1,406 @@
+"""Kernel IR as CUDA C++: what NVRTC compiles, without any header.
+
+A kernel is ``extern "C" __global__ void NAME(const T *a, T *b, ..., INT scalar, ...)`` with its buffers in the order of the parameters, then
+its scalars, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more). Shared buffers are
+static up to 48 KiB in all; beyond, they lie one after another in dynamic shared memory: launch with `dynamic_shared_bytes(kernel)`.
+
+Vectors are the built-in ones (`float4`); their loads and stores from global and shared memory need an address aligned to the whole vector.
+Arithmetic on vectors is written out lane by lane. Both sides of a `select` whose condition is a vector may be read. Integer arithmetic
+wraps on the machine; a floating-point number that does not fit the integer it is cast to saturates; integer division by zero is undefined.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Iterator, Mapping, Sequence
+
+from tilewright.ir.dtypes import is_float, size_of
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, floordiv, mod, range_of, walk
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Kernel, Let, Statement, Store, statements
+
+from .c import identifier_of
+from .helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper
+from .printer import ATOM, CONDITIONAL, OR, SUM, UNARY, Code, Printer, certainly_evaluated
+
+STATIC_SHARED_LIMIT = 48 * 1024
+"""Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
+
+_ALIGNMENT = 16
+_VECTOR_NAMES = {
+    "f64": "double",
+    "f32": "float",
+    "i64": "longlong",
+    "i32": "int",
+    "i16": "short",
+    "i8": "char",
+    "u8": "uchar",
+    "bool": "uchar",
+}
+_COMPONENTS = "xyzw"
+_SPECIAL = {
+    ("f32", inf): "__int_as_float(0x7f800000)",
+    ("f32", -inf): "__int_as_float(0xff800000)",
+    ("f32", None): "__int_as_float(0x7fc00000)",
+    ("f64", inf): "__longlong_as_double(0x7ff0000000000000LL)",
+    ("f64", -inf): "__longlong_as_double(0xfff0000000000000LL)",
+    ("f64", None): "__longlong_as_double(0x7ff8000000000000LL)",
+}
+
+
+def shared_offsets(kernel: Kernel) -> dict[str, int]:
+    """Byte offset of each shared buffer were they laid one after another, 16-byte aligned."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for statement in statements(kernel.body):
+        if isinstance(statement, Allocate) and statement.buffer.space == "shared":
+            if statement.buffer.name in offsets:
+                raise ValueError(f"kernel {kernel.name} allocates the shared buffer {statement.buffer.name} twice")
+            offsets[statement.buffer.name] = end
+            end += -(-statement.buffer.size * size_of(statement.buffer.dtype) // _ALIGNMENT) * _ALIGNMENT
+    return offsets
+
+
+def shared_bytes(kernel: Kernel) -> int:
+    """Shared memory of one block, in bytes, whether static or dynamic."""
+    return sum(
+        -(-s.buffer.size * size_of(s.buffer.dtype) // _ALIGNMENT) * _ALIGNMENT
+        for s in statements(kernel.body)
+        if isinstance(s, Allocate) and s.buffer.space == "shared"
+    )
+
+
+def dynamic_shared_bytes(kernel: Kernel) -> int:
+    """Bytes of dynamic shared memory to launch with: 0 where the buffers are declared statically."""
+    total = shared_bytes(kernel)
+    return total if total > STATIC_SHARED_LIMIT else 0
+
+
+def index_dtype(kernel: Kernel) -> str:
+    """The type of index arithmetic and of scalar parameters: "i32", or "i64" where a buffer has 2^31 elements or more."""
+    return "i64" if any(buffer.size >= 2**31 for buffer in kernel.parameters) else "i32"
+
+
+class _Helpers(Mapping[str, Helper]):
+    def __getitem__(self, name: str) -> Helper:
+        if name in _EXTREMA:
+            return _EXTREMA[name]
+        found = typed_helper(name, CUDA_TYPES, "static __device__ __forceinline__", {"f32": "f"})
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_EXTREMA)
+
+    def __len__(self) -> int:
+        return len(_EXTREMA)
+
+
+def _nan_extremum(operation: str) -> Helper:
+    relation = ">" if operation == "max" else "<"
+    return Helper(
+        f"""static __device__ __forceinline__ float tw_{operation}_f32(float a, float b) {{
+#if __CUDA_ARCH__ >= 800
+    float result;
+    asm("{operation}.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+#else
+    const float m = a {relation} b ? a : b;  // b where either is NaN
+    return a != a ? a : m;
+#endif
+}}"""
+    )
+
+
+_EXTREMA: Mapping[str, Helper] = {"tw_max_f32": _nan_extremum("max"), "tw_min_f32": _nan_extremum("min")}
+
+
+class CudaPrinter(Printer):
+    """Prints kernels one after another; `source()` is the file."""
+
+    spread = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide_index = False
+        self.widen = False
+        self.lane: int | None = None
+        self.dynamic: dict[str, int] = {}
+
+    # --- types ---
+
+    @property
+    def index_type(self) -> str:
+        return "long long" if self.wide_index else "int"
+
+    def type_name(self, dtype: str, lanes: int = 1, mask: int = 0) -> str:
+        if lanes == 1:
+            return "bool" if dtype == "bool" else CUDA_TYPES[dtype]
+        if lanes * size_of(dtype) > 16 or lanes not in (2, 4):
+            raise ValueError(f"CUDA has no vector of {lanes} {dtype}")
+        return f"{_VECTOR_NAMES[dtype]}{lanes}"
+
+    def let_type(self, value: Expr, mask: int) -> str:
+        if value.dtype == INDEX and value.lanes == 1:
+            return "long long" if self.needs_wide(value) else self.index_type
+        return super().let_type(value, mask)
+
+    def needs_wide(self, value: Expr) -> bool:
+        """Whether an index expression may exceed 32 bits: it holds data, or its known range does."""
+        if value.dtype != INDEX or self.wide_index:
+            return False
+        if isinstance(value, Load) or isinstance(value, Var) and self.is_wide(value):
+            return True
+        if isinstance(value, Const):
+            return not -(2**31) <= int(value.value) < 2**31
+        if isinstance(value, Apply):
+            return (
+                value.operation == "cast"
+                or _outgrows(value)
+                or any(self.needs_wide(a) for a in value.args if a.dtype == INDEX)
+            )
+        return False
+
+    def special_float(self, value: float, dtype: str) -> str:
+        return _SPECIAL[dtype, value if value == value else None]
+
+    # --- memory ---
+
+    def place(self, name: str, offset: Expr) -> str:
+        """One scalar element."""
+        text, buffer = self.buffer(name)
+        if buffer.lanes > 1:
+            vector = text if buffer.size == buffer.lanes else f"{text}[{self.text(floordiv(offset, buffer.lanes))}]"
+            component = mod(offset, buffer.lanes)
+            if isinstance(component, Const):
+                return f"{vector}.{_COMPONENTS[int(component.value)]}"
+            return f"(&{vector}.x)[{self.text(component)}]"
+        if buffer.space == "register" and buffer.size == 1:
+            return text
+        return f"{text}[{self.text(offset)}]"
+
+    def vector_place(self, name: str, offset: Expr, lanes: int, writes: bool) -> Code:
+        text, buffer = self.buffer(name)
+        if buffer.lanes == lanes:
+            return Code(text if buffer.size == lanes else f"{text}[{self.text(floordiv(offset, lanes))}]")
+        address = text if offset == Const(0, INDEX) else f"{text} + {self.text(offset, SUM)}"
+        return Code(
+            f"*reinterpret_cast<{'' if writes else 'const '}{self.type_name(buffer.dtype, lanes)} *>({address})", UNARY
+        )
+
+    def in_pieces(self, buffer: Buffer, lanes: int) -> bool:
+        """A vector in an array of registers is read and written element by element, so that the array stays in registers."""
+        return buffer.space == "register" and buffer.lanes != lanes
+
+    def load(self, node: Load) -> Code:
+        if node.lanes == 1:
+            return Code(self.place(node.buffer, node.index[0]))
+        _, buffer = self.buffer(node.buffer)
+        if self.in_pieces(buffer, node.lanes):
+            return self.gathered(
+                [self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], node.dtype
+            )
+        return self.vector_place(node.buffer, node.index[0], node.lanes, False)
+
+    def store(self, statement: Store) -> None:
+        value = statement.value
+        _, buffer = self.buffer(statement.buffer)
+        if value.lanes == 1:
+            self.assign(self.place(statement.buffer, statement.offset), statement)
+        elif self.in_pieces(buffer, value.lanes):
+            code = self.expression(value)
+            name = code.text
+            if not name.isidentifier():
+                name = self.fresh("t")
+                self.line(f"const {self.type_name(value.dtype, value.lanes)} {name} = {code.text};")
+            for lane in range(value.lanes):
+                self.line(f"{self.place(statement.buffer, statement.offset + lane)} = {name}.{_COMPONENTS[lane]};")
+        else:
+            target = self.vector_place(statement.buffer, statement.offset, value.lanes, True)
+            self.line(f"{target.text} = {self.text(value)};")
+
+    def allocate(self, buffer: Buffer) -> None:
+        name = self.declare_buffer(buffer)
+        kind = CUDA_TYPES[buffer.dtype] if buffer.lanes == 1 else self.type_name(buffer.dtype, buffer.lanes)
+        if buffer.space == "shared" and buffer.name in self.dynamic:
+            self.line(
+                f"{kind} *const {name} = reinterpret_cast<{kind} *>(shared_memory + {self.dynamic[buffer.name]});"
+            )
+        elif buffer.space == "shared":
+            self.line(f"__shared__ __align__({_ALIGNMENT}) {kind} {name}[{buffer.size}];")
+        elif buffer.size == buffer.lanes:
+            self.line(f"{kind} {name};")
+        else:
+            self.line(f"{kind} {name}[{buffer.size // buffer.lanes}];")
+
+    # --- expressions ---
+
+    def variable(self, node: Var) -> Code:
+        code = super().variable(node)
+        return Code(f"(long long){code.text}", UNARY) if self.widen and node.dtype == INDEX else code
+
+    def expression(self, node: Expr) -> Code:
+        if self.lane is not None and node.lanes > 1:
+            return self.component(node, self.lane)
+        if (
+            isinstance(node, Apply)
+            and node.dtype == INDEX
+            and not self.widen
+            and not self.wide_index
+            and id(node) not in self.hoisted
+            and _outgrows(node)
+        ):
+            self.widen = True
+            code = super().expression(node)
+            self.widen = False
+            return code
+        if isinstance(node, Load) and self.widen:
+            self.widen = False
+            code = super().expression(node)
+            self.widen = True
+            return code
+        return super().expression(node)
+
+    def component(self, node: Expr, lane: int) -> Code:
+        """One lane of a vector."""
+        known = self.hoisted.get(id(node))
+        if known is not None:
+            return Code(f"{known.text}.{_COMPONENTS[lane]}")
+        if isinstance(node, Var):
+            return Code(f"{self.variable(node).text}.{_COMPONENTS[lane]}")
+        if isinstance(node, Load):
+            return Code(self.place(node.buffer, node.index[0] + lane))
+        assert isinstance(node, Apply)
+        return self.apply(node)
+
+    def prepare(self, *roots: Expr) -> None:
+        super().prepare(*roots)
+        # vectors that are taken apart below are loaded as vectors first
+        certain = certainly_evaluated(roots)
+        for node in walk(*roots):
+            if isinstance(node, Apply) and node.lanes > 1 and not self.chooses_vectors(node):
+                for kid in children(node):
+                    if isinstance(kid, Load) and kid.lanes > 1 and id(kid) in certain and id(kid) not in self.hoisted:
+                        self.name_value(kid, self.load(kid))
+
+    @staticmethod
+    def chooses_vectors(node: Apply) -> bool:
+        return node.operation == "select" and node.args[0].lanes == 1
+
+    def vector_apply(self, node: Apply) -> Code:
+        if self.chooses_vectors(node):
+            condition, yes, no = node.args
+            a, b = self.whole(yes, node.lanes), self.whole(no, node.lanes)
+            return Code(f"{self.text(condition, OR)} ? {a.at(OR)} : {b.at(CONDITIONAL)}", CONDITIONAL)
+        if node.operation == "broadcast":
+            return self.whole(node.args[0], node.lanes)
+        lanes = []
+        for lane in range(node.lanes):
+            self.lane = lane
+            lanes.append(self.apply(node).text)
+        self.lane = None
+        return self.gathered(lanes, node.dtype)
+
+    def whole(self, node: Expr, lanes: int) -> Code:
+        """The value as a vector; a scalar goes to every lane."""
+        if node.lanes > 1:
+            return self.expression(node)
+        return self.gathered([self.text(node)] * lanes, node.dtype)
+
+    def gathered(self, lanes: Sequence[str], dtype: str) -> Code:
+        return Code(f"make_{self.type_name(dtype, len(lanes))}({', '.join(lanes)})")
+
+    def call(self, operation: str, dtype: str, args: Sequence[Expr], lanes: int, result: str) -> Code:
+        if dtype == INDEX and not self.wide_index and not self.widen and not any(self.needs_wide(a) for a in args):
+            dtype = "i32"
+        if dtype == "bool":
+            dtype = "u8"
+        if operation == "rsqrt":
+            name = "rsqrtf" if dtype == "f32" else "rsqrt"
+        elif operation in LIBRARY and is_float(dtype):
+            name = LIBRARY[operation] + ("f" if dtype == "f32" else "")
+        elif operation in ("min", "max") and dtype == "i32":
+            name = operation
+        else:
+            name = self.need(f"tw_{operation}_{dtype}")
+        return Code(f"{name}({', '.join(self.text(arg) for arg in args)})")
+
+    # --- statements ---
+
+    def loop_pragma(self, statement: For) -> None:
+        if statement.kind == "unroll":
+            self.line("#pragma unroll" if isinstance(statement.extent, Const) else "#pragma unroll 4")
+
+    def barrier(self) -> None:
+        self.line("__syncthreads();")
+
+    def kernel(self, kernel: Kernel) -> None:
+        launch = kernel.launch
+        if launch is None:
+            raise ValueError(f"kernel {kernel.name} has no launch: it is for a CPU")
+        self.wide_index = index_dtype(kernel) == "i64"
+        self.dynamic = shared_offsets(kernel) if dynamic_shared_bytes(kernel) else {}
+        self.push()
+        self.header(kernel)
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        bounds = f"{threads}, {kernel.blocks_per_processor}" if kernel.blocks_per_processor else f"{threads}"
+        arguments = []
+        for buffer in kernel.parameters:
+            name = self.declare_buffer(buffer)
+            arguments.append(f"{'' if buffer.writable else 'const '}{CUDA_TYPES[buffer.dtype]} *__restrict__ {name}")
+        arguments += [f"{self.index_type} {self.declare(scalar)}" for scalar in kernel.scalars]
+        self.line(f'extern "C" __global__ void __launch_bounds__({bounds})')
+        self.line(f"{identifier_of(kernel)}({', '.join(arguments)}) {{")
+        self.depth += 1
+        if self.dynamic:
+            self.line(f"extern __shared__ __align__({_ALIGNMENT}) unsigned char shared_memory[];")
+        used = used_variables(kernel.body)
+        for kind, source in (("block", "blockIdx"), ("thread", "threadIdx")):
+            for axis in "xyz":
+                if f"{kind}_{axis}" in used:
+                    self.line(f"const {self.index_type} {self.declare(Var(f'{kind}_{axis}'))} = {source}.{axis};")
+        self.depth -= 1
+        self.body(kernel.body)
+        self.line("}")
+        self.line("")
+        self.pop()
+
+    def source(self) -> str:
+        texts = ordered(self.helpers, _Helpers())
+        parts = ["\n".join(texts) + "\n"] if texts else []
+        return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])
+
+
+def _outgrows(node: Expr) -> bool:
+    """Whether the known range of an index expression, or of a part of it, exceeds 32 bits."""
+    low, high = range_of(node)
+    if low != -inf and low < -(2**31) or high != inf and high >= 2**31:
+        return True
+    return any(_outgrows(kid) for kid in children(node) if kid.dtype == INDEX and isinstance(kid, Apply))
+
+
+def expressions(root: Statement) -> Iterator[Expr]:
+    """The expressions of every statement."""
+    for statement in statements(root):
+        if isinstance(statement, Let):
+            yield statement.value
+        elif isinstance(statement, Store):
+            yield statement.offset
+            yield statement.value
+        elif isinstance(statement, For):
+            yield statement.extent
+        elif isinstance(statement, If):
+            yield statement.condition
+
+
+def used_variables(root: Statement) -> frozenset[str]:
+    """Names of the variables that occur in a statement."""
+    return frozenset(node.name for node in walk(*expressions(root)) if isinstance(node, Var))
+
+
+def print_cuda(kernels: Sequence[Kernel]) -> str:
+    """One complete CUDA C++ file with the kernels in order."""
+    printer = CudaPrinter()
+    for kernel in kernels:
+        printer.kernel(kernel)
+    return printer.source()
