@@ -233,7 +233,7 @@ def select(condition: Expr, a: Operand, b: Operand) -> Expr:
         return a
     if condition == FALSE:
         return b
-    return Apply("select", (condition, a, b), a.dtype, max(a.lanes, b.lanes))
+    return Apply("select", (condition, a, b), a.dtype, max(condition.lanes, a.lanes, b.lanes))
 
 
 def cast(a: Expr, dtype: str) -> Expr:

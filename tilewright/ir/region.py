@@ -46,11 +46,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Storage:
-    """A buffer a program needs: a value of the graph, a workspace, or a constant packed into another layout (`source` names it)."""
+    """A buffer a program needs: a value of the graph, a workspace, or a constant packed into another layout. `source` names the constant;
+    `view` is (sizes, strides, offset) of the part of it, as torch.as_strided takes them, where that differs from the constant itself."""
 
     value: Value
     layout: Layout
     source: str | None = None
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
 
 
 @dataclass(frozen=True)

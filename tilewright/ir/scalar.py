@@ -42,7 +42,7 @@ _TABLE = (
     ScalarOperation("truncdiv", 2, lambda a, b: np.trunc(a / b).astype(np.asarray(a).dtype), 4),
     ScalarOperation("neg", 1, np.negative),
     ScalarOperation("abs", 1, np.abs),
-    ScalarOperation("sign", 1, np.sign),
+    ScalarOperation("sign", 1, lambda a: np.where(np.isnan(a), 0, np.sign(a)).astype(a.dtype)),  # of NaN 0, as torch.sign
     ScalarOperation("min", 2, np.minimum),  # NaN wins, as torch.minimum
     ScalarOperation("max", 2, np.maximum),
     ScalarOperation("pow", 2, np.power, 20),

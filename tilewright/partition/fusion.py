@@ -18,6 +18,7 @@ from typing import Callable, Mapping
 
 from ..codegen.access import split_divided_axes
 from ..graph.contraction import contraction
+from ..graph.rows import rows_of
 from ..ir.computation import Computation, Step
 from ..ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, substitute, variables, walk
 from ..ir.graph import Graph, Node, Value
@@ -233,7 +234,7 @@ class _Partitioner:
     def _kind(self, group: _Group) -> str:
         reduces = [step for step in group.steps if step.kind != "map"]
         if any(step.kind == "scan" for step in reduces):
-            return "prefix" if len(reduces) == 1 else "unfused"
+            return "prefix" if len(reduces) == 1 and _reads_at_own_axes(group.steps) else "unfused"
         if len(reduces) == 1 and contraction(reduces[0], self.constants) is not None and _reads_at_own_axes(group.steps):
             return "contraction"
         if len(reduces) == 1 and _reads_at_own_axes(group.steps):
@@ -297,39 +298,3 @@ def _reads_at_own_axes(steps: tuple[Step, ...]) -> bool:
     if [axis.extent for axis in final.axes] != extents:
         return False
     return all(load.index == final.axes for load in loads(*final.bodies) if load.buffer in names)
-
-
-def rows_of(steps: tuple[Step, ...]) -> tuple[Var, ...] | None:
-    """The axes of the last step that say which row an element belongs to, in the order of the reductions' axes (None stands for no such
-    structure): every reduction has the same row space and every later step reads reductions at plain row variables."""
-    reduces = [step for step in steps if step.kind == "reduce"]
-    if not reduces:
-        return None
-    space = [axis.extent for axis in reduces[0].axes]
-    if any([axis.extent for axis in step.axes] != space for step in reduces):
-        return None
-    inner = {name for step in reduces for name in step.names}
-    rows: tuple[Expr, ...] | None = None
-    for step in steps:
-        for load in loads(*step.bodies):
-            if load.buffer not in inner:
-                continue
-            wanted = tuple(step.axes) if step.kind == "reduce" else rows
-            if wanted is None:
-                rows = wanted = load.index
-            for position, expected, extent in zip(load.index, wanted, space, strict=True):
-                if extent != 1 and position != expected:
-                    return None
-    last = steps[-1]
-    if last.kind == "reduce":
-        return tuple(last.axes)
-    if rows is None:
-        return None
-    plain = [position for position, extent in zip(rows, space, strict=True) if extent != 1]
-    if any(not isinstance(p, Var) for p in plain) or len(set(plain)) != len(plain):
-        return None
-    placeholder = [position if isinstance(position, Var) else Var(f"unit{i}", 1) for i, position in enumerate(rows)]
-    return tuple(placeholder)
-
-
-__all__ = ["Partition", "inline", "partition", "rows_of", "variables"]

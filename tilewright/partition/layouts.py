@@ -69,13 +69,13 @@ def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], grap
 
 
 def _padded_reads(graph: Graph, region: Region, values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...] | None]:
-    if region.kind != "contraction":
+    """Values that the region's sum reads behind zero guards, with the halo that makes the guards needless (None where nothing would)."""
+    if region.kind not in ("contraction", "window") or region.steps[0].combiner != "sum":
         return {}
-    found = contraction(region.steps[0], frozenset(graph.constants))
-    assert found is not None
+    body = region.steps[0].bodies[0]
     result = {}
-    for name in {load.buffer for load in loads(found.a)}:
-        halo = needed_halo(found.a, name, values[name].shape)
+    for name in dict.fromkeys(load.buffer for load in loads(body)):
+        halo = needed_halo(body, name, values[name].shape)
         if halo is not None:
             result[name] = halo
     return result

@@ -22,15 +22,19 @@ def torch_dtype(name: str) -> torch.dtype:
 def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:
     """Flat tensors on the device of the named buffers; buffers of one source, layout and dtype are one tensor."""
     result: dict[str, torch.Tensor] = {}
-    made: dict[tuple[str, Layout, str], torch.Tensor] = {}
+    made: dict[tuple[object, ...], torch.Tensor] = {}
     for name in names:
         storage = program.storage[name]
         source = program.constant_source(name)
         assert source is not None, name
-        key = (source, storage.layout, storage.value.dtype)
+        key = (source, storage.view, storage.layout, storage.value.dtype)
         if key not in made:
             dtype = torch_dtype(storage.value.dtype)
-            flat = torch.from_numpy(pack(program.graph.constants[source].to(dtype), storage.layout))
+            constant = program.graph.constants[source].to(dtype)
+            if storage.view is not None:
+                sizes, strides, offset = storage.view
+                constant = constant.contiguous().as_strided(sizes, strides, offset)
+            flat = torch.from_numpy(pack(constant, storage.layout))
             flat = flat.view(torch.bfloat16) if dtype is torch.bfloat16 else flat
             # a copy: the memory of a constant is ours, and as aligned as PyTorch's allocator makes it
             made[key] = torch.empty(flat.shape, dtype=flat.dtype, device=device).copy_(flat)

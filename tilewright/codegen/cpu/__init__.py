@@ -1,0 +1,29 @@
+"""Lowering regions to kernels for CPUs: OpenMP threads outside, vector lanes inside."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+from ...hardware.machine import Machine
+from ...ir.graph import Value
+from ...ir.layout import Layout
+from ...ir.region import Lowered, Region
+from ...schedule.cpu_contraction import CpuContractionSchedule
+from .contraction import lower_contraction
+from .simple import lower_map, lower_prefix, lower_rows, lower_window
+
+
+def lower_cpu(
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: Mapping[str, tuple[int, ...]],
+    machine: Machine,
+    schedule: CpuContractionSchedule | None = None,
+) -> Lowered:
+    """Kernels and calls of one region. `constants` maps the names of compile-time constants to their shapes. Contractions need a schedule."""
+    if region.kind == "contraction":
+        assert schedule is not None
+        return lower_contraction(region, layouts, values, constants, machine, schedule)
+    lower = {"map": lower_map, "window": lower_window, "rows": lower_rows, "prefix": lower_prefix}[region.kind]
+    return lower(region, layouts, values, machine)

@@ -1,0 +1,316 @@
+"""CPU contractions: direct convolution and matrix product from one register-tiled loop nest.
+
+    for each panel of output channels, tile of pixels:      (in parallel)
+        acc[pixel][vector] = 0
+        for r in reduction:                                  (filter rows, filter columns, input channels)
+            acc[pixel][vector] += A[pixel, r] * B[r, vector] (A broadcast, B a vector from a packed panel)
+        out = epilogue(acc)
+
+The tile spans two M axes (rows and columns of an image), so it fits small images too; partial tiles get code of their own, partial vectors
+leave through a small buffer. Padding costs nothing where A has a zeroed halo.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Mapping, Sequence
+
+from ...graph.contraction import Contraction, contraction
+from ...hardware.machine import Machine
+from ...ir.computation import Step
+from ...ir.expr import INDEX, Apply, Const, Expr, Load, Var, binary, coefficient, linear, loads, rewrite, substitute, variables
+from ...ir.expr import Linear, from_linear
+from ...ir.graph import Value
+from ...ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store
+from ...ir.layout import Layout
+from ...ir.region import Call, Lowered, Region, Storage
+from ...schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
+from ..access import bind_shared, flatten, merge_axes, vectorise
+from ..assemble import assemble, block, order_by
+from ..operand import operand_view
+from .simple import SERIAL_WORK, ZERO, count, lower_map
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """The contraction in flat form: axes in loop order, A's element, the result's offset, and the epilogue (None: store the sum)."""
+
+    found: Contraction
+    outer: tuple[Var, ...]
+    rows: Var | None
+    columns: Var
+    a: Expr
+    offset: Expr
+    epilogue: Expr | None
+    n: Var
+
+    @property
+    def n_outer(self) -> tuple[Var, ...]:
+        return tuple(axis for axis in self.found.n if axis != self.n and axis.extent != 1)
+
+    @property
+    def batch(self) -> tuple[Var, ...]:
+        return tuple(axis for axis in self.found.batch if axis.extent != 1)
+
+
+def _prepare(region: Region, layouts: Mapping[str, Layout], constants: Mapping[str, tuple[int, ...]]) -> _Nest:
+    found = contraction(region.steps[0], frozenset(constants))
+    assert found is not None
+    last = region.steps[-1]
+    offset = layouts[region.outputs[0]].offset(last.index)
+    body = flatten(last.bodies[0], layouts) if last is not region.steps[0] else None
+    a = flatten(found.a, layouts)
+    if body is not None:
+        # the sum is addressed by nothing while axes are merged: it is what the tile holds
+        body = rewrite(body, lambda x: Var(ACCUMULATOR, None, "f32") if isinstance(x, Load) and x.buffer == found.step.name else x)
+    ordered = order_by(found.m, offset)
+    expressions = [a, offset, *([body] if body is not None else [])]
+    axes, merged = merge_axes(ordered, expressions)
+    units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
+    merged = tuple(substitute(e, units) for e in merged)
+    columns = axes[-1] if axes else Var("m", 1)
+    rows = axes[-2] if len(axes) > 1 else None
+    n = max(found.n, key=lambda axis: axis.extent or 0)
+    return _Nest(found, axes[:-2], rows, columns, merged[0], merged[1], merged[2] if body is not None else None, n)
+
+
+ACCUMULATOR = "accumulated"
+
+
+def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants: Mapping[str, tuple[int, ...]]) -> CpuContractionProblem:
+    """The extents that the schedule's choice depends on."""
+    nest = _prepare(region, layouts, constants)
+    outer = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
+    rows = nest.rows.extent or 0 if nest.rows is not None else 1
+    a_values = {load.buffer for load in loads(nest.found.a)}
+    a_bytes = sum(layouts[name].size for name in a_values if name in layouts) * 4
+    b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
+    return CpuContractionProblem(outer, rows, nest.columns.extent or 0, nest.n.extent or 0, nest.found.size_r, a_bytes, 4 * b_size)
+
+
+def lower_contraction(
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: Mapping[str, tuple[int, ...]],
+    machine: Machine,
+    schedule: CpuContractionSchedule,
+) -> Lowered:
+    """Kernels of a contraction: (where B is no constant) one that packs B into panels, and the tiled product."""
+    nest = _prepare(region, layouts, constants)
+    found = nest.found
+    known = variables(found.b)
+    leading = tuple(axis for axis in (*nest.batch, *nest.n_outer) if axis in known)
+    axes = (*leading, *found.r, nest.n)
+    packed = f"{found.b.buffer}@{region.name}"
+    sizes = tuple(axis.extent or 0 for axis in axes)
+    layout = packed_panels(sizes, len(leading), schedule.panel)
+    storage: dict[str, Storage] = {}
+    kernels, calls = [], []
+    value = Value(packed, sizes, "f32")
+    view = operand_view(found.b, constants[found.b.buffer], axes) if found.b.buffer in constants else None
+    if view is not None:
+        storage[packed] = Storage(value, layout, found.b.buffer, view)
+    else:
+        storage[packed] = Storage(value, layout)
+        step = Step(packed, sizes, axes, (found.b,))
+        copy = Region(packed, "map", (), (step,), (found.b.buffer,), (packed,))
+        lowered = lower_map(copy, {**layouts, packed: layout}, {**values, packed: value}, machine)
+        kernels += lowered.kernels
+        calls += lowered.calls
+    panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
+    emitter = _Tile(region, nest, schedule, panel, packed, layout, axes)
+    body = _outer_loops(nest, schedule, panel, emitter)
+    header = f"{found.size_batch} x {found.size_m} x {found.size_n} sums of {found.size_r} products; {schedule}"
+    dtypes = {**{name: v.dtype for name, v in values.items()}, packed: "f32"}
+    kernel, arguments = assemble("contraction", body, {**layouts, packed: layout}, dtypes, region.outputs, header=header)
+    return Lowered(region, str(schedule), (*kernels, kernel), (*calls, Call(kernel.name, arguments)), storage)
+
+
+def packed_panels(sizes: Sequence[int], batch: int, panel: int) -> Layout:
+    """Panels of `panel` neighbouring elements of the last dimension: (batch..., last / panel, reduced..., last mod panel). `batch` counts the
+    leading dimensions that stay outermost. The last dimension is padded to a multiple of the panel."""
+    last = len(sizes) - 1
+    order = (*((d, 0) for d in range(batch)), (last, 0), *((d, 0) for d in range(batch, last)), (last, panel))
+    return Layout(tuple(sizes), order)
+
+
+def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile: _Tile) -> Statement:
+    """Threads over batch, panels and tile rows (or tile columns where there is one M axis); columns of tiles inside."""
+    width = schedule.tile_columns
+    columns = nest.columns.extent or 0
+    height = schedule.tile_rows
+    row_extent = nest.rows.extent or 0 if nest.rows is not None else 1
+    row_tile = Var("tile_row", -(-row_extent // height))
+
+    def column_tiles(row_start: Expr, rows: int) -> list[Statement]:
+        parts: list[Statement] = []
+        full = columns // width
+        if full == 1:
+            parts.append(tile.emit(row_start, rows, ZERO, width))
+        elif full:
+            at = Var("tile_column", full)
+            parts.append(For(at, count(full), tile.emit(row_start, rows, at * width, width)))
+        if columns % width:
+            parts.append(tile.emit(row_start, rows, count(full * width), columns % width))
+        return parts
+
+    parallel: list[Var] = [*nest.batch, *nest.n_outer]
+    if nest.rows is None and columns > width:
+        at = Var("tile_column", -(-columns // width))
+        inside: Statement
+        whole = tile.emit(ZERO, 1, at * width, width)
+        if columns % width:
+            rest = tile.emit(ZERO, 1, count(columns // width * width), columns % width)
+            inside = If(at < columns // width, whole, rest)
+        else:
+            inside = whole
+        m_axes: list[Var] = [*nest.outer, at]
+    elif row_extent % height:
+        full = row_extent // height
+        last = block(column_tiles(count(full * height), row_extent % height))
+        inside = If(row_tile < full, block(column_tiles(row_tile * height, height)), last) if full else last
+        m_axes = [*nest.outer, row_tile]
+    else:
+        inside = block(column_tiles(row_tile * height, height))
+        m_axes = [*nest.outer, row_tile]
+    order = [panel, *m_axes] if schedule.order == "n" else [*m_axes, panel]
+    parallel += [axis for axis in order if axis.extent != 1]
+    single: dict[Var, Expr] = {axis: ZERO for axis in order if axis.extent == 1}
+    if single:
+        from .simple import _substituted
+
+        inside = _substituted(inside, single)
+    work = nest.found.flops
+    result = inside
+    for axis in reversed(parallel):
+        result = For(axis, count(axis.extent or 0), result, "parallel" if work > 8 * SERIAL_WORK else "serial")
+    return result
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Emits the code of one register tile."""
+
+    region: Region
+    nest: _Nest
+    schedule: CpuContractionSchedule
+    panel: Var
+    packed: str
+    packed_layout: Layout
+    packed_axes: tuple[Var, ...]
+
+    def emit(self, row_start: Expr, rows: int, column_start: Expr, columns: int) -> Block:
+        """The tile of `rows` x `columns` pixels that starts there, for the current panel."""
+        lanes, vectors = self.schedule.lanes, self.schedule.vectors
+        pixels = [(i, j) for i in range(rows) for j in range(columns)]
+        size = len(pixels) * self.schedule.panel
+        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
+        start: list[Statement] = [Allocate(Buffer("acc", "f32", size, "register", lanes))]
+        start += [Store("acc", count(k * lanes), zero) for k in range(len(pixels) * vectors)]
+        inner: Statement = block(self._accumulate(pixels, row_start, column_start))
+        for axis in reversed(self.nest.found.r):
+            inner = For(axis, count(axis.extent or 0), inner)
+        return block(start, inner, self._store(pixels, row_start, column_start, rows, columns))
+
+    def _at(self, expr: Expr, row: Expr, column: Expr) -> Expr:
+        mapping: dict[Var, Expr] = {self.nest.columns: column}
+        if self.nest.rows is not None:
+            mapping[self.nest.rows] = row
+        return substitute(expr, mapping)
+
+    def _accumulate(self, pixels: Sequence[tuple[int, int]], row_start: Expr, column_start: Expr) -> list[Statement]:
+        lanes, vectors = self.schedule.lanes, self.schedule.vectors
+        position = [self.panel * self.schedule.panel if axis == self.nest.n else axis for axis in self.packed_axes]
+        base = self.packed_layout.offset(position)
+        result: list[Statement] = []
+        weights = [Var(f"b{v}", None, "f32", lanes) for v in range(vectors)]
+        result += [
+            Let(w, Load(self.packed, (base + v * lanes,), "f32", lanes)) for v, w in enumerate(weights)
+        ]
+        bases: dict[tuple[tuple[Expr, int], ...], Var] = {}
+        for p, (i, j) in enumerate(pixels):
+            element = self._at(self.nest.a, row_start + i, column_start + j)
+            if isinstance(element, Load):
+                form = linear(element.index[0])
+                if form.terms not in bases:
+                    bases[form.terms] = Var(f"a{len(bases)}", None, INDEX)
+                    result.append(Let(bases[form.terms], from_linear(Linear(form.terms, 0))))
+                element = replace(element, index=(bases[form.terms] + form.constant,))
+            pixel = Var(f"p{p}", None, "f32")
+            result.append(Let(pixel, element))
+            for v, weight in enumerate(weights):
+                at = count((p * vectors + v) * lanes)
+                old = Load("acc", (at,), "f32", lanes)
+                result.append(Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), "f32", lanes)), "f32", lanes)))
+        return result
+
+    def _store(self, pixels: Sequence[tuple[int, int]], row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement:
+        n, extent = self.nest.n, self.nest.n.extent or 0
+        vectored = self._vector_store(pixels, row_start, column_start)
+        guarded = self._guarded_store(row_start, column_start, rows, columns)
+        if vectored is None:
+            return guarded
+        if extent % self.schedule.panel == 0:
+            return vectored
+        full = extent // self.schedule.panel
+        assert n is not None
+        return If(self.panel < full, vectored, guarded) if full else guarded
+
+    def _vector_store(self, pixels: Sequence[tuple[int, int]], row_start: Expr, column_start: Expr) -> Block | None:
+        lanes, vectors, n = self.schedule.lanes, self.schedule.vectors, self.nest.n
+        if coefficient(self.nest.offset, n) != 1:
+            return None
+        accumulated = Var(ACCUMULATOR, None, "f32", lanes)
+        value: Expr | None = accumulated
+        if self.nest.epilogue is not None:
+            narrow = Var(ACCUMULATOR, None, "f32")
+            held = rewrite(self.nest.epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
+            value = vectorise(held, n, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
+            if value is None:
+                return None
+            value = rewrite(value, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x)
+            if value.lanes != lanes:
+                value = Apply("broadcast", (value,), "f32", lanes)
+        result: list[Statement] = []
+        for p, (i, j) in enumerate(pixels):
+            for v in range(vectors):
+                place: dict[Var, Expr] = {n: self.panel * self.schedule.panel + v * lanes}
+                held_at = Load("acc", (count((p * vectors + v) * lanes),), "f32", lanes)
+                one = self._at(substitute(value, place), row_start + i, column_start + j)
+                one = rewrite(one, lambda x, held_at=held_at: held_at if x == accumulated else x)
+                where = self._at(substitute(self.nest.offset, place), row_start + i, column_start + j)
+                lets, (one, where) = bind_shared([one, where], f"e{p}_{v}_")
+                result += [*lets, Store(self.region.outputs[0], where, one)]
+        return block(result)
+
+    def _guarded_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Block:
+        """Through a buffer, element by element: partial panels, results that do not lie along N, epilogues without vectors."""
+        lanes, panel_width, n = self.schedule.lanes, self.schedule.panel, self.nest.n
+        vectors = rows * columns * self.schedule.vectors
+        result: list[Statement] = [Allocate(Buffer("spill", "f32", vectors * lanes, "register"))]
+        result += [Store("spill", count(k * lanes), Load("acc", (count(k * lanes),), "f32", lanes)) for k in range(vectors)]
+        row, column, lane = Var("row", rows), Var("column", columns), Var("lane", panel_width)
+        held = Load("spill", ((row * columns + column) * panel_width + lane,), "f32")
+        place: dict[Var, Expr] = {n: self.panel * panel_width + lane}
+        value: Expr = held
+        if self.nest.epilogue is not None:
+            narrow = Var(ACCUMULATOR, None, "f32")
+            value = self._at(substitute(self.nest.epilogue, place), row_start + row, column_start + column)
+            value = rewrite(value, lambda x: held if x == narrow else x)
+        where = self._at(substitute(self.nest.offset, place), row_start + row, column_start + column)
+        lets, (value, where) = bind_shared([value, where])
+        extent = n.extent or 0
+        width: Expr = count(panel_width)
+        if extent % panel_width:
+            width = count(extent) if extent < panel_width else binary("min", extent - self.panel * panel_width, count(panel_width))
+        store: Statement = block(lets, Store(self.region.outputs[0], where, value))
+        # the axis along which the result is contiguous goes innermost
+        if coefficient(self.nest.offset, n) == 1 or self.nest.columns.extent == 1:
+            order: tuple[tuple[Var, Expr], ...] = ((lane, width), (column, count(columns)), (row, count(rows)))
+        else:
+            order = ((column, count(columns)), (lane, width), (row, count(rows)))
+        for axis, bound in order:
+            store = For(axis, bound, store)
+        return block(result, store)

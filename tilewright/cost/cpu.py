@@ -1,0 +1,92 @@
+"""Predicted time of a contraction on a CPU, from the instructions of its inner loop and the bytes that each cache level supplies.
+
+Per register tile and step of the reduction the inner loop issues t * v multiply-adds (t pixels, v vectors), v loads of B and t broadcasts of A.
+Cycles are the greatest of the multiply-add ports, the load ports, the latency of the accumulators' dependency chains, and the bytes that B's
+panel and A's lines bring from the level that holds them (the data-movement volume of CNNOpt, section 4, for two levels). Worked example,
+AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loads on 2 ports 8, so the tile runs at the arithmetic peak.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import numpy as np
+
+from ..hardware.machine import Machine
+from ..ir.estimate import Estimate
+from ..schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule, cpu_contraction_space, schedule_of
+from ..schedule.gpu_columns import row, take
+
+TILE_OVERHEAD_CYCLES = 30.0  # loop set-up, zeroing and first loads of a tile, before out-of-order overlap
+
+
+def _ceil(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
+    return -(-np.asarray(a) // np.asarray(b))
+
+
+def estimate_contraction(problem: CpuContractionProblem, rows: Mapping[str, np.ndarray], machine: Machine, threads: int) -> Estimate:
+    """Seconds of each candidate. Partial tiles are charged for the pixels they hold, partial vectors for whole vectors."""
+    lanes = machine.vector_lanes()
+    tile_rows, columns, vectors, order = rows["tile_rows"], rows["tile_columns"], rows["vectors"], rows["order"]
+    tile = tile_rows * columns
+
+    def cycles(pixels: np.ndarray) -> np.ndarray:
+        multiply_adds = pixels * vectors / machine.fma_ports
+        loads = (pixels + vectors) / machine.load_ports
+        chain = np.full_like(multiply_adds, machine.fma_latency_cycles)
+        return np.maximum(np.maximum(multiply_adds, loads), chain)
+
+    full_x, rest_x = problem.columns // columns, problem.columns % columns
+    full_y, rest_y = problem.rows // tile_rows, problem.rows % tile_rows
+    per_panel = np.zeros(len(tile))
+    tiles = np.zeros(len(tile))
+    for count_y, height in ((full_y, tile_rows), (np.minimum(rest_y, 1), rest_y)):
+        for count_x, width in ((full_x, columns), (np.minimum(rest_x, 1), rest_x)):
+            amount = count_y * count_x
+            per_panel += amount * np.where(height * width > 0, cycles(np.maximum(height * width, 1)), 0.0)
+            tiles += amount
+    panels = _ceil(problem.n, vectors * lanes)
+    units = np.where(order == 0, panels * problem.outer * _ceil(problem.rows, tile_rows), panels * problem.outer * _ceil(problem.rows, tile_rows))
+    balance = _ceil(units, threads) * threads / units
+    arithmetic = per_panel * problem.outer * panels * problem.r / threads * balance / machine.clock_hz
+    overhead = tiles * problem.outer * panels * (TILE_OVERHEAD_CYCLES + tile * vectors) / threads / machine.clock_hz
+
+    l1, l2 = machine.cache(1), machine.cache(2)
+    panel_bytes = vectors * lanes * problem.r * 4.0
+    a_tile_bytes = tile * problem.r * 4.0
+    # B's panel is read once a tile: from L1 where it fits beside A's tile, else from L2 or beyond
+    b_reads = panel_bytes * tiles * problem.outer * panels / threads
+    b_level_2 = np.where(panel_bytes + a_tile_bytes > l1.bytes, b_reads, 0.0)
+    b_beyond = np.where(panel_bytes > 0.75 * l2.bytes, b_reads, 0.0)
+    # A is read once a panel (n outermost) or once (m outermost; then every panel of B passes for each tile row)
+    a_passes = np.where(order == 0, panels, 1.0)
+    b_passes = np.where(order == 0, 1.0, problem.outer * _ceil(problem.rows, tile_rows))
+    a_beyond = np.where(problem.a_bytes / threads > 0.5 * l2.bytes, problem.a_bytes * a_passes, problem.a_bytes)
+    b_total = np.where(problem.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, problem.b_bytes * b_passes, problem.b_bytes)
+    memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth
+    level_2 = (b_level_2 + problem.a_bytes * a_passes / threads) / (machine.cache_bandwidth(2) / machine.processors)
+    return Estimate(
+        {
+            "arithmetic": arithmetic,
+            "tile overhead": overhead,
+            "L2 to registers": level_2,
+            "memory": memory,
+            "dispatch": np.full(len(tile), machine.dispatch_seconds),
+        },
+        overlapped=("arithmetic", "L2 to registers", "memory"),
+    )
+
+
+def choose_contraction(
+    problem: CpuContractionProblem, machine: Machine, threads: int
+) -> tuple[CpuContractionSchedule, float, dict[str, float], dict[str, int]]:
+    """The candidate with the least predicted time: (schedule, seconds, named terms, rejected by reason). Ties go to the first."""
+    rows, rejected = cpu_contraction_space(problem, machine)
+    estimate = estimate_contraction(problem, rows, machine, threads)
+    seconds = estimate.seconds
+    best = int(np.argmin(seconds))
+    terms = {name: float(values[best]) for name, values in estimate.terms.items()}
+    return schedule_of(row(rows, best), machine.vector_lanes()), float(seconds[best]), terms, rejected
+
+
+__all__ = ["choose_contraction", "estimate_contraction", "take"]

@@ -1,0 +1,24 @@
+"""Predicted seconds as named terms, for many candidates at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`terms` maps a name to seconds, one entry a candidate. Those in `overlapped` run at the same time, so the longest of them counts; the
+    others add to it."""
+
+    terms: Mapping[str, np.ndarray]
+    overlapped: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> np.ndarray:
+        together = [self.terms[name] for name in self.overlapped]
+        alone = [values for name, values in self.terms.items() if name not in self.overlapped]
+        total = np.maximum.reduce(together) if together else 0.0
+        return total + sum(alone) if alone else np.asarray(total)

@@ -1,0 +1,76 @@
+"""Schedules of contractions on a CPU: a register tile of pixels by vectors of output channels, and which loop is outermost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..hardware.machine import Machine
+from .gpu_columns import product_of, reject
+
+
+@dataclass(frozen=True)
+class CpuContractionProblem:
+    """What the choice depends on: the two innermost M extents (rows may be 1), everything outside them, N and the reduction's size.
+
+    `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32."""
+
+    outer: int
+    rows: int
+    columns: int
+    n: int
+    r: int
+    a_bytes: int
+    b_bytes: int
+
+
+@dataclass(frozen=True)
+class CpuContractionSchedule:
+    """`tile_rows` x `tile_columns` pixels by `vectors` vectors of `lanes` output channels stay in registers over the whole reduction.
+    order "n": each thread takes a range of channel panels; "m": a range of pixels."""
+
+    tile_rows: int
+    tile_columns: int
+    vectors: int
+    lanes: int
+    order: str
+
+    @property
+    def panel(self) -> int:
+        return self.vectors * self.lanes
+
+    def __str__(self) -> str:
+        return f"tile {self.tile_rows}x{self.tile_columns} pixels by {self.vectors}x{self.lanes} channels, {self.order} outermost"
+
+
+ORDERS = ("n", "m")
+
+
+def cpu_contraction_space(problem: CpuContractionProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and how many were rejected by reason."""
+    registers = machine.vector_registers
+    lanes = machine.vector_lanes()
+    rows = product_of(
+        {
+            "tile_rows": range(1, min(problem.rows, 8) + 1),
+            "tile_columns": range(1, min(problem.columns, registers) + 1),
+            "vectors": (1, 2, 3, 4, 6, 8, 12, 16),
+            "order": range(len(ORDERS)),
+        }
+    )
+    accumulators = rows["tile_rows"] * rows["tile_columns"] * rows["vectors"]
+    # accumulators, one vector of B each, and the broadcast element of A
+    needed = accumulators + rows["vectors"] + 1
+    return reject(
+        rows,
+        [
+            (f"more than {registers} vector registers", needed > registers),
+            ("more channels a tile than there are", (rows["vectors"] > 1) & ((rows["vectors"] - 1) * lanes >= problem.n)),
+            ("two rows a tile while one is not filled", (rows["tile_rows"] > 1) & (rows["tile_columns"] < problem.columns)),
+        ],
+    )
+
+
+def schedule_of(row: dict[str, int], lanes: int) -> CpuContractionSchedule:
+    return CpuContractionSchedule(row["tile_rows"], row["tile_columns"], row["vectors"], lanes, ORDERS[row["order"]])
