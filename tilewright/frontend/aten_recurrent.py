@@ -1,0 +1,4 @@
+"""."""
+from .handlers import Handlers
+
+HANDLERS = Handlers()

@@ -1,0 +1,97 @@
+"""What a front end hands on: a graph, and how the model is called around it."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from tilewright.ir.graph import Graph
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter or buffer that became the constant `value`: enough to notice later that it has changed. `source` is a weak reference to
+    the tensor, or None where the model came from a file."""
+
+    name: str
+    value: str
+    version: int
+    data_pointer: int
+    source: weakref.ReferenceType[Any] | None
+
+    def is_stale(self) -> bool:
+        """Whether the tensor was written to or given other storage since. A tensor that is gone counts as unchanged."""
+        tensor = self.source() if self.source is not None else None
+        return tensor is not None and (tensor._version != self.version or tensor.data_ptr() != self.data_pointer)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One leaf of what the model returns.
+
+    kind "value": graph output number `index`; "input": the caller's tensor at input leaf `index` itself; "view": the ATen view calls in
+    `value` replayed on the caller's tensor at leaf `index` (so that the result aliases it); "parameter": the parameter or buffer called
+    `value`; "constant": the Python object `value`."""
+
+    kind: str
+    index: int = -1
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A buffer that the model changes: graph input `input` holds it, graph output `output` is what it becomes."""
+
+    name: str
+    input: int
+    output: int
+    source: weakref.ReferenceType[Any] | None
+    initial: Any
+
+
+@dataclass(frozen=True)
+class UnsupportedNode:
+    """A node that runs through PyTorch: the ATen operator, where in the user's model it is, and why it is not compiled."""
+
+    node: str
+    target: str
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.target} at {self.place or 'an unknown place'}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model read by a front end. `leaves` are flattened (args, kwargs): for each, the number of its graph input, or None where it was
+    specialised to the Python value in `literals`. `mutations` pairs (input leaf, graph output whose value is copied back into it)."""
+
+    graph: Graph
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    leaves: tuple[int | None, ...]
+    literals: tuple[Any, ...]
+    outputs: tuple[Output, ...]
+    mutations: tuple[tuple[int, int], ...] = ()
+    states: tuple[State, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """Names of parameters and buffers that have changed since the import."""
+        return tuple(p.name for p in self.parameters if p.is_stale())
+
+
+def unsupported(graph: Graph) -> tuple[UnsupportedNode, ...]:
+    """Every node that runs through PyTorch, loops' bodies included."""
+    found: list[UnsupportedNode] = []
+    for node in graph.nodes:
+        if node.operator == "torch":
+            found.append(UnsupportedNode(node.name, node.attributes["target"], node.place, node.attributes.get("reason", "")))
+        elif node.operator == "scan":
+            found.extend(unsupported(node.attributes["body"]))
+    return tuple(found)

@@ -1,0 +1,347 @@
+"""PyTorch modules, exported programs and .pt2 files become an `Imported`.
+
+The module is exported by `torch.export` as it is (training or evaluation mode), and only made functional: operators such as convolution,
+attention, LSTM and the norms stay whole. Each ATen operator then goes through a handler (`aten_*.py`) that adds nodes of the operator
+table. What has no handler, or computes in a type that kernels do not, becomes a node that runs through PyTorch.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import weakref
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Mapping, Sequence
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.graph.builder import GraphBuilder
+from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
+from tilewright.ir.graph import Value
+
+from . import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_shape
+from .handlers import Handler, Unsupported
+from .imported import Imported, Output, Parameter, State
+
+HANDLERS: Mapping[str, Handler] = MappingProxyType(
+    {
+        target: handler
+        for family in (aten_pointwise, aten_shape, aten_reduction, aten_neural, aten_recurrent)
+        for target, handler in family.HANDLERS.table.items()
+    }
+)
+
+_VIEWS = frozenset(
+    "view.default transpose.int permute.default slice.Tensor select.int unsqueeze.default squeeze.dim squeeze.dims squeeze.default "
+    "expand.default t.default alias.default detach.default diagonal.default unfold.default narrow.default".split()
+)
+
+
+def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None) -> Imported:
+    """Exports a module, called as module(*example_inputs, **example_keywords), and reads it. Sizes are those of the example inputs.
+
+    Raises InvalidModel where the module cannot be exported (its control flow depends on tensor values, say)."""
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module, tuple(example_inputs), dict(example_keywords or {}), strict=False)
+    except Exception as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise InvalidModel(
+            f"{type(module).__name__} cannot be exported: {first[0]}",
+            "remove control flow that depends on tensor values, or compile the parts of the module around it",
+        ) from error
+    tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    return import_exported(program, tensors)
+
+
+def import_file(path: str | Path) -> Imported:
+    """Reads a .pt2 file. `torch.export.load` reads a graph as JSON and weights as tensors with `weights_only`; it runs no code of the file,
+    but operators of extension libraries must be registered before.
+
+    Raises InvalidModel naming the file where it is missing, truncated or not an exported program."""
+    file = Path(path)
+    if not file.is_file():
+        raise InvalidModel(f"{file} is not a file", "give the path of a file written by torch.export.save")
+    try:
+        program = torch.export.load(str(file))
+    except Exception as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise InvalidModel(f"{file} cannot be read as an exported program: {first[0]}", "write it again with torch.export.save") from error
+    return import_exported(program)
+
+
+def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None) -> Imported:
+    """Reads an exported program. `sources` are the live parameters and buffers of the module by name, watched for changes.
+
+    Raises InvalidModel for symbolic sizes, and UnsupportedOperator for complex or quantised tensors."""
+    try:
+        with torch.no_grad():
+            program = program.run_decompositions({})
+    except Exception as error:
+        raise InvalidModel(f"the exported program cannot be made functional: {error}", "export the module again with this PyTorch release") from error
+    return _Importer(program, sources or {}).run()
+
+
+class _Importer:
+    """One reading of one exported program."""
+
+    def __init__(self, program: ExportedProgram, sources: Mapping[str, torch.Tensor]) -> None:
+        self.program = program
+        self.sources = sources
+        self.builder = GraphBuilder()
+        self.environment: dict[torch.fx.Node, Any] = {}
+        self.parameters: list[Parameter] = []
+        self.leaves: list[int | None] = []
+        self.literals: list[Any] = []
+        self.leaf_of: dict[torch.fx.Node, int] = {}
+        self.state_inputs: dict[str, int] = {}
+        self.named: dict[torch.fx.Node, str] = {}
+        self.views: dict[torch.fx.Node, tuple[int, tuple[Any, ...]]] = {}
+
+    def run(self) -> Imported:
+        placeholders = [n for n in self.program.graph.nodes if n.op == "placeholder"]
+        self._inputs(placeholders)
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self.environment[node] = self._call(node)
+            elif node.op == "get_attr":
+                raise UnsupportedOperator(f"the program holds a sub-program ({node.target})", "replace torch.cond and similar control flow")
+        return self._outputs(next(n for n in self.program.graph.nodes if n.op == "output"))
+
+    # --- inputs -------------------------------------------------------------------------------------------------------
+
+    def _inputs(self, placeholders: Sequence[torch.fx.Node]) -> None:
+        signature = self.program.graph_signature
+        mutated = set(signature.buffers_to_mutate.values())
+        known: dict[Any, Value] = {}
+        buffers: list[tuple[torch.fx.Node, str]] = []
+        for node, spec in zip(placeholders, signature.input_specs, strict=True):
+            if spec.kind == InputKind.USER_INPUT:
+                self._user_input(node)
+            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                name = str(spec.target)
+                self.named[node] = name
+                if name in mutated:
+                    buffers.append((node, name))
+                elif node.users:
+                    self.environment[node] = self._parameter(node, name, known)
+            else:
+                raise UnsupportedOperator(f"the program takes an input of kind {spec.kind.name.lower()}", "pass tensors and Python numbers")
+        for node, name in buffers:  # buffers that change follow the user's inputs
+            value = self.builder.input(node.name, *_type_of(node.meta["val"], name))
+            self.state_inputs[name] = len(self.builder.inputs) - 1
+            self.environment[node] = value
+
+    def _user_input(self, node: torch.fx.Node) -> None:
+        leaf = len(self.leaves)
+        example = node.meta.get("val")
+        if isinstance(example, torch.Tensor):
+            self.environment[node] = self.builder.input(node.name, *_type_of(example, node.name))
+            self.leaves.append(len(self.builder.inputs) - 1)
+            self.leaf_of[node] = leaf
+            self.views[node] = (leaf, ())
+            self.literals.append(None)
+        else:
+            self.environment[node] = example
+            self.leaves.append(None)
+            self.literals.append(example)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        stored = self.program.state_dict.get(name)
+        return self.program.constants[name] if stored is None else stored
+
+    def _parameter(self, node: torch.fx.Node, name: str, known: dict[Any, Value]) -> Value:
+        tensor = self._tensor(name)
+        _type_of(tensor, name)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else name
+        if key not in known:
+            known[key] = self.builder.constant(tensor.detach().cpu().contiguous().clone(), node.name)
+        live = self.sources.get(name)
+        if live is not None:
+            self.parameters.append(Parameter(name, known[key].name, live._version, live.data_ptr(), weakref.ref(live)))
+        else:
+            self.parameters.append(Parameter(name, known[key].name, 0, 0, None))
+        return known[key]
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def _call(self, node: torch.fx.Node) -> Any:
+        if node.target is operator.getitem:
+            return self.environment[node.args[0]][node.args[1]]  # type: ignore[index]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            if node.target in (torch.ops.aten.sym_size, operator.add, operator.mul):
+                raise InvalidModel("the program computes with symbolic sizes", "export it with static shapes")
+            raise UnsupportedOperator(f"{node.target} at {place_of(node)} is not an ATen operator", "replace it by tensor operations")
+        target = str(node.target).removeprefix("aten.")
+        if target.startswith(("_assert_", "sym_constrain")):
+            return None
+        self._note_view(node, target)
+        expected = _expected(node)
+        values = pytree.tree_map(lambda a: self.environment[a] if isinstance(a, torch.fx.Node) else a, (node.args, dict(node.kwargs)))
+        handler = HANDLERS.get(target)
+        with self.builder.at(node.name, place_of(node), [t for t in expected if t is not None]):
+            reason = _uncomputed(values, expected) or (None if handler else "no definition in the operator table")
+            if handler and not reason:
+                marks = len(self.builder.nodes)
+                try:
+                    result = handler(self.builder, *_bound(node.target, *values))
+                    mismatch = _mismatch(result, expected)
+                    if mismatch is None:
+                        return result
+                    reason = mismatch
+                except (Unsupported, ValueError) as error:
+                    reason = str(error)
+                del self.builder.nodes[marks:]
+            return self._through_torch(node, values, expected, reason or "")
+
+    def _note_view(self, node: torch.fx.Node, target: str) -> None:
+        source = node.args[0] if node.args else None
+        if target in _VIEWS and isinstance(source, torch.fx.Node) and source in self.views and not any(
+            isinstance(a, torch.fx.Node) for a in node.args[1:]
+        ):
+            leaf, calls = self.views[source]
+            self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in node.args[1:]))))
+
+    def _through_torch(self, node: torch.fx.Node, values: Any, expected: Sequence[Any], reason: str) -> Any:
+        inputs: list[Value] = []
+
+        def recipe(argument: Any) -> tuple[str, Any]:
+            if isinstance(argument, Value):
+                if argument not in inputs:
+                    inputs.append(argument)
+                return "input", inputs.index(argument)
+            if isinstance(argument, (list, tuple)):
+                return "list", tuple(recipe(a) for a in argument)
+            if isinstance(argument, torch.dtype):
+                return "dtype", str(argument).removeprefix("torch.")
+            if isinstance(argument, torch.device):
+                return "device", None
+            if isinstance(argument, (torch.layout, torch.memory_format)):
+                return "value", None
+            return "value", argument
+
+        arguments, keywords = values
+        call = (tuple(recipe(a) for a in arguments), tuple((key, recipe(a)) for key, a in keywords.items()))
+        attributes = {"target": str(node.target), "call": call, "reason": reason}
+        present = [t for t in expected if t is not None]
+        results = iter(self.builder.structural("torch", inputs, present, attributes))
+        mapped = tuple(None if t is None else next(results) for t in expected)
+        return mapped if isinstance(node.meta.get("val"), (list, tuple)) else mapped[0] if mapped else None
+
+    # --- outputs ------------------------------------------------------------------------------------------------------
+
+    def _outputs(self, node: torch.fx.Node) -> Imported:
+        graph_outputs: list[Value] = []
+        outputs: list[Output] = []
+        mutations: list[tuple[int, int]] = []
+        states: list[State] = []
+        leaf_names = {n.name: leaf for n, leaf in self.leaf_of.items()}
+        mutated_leaves = {
+            leaf_names[str(spec.target)]
+            for spec in self.program.graph_signature.output_specs
+            if spec.kind == OutputKind.USER_INPUT_MUTATION
+        }
+
+        def produced(value: Value) -> int:
+            """The number of the graph output that holds a value; inputs and constants are copied by a node."""
+            if value.name in self.builder.inputs or value.name in self.builder.constants:
+                with self.builder.at(f"{value.name}_copy", ""):
+                    value = self.builder.op("copy", value)
+            if value not in graph_outputs:
+                graph_outputs.append(value)
+            return graph_outputs.index(value)
+
+        for spec, argument in zip(self.program.graph_signature.output_specs, node.args[0], strict=True):
+            value = self.environment[argument] if isinstance(argument, torch.fx.Node) else argument
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                name = str(spec.target)
+                live = self.sources.get(name)
+                initial = self._tensor(name).detach().cpu().clone()
+                states.append(State(name, self.state_inputs[name], produced(value), weakref.ref(live) if live is not None else None, initial))
+            elif spec.kind == OutputKind.USER_INPUT_MUTATION:
+                mutations.append((leaf_names[str(spec.target)], produced(value)))
+            elif spec.kind != OutputKind.USER_OUTPUT:
+                raise UnsupportedOperator(f"the program has an output of kind {spec.kind.name.lower()}", "export it for inference")
+            elif not isinstance(value, Value):
+                outputs.append(Output("constant", value=value))
+            elif argument in self.leaf_of:
+                outputs.append(Output("input", self.leaf_of[argument]))
+            elif argument in self.views and self.views[argument][0] not in mutated_leaves:
+                outputs.append(Output("view", *self.views[argument]))
+            elif argument in self.named and value.name in self.builder.constants:
+                outputs.append(Output("parameter", value=self.named[argument]))
+            else:
+                outputs.append(Output("value", produced(value)))
+        in_spec, out_spec = self.program.call_spec.in_spec, self.program.call_spec.out_spec
+        assert in_spec is not None and out_spec is not None
+        return Imported(
+            self.builder.finish(graph_outputs), in_spec, out_spec, tuple(self.leaves), tuple(self.literals), tuple(outputs), tuple(mutations),
+            tuple(states), tuple(self.parameters),
+        )
+
+
+def place_of(node: torch.fx.Node) -> str:
+    """Where in the user's model a node comes from: module path, file and line, as far as the export kept them."""
+    modules = node.meta.get("nn_module_stack") or {}
+    path = next((entry[0] for entry in reversed(list(modules.values())) if entry and entry[0]), "")
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return " ".join(part for part in (path, f"({lines[-1][0]}:{lines[-1][1]})" if lines else "") if part)
+
+
+def _type_of(tensor: torch.Tensor, name: str) -> tuple[tuple[int, ...], str]:
+    if any(not isinstance(s, int) for s in tensor.shape):
+        raise InvalidModel(f"{name} has the symbolic shape {tuple(tensor.shape)}", "export the module with static shapes")
+    if str(tensor.dtype).removeprefix("torch.") not in BY_TORCH_NAME:
+        raise UnsupportedOperator(f"{name} has the element type {tensor.dtype}", "use real floating-point, integer or boolean tensors")
+    return tuple(tensor.shape), of_torch(tensor.dtype)
+
+
+def _expected(node: torch.fx.Node) -> list[tuple[tuple[int, ...], str] | None]:
+    """(shape, dtype) of each tensor that a node returns; None for those never used."""
+    value = node.meta.get("val")
+    results = list(value) if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, (list, tuple)):
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        results = [r if i in read else None for i, r in enumerate(results)]
+    return [_type_of(r, node.name) if isinstance(r, torch.Tensor) else None for r in results]
+
+
+def _uncomputed(values: Any, expected: Sequence[tuple[tuple[int, ...], str] | None]) -> str | None:
+    """Why a node's types rule out generated code, if they do."""
+    types = [leaf.dtype for leaf in pytree.tree_leaves(values) if isinstance(leaf, Value)] + [t[1] for t in expected if t is not None]
+    bad = sorted(set(types) - COMPUTED)
+    return f"computes with {', '.join(bad)}" if bad else None
+
+
+def _mismatch(result: Any, expected: Sequence[tuple[tuple[int, ...], str] | None]) -> str | None:
+    """How a handler's result differs in type from what PyTorch returns, if it does."""
+    results = list(result) if isinstance(result, (list, tuple)) else [result]
+    for wanted, value in zip(expected, results, strict=False):
+        if wanted is not None and (not isinstance(value, Value) or (value.shape, value.dtype) != wanted):
+            return f"the definition gives {value}, PyTorch {wanted[1]}{list(wanted[0])}"
+    return None
+
+
+def _bound(target: torch._ops.OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+    """All arguments in the order of the schema, defaults filled in; without those that only say where and how results are stored."""
+    storage = {"device", "pin_memory", "layout", "memory_format", "generator", "non_blocking", "copy"}
+    bound = []
+    for i, argument in enumerate(target._schema.arguments):
+        if argument.name in storage and argument.kwarg_only:
+            continue
+        if i < len(arguments):
+            bound.append(arguments[i])
+        elif argument.name in keywords:
+            bound.append(keywords[argument.name])
+        else:
+            bound.append(argument.default_value if argument.has_default_value() else None)
+    return bound
+
+
+def _plain(argument: Any) -> Any:
+    return tuple(argument) if isinstance(argument, (list, tuple)) else argument

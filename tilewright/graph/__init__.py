@@ -1,0 +1,1 @@
+"""The operator table, shape inference, the reference evaluator and the passes that simplify a graph."""

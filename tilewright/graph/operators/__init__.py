@@ -1,0 +1,1 @@
+"""Operator definitions by family; `tilewright.graph.table` unites them."""

@@ -1,0 +1,110 @@
+"""Data-dependent loads: gather, index_select, advanced indexing, embedding."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from tilewright.ir.computation import StepBuilder, Tensor
+from tilewright.ir.expr import INDEX, Expr, cast, compare, const, logical_and, select
+
+from .definition import Operator, broadcast, broadcast_load, unflatten, wrapped
+
+
+def _gather(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int) -> Tensor:
+    """out[..., i, ...] = x[..., index[..., i, ...], ...] (torch.gather)"""
+    return b.map(index.shape, lambda *i: x(*i[:axis], wrapped(index(*i), x.shape[axis]), *i[axis + 1 :]))
+
+
+def _index_select(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int) -> Tensor:
+    """x at the positions of a tensor of any rank, whose dimensions take the axis's place."""
+    stop = axis + index.rank
+    shape = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return b.map(shape, lambda *i: x(*i[:axis], wrapped(index(*i[axis:stop]), x.shape[axis]), *i[stop:]))
+
+
+def _index(b: StepBuilder, x: Tensor, *indices: Tensor, axes: Sequence[int]) -> Tensor:
+    """Advanced indexing: index tensors broadcast together and stand at `axes`. Where these are adjacent the broadcast dimensions take their
+    place, else they come first."""
+    common = broadcast(*(t.shape for t in indices))
+    adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
+    kept = [k for k in range(x.rank) if k not in axes]
+    start = axes[0] if adjacent else 0
+    shape = [x.shape[k] for k in kept]
+    shape[start:start] = common
+
+    def body(*i: Expr) -> Expr:
+        where = i[start : start + len(common)]
+        rest = iter((*i[:start], *i[start + len(common) :]))
+        at = {axis: wrapped(broadcast_load(t, where), x.shape[axis]) for axis, t in zip(axes, indices, strict=True)}
+        return x(*(at[k] if k in at else next(rest) for k in range(x.rank)))
+
+    return b.map(shape, body)
+
+
+def _take(b: StepBuilder, x: Tensor, index: Tensor) -> Tensor:
+    """Elements at flat positions."""
+    size = 1
+    for extent in x.shape:
+        size *= extent
+    return b.map(index.shape, lambda *i: x(*unflatten(wrapped(index(*i), size), x.shape)))
+
+
+def _embedding_bag(b: StepBuilder, weight: Tensor, indices: Tensor, offsets: Tensor, *parameters: Tensor, mode: str, include_last: bool) -> Tensor:
+    """Sum, mean or max of the rows `indices[offsets[i] : offsets[i + 1]]` for each bag i; a parameter holds weights of the rows."""
+    bags = offsets.shape[0] - (1 if include_last else 0)
+    total = indices.shape[0]
+
+    def stop(bag: Expr) -> Expr:
+        if include_last:
+            return cast(offsets(bag + 1), INDEX)
+        return select(compare("lt", bag, bags - 1), cast(offsets(select(compare("lt", bag, bags - 1), bag + 1, 0)), INDEX), total)
+
+    def body(bag: Expr, column: Expr, position: Expr) -> Expr:
+        row = weight(wrapped(indices(position), weight.shape[0]), column)
+        if parameters:
+            row = row * parameters[0](position)
+        inside = logical_and(compare("ge", position, cast(offsets(bag), INDEX)), compare("lt", position, stop(bag)))
+        return select(inside, row, const(float("-inf") if mode == "max" else 0, weight.dtype))
+
+    shape = (bags, weight.shape[1])
+    (result,) = b.reduce("max" if mode == "max" else "sum", shape, (total,), body)
+    if mode == "sum":
+        return result
+    count = b.map((bags,), lambda bag: cast(stop(bag) - cast(offsets(bag), INDEX), weight.dtype))
+    if mode == "max":
+        return b.map(shape, lambda bag, column: select(compare("gt", count(bag), 0), result(bag, column), const(0, weight.dtype)))
+    return b.map(shape, lambda bag, column: select(compare("gt", count(bag), 0), result(bag, column) / count(bag), const(0, weight.dtype)))
+
+
+def _embedding_rows(b: StepBuilder, weight: Tensor, indices: Tensor, *parameters: Tensor, mode: str) -> Tensor:
+    """Bags of equal length: indices [bags, length] -> [bags, columns]."""
+    bags, length = indices.shape
+
+    def body(bag: Expr, column: Expr, position: Expr) -> Expr:
+        row = weight(wrapped(indices(bag, position), weight.shape[0]), column)
+        return row * parameters[0](bag, position) if parameters else row
+
+    (result,) = b.reduce("max" if mode == "max" else "sum", (bags, weight.shape[1]), (length,), body)
+    return b.map(result.shape, lambda *i: result(*i) * (1.0 / max(length, 1))) if mode == "mean" else result
+
+
+def _arange(b: StepBuilder, *, length: int, start: float | int, step: float | int, dtype: str) -> Tensor:
+    if dtype == INDEX:
+        return b.map((length,), lambda i: i * int(step) + int(start))
+    return b.map((length,), lambda i: cast(i, dtype) * step + start)
+
+
+def _one_hot(b: StepBuilder, index: Tensor, *, classes: int, dtype: str) -> Tensor:
+    return b.map((*index.shape, classes), lambda *i: select(cast(index(*i[:-1]), INDEX).equals(i[-1]), const(1, dtype), const(0, dtype)))
+
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator("gather", _gather),
+    Operator("index_select", _index_select),
+    Operator("index", _index),
+    Operator("take", _take),
+    Operator("embedding_bag", _embedding_bag),
+    Operator("embedding_rows", _embedding_rows),
+    Operator("arange", _arange),
+    Operator("one_hot", _one_hot),
+)

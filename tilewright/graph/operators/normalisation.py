@@ -1,0 +1,108 @@
+"""Normalisations: softmax and the norms, as statistics over rows followed by maps."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Sequence
+
+from tilewright.ir.computation import StepBuilder, Tensor
+from tilewright.ir.expr import Expr, floordiv, unary
+
+from .definition import Operator
+from .reduction import reduced, spread, variance
+
+
+def _shifted(b: StepBuilder, x: Tensor, axis: int) -> Tensor:
+    (greatest,) = reduced(b, "max", x, (axis,), True)
+    return b.map(x.shape, lambda *i: x(*i) - greatest(*spread(i, (axis,))))
+
+
+def _softmax(b: StepBuilder, x: Tensor, *, axis: int) -> Tensor:
+    """exp(x - max) / sum exp(x - max) along an axis"""
+    (greatest,) = reduced(b, "max", x, (axis,), True)
+    exponential = b.map(x.shape, lambda *i: unary("exp", x(*i) - greatest(*spread(i, (axis,)))))
+    (total,) = reduced(b, "sum", exponential, (axis,), True)
+    return b.map(x.shape, lambda *i: exponential(*i) / total(*spread(i, (axis,))))
+
+
+def _log_softmax(b: StepBuilder, x: Tensor, *, axis: int) -> Tensor:
+    shifted = _shifted(b, x, axis)
+    (total,) = reduced(b, "sum", shifted, (axis,), True, lambda value: unary("exp", value))
+    return b.map(x.shape, lambda *i: shifted(*i) - unary("log", total(*spread(i, (axis,)))))
+
+
+def _layer_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsilon: float) -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon) over the last `rank` dimensions, then times weight and plus bias where given."""
+    axes = tuple(range(x.rank - rank, x.rank))
+    mean, square = variance(b, x, axes, 0, True)
+    inverse = b.map(mean.shape, lambda *i: unary("rsqrt", square(*i) + epsilon))
+
+    def body(*i: Expr) -> Expr:
+        row = spread(i, axes)
+        value = (x(*i) - mean(*row)) * inverse(*row)
+        if parameters:
+            value = value * parameters[0](*i[x.rank - rank :])
+        return value + parameters[1](*i[x.rank - rank :]) if len(parameters) > 1 else value
+
+    return b.map(x.shape, body)
+
+
+def _rms_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsilon: float) -> Tensor:
+    """x / sqrt(mean of squares + epsilon) over the last `rank` dimensions, times weight where given."""
+    axes = tuple(range(x.rank - rank, x.rank))
+    (total,) = reduced(b, "sum", x, axes, True, lambda value: value * value)
+    count = prod(x.shape[x.rank - rank :])
+    inverse = b.map(total.shape, lambda *i: unary("rsqrt", total(*i) * (1.0 / max(count, 1)) + epsilon))
+
+    def body(*i: Expr) -> Expr:
+        value = x(*i) * inverse(*spread(i, axes))
+        return value * parameters[0](*i[x.rank - rank :]) if parameters else value
+
+    return b.map(x.shape, body)
+
+
+def _group_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, groups: int, epsilon: float) -> Tensor:
+    """Normalises x [N, C, ...] over each group of C / groups channels and all positions; then weight and bias by channel."""
+    n, channels, spatial = x.shape[0], x.shape[1], x.shape[2:]
+    size = channels // groups
+    count = float(max(size * prod(spatial), 1))
+    (total,) = b.reduce("sum", (n, groups), (size, *spatial), lambda i, g, c, *s: x(i, g * size + c, *s))
+    mean = b.map((n, groups), lambda i, g: total(i, g) * (1.0 / count))
+
+    def deviation(i: Expr, g: Expr, c: Expr, *s: Expr) -> Expr:
+        centred = x(i, g * size + c, *s) - mean(i, g)
+        return centred * centred
+
+    (square,) = b.reduce("sum", (n, groups), (size, *spatial), deviation)
+    inverse = b.map((n, groups), lambda i, g: unary("rsqrt", square(i, g) * (1.0 / count) + epsilon))
+
+    def body(i: Expr, c: Expr, *s: Expr) -> Expr:
+        g = floordiv(c, size)
+        value = (x(i, c, *s) - mean(i, g)) * inverse(i, g)
+        value = value * parameters[0](c) if parameters else value
+        return value + parameters[1](c) if len(parameters) > 1 else value
+
+    return b.map(x.shape, body)
+
+
+def _batch_norm(b: StepBuilder, x: Tensor, mean: Tensor, square: Tensor, *parameters: Tensor, epsilon: float) -> Tensor:
+    """x [N, C, ...] normalised by given statistics by channel: one scale and one shift."""
+    channels = (x.shape[1],)
+
+    def scale_of(c: Expr) -> Expr:
+        inverse = unary("rsqrt", square(c) + epsilon)
+        return inverse * parameters[0](c) if parameters else inverse
+
+    scale = b.map(channels, scale_of)
+    shift = b.map(channels, lambda c: parameters[1](c) - mean(c) * scale(c) if len(parameters) > 1 else -(mean(c) * scale(c)))
+    return b.map(x.shape, lambda i, c, *s: x(i, c, *s) * scale(c) + shift(c))
+
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator("softmax", _softmax),
+    Operator("log_softmax", _log_softmax),
+    Operator("layer_norm", _layer_norm),
+    Operator("rms_norm", _rms_norm),
+    Operator("group_norm", _group_norm),
+    Operator("batch_norm", _batch_norm),
+)

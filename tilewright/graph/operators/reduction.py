@@ -1,0 +1,140 @@
+"""Reductions over whole dimensions, and scans along one."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Callable, Sequence
+
+from tilewright.ir.computation import StepBuilder, Tensor
+from tilewright.ir.expr import INDEX, Const, Expr, binary, unary
+
+from .definition import Operator, convert
+
+
+def spread(index: Sequence[Expr], axes: Sequence[int]) -> tuple[Expr, ...]:
+    """An index with the reduced dimensions at 0: where the statistics of a row lie that were kept with extent 1."""
+    return tuple(Const(0, INDEX) if i in axes else value for i, value in enumerate(index))
+
+
+def reduced(
+    b: StepBuilder,
+    combiner: str,
+    x: Tensor,
+    axes: Sequence[int],
+    keepdim: bool,
+    of: Callable[[Expr], Expr] = lambda value: value,
+    *,
+    position: bool = False,
+) -> tuple[Tensor, ...]:
+    """Combines of(x) over `axes` (sorted, not negative); `position` adds the index along the single axis as a second component."""
+    shape = tuple(1 if i in axes else extent for i, extent in enumerate(x.shape) if keepdim or i not in axes)
+    rank = len(shape)
+
+    def body(*index: Expr) -> Expr | tuple[Expr, Expr]:
+        outer = iter([v for i, v in enumerate(index[:rank]) if not (keepdim and i in axes)])
+        inner = iter(index[rank:])
+        full = tuple(next(inner) if i in axes else next(outer) for i in range(x.rank))
+        value = of(x(*full))
+        return (value, full[axes[0]]) if position else value
+
+    return b.reduce(combiner, shape, tuple(x.shape[i] for i in axes), body)
+
+
+def variance(b: StepBuilder, x: Tensor, axes: Sequence[int], correction: float, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """(mean, variance) over `axes`, in two passes; divides the squares by max(count - correction, 0)."""
+    count = prod(x.shape[i] for i in axes)
+    (total,) = reduced(b, "sum", x, axes, True)
+    scale = 1.0 / count if count else float("nan")
+    mean = b.map(total.shape, lambda *i: total(*i) * scale)
+
+    def body(*index: Expr) -> Expr:
+        rank = len(mean.shape)
+        inner = iter(index[rank:])
+        full = tuple(next(inner) if i in axes else v for i, v in enumerate(index[:rank]))
+        centred = x(*full) - mean(*spread(full, axes))
+        return centred * centred
+
+    (square,) = b.reduce("sum", mean.shape, tuple(x.shape[i] for i in axes), body)
+    freedom = max(count - correction, 0.0)
+
+    def drop(*index: Expr) -> tuple[Expr, ...]:
+        rest = iter(index)
+        return index if keepdim else tuple(Const(0, INDEX) if i in axes else next(rest) for i in range(x.rank))
+
+    shape = mean.shape if keepdim else tuple(e for i, e in enumerate(x.shape) if i not in axes)
+    result = b.map(shape, lambda *i: square(*drop(*i)) * (1.0 / freedom) if freedom else square(*drop(*i)) / 0.0)
+    return (mean if keepdim else b.map(shape, lambda *i: mean(*drop(*i)))), result
+
+
+def _simple(name: str, combiner: str, to: str | None = None) -> Operator:
+    def define(b: StepBuilder, x: Tensor, *, axes: Sequence[int], keepdim: bool = False, dtype: str | None = None) -> Tensor:
+        kind = to or dtype or x.dtype
+        return reduced(b, combiner, x, axes, keepdim, lambda value: convert(value, kind))[0]
+
+    return Operator(name, define)
+
+
+def _mean(b: StepBuilder, x: Tensor, *, axes: Sequence[int], keepdim: bool = False, dtype: str | None = None) -> Tensor:
+    (total,) = reduced(b, "sum", x, axes, keepdim, lambda value: convert(value, dtype or x.dtype))
+    count = prod(x.shape[i] for i in axes)
+    return b.map(total.shape, lambda *i: total(*i) * (1.0 / count if count else float("nan")))
+
+
+def _variance(b: StepBuilder, x: Tensor, *, axes: Sequence[int], correction: float = 1.0, keepdim: bool = False, root: bool = False) -> Tensor:
+    _, square = variance(b, x, axes, correction, keepdim)
+    return b.map(square.shape, lambda *i: unary("sqrt", square(*i))) if root else square
+
+
+def _extreme(name: str) -> Operator:
+    def define(b: StepBuilder, x: Tensor, *, axis: int, keepdim: bool = False) -> tuple[Tensor, ...]:
+        if not x.shape[axis]:
+            raise ValueError(f"{name} over a dimension without elements")
+        return reduced(b, name, x, (axis,), keepdim, position=True)
+
+    return Operator(f"{name}_with_value", define)
+
+
+def _norm(b: StepBuilder, x: Tensor, *, order: float, axes: Sequence[int], keepdim: bool = False) -> Tensor:
+    """(sum |x| ** order) ** (1 / order); orders of infinity are extremes, order 0 counts."""
+    if order == float("inf"):
+        return reduced(b, "max", x, axes, keepdim, lambda v: unary("abs", v))[0]
+    if order == float("-inf"):
+        return reduced(b, "min", x, axes, keepdim, lambda v: unary("abs", v))[0]
+    if order == 0:
+        return reduced(b, "sum", x, axes, keepdim, lambda v: convert(convert(v, "bool"), x.dtype))[0]
+    if order == 1:
+        return reduced(b, "sum", x, axes, keepdim, lambda v: unary("abs", v))[0]
+    if order == 2:
+        (total,) = reduced(b, "sum", x, axes, keepdim, lambda v: v * v)
+        return b.map(total.shape, lambda *i: unary("sqrt", total(*i)))
+    (total,) = reduced(b, "sum", x, axes, keepdim, lambda v: _power(unary("abs", v), order))
+    return b.map(total.shape, lambda *i: _power(total(*i), 1.0 / order))
+
+
+def _power(x: Expr, y: float) -> Expr:
+    return binary("pow", x, y)
+
+
+def _cumulative(name: str, combiner: str) -> Operator:
+    def define(b: StepBuilder, x: Tensor, *, axis: int, dtype: str | None = None) -> Tensor:
+        (result,) = b.scan(combiner, x.shape, axis, lambda *i: convert(x(*i), dtype or x.dtype))
+        return result
+
+    return Operator(name, define)
+
+
+OPERATORS: tuple[Operator, ...] = (
+    _simple("sum", "sum"),
+    _simple("prod", "prod"),
+    _simple("amax", "max"),
+    _simple("amin", "min"),
+    _simple("any", "any", "bool"),
+    _simple("all", "all", "bool"),
+    Operator("mean", _mean),
+    Operator("variance", _variance),
+    Operator("norm", _norm),
+    _extreme("argmax"),
+    _extreme("argmin"),
+    _cumulative("cumsum", "sum"),
+    _cumulative("cumprod", "prod"),
+)

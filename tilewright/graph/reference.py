@@ -1,0 +1,193 @@
+"""The meaning of a graph: its steps evaluated with NumPy over whole iteration spaces. Slow, and the reference for everything else."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from tilewright.ir.computation import COMBINERS, Computation, Step
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.expr import Apply, Const, Expr, Load, Var, walk
+from tilewright.ir.graph import Graph, Node
+from tilewright.ir.scalar import OPERATIONS
+
+from . import table
+
+POINTS_AT_ONCE = 1 << 22  # iteration points evaluated together: bounds the memory of temporaries
+
+
+def evaluate(graph: Graph, inputs: Sequence[np.ndarray | torch.Tensor]) -> tuple[np.ndarray, ...]:
+    """The graph's outputs. Nodes `torch` run through PyTorch, nodes `scan` as a Python loop."""
+    environment = {name: to_numpy(value) for name, value in zip(graph.inputs, inputs, strict=True)}
+    environment.update((name, to_numpy(value)) for name, value in graph.constants.items())
+    last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    keep = {*graph.outputs}
+    for i, node in enumerate(graph.nodes):
+        results = evaluate_node(graph, node, [environment[name] for name in node.inputs])
+        environment.update(zip(node.outputs, results, strict=True))
+        for name in node.inputs:
+            if last_use[name] == i and name not in keep:
+                environment.pop(name, None)
+    return tuple(environment[name] for name in graph.outputs)
+
+
+def to_numpy(value: np.ndarray | torch.Tensor) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def evaluate_node(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    if node.operator == "scan":
+        return _evaluate_scan(node, inputs)
+    if node.operator == "torch":
+        return tuple(to_numpy(t) for t in call_torch(node, [torch.from_numpy(np.ascontiguousarray(v)).view(v.shape) for v in inputs]))
+    return run(table.computation(node, graph.values), dict(zip(node.inputs, inputs, strict=True)))
+
+
+def _evaluate_scan(node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    attributes = node.attributes
+    body, states, sequences, length = attributes["body"], attributes["states"], attributes["sequences"], attributes["length"]
+    state = tuple(inputs[:states])
+    collected: list[tuple[np.ndarray, ...]] = []
+    steps = range(length)
+    for t in reversed(steps) if attributes.get("reverse") else steps:
+        slices = [sequence[t] for sequence in inputs[states : states + sequences]]
+        results = evaluate(body, [*state, *slices, *inputs[states + sequences :]])
+        state = results[:states]
+        collected.append(results[states:])
+    if attributes.get("reverse"):
+        collected.reverse()
+    count = len(node.outputs) - states
+    stacked = [np.stack([step[k] for step in collected]) for k in range(count)]
+    return (*state, *stacked)
+
+
+def call_torch(node: Node, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Runs a `torch` node: attribute `target` names the ATen operator, `call` how its arguments are made of the inputs."""
+    name, overload = node.attributes["target"].removeprefix("aten.").rsplit(".", 1)
+    operator = getattr(getattr(torch.ops.aten, name), overload)
+    arguments, keywords = node.attributes["call"]
+    results = operator(*(_argument(a, inputs) for a in arguments), **{key: _argument(a, inputs) for key, a in keywords})
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    return tuple(r for r in results if isinstance(r, torch.Tensor))
+
+
+def _argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor]) -> Any:
+    kind, value = recipe
+    if kind == "input":
+        return inputs[value]
+    if kind == "list":
+        return [_argument(item, inputs) for item in value]
+    if kind == "dtype":
+        return getattr(torch, value)
+    if kind == "device":
+        return inputs[0].device if inputs else torch.device("cpu")
+    return value
+
+
+def run(computation: Computation, inputs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The outputs of a computation, from the arrays that its steps load."""
+    environment = dict(inputs)
+    for step in computation.steps:
+        environment.update(zip(step.names, _run_step(step, environment), strict=True))
+    return tuple(environment[name] for name in computation.outputs)
+
+
+def _run_step(step: Step, environment: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    dtypes = [np.dtype(ELEMENT_TYPES[d].numpy) for d in step.dtypes]
+    extents = [axis.extent or 0 for axis in step.axes]
+    reduced = [axis.extent or 0 for axis in step.reduction]
+    results = [np.zeros(step.shape, d) for d in dtypes]
+    if not prod(extents):
+        return tuple(results)
+    rows = max(1, POINTS_AT_ONCE // max(prod(extents[1:]) * prod(reduced), 1)) if extents else 1
+    for start in range(0, extents[0] if extents else 1, rows):
+        window = (start, min(start + rows, extents[0])) if extents else (0, 1)
+        _run_block(step, environment, window, results)
+    return tuple(results)
+
+
+def _run_block(step: Step, environment: Mapping[str, np.ndarray], window: tuple[int, int], results: list[np.ndarray]) -> None:
+    """Evaluates the rows `window` of the first axis and stores them."""
+    # a scan's axis is not iterated: the bodies are evaluated over the reduction variable, and accumulated along it
+    axes = tuple(v for v in step.axes if v != step.scan)
+    space = (*axes, *step.reduction)
+    shape = tuple((window[1] - window[0]) if step.axes and v == step.axes[0] else v.extent or 0 for v in space)
+    variables: dict[str, np.ndarray] = {}
+    for k, (var, extent) in enumerate(zip(space, shape, strict=True)):
+        start = window[0] if step.axes and var == step.axes[0] else 0
+        variables[var.name] = np.arange(start, start + extent, dtype=np.int64).reshape([-1 if j == k else 1 for j in range(len(space))])
+    bodies = [np.broadcast_to(value, shape) for value in evaluate_expressions(step.bodies, variables, environment)]
+    count = len(step.reduction)
+    if step.scan is not None:
+        accumulate = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[step.combiner or ""]
+        values = [np.moveaxis(accumulate.accumulate(bodies[0], axis=-1), -1, step.axes.index(step.scan))]
+        if step.axes[0] == step.scan:
+            values = [v[window[0] : window[1]] for v in values]
+    elif step.combiner:
+        values = _combine(step, bodies, count)
+    else:
+        values = bodies
+    index_variables = {
+        v.name: np.arange(*(window if k == 0 else (0, v.extent)), dtype=np.int64).reshape([-1 if j == k else 1 for j in range(len(step.axes))])
+        for k, v in enumerate(step.axes)
+    }
+    where = tuple(evaluate_expressions(step.index, index_variables, environment))
+    for result, value in zip(results, values, strict=True):
+        result[where] = value
+
+
+def _combine(step: Step, bodies: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
+    """Reduces the last `count` dimensions, in their order."""
+    outer = bodies[0].shape[: bodies[0].ndim - count]
+    flat = [b.reshape(*outer, -1) for b in bodies]
+    dtypes = step.dtypes
+    fold = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "any": np.logical_or, "all": np.logical_and}
+    identity = COMBINERS[step.combiner or ""].identity(dtypes)
+    if not flat[0].shape[-1]:
+        return [np.full(outer, e.value, ELEMENT_TYPES[d].numpy) for e, d in zip(identity, dtypes, strict=True) if isinstance(e, Const)]
+    if step.combiner in fold:
+        return [fold[step.combiner].reduce(flat[0], axis=-1, dtype=flat[0].dtype if step.combiner not in ("any", "all") else None)]
+    # argmax, argmin: the first of the best, NaN before everything
+    value = flat[0] if step.combiner == "argmax" else -flat[0]
+    if flat[0].dtype.kind == "f":
+        value = np.where(np.isnan(flat[0]), np.inf, value)
+        best = np.where(np.isnan(flat[0]).any(-1, keepdims=True), np.isnan(flat[0]), value == value.max(-1, keepdims=True))
+    else:
+        best = flat[0] == (flat[0].max(-1, keepdims=True) if step.combiner == "argmax" else flat[0].min(-1, keepdims=True))
+    position = np.where(best, flat[1], np.iinfo(np.int64).max).min(-1)
+    chosen = np.argmax(best & (flat[1] == position[..., None]), axis=-1)
+    return [np.take_along_axis(f, chosen[..., None], axis=-1)[..., 0] for f in flat]
+
+
+def evaluate_expressions(
+    roots: Sequence[Expr], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """Values of expressions over broadcastable index arrays. Guarded loads read a clamped position; the guard discards what they read."""
+    done: dict[int, np.ndarray] = {}
+    with np.errstate(all="ignore"):
+        for node in walk(*roots):
+            done[id(node)] = _value(node, done, variables, environment)
+    return [done[id(root)] for root in roots]
+
+
+def _value(node: Expr, done: Mapping[int, np.ndarray], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray]) -> np.ndarray:
+    if isinstance(node, Var):
+        return variables[node.name]
+    dtype = np.dtype(ELEMENT_TYPES[node.dtype].numpy)
+    if isinstance(node, Const):
+        return np.asarray(node.value, dtype)
+    if isinstance(node, Load):
+        array = environment[node.buffer]
+        if not array.ndim:
+            return array
+        if not array.size:
+            return np.zeros((), dtype)  # only a guard that never holds lets this be evaluated
+        return array[tuple(np.clip(done[id(i)], 0, extent - 1) for i, extent in zip(node.index, array.shape, strict=True))]
+    assert isinstance(node, Apply)
+    arguments = [done[id(argument)] for argument in node.args]
+    if node.operation == "cast" and dtype.kind in "iu" and arguments[0].dtype.kind == "f":
+        arguments[0] = np.trunc(arguments[0])
+    return np.asarray(OPERATIONS[node.operation].reference(*arguments)).astype(dtype, copy=False)
