@@ -1,0 +1,43 @@
+"""Lowering regions to GPU kernels: one schema a kind of region; which schedule is best is `tilewright.cost.gpu`'s business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias, Union
+
+from tilewright.codegen.gpu.common import Unsuitable as Unsuitable
+from tilewright.codegen.gpu.map import lower_map
+from tilewright.codegen.gpu.prefix import lower_prefix
+from tilewright.codegen.gpu.rows import lower_rows
+from tilewright.codegen.gpu.window import lower_window
+from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Lowered, Region
+from tilewright.schedule.gpu_map import MapSchedule
+from tilewright.schedule.gpu_prefix import PrefixSchedule
+from tilewright.schedule.gpu_rows import RowsSchedule
+from tilewright.schedule.gpu_window import WindowSchedule
+
+GpuSchedule: TypeAlias = MapSchedule | WindowSchedule | RowsSchedule | PrefixSchedule
+
+_LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
+    {MapSchedule: lower_map, WindowSchedule: lower_window, RowsSchedule: lower_rows, PrefixSchedule: lower_prefix}
+)
+
+
+def lower_gpu(
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str] | Mapping[str, Any],
+    machine: Machine,
+    schedule: GpuSchedule,
+) -> Lowered:
+    """Kernels, calls and extra storage of one region under a schedule of its schema.
+
+    Raises:
+        Unsuitable: where the region does not have the form that the schedule's schema lowers.
+    """
+    return _LOWERINGS[type(schedule)](region, layouts, values, frozenset(constants), machine, schedule)

@@ -1,0 +1,216 @@
+"""What the GPU schemas share: arguments of a kernel, axes in the order of storage, vectors along the fastest axis, names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.codegen.access import divide_linear, flatten, merge_axes, vectorise
+from tilewright.codegen.assemble import assemble, block
+from tilewright.ir.computation import COMBINERS, Step
+from tilewright.ir.expr import (
+    INDEX,
+    TRUE,
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Var,
+    coefficient,
+    linear,
+    loads,
+    rewrite,
+    substitute,
+    variables,
+    walk,
+)
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import If, Launch, Let, Statement
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Call, Lowered, Region
+from tilewright.ir.scalar import OPERATIONS
+
+
+class Unsuitable(ValueError):
+    """The region does not have the form that the schema lowers; the text says what is missing."""
+
+
+def index_const(value: int) -> Expr:
+    return Const(value, INDEX)
+
+
+def below(where: Expr, limit: int, name: str, body: Callable[[Var], Sequence[Statement]]) -> list[Statement]:
+    """The body at a position named `name`, under a guard where the position can reach the limit."""
+    position = Var(name, limit)
+    inner = [Let(position, where), *body(position)]
+    condition = where < limit
+    return inner if condition == TRUE else [If(condition, block(inner))]
+
+
+def named(axes: Mapping[Var, Expr]) -> tuple[list[Statement], dict[Var, Expr]]:
+    """Names for the values of axes; what is a variable or constant already needs none."""
+    lets: list[Statement] = []
+    mapping: dict[Var, Expr] = {}
+    for axis, expr in axes.items():
+        if not isinstance(expr, (Var, Const)):
+            lets.append(Let(axis, expr))
+        else:
+            mapping[axis] = expr
+    return lets, mapping
+
+
+def lowered(
+    region: Region,
+    schedule: object,
+    body: Statement,
+    launch: Launch,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+) -> Lowered:
+    """One kernel and its call."""
+    dtypes = {name: value.dtype for name, value in values.items()}
+    kernel, arguments = assemble(
+        region.kind, body, layouts, dtypes, region.outputs, header=str(schedule), launch=launch
+    )
+    return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
+
+
+def storage_order(axes: Sequence[Var], offset: Expr) -> tuple[Var, ...]:
+    """The axes by their stride in an offset, largest first; axes that the offset does not know, or not linearly, come first."""
+    strides = {axis: coefficient(offset, axis) for axis in axes}
+    return tuple(sorted(axes, key=lambda axis: -abs(strides[axis] or (1 << 62))))
+
+
+def is_aligned(offset: Expr, axis: Var, lanes: int) -> bool:
+    """Whether a vector of `lanes` along `axis` starts at a multiple of `lanes` wherever `axis` does."""
+    form = linear(offset)
+    return form.constant % lanes == 0 and all(scale % lanes == 0 for atom, scale in form.terms if atom != axis)
+
+
+def vectors_fit(expr: Expr, axis: Var, lanes: int, stored: Mapping[str, Layout]) -> Expr | None:
+    """The expression for `lanes` neighbouring values of `axis` (which is then the first of them), where every access is adjacent and aligned
+    or the same for all; else None. Loads of names without a layout are vectors already."""
+    if lanes == 1:
+        return expr
+    if axis.extent is None or axis.extent % lanes:
+        return None
+    for load in loads(expr):
+        if (
+            load.buffer in stored
+            and coefficient(load.index[0], axis) == 1
+            and not is_aligned(load.index[0], axis, lanes)
+        ):
+            return None
+    return vectorise(expr, axis, lanes, lambda load: load.buffer not in stored)
+
+
+def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | None = None) -> int:
+    """The widest vector (4, 2 or 1 lanes) along `axis` for the expression, and for a store of it at `offset` where one is given."""
+    for lanes in (4, 2):
+        if offset is not None and (
+            expr.dtype != "f32" or coefficient(offset, axis) != 1 or not is_aligned(offset, axis, lanes)
+        ):
+            continue
+        if vectors_fit(expr, axis, lanes, stored) is not None:
+            return lanes
+    return 1
+
+
+def as_lanes(expr: Expr, lanes: int) -> Expr:
+    """A scalar as a vector of that many equal lanes; a vector as it is."""
+    if lanes == 1 or expr.lanes == lanes:
+        return expr
+    return Apply("broadcast", (expr,), expr.dtype, lanes)
+
+
+def replace_loads(expr: Expr, mapping: Mapping[str, Expr]) -> Expr:
+    """Loads of results inside the kernel become the expressions that hold them."""
+    return rewrite(expr, lambda node: mapping.get(node.buffer, node) if isinstance(node, Load) else node)
+
+
+def with_zero_axes(expr: Expr, axes: Iterable[Var]) -> Expr:
+    """Axes of extent 1 as zero."""
+    return substitute(expr, {axis: index_const(0) for axis in axes if axis.extent == 1})
+
+
+def combine(combiner: str, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Components of the combination; scalars are widened where the other side is a vector."""
+    lanes = max(e.lanes for e in (*left, *right))
+    return COMBINERS[combiner].combine(
+        tuple(as_lanes(e, lanes) for e in left), tuple(as_lanes(e, lanes) for e in right)
+    )
+
+
+def identity(step: Step, lanes: int = 1) -> tuple[Expr, ...]:
+    assert step.combiner is not None
+    return tuple(as_lanes(e, lanes) for e in COMBINERS[step.combiner].identity(step.dtypes))
+
+
+def expression_flops(*roots: Expr) -> float:
+    """Arithmetic operations of evaluating the expressions once (index arithmetic not counted)."""
+    return float(sum(OPERATIONS[n.operation].flops for n in walk(*roots) if isinstance(n, Apply) and n.dtype != INDEX))
+
+
+def bytes_touched(exprs: Iterable[Expr], axes: Sequence[Var], values: Mapping[str, Value]) -> int:
+    """Bytes of stored values that are read at least once: no more of a value than it has, nor than there are evaluations."""
+    total = 0
+    for load in {(node.buffer, node.index): node for node in loads(*exprs)}.values():
+        value = values.get(load.buffer)
+        if value is None:
+            continue
+        itemsize = value.bytes // max(value.elements, 1)
+        points = (
+            prod(axis.extent or 1 for axis in axes if axis in variables(*load.index))
+            if not loads(*load.index)
+            else prod(axis.extent or 1 for axis in axes)
+        )
+        total += min(value.bytes, points * itemsize)
+    return total
+
+
+@dataclass(frozen=True)
+class Walk:
+    """An iteration space in the order in which it is walked: merged axes, outermost first, and expressions over them."""
+
+    axes: tuple[Var, ...]
+    expressions: tuple[Expr, ...]
+
+    @property
+    def points(self) -> int:
+        return prod(axis.extent or 0 for axis in self.axes)
+
+    @property
+    def fastest(self) -> Var | None:
+        return self.axes[-1] if self.axes else None
+
+
+def walk_in_order(axes: Sequence[Var], expressions: Sequence[Expr], by: Expr) -> Walk:
+    """The space in the order of the flat offset `by`, neighbouring axes merged where every access allows it."""
+    merged, fresh = merge_axes(storage_order(axes, by), expressions)
+    return Walk(merged, fresh)
+
+
+def decode(position: Expr, axes: Sequence[Var], lanes: int = 1) -> dict[Var, Expr]:
+    """Axes from a flat position; with lanes, positions count vectors along the last axis."""
+    if not axes:
+        return {}
+    extents = [axis.extent or 1 for axis in axes]
+    extents[-1] //= lanes
+    parts = divide_linear(position, extents)
+    if lanes > 1:
+        parts[-1] = parts[-1] * lanes
+    return dict(zip(axes, parts, strict=True))
+
+
+def flat(expr: Expr, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> Expr:
+    """Flat loads of stored values."""
+    return flatten(expr, {name: layouts[name] for name in layouts if name in values})
+
+
+def main_offset(exprs: Sequence[Expr], stored: Mapping[str, Layout], values: Mapping[str, Value]) -> Expr:
+    """The offset of the largest value that the expressions read: what decides in which order a space is walked."""
+    found = [load for load in loads(*exprs) if load.buffer in stored and not loads(*load.index)]
+    if not found:
+        return index_const(0)
+    return max(found, key=lambda load: values[load.buffer].bytes if load.buffer in values else 0).index[0]
