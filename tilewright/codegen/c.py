@@ -226,7 +226,7 @@ class CPrinter(Printer):
             return Code("-" + self._operand_of_minus(args[0]), UNARY)
         if operation == "bitwise_not":
             return Code("~" + self.text(args[0], UNARY), UNARY)
-        if operation == "isnan":
+        if operation == "isnan" or operation == "isinf" and not is_float(dtype):
             a = self.expression(args[0]).at(ATOM)
             return Code(f"{a} != {a}", EQUALITY, size_of(dtype))
         if operation == "isinf":
@@ -315,7 +315,7 @@ class CPrinter(Printer):
             return self.vector(Apply("cast", (source,), node.dtype), lanes)
         code = self.expression(source)
         if source.dtype == "bool":
-            code = Code(f"{code.at(BITAND + 1)} & 1")
+            code = Code(f"{code.at(UNARY)} & 1")
         return Code(f"__builtin_convertvector({code.text}, {kind})")
 
     # --- loops ---

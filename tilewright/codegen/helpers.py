@@ -81,6 +81,25 @@ def _extremum(operation: str, dtype: str, t: str) -> str:
 }}"""
 
 
+_UNSIGNED = {
+    "sign": "{one} {{ return a != 0; }}",
+    "abs": "{one} {{ return a; }}",
+    "floordiv": "{two} {{ return ({t})(a / b); }}",
+    "mod": "{two} {{ return ({t})(a % b); }}",
+    "shift_left": "{two} {{ return b < 8 ? ({t})(a << b) : 0; }}",
+    "shift_right": "{two} {{ return b < 8 ? ({t})(a >> b) : 0; }}",
+    "pow": """{two} {{
+    {t} result = 1;
+    for (; b > 0; b = ({t})(b / 2)) {{
+        if (b % 2 != 0)
+            result = ({t})(result * a);
+        a = ({t})(a * a);
+    }}
+    return result;
+}}""",
+}
+
+
 def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Mapping[str, str]) -> Helper | None:
     """A function that exists for several element types; None where `name` is not one."""
     match = re.fullmatch(r"tw_(\w+?)_(f64|f32|i64|i32|i16|i8|u8|bool)", name)
@@ -91,6 +110,8 @@ def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Ma
     f = suffix.get(dtype, "")
     one = f"{qualifier} {t} {name}({t} a)"
     two = f"{qualifier} {t} {name}({t} a, {t} b)"
+    if not dtype.startswith(("f", "i")) and operation in _UNSIGNED:
+        return Helper(_UNSIGNED[operation].format(one=one, two=two, t=t))
     if operation in ("min", "max"):
         return Helper(f"{two} {_extremum(operation, dtype, t)}")
     if operation in ("atmost", "atleast"):
