@@ -8,7 +8,6 @@ from types import MappingProxyType
 import torch
 
 from tilewright.ir.dtypes import ELEMENT_TYPES
-from tilewright.ir.layout import Layout
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.memory_plan import MemoryPlan, Places, assign_places, plan_memory
 from tilewright.runtime.packing import pack, unpack

@@ -25,6 +25,7 @@ from tilewright.runtime.packing import unpack
 from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.signature import Signature, unflatten
 from tilewright.runtime.torch_nodes import check_nodes, run_region
+from tilewright.runtime.verify import Verification, compare, reference_values
 
 
 @dataclass(frozen=True)
@@ -196,11 +197,7 @@ class Executable:
             engine = self._engine
             if engine is None:
                 engine = self._require_engine()
-            device = self._device
-            outputs = [
-                (torch.zeros if zeroed else torch.empty)(shape, dtype=dtype, device=device)
-                for shape, dtype, zeroed in self._allocations
-            ]
+            outputs = self._allocate()
             engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
             if self._only_kernels:
                 engine.run(self._segments[0][1], self._segments[0][2])
@@ -212,6 +209,14 @@ class Executable:
             if self._direct is not None:
                 return unflatten(self.image.signature.output_tree, iter([outputs[i] for i in self._direct]))
             return self._results(leaves, inputs, outputs)
+
+    def _allocate(self) -> list[torch.Tensor]:
+        """Fresh outputs; one with a halo is zeroed."""
+        device = self._device
+        return [
+            torch.zeros(shape, dtype=dtype, device=device) if zeroed else torch.empty(shape, dtype=dtype, device=device)
+            for shape, dtype, zeroed in self._allocations
+        ]
 
     def _require_engine(self) -> Engine:
         if self._closed:
@@ -370,6 +375,38 @@ class Executable:
             if self._engine is not None:
                 other._start(shared=self)
         return other
+
+    def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> Verification:
+        """Every stored value of each region against the graph evaluated in float64 for the same inputs.
+
+        `tolerance` replaces those of `verify.TOLERANCES` for floating-point values; a model compiled for a lower
+        precision than its tensors' dtype needs a wider one. Inputs are not changed, also where a call would change
+        them.
+        """
+        self._require_engine()
+        leaves = self.image.signature.leaves(args, kwargs)
+        with self._lock:
+            engine = self._require_engine()
+            program, buffers = self.image.program, engine.buffers
+            inputs = self._admit(leaves)
+            outputs = self._allocate()
+            engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
+            names = {name for region in program.regions for name in region.outputs if buffers.is_stored(name)}
+            expected = reference_values(program.graph, inputs, frozenset(names))
+            rows = []
+            for index, region in enumerate(program.regions):
+                if region.kind == "torch":
+                    run_region(region, buffers, inputs, outputs, self._torch_constants)
+                elif region.calls:
+                    engine.run(index, index + 1)
+                for name in region.outputs:
+                    if name in expected and (region.calls or region.kind == "torch"):
+                        got = buffers.value(name, inputs, outputs)
+                        rows.append(
+                            compare(region.name, index, program.graph.values[name], got, expected[name], tolerance)
+                        )
+            engine.finish()
+        return Verification(tuple(rows))
 
     def is_stale(self, module: torch.nn.Module) -> bool:
         """Whether the module's parameters or buffers were replaced or changed in place since compilation.

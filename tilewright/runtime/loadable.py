@@ -12,21 +12,21 @@ from functools import cached_property
 from math import prod
 from types import MappingProxyType
 
+from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.graph import Graph, Node
-from tilewright.ir.kernel import Allocate, Kernel, statements
+from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Call, Program, Storage
-
-SHARED_ALIGNMENT = 128
-"""Bytes to which each shared buffer is rounded when the dynamic shared memory of a block is summed."""
 
 
 @dataclass(frozen=True)
 class LoadableKernel:
-    """How one compiled kernel is called. `writes` says of each parameter whether the kernel writes it; `scalars` counts
-    64-bit scalars.
+    """How one compiled kernel is called. `writes` says of each parameter whether the kernel writes it.
 
-    `grid`, `block` and `shared_bytes` (of all shared buffers of one block) are for GPU kernels."""
+    `grid`, `block`, `shared_bytes` (the dynamic shared memory of one block) and `scalar_bytes` (of each of the
+    `scalars` that follow the buffers) are for GPU kernels; a CPU kernel gets its scalars as an array of 64-bit
+    integers.
+    """
 
     name: str
     writes: tuple[bool, ...]
@@ -34,6 +34,7 @@ class LoadableKernel:
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
+    scalar_bytes: int = 8
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,14 @@ class LoadableProgram:
         return name if name in self.graph.constants else None
 
 
-def _shared_bytes(kernel: Kernel) -> int:
-    total = 0
-    for statement in statements(kernel.body):
-        if isinstance(statement, Allocate) and statement.buffer.space == "shared":
-            size = statement.buffer.size * size_of(statement.buffer.dtype)
-            total += -(-size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
-    return total
-
-
 def loadable_kernel(kernel: Kernel) -> LoadableKernel:
     """How to call a kernel, from its IR."""
     writes = tuple(buffer.writable for buffer in kernel.parameters)
     if kernel.launch is None:
         return LoadableKernel(kernel.name, writes, len(kernel.scalars))
     launch = kernel.launch
-    return LoadableKernel(kernel.name, writes, len(kernel.scalars), launch.grid, launch.block, _shared_bytes(kernel))
+    shared, scalar = dynamic_shared_bytes(kernel), size_of(index_dtype(kernel))
+    return LoadableKernel(kernel.name, writes, len(kernel.scalars), launch.grid, launch.block, shared, scalar)
 
 
 def loadable(program: Program) -> LoadableProgram:

@@ -36,7 +36,8 @@ def resolve_operator(target: str) -> Callable[..., Any]:
     if match is None or match[1] in REFUSED:
         raise InvalidArtifact(f"{target!r} is no ATen operator that may run through PyTorch", "compile the model again")
     packet = getattr(torch.ops.aten, match[1], None)
-    overload = getattr(packet, match[2], None) if packet is not None and match[2] in packet.overloads() else None
+    known = isinstance(packet, torch._ops.OpOverloadPacket) and match[2] in packet.overloads()
+    overload = getattr(packet, match[2]) if known else None
     if not isinstance(overload, torch._ops.OpOverload):
         raise InvalidArtifact(
             f"PyTorch {torch.__version__} has no operator {target}", "use the release that saved the executable"
@@ -46,42 +47,41 @@ def resolve_operator(target: str) -> Callable[..., Any]:
     return overload
 
 
-def make_argument(form: Any, inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
-    """The argument that a nested form stands for: ("input", i), ("value", literal), ("list", forms...)."""
-    kind, *rest = form
+def make_argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
+    """The argument that a recipe stands for: ("input", i), ("value", literal), ("list", recipes), ("dtype", name) or
+    ("device", _).
+
+    Raises:
+        InvalidArtifact: for another kind, or a dtype that PyTorch does not have.
+    """
+    kind, value = recipe
     if kind == "input":
-        return inputs[rest[0]]
+        return inputs[value]
     if kind == "value":
-        return device if isinstance(rest[0], torch.device) else rest[0]
-    if kind in ("list", "tuple"):
-        items = rest[0] if len(rest) == 1 and _is_sequence_of_forms(rest[0]) else rest
-        made = [make_argument(item, inputs, device) for item in items]
-        return made if kind == "list" else tuple(made)
-    raise InvalidArtifact(f"an argument of the unknown form {kind!r}", "compile the model again")
-
-
-def _is_sequence_of_forms(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(item, tuple) for item in value)
+        return value
+    if kind == "list":
+        return [make_argument(item, inputs, device) for item in value]
+    if kind == "device":
+        return device
+    found = (
+        getattr(torch, value, None) if kind in ("dtype", "layout", "memory_format") and isinstance(value, str) else None
+    )
+    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+        raise InvalidArtifact(f"an argument {recipe!r} of an unknown kind", "compile the model again")
+    return found
 
 
 def run_node(node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The results of a node of operator `torch`."""
+    """The tensors that a node of operator `torch` returns."""
     operator = resolve_operator(node.attributes["target"])
-    args, kwargs = split_call(node.attributes["call"])
+    arguments, keywords = node.attributes["call"]
     with torch.no_grad():
-        result = operator(
-            *(make_argument(form, inputs, device) for form in args),
-            **{name: make_argument(form, inputs, device) for name, form in kwargs},
+        results = operator(
+            *(make_argument(recipe, inputs, device) for recipe in arguments),
+            **{name: make_argument(recipe, inputs, device) for name, recipe in keywords},
         )
-    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
-
-
-def split_call(call: Any) -> tuple[Sequence[Any], Sequence[tuple[str, Any]]]:
-    """Positional forms and named forms of a `call` attribute: a tuple of forms, in which ("keyword", name, form) is a
-    named one."""
-    args = [form for form in call if form[0] != "keyword"]
-    kwargs = [(form[1], form[2]) for form in call if form[0] == "keyword"]
-    return args, kwargs
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    return tuple(result for result in results if isinstance(result, torch.Tensor))
 
 
 def check_nodes(program: LoadableProgram) -> None:

@@ -1,0 +1,128 @@
+"""The memory plan: what lives at one time never overlaps, halos keep their zeros, and memory is reused."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime_programs import ProgramBuilder, chain
+
+from tilewright.ir.layout import channels_last, row_major
+from tilewright.runtime import loadable
+from tilewright.runtime.memory_plan import Lifetime, assign_places, lifetimes, place, plan_memory
+
+HALO = channels_last((1, 4, 5, 5)).with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))
+OTHER_HALO = channels_last((1, 4, 5, 5)).with_halo(((0, 0), (0, 0), (2, 2), (2, 2)))
+
+
+@st.composite
+def buffers(draw: st.DrawFn) -> list[Lifetime]:
+    result = []
+    for i in range(draw(st.integers(0, 30))):
+        first = draw(st.integers(0, 20))
+        last = first + draw(st.integers(0, 8))
+        layout = draw(st.sampled_from([None, None, None, HALO, OTHER_HALO]))
+        zeroed = (layout, draw(st.sampled_from(["f32", "f64"]))) if layout else None
+        size = layout.size * (4 if zeroed[1] == "f32" else 8) if layout and zeroed else draw(st.integers(0, 5000))
+        result.append(Lifetime(f"b{i}", size, first, last, zeroed))
+    return result
+
+
+@given(buffers(), st.sampled_from([64, 256]))
+def test_nothing_that_lives_at_one_time_overlaps(items: list[Lifetime], alignment: int) -> None:
+    plan = place(items, alignment)
+    assert set(plan.offsets) == {b.name for b in items}
+    ranges = {b.name: (plan.offsets[b.name], plan.offsets[b.name] + b.bytes) for b in items}
+    for b in items:
+        start, end = ranges[b.name]
+        assert start % alignment == 0 and 0 <= start and end <= plan.bytes
+    for i, a in enumerate(items):
+        for b in items[:i]:
+            overlap = ranges[a.name][0] < ranges[b.name][1] and ranges[b.name][0] < ranges[a.name][1]
+            if overlap:
+                assert not a.meets(b)
+                # whoever must find zeros shares only with its like, and then exactly
+                assert a.zeroed == b.zeroed
+                assert a.zeroed is None or ranges[a.name] == ranges[b.name]
+    assert plan.bytes <= plan.unshared_bytes
+
+
+@given(buffers())
+def test_peak_is_at_least_what_lives_at_one_time(items: list[Lifetime]) -> None:
+    plan = place(items)
+    peak = max((sum(b.bytes for b in items if b.first <= t <= b.last) for t in range(40)), default=0)
+    assert plan.bytes >= peak
+
+
+def test_a_chain_takes_the_memory_of_two_values() -> None:
+    items = [Lifetime(f"b{i}", 1000, i, i + 1) for i in range(50)]
+    plan = place(items)
+    assert plan.bytes == 2048 and plan.unshared_bytes == 50 * 1024
+
+
+def test_a_chain_with_halo_takes_two_slots() -> None:
+    items = [Lifetime(f"b{i}", HALO.size * 4, i, i + 1, (HALO, "f32")) for i in range(50)]
+    assert len(set(place(items).offsets.values())) == 2
+
+
+def test_best_fit_takes_the_smallest_gap() -> None:
+    walls = [Lifetime(f"w{i}", 6400, 0, 9) for i in range(3)]
+    holes = [Lifetime("large", 1280, 0, 4), Lifetime("small", 640, 0, 4)]
+    late = Lifetime("late", 600, 5, 9)
+    plan = place([*walls, *holes, late])
+    # after `large` and `small` are gone, only the place of `small` (the end) or of `large` is free
+    assert plan.bytes == 3 * 6400 + 1280 + 640 and plan.offsets["late"] >= 3 * 6400
+
+
+def test_lifetimes_follow_calls_aliases_and_repetition() -> None:
+    builder = ProgramBuilder({"x": (4,)})
+    for i, source in enumerate(["x", "v0", "v1"]):
+        builder.kernel("relu", (source,), f"v{i}", (4,), "(void)x0; (void)y;")
+    builder.alias("view", "v0", (2, 2))
+    builder.kernel("relu", ("v2",), "v3", (4,), "(void)x0; (void)y;", repeat=3)
+    builder.kernel("relu", ("view",), "v4", (4,), "(void)x0; (void)y;")
+    builder.kernel("relu", ("v3",), "out", (4,), "(void)x0; (void)y;")
+    program = loadable(builder.program(("out",)))
+    places = assign_places(program)
+    assert set(places.arena) == {"v0", "v1", "v2", "v3", "v4"} and set(places.outputs) == {"out"}
+    found = {b.name: (b.first, b.last) for b in lifetimes(program, places.arena)}
+    assert found == {"v0": (0, 4), "v1": (1, 2), "v2": (2, 3), "v3": (3, 5), "v4": (4, 4)}
+
+
+def test_a_repeated_region_keeps_its_workspaces_throughout() -> None:
+    from dataclasses import replace
+
+    from tilewright.ir.kernel import Block, Buffer, Kernel
+    from tilewright.ir.region import Call
+
+    builder = ProgramBuilder({"x": (4,)})
+    builder.kernel("relu", ("x",), "out", (4,), "")
+    builder.value("w1", (4,), source=None)
+    builder.value("w2", (4,), source=None)
+    kernels = tuple(
+        Kernel(f"k{i}", (Buffer("a", "f32", 4), Buffer("b", "f32", 4, writable=True)), Block(())) for i in range(3)
+    )
+    calls = (Call("k0", ("x", "w1")), Call("k1", ("w1", "w2")), Call("k2", ("w2", "out")))
+    builder.regions[0] = replace(builder.regions[0], kernels=kernels, calls=calls)
+    once = loadable(builder.program(("out",)))
+    assert {b.name: (b.first, b.last) for b in lifetimes(once, ("w1", "w2"))} == {"w1": (0, 1), "w2": (1, 2)}
+    builder.regions[0] = replace(builder.regions[0], repeat=5)
+    often = loadable(builder.program(("out",)))
+    assert {b.name: (b.first, b.last) for b in lifetimes(often, ("w1", "w2"))} == {"w1": (0, 2), "w2": (0, 2)}
+
+
+def test_rounded_layouts_count_as_zeroed() -> None:
+    from tilewright.ir.layout import Layout
+
+    blocked = Layout((1, 5, 4), ((0, 0), (1, 0), (2, 0), (1, 4)))
+    builder = ProgramBuilder({"x": (1, 5, 4)})
+    builder.kernel("relu", ("x",), "a", (1, 5, 4), "", layout=blocked)
+    builder.kernel("relu", ("a",), "out", (1, 5, 4), "")
+    (only,) = lifetimes(loadable(builder.program(("out",))), ("a",))
+    assert only.zeroed == (blocked, "f32") and only.bytes == blocked.size * 4
+    assert lifetimes(loadable(chain(1).program(("r0",))), ("p0",))[0].zeroed is None
+    assert not row_major((3,)).is_padded
+
+
+def test_plan_of_a_program_prints_its_sizes() -> None:
+    plan = plan_memory(loadable(chain(5).program(("r4",))))
+    assert "without reuse" in str(plan) and len(plan.offsets) == 14

@@ -1,0 +1,406 @@
+"""The executable: results against PyTorch, and everything a caller may do to it."""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime_programs import ProgramBuilder, chain, chain_reference
+
+from tilewright.errors import ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
+from tilewright.ir.layout import Layout, channels_last, permuted, row_major
+from tilewright.runtime import ModuleStamp
+from tilewright.runtime import cpu as cpu_module
+from tilewright.runtime.cpu import openmp_libraries
+from tilewright.runtime.packing import pack, unpack, write
+from tilewright.runtime.signature import (
+    LEAF,
+    InputLeaf,
+    OutputLeaf,
+    Signature,
+    Tree,
+    decode_signature,
+    encode_signature,
+    tree_of,
+)
+from tilewright.runtime.torch_nodes import resolve_operator
+
+
+def test_chain_agrees_with_pytorch_and_reuses_memory() -> None:
+    builder = chain()
+    exe = builder.executable(("r4",))
+    for _ in range(3):
+        x = torch.randn(6, 7)
+        expected = chain_reference(x.double(), builder.constants["w"].double())
+        torch.testing.assert_close(exe(x).double(), expected, rtol=1e-5, atol=1e-5)
+    memory = exe.plan.memory
+    assert memory is not None and memory.bytes < memory.unshared_bytes / 4
+
+
+def test_results_are_fresh() -> None:
+    exe = chain().executable(("r4", "p0"))
+    x = torch.randn(6, 7)
+    first = exe(x)
+    kept = [tensor.clone() for tensor in first]
+    exe(torch.randn(6, 7))
+    assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+    assert isinstance(first, tuple) and first[0].data_ptr() != first[1].data_ptr()
+
+
+def test_inputs_in_any_strides() -> None:
+    builder = chain()
+    exe = builder.executable(("r4",))
+    w = builder.constants["w"]
+    storage = torch.randn(200)
+    for x in (
+        torch.randn(7, 6).t(),
+        torch.randn(12, 14)[::2, ::2],
+        storage[3:45].view(6, 7),
+        torch.randn(1, 7).expand(6, 7),
+    ):
+        torch.testing.assert_close(exe(x), chain_reference(x, w))
+
+
+def test_zero_sized_inputs() -> None:
+    builder = ProgramBuilder({"x": (0, 4)})
+    builder.kernel("relu", ("x",), "y", (0, 4), "(void)x0; (void)y;")
+    result = builder.executable(("y",))(torch.empty(0, 4))
+    assert result.shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["expected 1 positional", "got 0"]),
+        ((torch.zeros(6, 7), torch.zeros(1)), ["expected 1 positional", "got 2"]),
+        ((torch.zeros(7, 6),), ["args[0]", "[6, 7]", "[7, 6]"]),
+        ((torch.zeros(6, 7, dtype=torch.float64),), ["args[0]", "f32", "float64"]),
+        ((torch.zeros(6, 7, device="meta"),), ["args[0]", "cpu", "meta"]),
+        ((torch.zeros(6, 7).to_sparse(),), ["args[0]", "sparse"]),
+        ((3,), ["args[0]", "3", "int"]),
+        ((None,), ["args[0]", "None"]),
+        ((torch.zeros(6, 7, requires_grad=True),), ["args[0]", "no_grad"]),
+    ],
+)
+def test_wrong_inputs_are_named(arguments: tuple[object, ...], words: list[str]) -> None:
+    exe = chain(1).executable(("r0",))
+    with pytest.raises(InvalidInput) as caught:
+        exe(*arguments)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_wrong_keyword_is_named_and_parameters_may_be_keywords() -> None:
+    builder = chain(1)
+    plain = builder.signature(1)
+    signature = Signature(plain.inputs, plain.input_tree, plain.outputs, plain.output_tree, parameters=("image",))
+    exe = builder.executable(("r0",), signature)
+    x = torch.randn(6, 7)
+    assert torch.equal(exe(image=x), exe(x))
+    with pytest.raises(InvalidInput, match="nonsense"):
+        exe(x, nonsense=1)
+
+
+def test_gradients_are_refused_only_where_they_would_be_lost() -> None:
+    exe = chain(1).executable(("r0",))
+    x = torch.randn(6, 7, requires_grad=True)
+    with torch.no_grad():
+        assert not exe(x).requires_grad
+
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+def test_nested_arguments_and_results() -> None:
+    builder = ProgramBuilder({"a": (3,), "b": (3,)})
+    builder.kernel("add", ("a", "b"), "s", (3,), "for (int i = 0; i < 3; i++) y[i] = x0[i] + x1[i];")
+    builder.kernel("sub", ("a", "b"), "d", (3,), "for (int i = 0; i < 3; i++) y[i] = x0[i] - x1[i];")
+    a, b = torch.randn(3), torch.randn(3)
+    _, spec = torch.utils._pytree.tree_flatten((({"a": a, "n": 2},), {"b": [b]}))
+    _, out_spec = torch.utils._pytree.tree_flatten({"pair": Pair(a, None), "rest": (b, [1.5])})
+    signature = Signature(
+        (
+            InputLeaf("args[0]['a']", "a", (3,), "f32"),
+            InputLeaf("args[0]['n']", constant=2),
+            InputLeaf("kwargs['b'][0]", "b", (3,), "f32"),
+        ),
+        tree_of(spec),
+        (OutputLeaf(0), OutputLeaf(), OutputLeaf(1), OutputLeaf(constant=1.5)),
+        tree_of(out_spec),
+    )
+    exe = builder.executable(("s", "d"), signature)
+    result = exe({"n": 2, "a": a}, b=[b])
+    assert isinstance(result["pair"], Pair) and result["pair"].second is None and result["rest"][1] == [1.5]
+    torch.testing.assert_close(result["pair"].first, a + b)
+    torch.testing.assert_close(result["rest"][0], a - b)
+    with pytest.raises(InvalidInput, match=r"args\[0\]\['n'\].*constant 2, got 3"):
+        exe({"a": a, "n": 3}, b=[b])
+    with pytest.raises(InvalidInput, match="keys"):
+        exe({"a": a}, b=[b])
+    decoded = decode_signature(encode_signature(signature))
+    again = builder.executable(("s", "d"), decoded)({"a": a, "n": 2}, b=[b])
+    torch.testing.assert_close(again["pair"].first, a + b)
+    assert type(again["pair"]).__name__ == "Pair"
+
+
+def test_inputs_are_changed_where_the_model_changes_them() -> None:
+    builder = ProgramBuilder({"x": (4,), "state": (4,)})
+    builder.kernel("add", ("x", "state"), "new", (4,), "for (int i = 0; i < 4; i++) y[i] = x0[i] + x1[i];")
+    builder.kernel("mul", ("x", "state"), "out", (4,), "for (int i = 0; i < 4; i++) y[i] = x0[i] * x1[i];")
+    specs = builder.signature(1)
+    signature = Signature(specs.inputs, specs.input_tree, (OutputLeaf(1),), LEAF, mutations=((0, 1),))
+    exe = builder.executable(("new", "out"), signature)
+    for state in (torch.randn(4), torch.randn(8)[::2]):
+        x, before = torch.randn(4), state.clone()
+        result = exe(x, state)
+        torch.testing.assert_close(result, x * before)
+        torch.testing.assert_close(state, x + before)
+
+
+def test_outputs_that_are_inputs() -> None:
+    builder = ProgramBuilder({"x": (2, 3)})
+    builder.alias("flat", "x", (6,))
+    builder.kernel("relu", ("x",), "y", (2, 3), "for (int i = 0; i < 6; i++) y[i] = x0[i] > 0 ? x0[i] : 0;")
+    specs = builder.signature(1)
+    outputs = (OutputLeaf(0, alias_input=0), OutputLeaf(1, alias_input=0), OutputLeaf(1), OutputLeaf(2), OutputLeaf(2))
+    signature = Signature(specs.inputs, specs.input_tree, outputs, Tree("tuple", (LEAF,) * 5))
+    exe = builder.executable(("x", "flat", "y"), signature)
+    x = torch.randn(2, 3)
+    same, view, copy, fresh, twice = exe(x)
+    assert same is x and view.data_ptr() == x.data_ptr() and view.shape == (6,)
+    assert copy.data_ptr() != x.data_ptr() and torch.equal(copy, x.view(-1))
+    assert fresh is twice and torch.equal(fresh, x.relu())
+
+
+def test_views_of_a_result_and_constants_as_outputs() -> None:
+    builder = ProgramBuilder({"x": (2, 3)}, {"w": torch.randn(4)})
+    builder.kernel("relu", ("x",), "y", (2, 3), "for (int i = 0; i < 6; i++) y[i] = x0[i] > 0 ? x0[i] : 0;")
+    builder.alias("flat", "y", (6,))
+    exe = builder.executable(("flat", "w"))
+    x = torch.randn(2, 3)
+    flat, w = exe(x)
+    assert torch.equal(flat, x.relu().view(-1)) and torch.equal(w, builder.constants["w"])
+    w.zero_()
+    assert torch.equal(exe(x)[1], builder.constants["w"])
+
+
+def test_nodes_through_pytorch_between_kernels() -> None:
+    builder = ProgramBuilder({"x": (4, 5)})
+    loop = "for (int i = 0; i < 20; i++)"
+    builder.kernel("relu", ("x",), "a", (4, 5), f"{loop} y[i] = x0[i] > 0 ? x0[i] : 0;")
+    call = ((("input", 0), ("value", -1), ("value", True)), ())
+    builder.torch("aten.sort.default", call, ("a",), {"sorted": ((4, 5), "f32"), "index": ((4, 5), "i64")})
+    builder.kernel("add", ("a", "sorted"), "b", (4, 5), f"{loop} y[i] = x0[i] + x1[i];")
+    exe = builder.executable(("b", "index"))
+    for _ in range(2):
+        x = torch.randn(4, 5)
+        values, index = x.relu().sort(-1, True)
+        got = exe(x)
+        torch.testing.assert_close(got[0], x.relu() + values)
+        assert torch.equal(x.relu().gather(1, got[1]), values) and index.shape == got[1].shape
+    assert exe.verify(torch.randn(4, 5)).values
+
+
+def test_repeated_calls_get_their_number() -> None:
+    builder = ProgramBuilder({"x": (8, 3)})
+    body = "int t = scalars[0]; for (int i = 3 * t; i < 3 * t + 3; i++) y[i] = x0[i] + (t ? y[i - 3] : 0);"
+    builder.kernel("cumsum", ("x",), "y", (8, 3), body, {"axis": 0}, repeat=8, scalars=1)
+    x = torch.randn(8, 3)
+    torch.testing.assert_close(builder.executable(("y",))(x), x.cumsum(0))
+
+
+def test_a_halo_is_zero_at_every_call_and_verify_reads_layouts() -> None:
+    layout = channels_last((1, 3, 4, 5)).with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))
+    builder = ProgramBuilder({"x": (1, 3, 4, 5)})
+    store = "for (int c = 0; c < 3; c++) for (int h = 0; h < 4; h++) for (int w = 0; w < 5; w++) "
+    inside = "((h + 1) * 7 + w + 1) * 3 + c"
+    flat = "(c * 4 + h) * 5 + w"
+    builder.kernel(
+        "relu", ("x",), "a", (1, 3, 4, 5), store + f"y[{inside}] = x0[{flat}] > 0 ? x0[{flat}] : 0;", layout=layout
+    )
+    total = "double s = 0; for (int i = 0; i < 6 * 7 * 3; i++) s += x0[i]; "  # the halo counts as well
+    builder.kernel(
+        "mul", ("a", "a"), "b", (1, 3, 4, 5), store + f"y[{inside}] = x0[{inside}] * x1[{inside}];", layout=layout
+    )
+    builder.kernel("sum", ("b",), "s", (), total + "y[0] = s;", {"axes": (0, 1, 2, 3)})
+    exe = builder.executable(("s",))
+    for _ in range(4):
+        x = torch.randn(1, 3, 4, 5)
+        torch.testing.assert_close(exe(x), (x.relu() ** 2).sum())
+    report = exe.verify(torch.randn(1, 3, 4, 5))
+    assert report.passed and [v.value for v in report.values] == ["a", "b", "s"], str(report)
+
+
+def test_verify_names_the_first_wrong_region() -> None:
+    builder = chain(3)
+    builder.text = builder.text.replace("void kernel4(", "void unused(", 1)
+    builder.text += (
+        "void kernel4(void *const *arguments, const int64_t *scalars) { (void)scalars; const float *a = arguments[0], "
+        "*b = arguments[1]; float *y = arguments[2]; for (int i = 0; i < 42; i++) y[i] = a[i] + b[i] + (i == 5); }\n"
+    )
+    report = builder.executable(("r2",)).verify(torch.randn(6, 7))
+    assert not report.passed and report.first_wrong is not None
+    assert (report.first_wrong.region, report.first_wrong.value) == ("region4", "q1")
+    assert "first wrong: region region4" in str(report)
+    good = chain(3).executable(("r2",)).verify(torch.randn(6, 7))
+    assert good.passed and len(good.values) == 9
+    assert [v.relative_error for v in good.worst] == sorted((v.relative_error for v in good.values), reverse=True)
+
+
+def test_verify_sees_nan_and_keeps_inputs() -> None:
+    builder = ProgramBuilder({"x": (4,)})
+    builder.kernel("relu", ("x",), "y", (4,), "for (int i = 0; i < 4; i++) y[i] = x0[i] > 0 ? x0[i] : 0;")  # loses NaN
+    x = torch.tensor([1.0, float("nan"), float("inf"), -1.0])
+    kept = x.clone()
+    report = builder.executable(("y",)).verify(x)
+    assert not report.passed and report.values[0].relative_error == float("inf")
+    assert torch.equal(x.nan_to_num(7), kept.nan_to_num(7))
+
+
+def test_clones_run_at_the_same_time() -> None:
+    builder = chain(4, (64, 64))
+    exe = builder.executable(("r3",))
+    engine = exe._engine
+    clones = [exe, exe.clone(), exe.clone()]
+    assert clones[1]._engine.buffers.constants["w"] is engine.buffers.constants["w"]
+    assert clones[1]._engine.buffers.arena.data_ptr() != engine.buffers.arena.data_ptr()
+    failures: list[str] = []
+
+    def work(which: int) -> None:
+        generator = torch.Generator().manual_seed(which)
+        for _ in range(30):
+            x = torch.randn(64, 64, generator=generator)
+            got = clones[which % 3](x)
+            if not torch.allclose(got, chain_reference(x, builder.constants["w"], 4), rtol=1e-4, atol=1e-4):
+                failures.append(f"thread {which}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]  # two callers of each executable
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_one_openmp_runtime_and_its_threads() -> None:
+    builder = ProgramBuilder({"x": (1,)})
+    count = "int n = 0;\n#pragma omp parallel reduction(+:n)\nn += 1;\n y[0] = x0[0] + n;"
+    builder.kernel("relu", ("x",), "y", (1,), count)
+    exe = builder.executable(("y",))
+    x, before = torch.zeros(1), torch.get_num_threads()
+    assert exe.threads == before and exe(x).item() == before
+    for wanted in (1, 3, 2):
+        exe.threads = wanted
+        assert exe(x).item() == wanted and torch.get_num_threads() == before
+    assert builder.executable(("y",), threads=2)(x).item() == 2
+    assert len(openmp_libraries()) == 1
+    with pytest.raises(UnsupportedOption):
+        exe.threads = 0
+
+
+def test_without_a_compiler_a_python_loop_runs_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = chain()
+    image = builder.image(("r4",))
+    monkeypatch.setattr(cpu_module, "_load_runner", lambda: None)
+    from tilewright.runtime import Executable
+
+    exe = Executable(image)
+    assert exe._engine.library.runner is None
+    for _ in range(2):
+        x = torch.randn(6, 7)
+        torch.testing.assert_close(exe(x), chain_reference(x, builder.constants["w"]))
+
+
+def test_stale_modules() -> None:
+    module = torch.nn.Linear(3, 4)
+    exe = chain(1).executable(("r0",), stamp=ModuleStamp.of(module))
+    assert not exe.is_stale(module)
+    with torch.no_grad():
+        module.weight.add_(1)
+    assert exe.is_stale(module)
+    exe = chain(1).executable(("r0",), stamp=ModuleStamp.of(module))
+    module.bias = torch.nn.Parameter(module.bias.detach().clone())
+    assert exe.is_stale(module) and exe.is_stale(torch.nn.Linear(3, 5))
+    with pytest.raises(UnsupportedOption):
+        chain(1).executable(("r0",)).is_stale(module)
+
+
+def test_close() -> None:
+    exe = chain(1).executable(("r0",))
+    with exe:
+        exe(torch.randn(6, 7))
+    exe.close()
+    with pytest.raises(ExecutableClosed):
+        exe(torch.randn(6, 7))
+    with pytest.raises(ExecutableClosed):
+        exe.clone()
+
+
+def test_plan_prints_every_region() -> None:
+    plan = chain(2).executable(("r1",)).plan
+    text = str(plan)
+    assert all(f"region{i}" in text for i in range(6)) and "a reason" in text and "predicted 6.0 us" in text
+    assert plan.rows[0].nodes == (("node_p0", "mul", "model.p0"),)
+
+
+def test_missing_kernel_is_named() -> None:
+    builder = chain(1)
+    builder.text = builder.text.replace("kernel2", "other")
+    builder.entries[2] = "other"
+    with pytest.raises(TilewrightError, match="kernel2"):
+        builder.executable(("r0",))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "aten.from_file.default",
+        "prims.add.default",
+        "aten.add_.Tensor",
+        "aten.nothing.default",
+        "os.system",
+        "aten.__class__.x",
+    ],
+)
+def test_only_functional_aten_operators_are_resolved(target: str) -> None:
+    with pytest.raises(InvalidArtifact):
+        resolve_operator(target)
+    assert resolve_operator("aten.sort.default") is torch.ops.aten.sort.default
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=4)))
+    order: list[tuple[int, int]] = [(dim, 0) for dim in draw(st.permutations(range(len(shape))))]
+    for dim in range(len(shape)):
+        for factor in draw(st.lists(st.sampled_from([2, 3, 4]), max_size=2)):
+            after = max(i for i, (d, _) in enumerate(order) if d == dim) + 1
+            order.insert(draw(st.integers(after, len(order))), (dim, factor))
+    halo = tuple((draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in shape)
+    return Layout(shape, tuple(order), halo)
+
+
+@given(layouts(), st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
+def test_packing_follows_the_layout(layout: Layout, dtype: torch.dtype) -> None:
+    tensor = (torch.arange(1, np.prod(layout.shape) + 1).view(layout.shape) % 120).to(dtype)
+    packed = torch.from_numpy(pack(tensor, layout))
+    packed = packed.view(torch.bfloat16) if dtype is torch.bfloat16 else packed
+    assert packed.numel() == layout.size
+    expected = torch.zeros(layout.size, dtype=dtype)
+    for index in np.ndindex(*layout.shape):
+        expected[int(layout.offset(index).value)] = tensor[index]
+    assert torch.equal(packed, expected)
+    assert torch.equal(unpack(packed, layout), tensor)
+    target = torch.zeros(layout.size, dtype=dtype)
+    write(target, layout, tensor)
+    assert torch.equal(target, expected)
+
+
+def test_packing_refuses_another_size() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        pack(torch.zeros(3), row_major((4,)))
+    assert pack(torch.arange(6.0), permuted((2, 3), (1, 0))).tolist() == [0, 3, 1, 4, 2, 5]

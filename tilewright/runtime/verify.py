@@ -1,0 +1,167 @@
+"""``verify``: every stored value of an executable against the same graph in float64, to find the first region that is
+wrong.
+
+Memory is shared between values, so the executable runs one region at a time and each region's results are read before
+the next one runs. The reference evaluates the graph's nodes in float64: sums of products through PyTorch, all others by
+their definition in the operator table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+
+from tilewright.graph.reference import evaluate_node, to_numpy
+from tilewright.ir.graph import Graph, Node, Value
+
+TOLERANCES: Mapping[str, float] = MappingProxyType({"f64": 1e-10, "f32": 1e-4, "f16": 1e-2, "bf16": 5e-2})
+"""Largest error that passes, as a fraction of the largest magnitude of the value; integers and booleans must be
+equal."""
+
+
+@dataclass(frozen=True)
+class VerifiedValue:
+    """One value. `absolute_error` is the largest difference; `relative_error` is it over the largest magnitude of the
+    reference. Both are infinite where NaN or infinities stand in different positions."""
+
+    region: str
+    order: int
+    value: str
+    dtype: str
+    shape: tuple[int, ...]
+    absolute_error: float
+    relative_error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        return self.relative_error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`values` in the order of execution; `str()` prints them worst first."""
+
+    values: tuple[VerifiedValue, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(value.passed for value in self.values)
+
+    @property
+    def first_wrong(self) -> VerifiedValue | None:
+        """The first value in order of execution beyond its tolerance: what follows it may be wrong only because of
+        it."""
+        return next((value for value in self.values if not value.passed), None)
+
+    @property
+    def worst(self) -> tuple[VerifiedValue, ...]:
+        return tuple(sorted(self.values, key=lambda v: (-v.relative_error / (v.tolerance or 1e-300), v.order)))
+
+    def __str__(self) -> str:
+        lines = [f"{'region':24} {'value':24} {'relative error':>14} {'absolute error':>14} {'tolerance':>10}"]
+        for v in self.worst:
+            mark = "" if v.passed else "  wrong"
+            lines.append(
+        lines.append(f"first wrong: region {first.region}, value {first.value}" if first else f"all {len(self.values)} agree")
+            )
+        first = self.first_wrong
+        lines.append(
+            f"first wrong: region {first.region}, value {first.value}"
+            if first
+            else f"all {len(self.values)} values agree"
+        )
+        return "\n".join(lines)
+
+
+def widened(graph: Graph) -> Graph:
+    """The graph with every floating-point value, constant and `dtype` attribute as float64."""
+    values = {name: replace(value, dtype=_wide(value.dtype)) for name, value in graph.values.items()}
+    constants = {name: t.double() if t.is_floating_point() else t for name, t in graph.constants.items()}
+    nodes = tuple(replace(node, attributes=_widened_attributes(node.attributes)) for node in graph.nodes)
+    return replace(graph, nodes=nodes, values=values, constants=constants)
+
+
+def _wide(dtype: str) -> str:
+    return "f64" if dtype in ("f32", "f16", "bf16") else dtype
+
+
+def _widened_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    def fix(key: str, item: Any) -> Any:
+        if isinstance(item, Graph):
+            return widened(item)
+        if key == "dtype" and isinstance(item, str):
+            return _wide(item)
+        if isinstance(item, tuple):
+            if len(item) == 2 and item[0] == "dtype" and item[1] in ("float32", "float16", "bfloat16"):
+                return ("dtype", "float64")
+            return tuple(fix("", part) for part in item)
+        return item
+
+    return {key: fix(key, item) for key, item in attributes.items()}
+
+
+def reference_values(graph: Graph, inputs: Sequence[torch.Tensor], wanted: frozenset[str]) -> dict[str, np.ndarray]:
+    """The wanted values of the graph in float64 (integers and booleans as they are)."""
+    wide = widened(graph)
+    environment: dict[str, np.ndarray] = {}
+    for name, tensor in zip(wide.inputs, inputs, strict=True):
+        environment[name] = to_numpy(tensor.double() if tensor.is_floating_point() else tensor)
+    for name, tensor in wide.constants.items():
+        environment[name] = to_numpy(tensor)
+    last_use = {name: i for i, node in enumerate(wide.nodes) for name in node.inputs}
+    kept = {name: array for name, array in environment.items() if name in wanted}
+    for i, node in enumerate(wide.nodes):
+        results = _evaluate(wide, node, [environment[name] for name in node.inputs])
+        for name, array in zip(node.outputs, results, strict=True):
+            environment[name] = array
+            if name in wanted:
+                kept[name] = array
+        for name in node.inputs:
+            if last_use[name] == i:
+                environment.pop(name, None)
+    return kept
+
+
+def _evaluate(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    floating = all(array.dtype == np.float64 for array in inputs)
+    if floating and node.operator in ("matmul", "linear") and len(inputs) == 2:
+        x, y = inputs
+        return (np.matmul(x, y if node.operator == "matmul" else y.T),)
+    rank = inputs[0].ndim - 2 if inputs else 0
+    if floating and node.operator == "convolution" and len(inputs) == 2 and rank in (1, 2, 3):
+        a = node.attributes
+        x, w = (torch.from_numpy(np.ascontiguousarray(array)) for array in inputs)
+        padding = [amount for pair in reversed(a["padding"]) for amount in pair]
+        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
+        result = convolve(
+            functional.pad(x, padding), w, None, tuple(a["stride"]), 0, tuple(a["dilation"]), a.get("groups", 1)
+        )
+        return (result.numpy(),)
+    return evaluate_node(graph, node, inputs)
+
+
+def compare(
+    region: str, order: int, value: Value, got: torch.Tensor, expected: np.ndarray, tolerance: float | None
+) -> VerifiedValue:
+    """The error of one value; `expected` is its float64 reference."""
+    exact = value.dtype not in TOLERANCES
+    limit = 0.0 if exact else tolerance if tolerance is not None else TOLERANCES[value.dtype]
+    ours = got.detach().cpu().double().numpy()
+    theirs = np.asarray(expected, dtype=np.float64).reshape(ours.shape)
+    finite = np.isfinite(ours) & np.isfinite(theirs)
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    if not np.all(finite | same):
+        absolute = relative = math.inf
+    else:
+        absolute = float(np.max(np.abs(ours - theirs), where=finite, initial=0.0)) if ours.size else 0.0
+        scale = float(np.max(np.abs(theirs), where=finite, initial=0.0)) if ours.size else 0.0
+        relative = absolute / max(scale, np.finfo(np.float32).tiny) if absolute else 0.0
+    return VerifiedValue(region, order, value.name, value.dtype, value.shape, absolute, relative, limit)
