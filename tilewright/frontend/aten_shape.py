@@ -360,6 +360,16 @@ def eye(g: GraphBuilder, *_: Any) -> Value:
     return g.constant(torch.eye(rows, columns, dtype=torch_dtype(dtype)), "identity")
 
 
+@HANDLERS.handles("tril_indices.default")
+def tril_indices(g: GraphBuilder, rows: int, columns: int, offset: int, *_: Any) -> Value:
+    return g.constant(torch.tril_indices(rows, columns, offset).to(torch_dtype(g.expected[0][1])), "indices")
+
+
+@HANDLERS.handles("triu_indices.default")
+def triu_indices(g: GraphBuilder, rows: int, columns: int, offset: int, *_: Any) -> Value:
+    return g.constant(torch.triu_indices(rows, columns, offset).to(torch_dtype(g.expected[0][1])), "indices")
+
+
 # --- upsampling -------------------------------------------------------------------------------------------------------
 
 

@@ -166,6 +166,11 @@ def _triangle(b: StepBuilder, x: Tensor, *, diagonal: int, upper: bool) -> Tenso
     return b.map(x.shape, body)
 
 
+def _causal_mask(b: StepBuilder, x: Tensor) -> Tensor:
+    """Minus infinity above the diagonal of the last two dimensions: a query sees no later key."""
+    return b.map(x.shape, lambda *i: select(compare("le", i[-1], i[-2]), x(*i), const(float("-inf"), x.dtype)))
+
+
 def _insert(b: StepBuilder, x: Tensor, values: Tensor, *, axis: int, start: int, step: int = 1) -> Tensor:
     """x with positions start, start + step, ... along an axis replaced by `values` (torch.slice_scatter)."""
     length = values.shape[axis]
@@ -213,6 +218,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator("concatenate", _concatenate),
     Operator("pad", _pad),
     Operator("triangle", _triangle),
+    Operator("causal_mask", _causal_mask),
     Operator("insert", _insert),
     Operator("interleave", _interleave),
     Operator("full", _full),
