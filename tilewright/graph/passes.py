@@ -1,0 +1,333 @@
+"""Passes that simplify a graph: each a pure function from graph to graph; `simplify` runs them to a fixed point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Callable, Mapping
+
+import numpy as np
+import torch
+
+from tilewright.ir.graph import Graph, Node, Value
+
+from . import table
+from .reference import evaluate_node, to_numpy
+
+FOLDED_ELEMENTS = 1 << 24  # a folded constant is at most this large, or no larger than what it is made of
+REFERENCE_POINTS = 1 << 26  # iteration points that folding evaluates for one node
+
+Pass = Callable[[Graph], Graph]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What one application of a pass did: its name and the number of nodes before and after."""
+
+    name: str
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.before} -> {self.after} nodes"
+
+
+def simplify(graph: Graph) -> tuple[Graph, tuple[Applied, ...]]:
+    """Runs every pass in order until nothing changes. Returns the graph and a log of the passes that changed it."""
+    log: list[Applied] = []
+    while True:
+        changed = False
+        for one in PASSES:
+            result = one(graph)
+            if result is not graph:
+                log.append(Applied(one.__name__, len(graph.nodes), len(result.nodes)))
+                graph, changed = result, True
+        if not changed:
+            return graph, tuple(log)
+
+
+def _rebuilt(graph: Graph, nodes: list[Node], values: Mapping[str, Value] | None = None, constants: Mapping[str, Any] | None = None) -> Graph:
+    """The graph with other nodes; values and constants that nothing refers to are dropped."""
+    values = graph.values if values is None else values
+    constants = graph.constants if constants is None else constants
+    used = {*graph.inputs, *graph.outputs, *(n for node in nodes for n in (*node.inputs, *node.outputs))}
+    return replace(
+        graph,
+        nodes=tuple(nodes),
+        values=MappingProxyType({n: v for n, v in values.items() if n in used}),
+        constants=MappingProxyType({n: t for n, t in constants.items() if n in used}),
+    )
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    if not any(n in names for n in node.inputs):
+        return node
+    return replace(node, inputs=tuple(names.get(n, n) for n in node.inputs))
+
+
+def remove_dead_nodes(graph: Graph) -> Graph:
+    """Drops nodes none of whose results is used."""
+    needed = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    dropped = len(kept) != len(graph.nodes) or any(n not in needed for n in graph.constants)
+    return _rebuilt(graph, kept[::-1]) if dropped else graph
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """*f(constants)* -> *constant*, evaluated by the reference: in float64 for float32, then rounded.
+
+    Nodes that produce graph outputs stay (an output is always computed by a node), as do those that only make a constant larger, and
+    loops and calls through PyTorch."""
+    constants = dict(graph.constants)
+    outputs = set(graph.outputs)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        foldable = node.operator not in table.STRUCTURAL and all(n in constants for n in node.inputs) and not outputs.intersection(node.outputs)
+        if not foldable or not _worth_folding(graph, node):
+            nodes.append(node)
+            continue
+        results = _evaluate_exactly(graph, node, [constants[n] for n in node.inputs])
+        constants.update(zip(node.outputs, results, strict=True))
+    return graph if len(nodes) == len(graph.nodes) else _rebuilt(graph, nodes, constants=constants)
+
+
+def _worth_folding(graph: Graph, node: Node) -> bool:
+    produced = sum(graph.values[n].elements for n in node.outputs)
+    consumed = sum(graph.values[n].elements for n in node.inputs)
+    if produced > max(consumed, 4096) and (node.operator in ("expand", "repeat", "full") or produced > FOLDED_ELEMENTS):
+        return False
+    steps = table.computation(node, graph.values).steps
+    points = 0
+    for step in steps:
+        count = 1
+        for axis in (*step.axes, *step.reduction):
+            count *= axis.extent or 0
+        points += count
+    return points <= REFERENCE_POINTS
+
+
+def _evaluate_exactly(graph: Graph, node: Node, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The node's results; arithmetic in float32 is done in float64 and rounded once."""
+    names = (*node.inputs, *node.outputs)
+    wide = {n: replace(graph.values[n], dtype="f64") if graph.values[n].dtype == "f32" else graph.values[n] for n in names}
+    attributes = {k: "f64" if v == "f32" else v for k, v in node.attributes.items()}
+    arrays = [to_numpy(t) for t in inputs]
+    arrays = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
+    results = evaluate_node(replace(graph, values=wide), replace(node, attributes=MappingProxyType(attributes)), arrays)
+    rounded = [r.astype(np.float32) if graph.values[n].dtype == "f32" else r for r, n in zip(results, node.outputs, strict=True)]
+    return [torch.from_numpy(np.ascontiguousarray(r).reshape(r.shape).copy()) for r in rounded]
+
+
+def split_batch_norm(graph: Graph) -> Graph:
+    """*batch_norm(x, constants)* that follows nothing it can be folded into -> *x * scale + shift* with constant scale and shift."""
+    nodes: list[Node] = []
+    values, constants = dict(graph.values), dict(graph.constants)
+    for node in graph.nodes:
+        if node.operator != "batch_norm" or not all(n in constants for n in node.inputs[1:]):
+            nodes.append(node)
+            continue
+        x = graph.values[node.inputs[0]]
+        scale, shift = _scale_and_shift(graph, node)
+        parts = []
+        for label, tensor in (("scale", scale), ("shift", shift)):
+            name = f"{node.name}_{label}"
+            constants[name] = tensor.to(_torch_type(graph, x.name)).reshape(-1, *(1,) * (len(x.shape) - 2))
+            values[name] = Value(name, tuple(constants[name].shape), x.dtype)
+            parts.append(name)
+        scaled = f"{node.name}_scaled"
+        values[scaled] = Value(scaled, x.shape, x.dtype)
+        attributes = MappingProxyType({"dtype": x.dtype})
+        nodes.append(Node(scaled, "mul", (x.name, parts[0]), (scaled,), attributes, node.place))
+        nodes.append(Node(node.name, "add", (scaled, parts[1]), node.outputs, attributes, node.place))
+    return graph if len(nodes) == len(graph.nodes) else _rebuilt(graph, nodes, values, constants)
+
+
+def _torch_type(graph: Graph, name: str) -> torch.dtype:
+    return {"f32": torch.float32, "f64": torch.float64}[graph.values[name].dtype]
+
+
+def _scale_and_shift(graph: Graph, node: Node) -> tuple[torch.Tensor, torch.Tensor]:
+    """y = x scale + shift of an inference batch norm, in float64."""
+    mean, variance, *parameters = (graph.constants[n].double() for n in node.inputs[1:])
+    scale = torch.rsqrt(variance + node.attributes["epsilon"])
+    scale = scale * parameters[0] if parameters else scale
+    shift = -mean * scale
+    return scale, shift + parameters[1] if len(parameters) > 1 else shift
+
+
+_OUTPUT_AXIS = {"convolution": 0, "transposed_convolution": 1, "linear": 0}
+
+
+def fold_batch_norm(graph: Graph) -> Graph:
+    """*batch_norm(convolution(x, w) [+ bias])* -> *convolution(x, w scale) + (bias scale + shift)*, where the inner results have no other
+    reader. Weights are scaled in float64 and rounded once."""
+    producers, consumers = graph.producers(), graph.consumers()
+    values, constants = dict(graph.values), dict(graph.constants)
+    replaced: dict[str, list[Node]] = {}
+    gone: set[str] = set()
+    for node in graph.nodes:
+        if node.operator != "batch_norm" or not all(n in constants for n in node.inputs[1:]):
+            continue
+        inner = producers.get(node.inputs[0])
+        bias: torch.Tensor | None = None
+        added: Node | None = None
+        if inner is not None and inner.operator == "add" and len(inner.inputs) == 2 and _private(graph, inner, consumers):
+            bias = _channel_bias(graph, inner.inputs[1], values[inner.outputs[0]])
+            added, inner = inner, producers.get(inner.inputs[0]) if bias is not None else None
+        if inner is None or inner.operator not in _OUTPUT_AXIS or not _private(graph, inner, consumers):
+            continue
+        if inner.inputs[1] not in constants or (inner.operator == "linear" and len(values[inner.outputs[0]].shape) != 2):
+            continue
+        scale, shift = _scale_and_shift(graph, node)
+        weight = constants[inner.inputs[1]]
+        groups = inner.attributes.get("groups", 1)
+        name_w, name_b, name_x = f"{node.name}_weight", f"{node.name}_bias", f"{node.name}_{inner.operator}"
+        constants[name_w] = _scaled(weight, scale, inner.operator, groups)
+        constants[name_b] = (shift if bias is None else bias.double() * scale + shift).to(weight.dtype)
+        x = values[inner.outputs[0]]
+        constants[name_b] = constants[name_b].reshape(-1, *(1,) * (len(x.shape) - 2))
+        values[name_w] = Value(name_w, tuple(weight.shape), x.dtype)
+        values[name_b] = Value(name_b, tuple(constants[name_b].shape), x.dtype)
+        values[name_x] = Value(name_x, x.shape, x.dtype)
+        replaced[node.name] = [
+            Node(name_x, inner.operator, (inner.inputs[0], name_w), (name_x,), inner.attributes, inner.place),
+            Node(node.name, "add", (name_x, name_b), node.outputs, MappingProxyType({"dtype": x.dtype}), node.place),
+        ]
+        gone.update(n.name for n in (inner, added) if n is not None)
+    if not replaced:
+        return graph
+    nodes = [new for node in graph.nodes if node.name not in gone for new in replaced.get(node.name, [node])]
+    return _rebuilt(graph, nodes, values, constants)
+
+
+def _private(graph: Graph, node: Node, consumers: Mapping[str, list[Node]]) -> bool:
+    """Whether a node's only result is read by one node and leaves the graph nowhere."""
+    return len(node.outputs) == 1 and len(consumers[node.outputs[0]]) == 1 and node.outputs[0] not in graph.outputs
+
+
+def _channel_bias(graph: Graph, name: str, result: Value) -> torch.Tensor | None:
+    """A constant that is added along dimension 1, as a vector."""
+    tensor = graph.constants.get(name)
+    if tensor is None or len(result.shape) < 2 or tensor.ndim > len(result.shape):
+        return None
+    full = (1,) * (len(result.shape) - tensor.ndim) + tuple(tensor.shape)
+    wanted = (1, result.shape[1], *(1,) * (len(result.shape) - 2))
+    return tensor.reshape(-1) if full == wanted else None
+
+
+def _scaled(weight: torch.Tensor, scale: torch.Tensor, operator: str, groups: int) -> torch.Tensor:
+    """Weights times a scale for each output channel."""
+    wide = weight.double()
+    if operator != "transposed_convolution":
+        return (wide * scale.reshape(-1, *(1,) * (weight.ndim - 1))).to(weight.dtype)
+    by_group = wide.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    scaled = by_group * scale.reshape(groups, 1, weight.shape[1], *(1,) * (weight.ndim - 2))
+    return scaled.reshape(weight.shape).to(weight.dtype)
+
+
+def merge_views(graph: Graph) -> Graph:
+    """*reshape(reshape(x))* -> *reshape(x)*, *permute(permute(x))* -> *permute(x)*, and views that change nothing -> *x*. A permute that
+    moves only dimensions of extent 1 becomes a reshape."""
+    outputs = set(graph.outputs)
+    names: dict[str, str] = {}
+    nodes: list[Node] = []
+    changed = False
+    current: dict[str, Node] = {}
+    for original in graph.nodes:
+        node = _renamed(original, names)
+        if node.operator in ("reshape", "permute", "expand", "copy", "cast", "slice", "repeat"):
+            node = _merged(graph, node, current)
+            source, result = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
+            if _is_identity(node, source, result) and result.name not in outputs:
+                names[result.name] = source.name
+                changed = True
+                continue
+        changed |= node is not original
+        nodes.append(node)
+        current.update((o, node) for o in node.outputs)
+    return _rebuilt(graph, nodes) if changed else graph
+
+
+def _merged(graph: Graph, node: Node, current: Mapping[str, Node]) -> Node:
+    inner = current.get(node.inputs[0])
+    if node.operator == "permute":
+        axes, shape = node.attributes["axes"], graph.values[node.inputs[0]].shape
+        moved = [a for a in axes if shape[a] != 1]
+        if moved == sorted(moved):
+            result = graph.values[node.outputs[0]]
+            node = replace(node, operator="reshape", attributes=MappingProxyType({"shape": result.shape}))
+    if inner is None or inner.operator != node.operator:
+        return node
+    if node.operator == "reshape":
+        return replace(node, inputs=inner.inputs)
+    if node.operator == "permute":
+        axes = tuple(inner.attributes["axes"][a] for a in node.attributes["axes"])
+        return replace(node, inputs=inner.inputs, attributes=MappingProxyType({"axes": axes}))
+    return node
+
+
+def _is_identity(node: Node, source: Value, result: Value) -> bool:
+    if node.operator == "permute":
+        return node.attributes["axes"] == tuple(range(len(source.shape)))
+    if node.operator in ("reshape", "expand", "copy", "repeat"):
+        return source.shape == result.shape
+    if node.operator == "slice":
+        return source.shape == result.shape and node.attributes["step"] == 1
+    return source.dtype == result.dtype
+
+
+def eliminate_common_subexpressions(graph: Graph) -> Graph:
+    """Equal operators of equal inputs and attributes are computed once; equal constants are stored once. Calls through PyTorch may be
+    random and stay."""
+    names: dict[str, str] = {}
+    seen: dict[Any, Node] = {}
+    outputs = set(graph.outputs)
+    nodes: list[Node] = []
+    tensors: dict[Any, str] = {}
+    for name, tensor in graph.constants.items():
+        if tensor.numel() <= 4096:
+            key = (tuple(tensor.shape), tensor.dtype, tensor.numpy().tobytes())
+            if tensors.setdefault(key, name) != name and name not in outputs:
+                names[name] = tensors[key]
+    changed = bool(names)
+    for original in graph.nodes:
+        node = _renamed(original, names)
+        if node.operator not in table.STRUCTURAL:
+            key = (node.operator, node.inputs, len(node.outputs), repr(sorted(node.attributes.items())))
+            first = seen.setdefault(key, node)
+            if first is not node and not outputs.intersection(node.outputs):
+                names.update(zip(node.outputs, first.outputs, strict=True))
+                changed = True
+                continue
+        nodes.append(node)
+    return _rebuilt(graph, nodes) if changed else graph
+
+
+def simplify_loops(graph: Graph) -> Graph:
+    """Runs `simplify` on the bodies of loops."""
+    nodes = []
+    changed = False
+    for node in graph.nodes:
+        if node.operator == "scan":
+            body, log = simplify(node.attributes["body"])
+            if log:
+                changed = True
+                node = replace(node, attributes=MappingProxyType({**node.attributes, "body": body}))
+        nodes.append(node)
+    return graph.with_nodes(nodes) if changed else graph
+
+
+PASSES: tuple[Pass, ...] = (
+    remove_dead_nodes,
+    fold_constants,
+    fold_batch_norm,
+    split_batch_norm,
+    merge_views,
+    eliminate_common_subexpressions,
+    simplify_loops,
+    remove_dead_nodes,
+)
