@@ -28,7 +28,6 @@ from .printer import (
     CONDITIONAL,
     EQUALITY,
     OR,
-    RELATION,
     SUM,
     UNARY,
     Code,
@@ -67,6 +66,11 @@ def c_function(operation: str, dtype: str) -> str:
     if operation in LIBRARY and is_float(dtype):
         return LIBRARY[operation] + ("f" if dtype == "f32" else "")
     return name
+
+
+def c_type(dtype: str) -> str:
+    """The type of a stored element."""
+    return C_TYPES[dtype]
 
 
 class CPrinter(Printer):
@@ -193,9 +197,7 @@ class CPrinter(Printer):
         name = f"tw_broadcast_{kind}"
         if name not in self.wrappers:
             t = C_TYPES[node.dtype]
-            self.wrappers[name] = (
-                f"static inline {kind} {name}({t} a) {{ return ({kind}){{{', '.join('a' * lanes)}}}; }}"
-            )
+            self.wrappers[name] = f"static inline {kind} {name}({t} a) {{ return ({kind}){{{', '.join('a' * lanes)}}}; }}"
         return Code(f"{name}({code.text})")
 
     def integer(self, size: int) -> str:
@@ -216,9 +218,7 @@ class CPrinter(Printer):
         if operation == "cast":
             return self.vector_cast(node)
         if dtype == "bool":
-            operation = {"add": "or", "max": "or", "mul": "and", "min": "and", "bitwise_not": "not"}.get(
-                operation, operation
-            )
+            operation = {"add": "or", "max": "or", "mul": "and", "min": "and", "bitwise_not": "not"}.get(operation, operation)
             operation = {"eq": "bitwise_xor", "ne": "bitwise_xor"}.get(operation, operation)
         if operation in ("and", "or", "not", "bitwise_and", "bitwise_or", "bitwise_xor") and node.dtype == "bool":
             return self.vector_logic(operation, node)
@@ -231,9 +231,7 @@ class CPrinter(Printer):
             return Code(f"{a} != {a}", EQUALITY, size_of(dtype))
         if operation == "isinf":
             absolute = self.call("abs", dtype, args, lanes, dtype)
-            return Code(
-                f"{absolute.text} == {self.vector(Const(float('inf'), dtype), lanes).text}", EQUALITY, size_of(dtype)
-            )
+            return Code(f"{absolute.text} == {self.vector(Const(float('inf'), dtype), lanes).text}", EQUALITY, size_of(dtype))
         if operation in ("floor", "ceil", "round", "trunc") and not is_float(dtype):
             return self.expression(args[0])
         if operation in _INFIX:
@@ -242,9 +240,7 @@ class CPrinter(Printer):
             code = self.infix(symbol, level, operands, False)
             return Code(code.text, code.level, size_of(dtype)) if operation in COMPARISONS else code
         if operation in ("truncdiv", "fmod") and not is_float(dtype):
-            return self.infix(
-                "/" if operation == "truncdiv" else "%", 14, [self.operand(arg, lanes) for arg in args], False
-            )
+            return self.infix("/" if operation == "truncdiv" else "%", 14, [self.operand(arg, lanes) for arg in args], False)
         return self.call(operation, dtype, args, lanes, node.dtype)
 
     def operand(self, node: Expr, lanes: int) -> Code:
@@ -265,16 +261,13 @@ class CPrinter(Printer):
         codes = [self.truth(arg, lanes) for arg in node.args]
         mask = max(code.mask for code in codes)
         widened = [
-            self.resized(code, mask, lanes) if code.mask else self.vector(arg, lanes, mask)
-            for arg, code in zip(node.args, codes, strict=True)
+            self.resized(code, mask, lanes) if code.mask else self.vector(arg, lanes, mask) for arg, code in zip(node.args, codes, strict=True)
         ]
         if operation == "not":
             return Code("~" + widened[0].at(UNARY), UNARY, mask)
         if node.operation == "eq":  # of booleans
             return Code(f"~({widened[0].at(ATOM)} ^ {widened[1].at(ATOM)})", UNARY, mask)
-        symbol, level = {"and": ("&", BITAND), "or": ("|", BITOR), "xor": ("^", BITXOR)}[
-            operation.removeprefix("bitwise_")
-        ]
+        symbol, level = {"and": ("&", BITAND), "or": ("|", BITOR), "xor": ("^", BITXOR)}[operation.removeprefix("bitwise_")]
         return Code(f"{widened[0].at(UNARY)} {symbol} {widened[1].at(UNARY)}", level, mask)
 
     def vector_select(self, node: Apply) -> Code:
@@ -283,10 +276,7 @@ class CPrinter(Printer):
         if node.dtype == "bool":
             sides = [self.truth(arg, lanes) for arg in (yes, no)]
             mask = max(code.mask for code in sides) or 1
-            a, b = (
-                self.resized(c, mask, lanes) if c.mask else self.vector(arg, lanes, mask)
-                for arg, c in zip((yes, no), sides, strict=True)
-            )
+            a, b = (self.resized(c, mask, lanes) if c.mask else self.vector(arg, lanes, mask) for arg, c in zip((yes, no), sides, strict=True))
         else:
             mask = size_of(node.dtype)
             a, b = self.vector(yes, lanes), self.vector(no, lanes)
@@ -324,7 +314,7 @@ class CPrinter(Printer):
         if self.collapsed:  # the pragma of an outer loop covers this one
             self.collapsed -= 1
         elif statement.kind == "parallel":
-            depth = _perfect_depth(statement)
+            depth = perfect_depth(statement)
             self.collapsed = depth - 1
             self.line("#pragma omp parallel for schedule(static)" + (f" collapse({depth})" if depth > 1 else ""))
         elif statement.kind == "simd":
@@ -345,7 +335,8 @@ class CPrinter(Printer):
         operator = self.need(f"tw_{combiner}_{buffer.dtype}")
         start = "-INFINITY" if combiner == "max" else "INFINITY"
         self.reductions[operator] = (
-            f"#pragma omp declare reduction({operator} : {C_TYPES[buffer.dtype]} : omp_out = {operator}(omp_out, omp_in)) initializer(omp_priv = {start})"
+            f"#pragma omp declare reduction({operator} : {C_TYPES[buffer.dtype]} : omp_out = {operator}(omp_out, omp_in)) "
+            f"initializer(omp_priv = {start})"
         )
         return f"reduction({operator}:{text})"
 
@@ -380,9 +371,7 @@ class CPrinter(Printer):
             size = size_of(element) * lanes
             name = f"{element}x{lanes}"
             typedefs.append(f"typedef {C_TYPES[element]} {name} __attribute__((vector_size({size})));")
-            typedefs.append(
-                f"typedef {C_TYPES[element]} {name}_u __attribute__((vector_size({size}), aligned({size_of(element)}), may_alias));"
-            )
+            typedefs.append(f"typedef {C_TYPES[element]} {name}_u __attribute__((vector_size({size}), aligned({size_of(element)}), may_alias));")
         if typedefs:
             parts.append("\n".join(typedefs) + "\n")
         texts = [*ordered(self.helpers, _Helpers()), *self.reductions.values(), *self.wrappers.values()]
@@ -398,7 +387,7 @@ def identifier_of(kernel: Kernel) -> str:
     return kernel.name
 
 
-def _perfect_depth(statement: For) -> int:
+def perfect_depth(statement: For) -> int:
     """How many perfectly nested parallel loops begin here (inner extents do not depend on outer variables)."""
     depth = 1
     body: Statement = statement.body

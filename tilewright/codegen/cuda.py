@@ -20,7 +20,7 @@ from tilewright.ir.kernel import Allocate, Buffer, For, If, Kernel, Let, Stateme
 
 from .c import identifier_of
 from .helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper
-from .printer import ATOM, CONDITIONAL, OR, SUM, UNARY, Code, Printer, certainly_evaluated
+from .printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer, certainly_evaluated
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -154,11 +154,7 @@ class CudaPrinter(Printer):
         if isinstance(value, Const):
             return not -(2**31) <= int(value.value) < 2**31
         if isinstance(value, Apply):
-            return (
-                value.operation == "cast"
-                or _outgrows(value)
-                or any(self.needs_wide(a) for a in value.args if a.dtype == INDEX)
-            )
+            return value.operation == "cast" or _outgrows(value) or any(self.needs_wide(a) for a in value.args if a.dtype == INDEX)
         return False
 
     def special_float(self, value: float, dtype: str) -> str:
@@ -184,9 +180,7 @@ class CudaPrinter(Printer):
         if buffer.lanes == lanes:
             return Code(text if buffer.size == lanes else f"{text}[{self.text(floordiv(offset, lanes))}]")
         address = text if offset == Const(0, INDEX) else f"{text} + {self.text(offset, SUM)}"
-        return Code(
-            f"*reinterpret_cast<{'' if writes else 'const '}{self.type_name(buffer.dtype, lanes)} *>({address})", UNARY
-        )
+        return Code(f"*reinterpret_cast<{'' if writes else 'const '}{self.type_name(buffer.dtype, lanes)} *>({address})", UNARY)
 
     def in_pieces(self, buffer: Buffer, lanes: int) -> bool:
         """A vector in an array of registers is read and written element by element, so that the array stays in registers."""
@@ -197,9 +191,7 @@ class CudaPrinter(Printer):
             return Code(self.place(node.buffer, node.index[0]))
         _, buffer = self.buffer(node.buffer)
         if self.in_pieces(buffer, node.lanes):
-            return self.gathered(
-                [self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], node.dtype
-            )
+            return self.gathered([self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], node.dtype)
         return self.vector_place(node.buffer, node.index[0], node.lanes, False)
 
     def store(self, statement: Store) -> None:
@@ -223,9 +215,7 @@ class CudaPrinter(Printer):
         name = self.declare_buffer(buffer)
         kind = CUDA_TYPES[buffer.dtype] if buffer.lanes == 1 else self.type_name(buffer.dtype, buffer.lanes)
         if buffer.space == "shared" and buffer.name in self.dynamic:
-            self.line(
-                f"{kind} *const {name} = reinterpret_cast<{kind} *>(shared_memory + {self.dynamic[buffer.name]});"
-            )
+            self.line(f"{kind} *const {name} = reinterpret_cast<{kind} *>(shared_memory + {self.dynamic[buffer.name]});")
         elif buffer.space == "shared":
             self.line(f"__shared__ __align__({_ALIGNMENT}) {kind} {name}[{buffer.size}];")
         elif buffer.size == buffer.lanes:

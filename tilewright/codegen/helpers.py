@@ -56,10 +56,7 @@ CUDA_TYPES: Mapping[str, str] = MappingProxyType(
 # operation -> the C library's function for double; single precision adds an f
 LIBRARY: Mapping[str, str] = MappingProxyType(
     {
-        **{
-            op: op
-            for op in "pow atan2 sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh erf floor ceil trunc".split()
-        },
+        **{op: op for op in "pow atan2 sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh erf floor ceil trunc".split()},
         **{op: op for op in "asinh acosh atanh fmod asin acos atan".split()},
         "round": "rint",
         "abs": "fabs",
@@ -177,9 +174,7 @@ def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Ma
     if operation == "shift_left":
         return Helper(f"{two} {{ return b >= 0 && b < {width} ? ({t})(({_unsigned(dtype)})a << b) : 0; }}")
     if operation == "shift_right":
-        return Helper(
-            f"{two} {{ return ({t})(a >> (b >= 0 && b < {width} ? b : {width - 1}));  }}".replace(";  }", "; }")
-        )
+        return Helper(f"{two} {{ return ({t})(a >> (b >= 0 && b < {width} ? b : {width - 1}));  }}".replace(";  }", "; }"))
     return None
 
 

@@ -150,12 +150,7 @@ class Printer(ABC):
     def assign(self, target: str, statement: Store) -> None:
         """`target = value`, or `target += rest` where the value adds to what is there."""
         value = statement.value
-        if (
-            isinstance(value, Apply)
-            and value.operation == "add"
-            and id(value) not in self.hoisted
-            and value.dtype in ("f32", "f64", "i32", "i64")
-        ):
+        if isinstance(value, Apply) and value.operation == "add" and id(value) not in self.hoisted and value.dtype in ("f32", "f64", "i32", "i64"):
             first, rest = value.args
             same = isinstance(first, Load) and first.buffer == statement.buffer and first.index == (statement.offset,)
             if same and first.lanes == value.lanes and id(first) not in self.hoisted:
@@ -209,9 +204,7 @@ class Printer(ABC):
         raise ValueError(f"kernel IR uses the variable {node.name} outside its scope")
 
     def is_wide(self, node: Var) -> bool:
-        return any(
-            scope.variables[node.name] in scope.wide for scope in reversed(self.scopes) if node.name in scope.variables
-        )
+        return any(scope.variables[node.name] in scope.wide for scope in reversed(self.scopes) if node.name in scope.variables)
 
     def buffer(self, name: str) -> tuple[str, Buffer]:
         for scope in reversed(self.scopes):
@@ -259,9 +252,7 @@ class Printer(ABC):
     def infix(self, symbol: str, level: int, operands: Sequence[Code], associative: bool) -> Code:
         def side(operand: Code, right: bool) -> str:
             least = level + 1 if right and not associative else level
-            if operand.level != level and (
-                level in (AND, OR) and operand.level < EQUALITY or BITOR <= level <= BITAND and operand.level < UNARY
-            ):
+            if operand.level != level and (level in (AND, OR) and operand.level < EQUALITY or BITOR <= level <= BITAND and operand.level < UNARY):
                 least = ATOM  # C's precedence of these is one that readers (and gcc -Wall) mistrust
             if level in (RELATION, EQUALITY) and operand.level <= RELATION:
                 least = ATOM
@@ -297,15 +288,8 @@ class Printer(ABC):
             return Code(f"{operand.text} != {operand.text}", EQUALITY)
         if operation in ("floor", "ceil", "round", "trunc") and not is_float(dtype):
             return self.expression(args[0])
-        if (
-            operation in ("floordiv", "mod")
-            and dtype == INDEX
-            and is_non_negative(args[0])
-            and range_of(args[1])[0] > 0
-        ):
-            return self.infix(
-                "/" if operation == "floordiv" else "%", PRODUCT, [self.expression(a) for a in args], False
-            )
+        if operation in ("floordiv", "mod") and dtype == INDEX and is_non_negative(args[0]) and range_of(args[1])[0] > 0:
+            return self.infix("/" if operation == "floordiv" else "%", PRODUCT, [self.expression(a) for a in args], False)
         if not is_float(dtype) and operation in ("truncdiv", "fmod"):
             symbol = "/" if operation == "truncdiv" else "%"
             return self.narrowed(self.infix(symbol, PRODUCT, [self.expression(a) for a in args], False), node.dtype)
@@ -349,9 +333,7 @@ class Printer(ABC):
         for node in order:
             weight[id(node)] = min(1 + sum(weight[id(kid)] for kid in children(node)), 10**6)
             for kid in children(node):
-                uses[id(kid)] = uses.get(id(kid), 0) + (
-                    node.lanes if self.spread and isinstance(node, Apply) and kid.lanes == 1 else 1
-                )
+                uses[id(kid)] = uses.get(id(kid), 0) + (node.lanes if self.spread and isinstance(node, Apply) and kid.lanes == 1 else 1)
         repeated = [n for n in order if uses[id(n)] > 1 and self._worth_naming(n, weight[id(n)])]
         if not repeated:
             return
@@ -359,9 +341,7 @@ class Printer(ABC):
         harmless: dict[int, bool] = {}
         for node in order:
             risky = isinstance(node, Load) or (
-                isinstance(node, Apply)
-                and node.operation in ("floordiv", "mod", "truncdiv", "fmod")
-                and not is_float(node.dtype)
+                isinstance(node, Apply) and node.operation in ("floordiv", "mod", "truncdiv", "fmod") and not is_float(node.dtype)
             )
             harmless[id(node)] = not risky and all(harmless[id(kid)] for kid in children(node))
         for node in repeated:

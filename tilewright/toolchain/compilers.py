@@ -25,6 +25,7 @@ C_FLAGS = (
     "-fno-math-errno",  # lets square roots and exponentials be vectorised
     "-fno-trapping-math",  # lets branches become masked operations; values are not changed
     "-ffp-contract=fast",  # a * b + c becomes one fused operation
+    "-fwrapv",  # integers wrap, as PyTorch's
 )  # fmt: skip
 CUDA_FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 LIBRARIES = ("-lm",)

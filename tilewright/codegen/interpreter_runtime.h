@@ -1,0 +1,131 @@
+/* The checks behind the interpreter's code: see interpreter.py. Every access of a kernel goes through tw_read or tw_write. */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TW_OUT_OF_BOUNDS, TW_UNINITIALISED, TW_RACE, TW_BLOCK_RACE, TW_MISALIGNED, TW_DIVERGENCE, TW_READ_ONLY };
+enum { TW_FAULTS = 64, TW_NOBODY = -1, TW_SEVERAL = -2 };
+
+typedef struct {
+    int64_t kind, buffer, offset, lanes, block, thread, other, writes;
+} tw_fault;
+
+/* Who touched an element in the epoch (the time between two barriers) of the stamp, and which blocks did in this launch. */
+typedef struct {
+    int64_t written, read;
+    int32_t writer, reader;
+    int64_t writing_block, reading_block;
+} tw_shadow;
+_Static_assert(sizeof(tw_shadow) == 40, "interpreter.py reserves 40 bytes");
+
+typedef struct {
+    char *data;
+    int64_t size;
+    int32_t bytes, id;
+    uint8_t *set;      /* per element: has been written; NULL: everything has */
+    tw_shadow *shadow; /* NULL: never in danger of a race */
+    int32_t global, aligned, writable;
+} tw_buffer;
+
+typedef struct {
+    tw_fault *faults;
+    int64_t count, block, thread, epoch;
+    char scratch[1024]; /* where accesses out of bounds go */
+} tw_state;
+
+static __attribute__((noinline, cold)) void tw_report(
+    tw_state *s, int64_t kind, int64_t buffer, int64_t offset, int64_t lanes, int64_t other, int64_t writes) {
+    for (int64_t i = 0; i < s->count; ++i)
+        if (s->faults[i].kind == kind && s->faults[i].buffer == buffer)
+            return; /* the first of a kind for each buffer */
+    if (s->count < TW_FAULTS)
+        s->faults[s->count++] = (tw_fault){kind, buffer, offset, lanes, s->block, s->thread, other, writes};
+}
+
+static int tw_refused(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes, int64_t writes) {
+    if (offset < 0 || offset + lanes > b->size) {
+        tw_report(s, TW_OUT_OF_BOUNDS, b->id, offset, lanes, 0, writes);
+        return 1;
+    }
+    if (lanes > 1 && b->aligned && offset % (b->aligned > 1 ? b->aligned : lanes) != 0)
+        tw_report(s, TW_MISALIGNED, b->id, offset, lanes, 0, writes);
+    return 0;
+}
+
+static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
+    tw_shadow *e = b->shadow + offset;
+    const int32_t me = (int32_t)s->thread;
+    if (e->written == s->epoch && e->writer != me)
+        tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 0);
+    if (e->read != s->epoch) {
+        e->read = s->epoch;
+        e->reader = me;
+    } else if (e->reader != me)
+        e->reader = TW_SEVERAL;
+    if (b->global) {
+        if (e->writing_block != TW_NOBODY && e->writing_block != s->block)
+            tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 0);
+        if (e->reading_block == TW_NOBODY)
+            e->reading_block = s->block;
+        else if (e->reading_block != s->block)
+            e->reading_block = TW_SEVERAL;
+    }
+}
+
+static void tw_check_write(tw_state *s, const tw_buffer *b, int64_t offset) {
+    tw_shadow *e = b->shadow + offset;
+    const int32_t me = (int32_t)s->thread;
+    if (e->written == s->epoch && e->writer != me)
+        tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 1);
+    else if (e->read == s->epoch && e->reader != me)
+        tw_report(s, TW_RACE, b->id, offset, 1, e->reader, 1);
+    e->written = s->epoch;
+    e->writer = me;
+    if (b->global) {
+        if (e->writing_block != TW_NOBODY && e->writing_block != s->block)
+            tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 1);
+        else if (e->reading_block != TW_NOBODY && e->reading_block != s->block)
+            tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->reading_block, 1);
+        e->writing_block = s->block;
+    }
+}
+
+static const void *tw_read(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {
+    if (tw_refused(s, b, offset, lanes, 0))
+        return memset(s->scratch, 0, sizeof s->scratch);
+    if (b->set)
+        for (int64_t i = 0; i < lanes; ++i)
+            if (!b->set[offset + i])
+                tw_report(s, TW_UNINITIALISED, b->id, offset + i, lanes, 0, 0);
+    if (b->shadow)
+        for (int64_t i = 0; i < lanes; ++i)
+            tw_check_read(s, b, offset + i);
+    return b->data + offset * b->bytes;
+}
+
+static void *tw_write(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {
+    if (!b->writable)
+        tw_report(s, TW_READ_ONLY, b->id, offset, lanes, 0, 1);
+    if (tw_refused(s, b, offset, lanes, 1) || !b->writable)
+        return s->scratch;
+    if (b->set)
+        memset(b->set + offset, 1, (size_t)lanes);
+    if (b->shadow)
+        for (int64_t i = 0; i < lanes; ++i)
+            tw_check_write(s, b, offset + i);
+    return b->data + offset * b->bytes;
+}
+
+static void tw_forget(const tw_buffer *b) { memset(b->set, 0, (size_t)b->size); }
+
+static tw_shadow *tw_cleared(void *place, int64_t size) {
+    tw_shadow *all = place;
+    for (int64_t i = 0; i < size; ++i)
+        all[i] = (tw_shadow){-1, -1, TW_NOBODY, TW_NOBODY, TW_NOBODY, TW_NOBODY};
+    return all;
+}
+
+static tw_shadow *tw_shadows(int64_t size) {
+    return tw_cleared(malloc((size_t)(size ? size : 1) * sizeof(tw_shadow)), size);
+}
