@@ -20,11 +20,11 @@ from ..codegen.access import split_divided_axes
 from ..graph.contraction import contraction
 from ..graph.rows import rows_of
 from ..ir.computation import Computation, Step
-from ..ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, substitute, variables, walk
+from ..ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, rewrite, substitute, walk
 from ..ir.graph import Graph, Node, Value
 from ..ir.region import Region
 from ..ir.scalar import OPERATIONS
-from .inline import inline, inline_step, slice_for
+from .inline import inline_step, slice_for
 
 # Beyond this many points a single reduction is worth the cooperation of several threads or lanes.
 WINDOW_POINTS = 64
@@ -167,7 +167,7 @@ class _Partitioner:
         if others:
             return f"{name} is also read by {', '.join(sorted(others))}"
         if self.values[name].shape != step.shape or any(
-            load.index != step.axes for load in loads(step.bodies[0]) if load.buffer == name
+            not _elementwise(load, step.axes) for load in loads(step.bodies[0]) if load.buffer == name
         ):
             return f"does not read {name} element for element"
         return ""
@@ -177,11 +177,10 @@ class _Partitioner:
         last = host.steps[-1]
         # In the kernel an inner result is addressed by the axes of its step; the map's axes are where that step stores.
         body = substitute(step.bodies[0], dict(zip(step.axes, last.index, strict=True)))
-        here = Load(last.name, tuple(last.index), last.dtypes[0])
         if last.kind == "map":
-            body = _replace_load(body, here, last.bodies[0])
+            body = _replace_loads(body, last.name, last.bodies[0])
             return (*host.steps[:-1], replace(last, name=step.name, bodies=(body,), shape=step.shape))
-        body = _replace_load(body, here, Load(last.name, tuple(last.axes), last.dtypes[0]))
+        body = _replace_loads(body, last.name, Load(last.name, tuple(last.axes), last.dtypes[0]))
         final = Step(step.name, step.shape, last.axes, (body,), index=last.index)
         return (*host.steps, final)
 
@@ -270,10 +269,15 @@ class _Partitioner:
         return Region(output, kind, tuple(group.nodes), steps, inputs, (output,), tuple(dict.fromkeys(group.reasons)))
 
 
-def _replace_load(body: Expr, load: Load, replacement: Expr) -> Expr:
-    from ..ir.expr import rewrite
+def _replace_loads(body: Expr, buffer: str, replacement: Expr) -> Expr:
+    return rewrite(body, lambda node: replacement if isinstance(node, Load) and node.buffer == buffer else node)
 
-    return rewrite(body, lambda node: replacement if node == load else node)
+
+def _elementwise(load: Load, axes: tuple[Var, ...]) -> bool:
+    """Whether the load's index is the axes themselves (0 does for an axis of extent 1)."""
+    return len(load.index) == len(axes) and all(
+        position == axis or axis.extent == 1 for position, axis in zip(load.index, axes, strict=True)
+    )
 
 
 def _index_only(body: Expr) -> bool:
@@ -297,4 +301,4 @@ def _reads_at_own_axes(steps: tuple[Step, ...]) -> bool:
     extents = [axis.extent for axis in reduce.axes]
     if [axis.extent for axis in final.axes] != extents:
         return False
-    return all(load.index == final.axes for load in loads(*final.bodies) if load.buffer in names)
+    return all(_elementwise(load, final.axes) for load in loads(*final.bodies) if load.buffer in names)
