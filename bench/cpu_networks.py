@@ -10,127 +10,27 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
-import logging
-import tempfile
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.common import Contender, Outcome, Run, Unavailable, compare, write_results
+import tilewright
+from bench.common import Contender, Outcome, Run, compare, write_results
 from tilewright import zoo
+from tilewright.runtime.peers import PEERS
 
 OURS = "tilewright"
 
 
-def optional_module(name: str) -> Any:
-    """The imported package; raises Unavailable if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise Unavailable(f"the package {name} is not installed") from error
-
-
-def eager(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """PyTorch as it is, default layout."""
-    return torch.inference_mode()(module)
-
-
-def eager_channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """PyTorch with weights and images in channels-last layout; the conversion of the input is timed."""
-    ranks = {x.ndim for x in inputs} & {4, 5}
-    if not ranks:
-        raise Unavailable("no input has a channels-last layout")
-    layout = torch.channels_last if ranks == {4} else torch.channels_last_3d
-    module = module.to(memory_format=layout)  # type: ignore[call-overload]
-
-    @torch.inference_mode()
-    def run(*values: Tensor) -> Any:
-        return module(*(x.contiguous(memory_format=layout) if x.ndim in ranks else x for x in values))
-
-    return run
-
-
-def inductor(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """torch.compile with frozen (folded and prepacked) weights."""
-    torch._dynamo.reset()
-    compiled = torch.compile(module, options={"freezing": True})
-    return torch.no_grad()(compiled)
-
-
-def export_onnx(module: nn.Module, inputs: tuple[Tensor, ...], folder: str) -> Path:
-    """Writes the module as an ONNX file with weights beside it."""
-    optional_module("onnxscript")
-    path = Path(folder) / "network.onnx"
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
-        assert program is not None
-        program.save(path, external_data=True)
-    return path
-
-
-def onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """ONNX Runtime's CPU provider with all graph optimisations."""
-    runtime = optional_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # Its threads spin within a call but not after it, when the cores belong to the next contender.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    with tempfile.TemporaryDirectory() as folder:
-        path = export_onnx(module, inputs, folder)
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_inputs()]
-    return lambda *values: session.run(None, {name: x.numpy() for name, x in zip(names, values, strict=True)})
-
-
-def openvino(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """OpenVINO's CPU plugin, float32 forced (its default may be bfloat16)."""
-    library = optional_module("openvino")
-    core = library.Core()
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = core.compile_model(core.read_model(export_onnx(module, inputs, folder)), "CPU", settings)
-    request = compiled.create_infer_request()
-
-    def run(*values: Tensor) -> Any:
-        result = request.infer([x.numpy() for x in values])
-        return [result[port] for port in compiled.outputs]
-
-    return run
-
-
 def ours(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     """Tilewright's own kernels, no trials and no vendor library."""
-    package = optional_module("tilewright")
-    if not hasattr(package, "compile"):
-        raise Unavailable("tilewright.compile does not exist in this version")
-    return package.compile(module, inputs)
+    return tilewright.compile(module, inputs)
 
 
-CONTENDERS = {
-    contender.name: contender
-    for contender in (
-        Contender(OURS, ours),
-        Contender("eager", eager),
-        Contender("eager_cl", eager_channels_last),
-        Contender("inductor", inductor),
-        Contender("onnxruntime", onnxruntime),
-        Contender("openvino", openvino),
-    )
-}
+CONTENDERS = {OURS: Contender(OURS, ours), **PEERS}
 
 
 def cell(outcome: Outcome) -> str:
@@ -181,7 +81,6 @@ def main() -> None:
     options = arguments()
     console = Console()
     console = console if console.is_terminal else Console(width=160)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     torch.set_num_threads(options.threads)
     contenders = [CONTENDERS[name] for name in options.against]
     results: list[Outcome] = []

@@ -1,0 +1,49 @@
+# Everything happens in .venv; nothing but Python 3.11 (or later) and a C compiler need be installed.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= dev,cuda13
+TORCH ?= torch==2.13.0
+WORKERS ?= 2
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.PHONY: help venv install demo test test-slow lint types wheel clean
+help:
+	@echo "make venv       the virtual environment, with the tested versions of constraints.txt"
+	@echo "make demo       train a small network on handwritten digits, compile it, compare with PyTorch; then ResNet-18"
+	@echo "make test       the test suite without the slow tests (WORKERS=$(WORKERS) processes)"
+	@echo "make test-slow  the slow tests"
+	@echo "make lint types wheel clean"
+
+venv install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(BIN)/python -m pip install -q -c constraints.txt "$(TORCH)"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@
+
+demo: venv
+	$(BIN)/python examples/demo.py
+
+# One OpenMP thread a process: two workers with two threads each would fight for the cores.
+test: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
+
+test-slow: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "slow and not gpu"
+
+lint: venv
+	$(BIN)/ruff check .
+
+types: venv
+	$(BIN)/mypy tilewright bench examples
+
+wheel: venv
+	rm -rf build dist
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find tilewright tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,162 @@
+"""Measuring ways of running one model side by side: checks against float64 before timing, then fair, interleaved turns."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Run = Callable[..., Any]
+
+
+class Unavailable(Exception):
+    """A contender cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way of running a module: `prepare(module, example_inputs)` returns a callable of the inputs.
+
+    `prepare` gets its own copy of the module and may change it; it raises Unavailable where a package is absent.
+    """
+
+    name: str
+    prepare: Callable[[nn.Module, tuple[Tensor, ...]], Run]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one contender on one network; times in seconds, None unless `status` is "measured"."""
+
+    network: str
+    contender: str
+    status: str  # measured, unavailable, failed, or wrong
+    reason: str = ""
+    median_seconds: float | None = None
+    quartile_seconds: tuple[float, float] | None = None
+    minimum_seconds: float | None = None
+    calls: int = 0
+    preparation_seconds: float | None = None
+    relative_error: float | None = None
+
+
+def as_list(outputs: Any) -> list[Tensor]:
+    """The tensors of a module's, session's or executable's result."""
+    values = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    return [torch.as_tensor(value) for value in values]
+
+
+def double_precision_outputs(module: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What PyTorch computes in float64 on the device of the inputs."""
+    exact = copy.deepcopy(module).double()
+    with torch.inference_mode():
+        return as_list(exact(*(x.double() if x.is_floating_point() else x for x in inputs)))
+
+
+def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """Largest difference of all outputs, each relative to its reference's largest value; infinite for NaN or shapes."""
+    if [x.shape for x in outputs] != [x.shape for x in reference]:
+        return float("inf")
+    errors = [
+        ((x.to(exact.device).double() - exact).abs().max() / exact.abs().max()).item()
+        for x, exact in zip(outputs, reference, strict=True)
+    ]
+    return float("inf") if any(error != error for error in errors) else max(errors)
+
+
+def seconds_of_call(call: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call that has finished when it returns (CPU)."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def seconds_of_device_call(call: Callable[[], object]) -> float:
+    """Seconds between two events around one call on the current CUDA stream."""
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    call()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / 1e3
+
+
+def interleaved_seconds(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    seconds_per_turn: float,
+    seconds_of: Callable[[Callable[[], object]], float] = seconds_of_call,
+) -> dict[str, list[float]]:
+    """Seconds of every timed call, by contender.
+
+    In each round every contender has one turn of at least `seconds_per_turn`, so that drift of the machine meets all
+    alike; the order rotates. A turn starts with two calls that are not timed, during which the threads of the
+    contender before fall asleep and caches fill. `seconds_of` times one call; a GPU needs one that uses events.
+    """
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for round_index in range(rounds):
+        shift = round_index % len(names) if names else 0
+        for name in names[shift:] + names[:shift]:
+            call = calls[name]
+            call()
+            call()
+            spent = 0.0
+            while spent < seconds_per_turn:
+                seconds[name].append(seconds_of(call))
+                spent += seconds[name][-1]
+    return seconds
+
+
+def compare(
+    network: str,
+    module: nn.Module,
+    example_inputs: tuple[Tensor, ...],
+    fresh_inputs: tuple[Tensor, ...],
+    contenders: Sequence[Contender],
+    tolerance: float,
+    rounds: int,
+    seconds_per_turn: float,
+    seconds_of: Callable[[Callable[[], object]], float] = seconds_of_call,
+) -> list[Outcome]:
+    """Prepares every contender with the example inputs, checks it on the fresh ones, and times those that are right."""
+    reference = double_precision_outputs(module, fresh_inputs)
+    outcomes: dict[str, Outcome] = {}
+    calls: dict[str, Callable[[], object]] = {}
+    for contender in contenders:
+        outcome = Outcome(network, contender.name, "measured")
+        start = time.perf_counter()
+        try:
+            run = contender.prepare(copy.deepcopy(module), example_inputs)
+            outputs = as_list(run(*fresh_inputs))  # the first call belongs to the preparation: some compile in it
+            error = relative_error(outputs, reference)
+        except Unavailable as reason:
+            outcomes[contender.name] = dataclasses.replace(outcome, status="unavailable", reason=str(reason))
+            continue
+        except Exception as reason:  # a peer's failure is a result, not the end of the run
+            first_line = (str(reason).strip() or "no message").splitlines()[0][:300]
+            reason_text = f"{type(reason).__name__}: {first_line}"
+            outcomes[contender.name] = dataclasses.replace(outcome, status="failed", reason=reason_text)
+            continue
+        outcome = dataclasses.replace(outcome, preparation_seconds=time.perf_counter() - start, relative_error=error)
+        if error > tolerance:
+            reason_text = f"relative error {error:.2e} > {tolerance:.0e}"
+            outcome = dataclasses.replace(outcome, status="wrong", reason=reason_text)
+        else:
+            calls[contender.name] = partial(run, *fresh_inputs)
+        outcomes[contender.name] = outcome
+    for name, seconds in interleaved_seconds(calls, rounds, seconds_per_turn, seconds_of).items():
+        lower, median, upper = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else seconds * 3
+        outcomes[name] = dataclasses.replace(
+            outcomes[name], median_seconds=median, quartile_seconds=(lower, upper), minimum_seconds=min(seconds),
+            calls=len(seconds),
+        )  # fmt: skip
+    return list(outcomes.values())
