@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_programs import ProgramBuilder, chain
 
@@ -27,6 +27,7 @@ def buffers(draw: st.DrawFn) -> list[Lifetime]:
     return result
 
 
+@settings(deadline=None)
 @given(buffers(), st.sampled_from([64, 256]))
 def test_nothing_that_lives_at_one_time_overlaps(items: list[Lifetime], alignment: int) -> None:
     plan = place(items, alignment)
@@ -46,6 +47,7 @@ def test_nothing_that_lives_at_one_time_overlaps(items: list[Lifetime], alignmen
     assert plan.bytes <= plan.unshared_bytes
 
 
+@settings(deadline=None)
 @given(buffers())
 def test_peak_is_at_least_what_lives_at_one_time(items: list[Lifetime]) -> None:
     plan = place(items)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import namedtuple
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_programs import ProgramBuilder, chain, chain_reference
 
 from tilewright.errors import ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
-from tilewright.runtime import ModuleStamp
+from tilewright.runtime import Executable, ModuleStamp
 from tilewright.runtime import cpu as cpu_module
 from tilewright.runtime.cpu import openmp_libraries
 from tilewright.runtime.packing import pack, unpack, write
@@ -23,6 +24,7 @@ from tilewright.runtime.signature import (
     InputLeaf,
     OutputLeaf,
     Signature,
+    StateLeaf,
     Tree,
     decode_signature,
     encode_signature,
@@ -129,7 +131,7 @@ def test_nested_arguments_and_results() -> None:
             InputLeaf("kwargs['b'][0]", "b", (3,), "f32"),
         ),
         tree_of(spec),
-        (OutputLeaf(0), OutputLeaf(), OutputLeaf(1), OutputLeaf(constant=1.5)),
+        (OutputLeaf("value", 0), OutputLeaf("constant"), OutputLeaf("value", 1), OutputLeaf("constant", value=1.5)),
         tree_of(out_spec),
     )
     exe = builder.executable(("s", "d"), signature)
@@ -152,7 +154,7 @@ def test_inputs_are_changed_where_the_model_changes_them() -> None:
     builder.kernel("add", ("x", "state"), "new", (4,), "for (int i = 0; i < 4; i++) y[i] = x0[i] + x1[i];")
     builder.kernel("mul", ("x", "state"), "out", (4,), "for (int i = 0; i < 4; i++) y[i] = x0[i] * x1[i];")
     specs = builder.signature(1)
-    signature = Signature(specs.inputs, specs.input_tree, (OutputLeaf(1),), LEAF, mutations=((0, 1),))
+    signature = Signature(specs.inputs, specs.input_tree, (OutputLeaf("value", 1),), LEAF, mutations=((1, 0),))
     exe = builder.executable(("new", "out"), signature)
     for state in (torch.randn(4), torch.randn(8)[::2]):
         x, before = torch.randn(4), state.clone()
@@ -161,19 +163,51 @@ def test_inputs_are_changed_where_the_model_changes_them() -> None:
         torch.testing.assert_close(state, x + before)
 
 
-def test_outputs_that_are_inputs() -> None:
-    builder = ProgramBuilder({"x": (2, 3)})
+def test_outputs_that_are_inputs_or_parameters() -> None:
+    builder = ProgramBuilder({"x": (2, 3)}, {"w": torch.randn(3)})
     builder.alias("flat", "x", (6,))
     builder.kernel("relu", ("x",), "y", (2, 3), "for (int i = 0; i < 6; i++) y[i] = x0[i] > 0 ? x0[i] : 0;")
     specs = builder.signature(1)
-    outputs = (OutputLeaf(0, alias_input=0), OutputLeaf(1, alias_input=0), OutputLeaf(1), OutputLeaf(2), OutputLeaf(2))
-    signature = Signature(specs.inputs, specs.input_tree, outputs, Tree("tuple", (LEAF,) * 5))
-    exe = builder.executable(("x", "flat", "y"), signature)
-    x = torch.randn(2, 3)
-    same, view, copy, fresh, twice = exe(x)
-    assert same is x and view.data_ptr() == x.data_ptr() and view.shape == (6,)
-    assert copy.data_ptr() != x.data_ptr() and torch.equal(copy, x.view(-1))
+    turned = (("aten.transpose.int", (0, 1)), ("aten.select.int", (0, 1)))
+    outputs = (
+        OutputLeaf("input", 0),
+        OutputLeaf("view", 0, turned),
+        OutputLeaf("value", 0),
+        OutputLeaf("value", 1),
+        OutputLeaf("value", 1),
+        OutputLeaf("parameter", value="w"),
+    )
+    signature = Signature(specs.inputs, specs.input_tree, outputs, Tree("tuple", (LEAF,) * 6))
+    signature = decode_signature(encode_signature(signature))
+    weight = torch.nn.Parameter(builder.constants["w"].clone())
+    exe = builder.executable(("flat", "y"), signature, live={"w": lambda: weight})
+    x = torch.randn(3, 2).t()
+    same, view, copy, fresh, twice, parameter = exe(x)
+    assert same is x and parameter is weight
+    assert torch.equal(view, x.t()[1]) and view.data_ptr() == x.t()[1].data_ptr()
+    assert copy.data_ptr() != x.data_ptr() and torch.equal(copy, x.reshape(-1))
     assert fresh is twice and torch.equal(fresh, x.relu())
+    loaded = builder.executable(("flat", "y"), signature)(x)
+    assert torch.equal(loaded[5], weight)
+
+
+def test_a_modules_buffers_change_as_in_pytorch() -> None:
+    builder = ProgramBuilder({"x": (4,), "total": (4,)})
+    builder.kernel("add", ("x", "total"), "new", (4,), "for (int i = 0; i < 4; i++) y[i] = x0[i] + x1[i];")
+    specs = builder.signature(1)
+    arguments = Tree("tuple", (Tree("tuple", (LEAF,)), Tree("dict")))
+    signature = Signature(
+        specs.inputs[:1], arguments, (OutputLeaf("value", 0),), LEAF, states=(StateLeaf("total", "total", 0),)
+    )
+    buffer = torch.zeros(4)
+    exe = Executable(replace(builder.image(("new",), signature), states={"total": buffer}))
+    x = torch.randn(4)
+    exe(x)
+    other = exe.clone()
+    torch.testing.assert_close(exe(x), 2 * x)
+    torch.testing.assert_close(buffer, 2 * x)
+    torch.testing.assert_close(other(x), 2 * x)
+    torch.testing.assert_close(buffer, 2 * x)
 
 
 def test_views_of_a_result_and_constants_as_outputs() -> None:
@@ -306,8 +340,6 @@ def test_without_a_compiler_a_python_loop_runs_the_kernels(monkeypatch: pytest.M
     builder = chain()
     image = builder.image(("r4",))
     monkeypatch.setattr(cpu_module, "_load_runner", lambda: None)
-    from tilewright.runtime import Executable
-
     exe = Executable(image)
     assert exe._engine.library.runner is None
     for _ in range(2):
@@ -384,6 +416,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     return Layout(shape, tuple(order), halo)
 
 
+@settings(deadline=None)
 @given(layouts(), st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
 def test_packing_follows_the_layout(layout: Layout, dtype: torch.dtype) -> None:
     tensor = (torch.arange(1, np.prod(layout.shape) + 1).view(layout.shape) % 120).to(dtype)

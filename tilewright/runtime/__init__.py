@@ -10,3 +10,4 @@ from tilewright.runtime.loadable import loadable as loadable
 from tilewright.runtime.plan import Plan as Plan
 from tilewright.runtime.signature import Signature as Signature
 from tilewright.runtime.signature import positional_signature as positional_signature
+from tilewright.runtime.signature import signature_of as signature_of

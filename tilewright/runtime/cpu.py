@@ -224,7 +224,7 @@ class CpuEngine:
 
     def bind(self, pointers: Sequence[int]) -> None:
         """Take the addresses of the caller's tensors for the runs that follow: inputs, then outputs."""
-        self.externals[: len(pointers)] = pointers
+        self.externals[: len(pointers)] = list(pointers)
 
     def run(self, first: int, last: int) -> None:
         """Run the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node."""

@@ -21,10 +21,9 @@ from tilewright.hardware import Machine, is_present
 from tilewright.runtime.buffers import Buffers, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
 from tilewright.runtime.loadable import LoadableProgram
-from tilewright.runtime.packing import unpack
 from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.signature import Signature, unflatten
-from tilewright.runtime.torch_nodes import check_nodes, run_region
+from tilewright.runtime.torch_nodes import check_nodes, resolve_operator, run_region
 from tilewright.runtime.verify import Verification, compare, reference_values
 
 
@@ -38,6 +37,9 @@ class Image:
     machine: Machine
     binaries: tuple[Compiled, ...]
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    states: Mapping[str, torch.Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    """By name, the tensors of the signature's states: a live module's own buffers, which calls then change as PyTorch
+    would."""
 
 
 class Engine(Protocol):
@@ -95,26 +97,37 @@ class Executable:
         ExecutableClosed: after `close`.
     """
 
-    def __init__(self, image: Image, stamp: ModuleStamp | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        image: Image,
+        stamp: ModuleStamp | None = None,
+        threads: int | None = None,
+        live: Mapping[str, Callable[[], torch.Tensor | None]] | None = None,
+    ) -> None:
+        """`live` gives a module's own parameter for a graph constant, for models that return a parameter itself."""
         self.image = image
         self._stamp = stamp
         self._threads = threads
+        self._live = dict(live or {})
         self._lock = threading.RLock()
         self._closed = False
         self._engine: Engine | None = None
         program, signature = image.program, image.signature
         check_nodes(program)
-        self._tensor_leaves = tuple(i for i, leaf in enumerate(signature.inputs) if leaf.name)
-        by_name = {leaf.name: i for i, leaf in enumerate(signature.inputs) if leaf.name}
-        missing = [name for name in program.graph.inputs if name not in by_name]
+        # where each graph input comes from: an input leaf, or (below zero) a state
+        sources = {leaf.name: i for i, leaf in enumerate(signature.inputs) if leaf.name}
+        sources.update({state.input: -1 - i for i, state in enumerate(signature.states)})
+        missing = [name for name in program.graph.inputs if name not in sources]
+        missing += [state.name for state in signature.states if state.name not in image.states]
         if missing:
-            raise InvalidInput(f"the signature lacks the graph's inputs {missing}", "compile the model again")
-        self._graph_leaves = tuple(by_name[name] for name in program.graph.inputs)
+            raise InvalidInput(f"the signature lacks the inputs {missing}", "compile the model again")
+        self._sources = tuple(sources[name] for name in program.graph.inputs)
+        self._states = [image.states[state.name] for state in signature.states]
         arguments = signature.input_tree.children[0]
         flat = (
             all(child.kind == "leaf" for child in arguments.children) and not signature.input_tree.children[1].children
         )
-        in_order = self._graph_leaves == tuple(range(len(signature.inputs)))
+        in_order = self._sources == tuple(range(len(signature.inputs)))
         self._simple_count = len(arguments.children) if flat and in_order else -1
         if is_present(image.machine):
             self._start()
@@ -142,26 +155,26 @@ class Executable:
     def _prepare(self, engine: Engine) -> None:
         program, signature, places = self.image.program, self.image.signature, engine.buffers.places
         self._device = engine.buffers.device
+        values = program.graph.values
         self._checks = tuple(
-            (torch.Size(signature.inputs[i].shape), torch_dtype(signature.inputs[i].dtype)) for i in self._graph_leaves
+            (torch.Size(values[name].shape), torch_dtype(values[name].dtype)) for name in program.graph.inputs
         )
+        self._states = [state if state.device == self._device else state.to(self._device) for state in self._states]
         self._allocations = []
         for root in places.outputs:
             storage = program.storage[root]
             shape = storage.value.shape if storage.layout.is_row_major else (storage.layout.size,)
             self._allocations.append((tuple(shape), torch_dtype(storage.value.dtype), storage.layout.is_padded))
         self._direct = None
-        positions = [leaf.position for leaf in signature.outputs]
         names = program.graph.outputs
         plain = all(
-            leaf.position is not None
-            and leaf.alias_input is None
-            and names[leaf.position] in places.outputs
-            and program.storage[names[leaf.position]].layout.is_row_major
+            leaf.kind == "value"
+            and names[leaf.index] in places.outputs
+            and program.storage[names[leaf.index]].layout.is_row_major
             for leaf in signature.outputs
         )
-        if plain and not signature.mutations:
-            self._direct = tuple(places.outputs[names[p]] for p in positions if p is not None)
+        if plain and not signature.mutations and not signature.states:
+            self._direct = tuple(places.outputs[names[leaf.index]] for leaf in signature.outputs)
         self._single = self._direct is not None and signature.output_tree.kind == "leaf"
         self._segments: list[tuple[str, int, int]] = []
         first = 0
@@ -234,8 +247,8 @@ class Executable:
         grad = torch.is_grad_enabled()
         if self._simple_count < 0:
             self._check_constants(leaves)
-        for leaf, (shape, dtype) in zip(self._graph_leaves, self._checks, strict=True):
-            tensor = leaves[leaf]
+        for source, (shape, dtype) in zip(self._sources, self._checks, strict=True):
+            tensor = leaves[source] if source >= 0 else self._states[-1 - source]
             if (
                 isinstance(tensor, torch.Tensor)
                 and tensor.shape == shape
@@ -248,7 +261,7 @@ class Executable:
                     tensor = torch.empty(shape, dtype=dtype, device=device).copy_(tensor.detach())
                 inputs.append(tensor)
             else:
-                self._refuse(leaf, tensor)
+                self._refuse(source, tensor)
         return inputs
 
     def _check_constants(self, leaves: Sequence[Any]) -> None:
@@ -261,8 +274,11 @@ class Executable:
                     "compile the model for this value",
                 )
 
-    def _refuse(self, leaf: int, value: Any) -> None:
-        spec = self.image.signature.inputs[leaf]
+    def _refuse(self, source: int, value: Any) -> None:
+        if source < 0:
+            name = self.image.signature.states[-1 - source].name
+            raise InvalidInput(f"the module's buffer {name} is now {_describe(value)}", "compile the module again")
+        spec = self.image.signature.inputs[source]
         expected = f"a {spec.dtype} tensor of shape {list(spec.shape)} on {self._device}"
         if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise InvalidInput(
@@ -299,44 +315,33 @@ class Executable:
                     values[name] = buffers.value(name, inputs, outputs)
             return values[name]
 
-        # Everything that is still read from an input is read before inputs are changed.
-        produced = [
-            value(program.graph.outputs[leaf.position])
-            if leaf.position is not None and leaf.alias_input is None
-            else None
-            for leaf in signature.outputs
+        # Everything that is still read from inputs and states is read before they are changed.
+        names = program.graph.outputs
+        produced = {leaf.index: value(names[leaf.index]) for leaf in signature.outputs if leaf.kind == "value"}
+        changed = [(leaves[leaf], value(names[output])) for leaf, output in signature.mutations]
+        changed += [
+            (tensor, value(names[state.output])) for tensor, state in zip(self._states, signature.states, strict=True)
         ]
-        changed = [(leaves[leaf], value(program.graph.outputs[position])) for position, leaf in signature.mutations]
         with torch.no_grad():
             for target, new in changed:
                 target.copy_(new)
         results: list[Any] = []
-        for leaf, fresh in zip(signature.outputs, produced, strict=True):
-            if leaf.position is None:
-                results.append(leaf.constant)
-            elif leaf.alias_input is None:
-                results.append(fresh)
+        for leaf in signature.outputs:
+            if leaf.kind == "value":
+                results.append(produced[leaf.index])
+            elif leaf.kind == "input":
+                results.append(leaves[leaf.index])
+            elif leaf.kind == "view":
+                view = leaves[leaf.index]
+                for target, further in leaf.value:
+                    view = resolve_operator(target)(view, *further)
+                results.append(view)
+            elif leaf.kind == "parameter":
+                parameter = self._live.get(leaf.value, lambda: None)()
+                results.append(value(leaf.value) if parameter is None else parameter)
             else:
-                results.append(
-                    self._alias(program.graph.outputs[leaf.position], leaves[leaf.alias_input], inputs, outputs)
-                )
+                results.append(leaf.value)
         return unflatten(signature.output_tree, iter(results))
-
-    def _alias(
-        self, name: str, target: torch.Tensor, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        """The caller's tensor, or a view of it, where the graph's output is that; a fresh tensor where it cannot be."""
-        program = self.image.program
-        assert self._engine is not None
-        if self.image.program.graph.values[name].shape == tuple(target.shape):
-            return target
-        root = program.root(name)
-        buffers = self._engine.buffers
-        if root in buffers.places.inputs and inputs[buffers.places.inputs[root]] is target:
-            storage = program.storage.get(name)
-            flat = target.view(-1)
-            return flat.view(program.graph.values[name].shape) if storage is None else unpack(flat, storage.layout)
-        return buffers.value(name, inputs, outputs).clone()
 
     # Everything else
 
@@ -371,6 +376,7 @@ class Executable:
         with self._lock:
             other.__dict__.update(self.__dict__)
             other._lock = threading.RLock()
+            other._states = [state.clone() for state in self._states]
             other._engine = None
             if self._engine is not None:
                 other._start(shared=self)

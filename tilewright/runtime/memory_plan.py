@@ -90,7 +90,8 @@ def assign_places(program: LoadableProgram) -> Places:
         root = program.root(name)
         if root not in inputs and program.storage.get(root) is not None and program.constant_source(root) is None:
             outputs.setdefault(root, len(outputs))
-    constants, arena = [], []
+    constants: list[str] = []
+    arena: list[str] = []
     used = used_buffers(program)
     extra = [program.root(name) for name in program.graph.outputs]
     for name in dict.fromkeys([*used, *extra]):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.errors import InvalidArtifact, InvalidInput
+from tilewright.frontend.imported import Imported
 
 CONSTANT_TYPES = (bool, int, float, str, type(None))
 
@@ -140,27 +141,41 @@ class InputLeaf:
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """One leaf of the result: the graph output at `position`, or where that is None a `constant`.
+    """One leaf of the result, by `kind`:
 
-    `alias_input` numbers the input leaf that PyTorch would return or return a view of; None where it would return a
-    fresh tensor."""
+    "value": graph output number `index`; "input": the caller's tensor at input leaf `index` itself; "view": the ATen
+    calls in `value`, pairs (operator, further arguments), replayed on that tensor; "parameter": the parameter that is
+    the graph constant named by `value`; "constant": the number, string or None in `value`.
+    """
 
-    position: int | None = None
-    constant: Any = None
-    alias_input: int | None = None
+    kind: str = "value"
+    index: int = -1
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class StateLeaf:
+    """A buffer of the module that each call reads as the graph input `input` and replaces by graph output `output`."""
+
+    name: str
+    input: str
+    output: int
 
 
 @dataclass(frozen=True)
 class Signature:
-    """`inputs` are the leaves of (args, kwargs) in order. `parameters` names the positional parameters, which a caller
-    may then also pass by keyword. `mutations` are pairs (graph output position, input leaf): what is copied back into
-    an input after each call."""
+    """How an executable is called.
+
+    `inputs` are the leaves of (args, kwargs) in order. `parameters` names the positional parameters, which a caller may
+    then also pass by keyword. `mutations` are pairs (input leaf, graph output): what is copied back after each call.
+    """
 
     inputs: tuple[InputLeaf, ...]
     input_tree: Tree
     outputs: tuple[OutputLeaf, ...]
     output_tree: Tree
     mutations: tuple[tuple[int, int], ...] = ()
+    states: tuple[StateLeaf, ...] = ()
     parameters: tuple[str, ...] = ()
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -188,7 +203,7 @@ class Signature:
                 f"expected keyword inputs {sorted(keywords.keys)}, got {sorted(kwargs)}",
                 "pass the inputs as at compilation",
             )
-        result = []
+        result: list[Any] = []
         for index, (child, value) in enumerate(zip(positional.children, args, strict=True)):
             result.extend(flatten(child, value, f"args[{index}]"))
         for child, key in zip(keywords.children, keywords.keys, strict=True):
@@ -204,10 +219,39 @@ def positional_signature(
     return Signature(
         tuple(InputLeaf(f"args[{i}]", name, tuple(shape), dtype) for i, (name, shape, dtype) in enumerate(inputs)),
         Tree("tuple", (arguments, Tree("dict"))),
-        tuple(OutputLeaf(i) for i in range(outputs)),
+        tuple(OutputLeaf("value", i) for i in range(outputs)),
         LEAF if outputs == 1 else Tree("tuple", (LEAF,) * outputs),
         tuple(mutations),
     )
+
+
+def places(tree: Tree, place: str = "") -> Iterator[str]:
+    """The caller's words for the leaves of a tree, as "[0]['mask']"."""
+    if tree.kind == "leaf":
+        yield place
+    for index, child in enumerate(tree.children):
+        yield from places(child, f"{place}[{tree.keys[index]!r}]" if tree.kind == "dict" else f"{place}[{index}]")
+
+
+def signature_of(imported: Imported, parameters: Sequence[str] = ()) -> Signature:
+    """The signature of a model that a front end has read; `parameters` names its positional parameters."""
+    graph = imported.graph
+    input_tree = tree_of(imported.in_spec)
+    words = [*places(input_tree.children[0], "args"), *places(input_tree.children[1], "kwargs")]
+    inputs = []
+    for word, number, literal in zip(words, imported.leaves, imported.literals, strict=True):
+        if number is None:
+            inputs.append(InputLeaf(word, constant=literal))
+        else:
+            value = graph.values[graph.inputs[number]]
+            inputs.append(InputLeaf(word, value.name, value.shape, value.dtype))
+    constants = {parameter.name: parameter.value for parameter in imported.parameters}
+    outputs = tuple(
+        OutputLeaf(o.kind, o.index, constants[o.value] if o.kind == "parameter" else o.value) for o in imported.outputs
+    )
+    states = tuple(StateLeaf(state.name, graph.inputs[state.input], state.output) for state in imported.states)
+    output_tree = tree_of(imported.out_spec)
+    return Signature(tuple(inputs), input_tree, outputs, output_tree, imported.mutations, states, tuple(parameters))
 
 
 # JSON
@@ -243,16 +287,26 @@ def decode_tree(data: Any) -> Tree:
     return Tree(data["kind"], children, keys, name)
 
 
-def _encode_constant(value: Any) -> Any:
+def encode_literal(value: Any) -> Any:
+    """A number, string, bool, None or a tuple of such as JSON; raises InvalidArtifact for anything else."""
+    if isinstance(value, (tuple, list)):
+        return [encode_literal(item) for item in value]
+    if isinstance(value, float):
+        return {"float": repr(value)}
     if not isinstance(value, CONSTANT_TYPES):
-        raise InvalidArtifact(
-            f"a constant input or output of type {type(value).__name__} cannot be saved", "pass a number or string"
-        )
-    return {"float": repr(value)} if isinstance(value, float) else value
+        raise InvalidArtifact(f"a constant of type {type(value).__name__} cannot be saved", "use numbers and strings")
+    return value
 
 
-def _decode_constant(data: Any) -> Any:
-    return float(data["float"]) if isinstance(data, dict) else data
+def decode_literal(data: Any) -> Any:
+    """The inverse of `encode_literal`; raises ValueError for other data."""
+    if isinstance(data, list):
+        return tuple(decode_literal(item) for item in data)
+    if isinstance(data, dict):
+        if set(data) != {"float"}:
+            raise ValueError(f"no constant: {data!r}")
+        return float(data["float"])
+    return data
 
 
 def encode_signature(signature: Signature) -> dict[str, Any]:
@@ -260,21 +314,21 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
     return {
         "inputs": [
             {
-                "place": x.place,
-                "name": x.name,
-                "shape": list(x.shape),
-                "dtype": x.dtype,
-                "constant": _encode_constant(x.constant),
+                "place": leaf.place,
+                "name": leaf.name,
+                "shape": list(leaf.shape),
+                "dtype": leaf.dtype,
+                "constant": encode_literal(leaf.constant),
             }
-            for x in signature.inputs
+            for leaf in signature.inputs
         ],
         "input_tree": encode_tree(signature.input_tree),
         "outputs": [
-            {"position": x.position, "constant": _encode_constant(x.constant), "alias_input": x.alias_input}
-            for x in signature.outputs
+            {"kind": leaf.kind, "index": leaf.index, "value": encode_literal(leaf.value)} for leaf in signature.outputs
         ],
         "output_tree": encode_tree(signature.output_tree),
         "mutations": [list(pair) for pair in signature.mutations],
+        "states": [[state.name, state.input, state.output] for state in signature.states],
         "parameters": list(signature.parameters),
     }
 
@@ -282,20 +336,25 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
 def decode_signature(data: Mapping[str, Any]) -> Signature:
     """The inverse of `encode_signature`; raises ValueError, KeyError or TypeError for other data."""
     inputs = tuple(
-        InputLeaf(x["place"], x["name"], tuple(map(int, x["shape"])), x["dtype"], _decode_constant(x["constant"]))
+        InputLeaf(x["place"], x["name"], tuple(map(int, x["shape"])), x["dtype"], decode_literal(x["constant"]))
         for x in data["inputs"]
-    )
-    outputs = tuple(
-        OutputLeaf(x["position"], _decode_constant(x["constant"]), x["alias_input"]) for x in data["outputs"]
     )
     result = Signature(
         inputs,
         decode_tree(data["input_tree"]),
-        outputs,
+        tuple(OutputLeaf(x["kind"], int(x["index"]), decode_literal(x["value"])) for x in data["outputs"]),
         decode_tree(data["output_tree"]),
-        tuple((int(a), int(b)) for a, b in data["mutations"]),
+        tuple((int(leaf), int(output)) for leaf, output in data["mutations"]),
+        tuple(StateLeaf(str(name), str(value), int(output)) for name, value, output in data["states"]),
         tuple(map(str, data["parameters"])),
     )
-    if result.input_tree.leaves != len(inputs) or result.output_tree.leaves != len(outputs):
+    if result.input_tree.leaves != len(inputs) or result.output_tree.leaves != len(result.outputs):
         raise ValueError("the trees of inputs and outputs do not have as many leaves as there are inputs and outputs")
+    if len(result.input_tree.children) != 2 or not all(0 <= leaf < len(inputs) for leaf, _ in result.mutations):
+        raise ValueError("the signature is inconsistent")
+    for leaf in result.outputs:
+        if leaf.kind not in ("value", "input", "view", "parameter", "constant"):
+            raise ValueError(f"an output of kind {leaf.kind!r}")
+        if leaf.kind in ("input", "view") and not 0 <= leaf.index < len(inputs):
+            raise ValueError(f"an output is input {leaf.index} of {len(inputs)}")
     return result

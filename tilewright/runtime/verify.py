@@ -68,10 +68,8 @@ class Verification:
     def __str__(self) -> str:
         lines = [f"{'region':24} {'value':24} {'relative error':>14} {'absolute error':>14} {'tolerance':>10}"]
         for v in self.worst:
-            mark = "" if v.passed else "  wrong"
-            lines.append(
-        lines.append(f"first wrong: region {first.region}, value {first.value}" if first else f"all {len(self.values)} agree")
-            )
+            errors = f"{v.relative_error:14.3g} {v.absolute_error:14.3g} {v.tolerance:10.3g}"
+            lines.append(f"{v.region:24} {v.value:24} {errors}" + ("" if v.passed else "  wrong"))
         first = self.first_wrong
         lines.append(
             f"first wrong: region {first.region}, value {first.value}"
@@ -138,11 +136,17 @@ def _evaluate(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tuple[n
     rank = inputs[0].ndim - 2 if inputs else 0
     if floating and node.operator == "convolution" and len(inputs) == 2 and rank in (1, 2, 3):
         a = node.attributes
-        x, w = (torch.from_numpy(np.ascontiguousarray(array)) for array in inputs)
+        image, filters = (torch.from_numpy(np.ascontiguousarray(array)) for array in inputs)
         padding = [amount for pair in reversed(a["padding"]) for amount in pair]
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
         result = convolve(
-            functional.pad(x, padding), w, None, tuple(a["stride"]), 0, tuple(a["dilation"]), a.get("groups", 1)
+            functional.pad(image, padding),
+            filters,
+            None,
+            tuple(a["stride"]),
+            0,
+            tuple(a["dilation"]),
+            a.get("groups", 1),
         )
         return (result.numpy(),)
     return evaluate_node(graph, node, inputs)
@@ -163,5 +167,5 @@ def compare(
     else:
         absolute = float(np.max(np.abs(ours - theirs), where=finite, initial=0.0)) if ours.size else 0.0
         scale = float(np.max(np.abs(theirs), where=finite, initial=0.0)) if ours.size else 0.0
-        relative = absolute / max(scale, np.finfo(np.float32).tiny) if absolute else 0.0
+        relative = absolute / max(scale, float(np.finfo(np.float32).tiny)) if absolute else 0.0
     return VerifiedValue(region, order, value.name, value.dtype, value.shape, absolute, relative, limit)
