@@ -7,6 +7,7 @@ import subprocess
 from functools import lru_cache
 from math import prod
 from pathlib import Path
+from shutil import which
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from tilewright.codegen.c import FLAGS, print_c
 from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype, print_cuda, shared_bytes
+from tilewright.codegen.interpreter import run
 from tilewright.ir.dtypes import ELEMENT_TYPES, is_float, size_of
 from tilewright.ir.expr import (
     INDEX,
@@ -30,6 +32,7 @@ from tilewright.ir.expr import (
     logical_and,
     mod,
     select,
+    substitute,
     unary,
 )
 from tilewright.ir.kernel import (
@@ -43,6 +46,7 @@ from tilewright.ir.kernel import (
     Kernel,
     Launch,
     Let,
+    Statement,
     Store,
     block_variable,
     thread_variable,
@@ -59,6 +63,11 @@ FLOAT_ONLY = frozenset(
 )
 INTEGER_ONLY = frozenset("bitwise_and bitwise_or bitwise_xor bitwise_not shift_left shift_right".split())
 INEXACT_ULP = {"pow": 4, "tan": 4, "sinh": 4, "cosh": 4, "log1p": 5, "log2": 5, "log10": 5, "erf": 5, "tanh": 5, "expm1": 4, "log": 4}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 def at(index: int) -> Const:
@@ -193,9 +202,9 @@ def test_c_operation(name: str, dtype: str, form: str) -> None:
     np.testing.assert_array_equal(out[np.isinf(want)], want[np.isinf(want)])
     finite = np.isfinite(want)
     np.testing.assert_array_equal(np.isfinite(out), finite)
-    units = np.abs(out[finite].astype(np.float64) - want[finite].astype(np.float64)) / np.spacing(
-        np.maximum(np.abs(want[finite]), np.finfo(want.dtype).tiny)
-    ).astype(np.float64)
+    with np.errstate(over="ignore"):
+        spacing = np.spacing(np.maximum(np.abs(want[finite]), np.finfo(want.dtype).tiny)).astype(np.float64)
+    units = np.abs(out[finite].astype(np.float64) - want[finite].astype(np.float64)) / spacing
     assert units.size == 0 or units.max() <= INEXACT_ULP.get(name, 3), (units.max(), [a[: out.size][finite][units.argmax()] for a in arrays])
 
 
@@ -293,6 +302,108 @@ def test_guarded_load_is_not_evaluated() -> None:
         call(compiled(print_c([kernel]), Path(folder)), "guarded", [x, out])
     np.testing.assert_array_equal(out, np.concatenate([x * x, np.zeros(1024, np.float32)]))
     libc.mprotect(ctypes.c_void_p(x.ctypes.data + 4096), ctypes.c_size_t(4096), 3)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_long_chain_behind_a_guard_stays_short(lanes: int) -> None:
+    """x sigmoid(x) twelve times over, of a load behind two conditions: as a tree it would have thousands of leaves."""
+    i = Var("i", 64 // lanes)
+    offset = i * lanes
+    inside = logical_and(compare("ge", offset, 8), compare("lt", offset, 40))
+    value: Expr = Load("x", (offset - 8,), "f32", lanes)
+    for _ in range(12):
+        value = value * binary("div", const(1.0, "f32"), unary("exp", unary("neg", value)) + 1.0)
+    guarded = select(inside, value, const(-1.0, "f32") if lanes == 1 else Apply("broadcast", (const(-1.0, "f32"),), "f32", lanes))
+    kernel = Kernel(
+        "chain",
+        (Buffer("x", "f32", 32), Buffer("out", "f32", 64, writable=True)),
+        For(i, at(64 // lanes), Store("out", offset, guarded)),
+    )
+    text = print_c([kernel])
+    assert text.count("tw_exp_f32") < 40
+    x = np.random.default_rng(0).standard_normal(32).astype(np.float32)
+    out = np.zeros(64, np.float32)
+    report = run(kernel, [x, out])
+    assert report.faults == ()  # nothing is read outside of x
+    want = x.astype(np.float64)
+    for _ in range(12):
+        want = want / (1 + np.exp(-want))
+    np.testing.assert_allclose(out, np.concatenate([np.full(8, -1), want, np.full(24, -1)]), rtol=1e-5)
+    on_gpu = Kernel(
+        "chain",
+        kernel.parameters,
+        Store(
+            "out",
+            substitute(offset, {i: thread_variable(Launch((1, 1, 1), (64 // lanes, 1, 1)))}),
+            substitute(guarded, {i: thread_variable(Launch((1, 1, 1), (64 // lanes, 1, 1)))}),
+        ),
+        Launch((1, 1, 1), (64 // lanes, 1, 1)),
+    )
+    passed, log = cuda_binary(print_cuda([on_gpu]))
+    assert passed, log
+    assert len(print_cuda([on_gpu])) < 6000
+
+
+def padded_copy(lanes: int, launch: Launch | None = None) -> Kernel:
+    """Vectors moved right by 8 with zeros around: a vector load that a scalar condition guards."""
+    i: Expr = Var("i", 64 // lanes) if launch is None else thread_variable(launch)
+    offset = i * lanes
+    inside = logical_and(compare("ge", offset, 8), compare("lt", offset, 40))
+    value = select(inside, Load("x", (offset - 8,), "f32", lanes), Apply("broadcast", (const(0.0, "f32"),), "f32", lanes))
+    body: Statement = Store("out", offset, value)
+    if launch is None:
+        assert isinstance(i, Var)
+        body = For(i, at(64 // lanes), body)
+    return Kernel("padded", (Buffer("x", "f32", 32), Buffer("out", "f32", 64, writable=True)), body, launch)
+
+
+def test_guarded_vector_load() -> None:
+    x = np.arange(1, 33, dtype=np.float32)
+    want = np.concatenate([np.zeros(8), x, np.zeros(24)])
+    on_gpu = padded_copy(4, Launch((1, 1, 1), (16, 1, 1)))
+    for kernel in (padded_copy(8), padded_copy(4), on_gpu):
+        out = np.full(64, np.nan, np.float32)
+        assert run(kernel, [x, out]).faults == ()
+        np.testing.assert_array_equal(out, want)
+    out = np.full(64, np.nan, np.float32)
+    with TemporaryDirectory() as folder:
+        call(compiled(print_c([padded_copy(8)]), Path(folder)), "padded", [x, out])
+    np.testing.assert_array_equal(out, want)
+    passed, log = cuda_binary(print_cuda([on_gpu]))
+    assert passed, log
+
+
+@pytest.mark.skipif(not (which("aarch64-linux-gnu-gcc") and which("qemu-aarch64")), reason="needs the aarch64 cross compiler and qemu-user")
+def test_operations_on_aarch64(tmp_path: Path) -> None:
+    """Vectors wider than the machine's, and our mathematics, give the same answers there: one program that prints results."""
+    names = ["exp", "tanh", "erf", "log", "max", "round", "select", "isnan", "sin"]
+    kernels = [operation_kernel(name, "f32", lanes) for name in names for lanes in (1, 16)]
+    calls, arrays = [], {}
+    for kernel in kernels:
+        name = kernel.name.split("_")[0]
+        inputs = operands(name, "f32", np.random.default_rng(1))
+        for buffer, array in zip(kernel.parameters, inputs, strict=False):
+            array.tofile(tmp_path / f"{name}.{buffer.name}")
+        arrays[kernel.name] = (name, inputs)
+        reads = " ".join(f'take("{name}.{b.name}", p[{i}]);' for i, b in enumerate(kernel.parameters[:-1]))
+        calls.append(f'{reads} {kernel.name}(p, 0); give("{kernel.name}.out", p[{len(kernel.parameters) - 1}]);')
+    main = f"""
+#include <stdio.h>
+static void take(const char *n, void *p) {{ FILE *f = fopen(n, "rb"); (void)!fread(p, 1, 4 * {COUNT}, f); fclose(f); }}
+static void give(const char *n, void *p) {{ FILE *f = fopen(n, "wb"); fwrite(p, 1, 4 * {COUNT}, f); fclose(f); }}
+static float space[4][{COUNT}];
+int main(void) {{ void *p[4] = {{space[0], space[1], space[2], space[3]}}; {" ".join(calls)} return 0; }}
+"""
+    (tmp_path / "main.c").write_text(print_c(kernels) + main)
+    command = ["aarch64-linux-gnu-gcc", *FLAGS, "-mcpu=neoverse-n1", "-w", "-static", "-o", "program", "main.c", "-lm"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run(["qemu-aarch64", "./program"], cwd=tmp_path, check=True)
+    for kernel_name, (name, inputs) in arrays.items():
+        out_type = result_type(name, "f32")
+        out = np.fromfile(tmp_path / f"{kernel_name}.out", ELEMENT_TYPES[out_type].numpy)[:COUNT]
+        want = expected(name, "f32", inputs)
+        sane = ~(np.abs(inputs[0]) > 1e6) if name == "sin" else np.ones(COUNT, bool)
+        np.testing.assert_allclose(out[sane], want[sane], rtol=5e-7, atol=1e-38, err_msg=kernel_name)
 
 
 @pytest.mark.parametrize("combiner", ["sum", "max", "min"])

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Iterator, Mapping, Sequence
 
 from tilewright.ir.dtypes import is_float, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, floordiv, mod
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
 from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Statement, Store
 
 from .helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, ordered, typed_helper
@@ -141,6 +141,17 @@ class CPrinter(Printer):
             self.line(f"{place} = ({self.type_name('u8', value.lanes)})({bytes_.at(UNARY)} & 1);")
         else:
             self.assign(place, statement)
+
+    def zero(self, node: Expr) -> Code:
+        if node.lanes == 1:
+            return super().zero(node)
+        return self.vector(const(0, node.dtype), node.lanes, 1 if node.dtype == "bool" else 0)
+
+    def side(self, code: Code, node: Expr) -> Code:
+        if node.lanes == 1 or code.level == ATOM:
+            return code
+        # gcc wants one type on both sides of ?: and what is read unaligned has another
+        return Code(f"({self.type_name(node.dtype, node.lanes, code.mask)}){code.at(UNARY)}", UNARY, code.mask)
 
     def addend(self, node: Expr, lanes: int) -> Code:
         return self.operand(node, lanes) if lanes > 1 else self.expression(node)
@@ -281,6 +292,8 @@ class CPrinter(Printer):
             mask = size_of(node.dtype)
             a, b = self.vector(yes, lanes), self.vector(no, lanes)
         if condition.lanes == 1:
+            if node.dtype != "bool":
+                a, b = self.side(a, node), self.side(b, node)
             return Code(
                 f"{self.text(condition, OR)} ? {a.at(OR)} : {b.at(CONDITIONAL)}",
                 CONDITIONAL,

@@ -15,12 +15,13 @@ from math import inf
 from typing import Iterator, Mapping, Sequence
 
 from tilewright.ir.dtypes import is_float, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, floordiv, mod, range_of, walk
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Kernel, Let, Statement, Store, statements
 
 from .c import identifier_of
 from .helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper
-from .printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer, certainly_evaluated
+from .printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
+from .sharing import certainly_evaluated
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -250,6 +251,9 @@ class CudaPrinter(Printer):
             self.widen = True
             return code
         return super().expression(node)
+
+    def zero(self, node: Expr) -> Code:
+        return self.whole(const(0, node.dtype), node.lanes) if node.lanes > 1 else super().zero(node)
 
     def component(self, node: Expr, lane: int) -> Code:
         """One lane of a vector."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Iterable, Sequence
+from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tilewright.ir.dtypes import is_float
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, range_of, walk
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, range_of, walk
 from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, Comment, For, If, Kernel, Let, Statement, Store
+
+from .sharing import Guard, guards, is_risky
 
 # Precedence of C operators; a larger number binds more tightly.
 ATOM, UNARY, PRODUCT, SUM, SHIFT, RELATION, EQUALITY, BITAND, BITXOR, BITOR, AND, OR, CONDITIONAL = range(16, 3, -1)
@@ -38,6 +40,7 @@ _INFIX = {
     "bitwise_or": ("|", BITOR),
     "bitwise_xor": ("^", BITXOR),
 }
+_LARGE = 12  # nodes of a guarded tree from which on writing it twice is worse than naming its loads
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _ASSOCIATIVE = frozenset({"add", "mul", "and", "or", "bitwise_and", "bitwise_or", "bitwise_xor"})
 
@@ -337,16 +340,44 @@ class Printer(ABC):
         repeated = [n for n in order if uses[id(n)] > 1 and self._worth_naming(n, weight[id(n)])]
         if not repeated:
             return
-        certain = certainly_evaluated(roots)
-        harmless: dict[int, bool] = {}
+        paths = guards(roots)
+        safe: dict[int, bool] = {}
         for node in order:
-            risky = isinstance(node, Load) or (
-                isinstance(node, Apply) and node.operation in ("floordiv", "mod", "truncdiv", "fmod") and not is_float(node.dtype)
-            )
-            harmless[id(node)] = not risky and all(harmless[id(kid)] for kid in children(node))
+            safe[id(node)] = not is_risky(node) and all(safe[id(kid)] for kid in children(node))
         for node in repeated:
-            if id(node) in certain or harmless[id(node)]:
+            if () in paths[id(node)] or safe[id(node)]:
                 self.name_value(node, self.expression(node))
+            elif weight[id(node)] >= _LARGE and self._name_guarded_loads(node, paths):
+                self.name_value(node, self.expression(node))
+
+    def _name_guarded_loads(self, root: Expr, paths: Mapping[int, tuple[Guard, ...]]) -> bool:
+        """Names the loads below a node, each `condition ? load : 0`, so that the node may be computed whatever the condition is; False
+        where that is impossible."""
+        if id(root) in self.hoisted:
+            return False
+        needed = [node for node in _below(root, self.hoisted) if is_risky(node)]
+        if not all(isinstance(node, Load) and (len(paths[id(node)]) == 1) for node in needed):
+            return False
+        for node in needed:
+            (guard,) = paths[id(node)]
+            code = self.expression(node)
+            if guard:
+                conditions = [self.expression(c) if holds else Code("!" + self.text(c, UNARY), UNARY) for c, holds in guard]
+                whole = conditions[0]
+                for condition in conditions[1:]:
+                    whole = self.infix("&&", AND, [whole, condition], True)
+                zero = self.zero(node)
+                code = Code(f"{whole.at(OR)} ? {self.side(code, node).at(OR)} : {zero.at(CONDITIONAL)}", CONDITIONAL, code.mask)
+            self.name_value(node, code)
+        return root is not needed[-1] if needed else True
+
+    def side(self, code: Code, node: Expr) -> Code:
+        """What a conditional expression may choose."""
+        return code
+
+    def zero(self, node: Expr) -> Code:
+        """Zeros of the node's type."""
+        return self.expression(const(0, node.dtype))
 
     def name_value(self, node: Expr, code: Code) -> None:
         """A variable that holds the node's value until the end of the scope."""
@@ -451,17 +482,15 @@ class Printer(ABC):
             self.line(f"// {text}".rstrip().rstrip("\\"))
 
 
-def certainly_evaluated(roots: Iterable[Expr]) -> set[int]:
-    """Nodes that are evaluated whatever conditions hold."""
+def _below(root: Expr, named: Mapping[int, Code]) -> Iterator[Expr]:
+    """The nodes that printing the root prints, children first: those that have a name are not looked into."""
     seen: set[int] = set()
-    stack = list(roots)
+    stack: list[tuple[Expr, bool]] = [(root, False)]
     while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        kids = children(node)
-        if isinstance(node, Apply) and node.operation in ("select", "and", "or"):
-            kids = kids[:1]
-        stack.extend(kids)
-    return seen
+        node, expanded = stack.pop()
+        if expanded:
+            yield node
+        elif id(node) not in seen and id(node) not in named:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((kid, False) for kid in children(node))
