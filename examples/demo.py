@@ -1,0 +1,138 @@
+"""Handwritten digits from training to generated kernels, and ResNet-18 beside PyTorch: what `make demo` runs.
+
+    python examples/demo.py [--seconds 5] [--target native]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+
+import torch
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import tilewright
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.measure import interleaved_seconds
+from tilewright.runtime.peers import eager_channels_last
+
+BATCH = 64
+LEAST_EPOCHS = 12  # also where the time does not suffice: the comparison is of little interest with an untrained network
+
+
+class DigitNet(nn.Module):
+    """A small LeNet for 8x8 images: two convolutions with pooling, then two linear layers. (N, 1, 8, 8) to (N, 10)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(128, 84), nn.ReLU(), nn.Linear(84, 10))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.features(images))
+
+
+def digits(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """scikit-learn's 1,797 handwritten digits, shuffled: training images and labels, and held-out ones (a quarter)."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(data.target)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    images, labels = images[order], labels[order]
+    held_out = len(images) // 4
+    return images[held_out:], labels[held_out:], images[:held_out], labels[:held_out]
+
+
+def train(module: nn.Module, images: Tensor, labels: Tensor, seconds: float, console: Console) -> None:
+    """Adam on shuffled batches until the time is over and the network has learnt something."""
+    optimiser = torch.optim.Adam(module.parameters(), 2e-3)
+    columns = (SpinnerColumn(), TextColumn("training: {task.description}"), TimeElapsedColumn())
+    start, epoch = time.perf_counter(), 0
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        while epoch < LEAST_EPOCHS or time.perf_counter() - start < seconds:
+            epoch += 1
+            for batch in torch.randperm(len(images)).split(BATCH):
+                loss = nn.functional.cross_entropy(module(images[batch]), labels[batch])
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+            progress.update(task, description=f"epoch {epoch}, loss {loss.item():.4f}")
+    console.print(f"trained on {len(images)} images: {epoch} epochs, last loss {loss.item():.4f}")
+
+
+def compiled(module: nn.Module, inputs: tuple[Tensor, ...], target: str, name: str, console: Console) -> Executable:
+    start = time.perf_counter()
+    with console.status(f"compiling {name} for {target}"):
+        executable = tilewright.compile(module, inputs, target=target)
+    console.print(f"compiled {name} in {time.perf_counter() - start:.1f} s")
+    return executable
+
+
+def classify_digits(seconds: float, target: str, console: Console) -> None:
+    """Train, compile, and classify the held-out images with PyTorch and with the compiled program."""
+    images, labels, test_images, test_labels = digits(seed=0)
+    module = DigitNet()
+    train(module, images, labels, seconds, console)
+    module.eval()
+    batches = [batch for batch in test_images.split(BATCH) if len(batch) == BATCH]
+    expected = test_labels[: len(batches) * BATCH]
+    executable = compiled(module, (batches[0],), target, "DigitNet", console)
+    eager = torch.inference_mode()(module)
+    theirs = torch.cat([eager(batch) for batch in batches])
+    ours = torch.cat([executable(batch) for batch in batches])
+    seconds_of = interleaved_seconds({"PyTorch": lambda: eager(batches[0]), "Tilewright": lambda: executable(batches[0])}, 8, 0.1)
+    table = Table(title=f"{len(expected)} held-out digits, batch {BATCH}")
+    for heading in ("program", "correct", "milliseconds a batch"):
+        table.add_column(heading, justify="left" if heading == "program" else "right")
+    for name, scores in (("PyTorch", theirs), ("Tilewright", ours)):
+        correct = (scores.argmax(1) == expected).float().mean().item()
+        table.add_row(name, f"{correct:.2%}", f"{statistics.median(seconds_of[name]) * 1e3:.3f}")
+    console.print(table)
+    agreement = (theirs.argmax(1) == ours.argmax(1)).float().mean().item()
+    difference = (theirs - ours).abs().max().item() / theirs.abs().max().item()
+    console.print(f"the two agree on {agreement:.2%} of the images; largest difference of the scores: {difference:.1e} of the largest score\n")
+
+
+def compare_resnet(target: str, console: Console) -> None:
+    """ResNet-18 with random weights: its plan, and its time against PyTorch with channels-last tensors."""
+    module, inputs = tilewright.zoo.build("resnet18")
+    executable = compiled(module, inputs, target, "ResNet-18", console)
+    console.print(str(executable.plan), markup=False, highlight=False, soft_wrap=True)
+    eager = eager_channels_last(module, inputs)
+    with console.status("measuring in turns"):
+        seconds_of = interleaved_seconds({"PyTorch eager, channels last": lambda: eager(*inputs), "Tilewright": lambda: executable(*inputs)}, 10, 0.5)
+    table = Table(title=f"ResNet-18, one image of 224 x 224, {torch.get_num_threads()} threads")
+    for heading in ("program", "median ms", "least ms", "calls"):
+        table.add_column(heading, justify="left" if heading == "program" else "right")
+    for name, times in seconds_of.items():
+        table.add_row(name, f"{statistics.median(times) * 1e3:.2f}", f"{min(times) * 1e3:.2f}", str(len(times)))
+    console.print(table)
+    verification = executable.verify(*inputs)
+    worst = verification.worst[0]
+    verdict = "all within tolerance" if verification.passed else "WRONG"
+    console.print(f"{len(verification.values)} stored values against float64: {verdict}; largest relative error {worst.relative_error:.1e}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=5.0, help="time of training")
+    parser.add_argument("--target", default="native", help="a target that is present (default: this CPU)")
+    options = parser.parse_args()
+    console = Console()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
+    torch.manual_seed(0)
+    classify_digits(options.seconds, options.target, console)
+    compare_resnet(options.target, console)
+
+
+if __name__ == "__main__":
+    main()
