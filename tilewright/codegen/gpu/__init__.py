@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 from tilewright.codegen.gpu.common import Unsuitable as Unsuitable
+from tilewright.codegen.gpu.contraction import lower_contraction
+from tilewright.codegen.gpu.gemv import lower_gemv
 from tilewright.codegen.gpu.map import lower_map
 from tilewright.codegen.gpu.prefix import lower_prefix
 from tilewright.codegen.gpu.rows import lower_rows
@@ -15,15 +17,25 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region
+from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule
 from tilewright.schedule.gpu_map import MapSchedule
 from tilewright.schedule.gpu_prefix import PrefixSchedule
 from tilewright.schedule.gpu_rows import RowsSchedule
 from tilewright.schedule.gpu_window import WindowSchedule
 
-GpuSchedule: TypeAlias = MapSchedule | WindowSchedule | RowsSchedule | PrefixSchedule
+GpuSchedule: TypeAlias = (
+    MapSchedule | WindowSchedule | RowsSchedule | PrefixSchedule | ContractionSchedule | GemvSchedule
+)
 
 _LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
-    {MapSchedule: lower_map, WindowSchedule: lower_window, RowsSchedule: lower_rows, PrefixSchedule: lower_prefix}
+    {
+        MapSchedule: lower_map,
+        WindowSchedule: lower_window,
+        RowsSchedule: lower_rows,
+        PrefixSchedule: lower_prefix,
+        ContractionSchedule: lower_contraction,
+        GemvSchedule: lower_gemv,
+    }
 )
 
 

@@ -1,0 +1,242 @@
+"""Regions written by hand, with random inputs and what PyTorch says of them in float64: for the tests of GPU lowerings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tilewright.codegen.interpreter import run
+from tilewright.ir.computation import StepBuilder, Tensor, maximum
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.expr import Expr, logical_and, select, unary
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout, channels_last, row_major
+from tilewright.ir.region import Lowered, Region, Storage
+
+
+@dataclass(frozen=True)
+class Case:
+    """A region, how its values are stored, its inputs, and the expected output (float64, or integers)."""
+
+    region: Region
+    layouts: Mapping[str, Layout]
+    values: Mapping[str, Value]
+    inputs: Mapping[str, np.ndarray]
+    expected: np.ndarray
+    constants: frozenset[str] = field(default_factory=frozenset)
+
+
+def offsets(layout: Layout) -> np.ndarray:
+    """Flat offset of every logical element."""
+    total = np.zeros(layout.shape, dtype=np.int64)
+    remaining = {d: int(np.prod([f for e, f in layout.order if e == d and f] or [1])) for d in range(len(layout.shape))}
+    for (dim, factor), stride in zip(layout.order, layout.strides, strict=True):
+        position = np.arange(layout.shape[dim]) + layout.halo[dim][0]
+        if factor == 0:
+            part = position // remaining[dim]
+        else:
+            part = position // (remaining[dim] // factor) % factor
+            remaining[dim] //= factor
+        shape = [1] * len(layout.shape)
+        shape[dim] = -1
+        total = total + (part * stride).reshape(shape)
+    return total
+
+
+def stored(array: np.ndarray, layout: Layout) -> np.ndarray:
+    """The array in its storage, what is beyond it zero."""
+    flat = np.zeros(layout.size, dtype=array.dtype)
+    flat[offsets(layout).ravel()] = array.ravel()
+    return flat
+
+
+def execute(case: Case, lowered: Lowered, scalars: tuple[int, ...] = ()) -> np.ndarray:
+    """Runs the kernels in the interpreter, and fails on anything that it reports."""
+    memory = {name: stored(array, case.layouts[name]) for name, array in case.inputs.items()}
+    output = case.region.outputs[0]
+    everything: dict[str, Storage] = dict(lowered.storage)
+    everything[output] = Storage(case.values[output], case.layouts[output])
+    for name, item in everything.items():
+        if item.source is not None:
+            assert item.view is not None
+            source = torch.from_numpy(case.inputs[item.source])
+            memory[name] = stored(torch.as_strided(source, *item.view).numpy().copy(), item.layout)
+        else:
+            memory[name] = np.zeros(item.layout.size, dtype=ELEMENT_TYPES[item.value.dtype].numpy)
+    kernels = {kernel.name: kernel for kernel in lowered.kernels}
+    written = {name for call in lowered.calls for name in call.arguments if name not in case.inputs}
+    ready = set(memory) - written | {n for n, item in lowered.storage.items() if item.source is not None}
+    for call in lowered.calls:
+        kernel = kernels[call.kernel]
+        report = run(
+            kernel,
+            [memory[name] for name in call.arguments],
+            scalars[: len(kernel.scalars)],
+            initialised=[
+                p.name for p, n in zip(kernel.parameters, call.arguments, strict=True) if n in ready and p.writable
+            ],
+        )
+        assert report.is_clean, report.faults
+        ready |= set(call.arguments)
+    return memory[output][offsets(case.layouts[output]).ravel()].reshape(case.values[output].shape)
+
+
+def check(case: Case, lowered: Lowered) -> None:
+    """Runs the case and compares, to the accuracy of float32 sums in another order."""
+    found = execute(case, lowered)
+    if np.issubdtype(found.dtype, np.floating):
+        scale = max(1.0, float(np.abs(case.expected).max(initial=0.0)))
+        np.testing.assert_allclose(found, case.expected, rtol=2e-5, atol=2e-5 * scale)
+    else:
+        np.testing.assert_array_equal(found, case.expected)
+
+
+def make_case(
+    kind: str,
+    builder: StepBuilder,
+    result: Tensor,
+    inputs: Mapping[str, np.ndarray],
+    expected: np.ndarray,
+    layouts: Mapping[str, Layout] | None = None,
+    constants: frozenset[str] = frozenset(),
+) -> Case:
+    """The builder's steps as a region that stores `out`; row-major where no layout is given."""
+    computation = builder.finish([result], ["out"])
+    values = {name: Value(name, array.shape, _dtype(array)) for name, array in inputs.items()}
+    values["out"] = Value("out", result.shape, result.dtype)
+    placed = {name: row_major(value.shape) for name, value in values.items()} | dict(layouts or {})
+    region = Region("out", kind, (), computation.steps, tuple(inputs), ("out",))
+    return Case(region, placed, values, inputs, expected, constants)
+
+
+def _dtype(array: np.ndarray) -> str:
+    return {"float32": "f32", "int64": "i64", "bool": "bool"}[array.dtype.name]
+
+
+def random(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def tensor(name: str, array: np.ndarray) -> Tensor:
+    return Tensor(name, array.shape, _dtype(array))
+
+
+def double(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array).double()
+
+
+def relu(value: Expr) -> Expr:
+    return maximum(value, 0.0)
+
+
+def exp(value: Expr) -> Expr:
+    return unary("exp", value)
+
+
+def convolution_case(
+    *,
+    batch: int = 1,
+    channels: int = 8,
+    outputs: int = 8,
+    size: tuple[int, int] = (9, 9),
+    filter_size: int = 3,
+    stride: int = 1,
+    padding: int = 1,
+    groups: int = 1,
+    halo: bool = True,
+    last: bool = True,
+    epilogue: bool = True,
+    constant: bool = True,
+    seed: int = 0,
+) -> Case:
+    """A convolution with bias, residual and ReLU behind it. `last`: channels last; `halo`: padding is stored, else guarded."""
+    x = random(seed, batch, channels, *size)
+    w = random(seed + 1, outputs, channels // groups, filter_size, filter_size)
+    bias = random(seed + 2, outputs)
+    out = [(extent + 2 * padding - filter_size) // stride + 1 for extent in size]
+    shape = (batch, outputs, *out)
+    residual = random(seed + 3, *shape)
+    builder = StepBuilder("conv")
+    tx, tw = tensor("x", x), tensor("w", w)
+    per_group, inner = outputs // groups, channels // groups
+
+    def body(n: Expr, g: Expr, k: Expr, oy: Expr, ox: Expr, fy: Expr, fx: Expr, c: Expr) -> Expr:
+        y, z = oy * stride + fy - padding, ox * stride + fx - padding
+        value = tx(n, g * inner + c, y, z)
+        inside = logical_and(y >= 0, y < size[0], z >= 0, z < size[1])
+        return select(inside, value, 0.0) * tw(g * per_group + k, c, fy, fx)
+
+    (total,) = builder.reduce(
+        "sum",
+        shape,
+        (filter_size, filter_size, inner),
+        body,
+        axes=(batch, groups, per_group, *out),
+        index=lambda n, g, k, oy, ox: (n, g * per_group + k, oy, ox),
+    )
+    expected = F.conv2d(double(x), double(w), None, stride, padding, 1, groups)
+    inputs = {"x": x, "w": w}
+    place = channels_last if last else row_major
+    layouts = {"x": place(x.shape), "out": place(shape)}
+    if halo and padding:
+        layouts["x"] = layouts["x"].with_halo(((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    constants = frozenset({"w", "bias"}) if constant else frozenset()
+    case = make_case("contraction", builder, total, inputs, expected.numpy(), layouts, constants)
+    if not epilogue:
+        return case
+    step = case.region.steps[0]
+    axes = step.axes
+    channel = axes[1] * per_group + axes[2]
+    from tilewright.ir.computation import Step
+    from tilewright.ir.expr import Load
+
+    held = Load("sum", axes, "f32")
+    body_final = relu(held + tensor("bias", bias)(channel) + tensor("residual", residual)(*step.index))
+    steps = (
+        Step("sum", step.shape, axes, step.bodies, step.reduction, "sum", None, step.index),
+        Step("out", step.shape, axes, (body_final,), index=step.index),
+    )
+    expected = torch.relu(expected + double(bias)[None, :, None, None] + double(residual))
+    values = dict(case.values) | {"bias": Value("bias", bias.shape, "f32"), "residual": Value("residual", shape, "f32")}
+    placed = dict(case.layouts) | {"bias": row_major(bias.shape), "residual": place(shape)}
+    region = Region("out", "contraction", (), steps, ("x", "w", "bias", "residual"), ("out",))
+    every = {**inputs, "bias": bias, "residual": residual}
+    return Case(region, placed, values, every, expected.numpy(), constants)
+
+
+def matmul_case(
+    *,
+    batch: tuple[int, ...] = (),
+    m: int = 17,
+    n: int = 19,
+    r: int = 23,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    constant: bool = False,
+    seed: int = 0,
+) -> Case:
+    """A (batched) matrix product with either factor transposed; its result scaled."""
+    a = random(seed, *batch, *((r, m) if transpose_a else (m, r)))
+    b = random(seed + 1, *((n, r) if transpose_b else (r, n))) if constant else random(
+        seed + 1, *batch, *((n, r) if transpose_b else (r, n))
+    )
+    ta, tb = tensor("a", a), tensor("b", b)
+    builder = StepBuilder("mm")
+
+    def body(*index: Expr) -> Expr:
+        *outer, i, j, k = index
+        at_a = (*outer, k, i) if transpose_a else (*outer, i, k)
+        at_b = (j, k) if transpose_b else (k, j)
+        return ta(*at_a) * tb(*(at_b if constant else (*outer, *at_b)))
+
+    (total,) = builder.reduce("sum", (*batch, m, n), (r,), body)
+    x, y = double(a), double(b)
+    expected = (x.mT if transpose_a else x) @ (y.mT if transpose_b else y)
+    case = make_case(
+        "contraction", builder, total, {"a": a, "b": b}, expected.numpy(), None, frozenset({"b"} if constant else ())
+    )
+    return case

@@ -1,0 +1,332 @@
+"""GPU lowerings against PyTorch in float64, run by the interpreter: random shapes, layouts and schedules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.gpu_cases import Case, check, convolution_case, double, exp, make_case, matmul_case, random, tensor
+from tilewright.codegen.gpu import lower_gpu
+from tilewright.codegen.gpu.product import product_form
+from tilewright.hardware import machine
+from tilewright.ir.computation import StepBuilder
+from tilewright.ir.expr import logical_and, select
+from tilewright.ir.layout import channels_last, row_major
+from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule, contraction_space, gemv_space
+from tilewright.schedule.gpu_columns import length, row
+from tilewright.schedule.gpu_map import MapSchedule
+from tilewright.schedule.gpu_prefix import PrefixSchedule
+from tilewright.schedule.gpu_rows import RowsSchedule
+from tilewright.schedule.gpu_window import WindowSchedule
+
+H200 = machine("h200")
+
+
+def lower(case: Case, schedule: object):  # noqa: ANN201
+    return lower_gpu(case.region, case.layouts, case.values, case.constants, H200, schedule)
+
+
+def softmax_case(*shape: int, axis: int = -1) -> Case:
+    x = random(1, *shape)
+    tx = tensor("x", x)
+    axis %= len(shape)
+    rows = tuple(extent for i, extent in enumerate(shape) if i != axis)
+
+    def at(index, r):  # noqa: ANN001, ANN202
+        return (*index[:axis], r, *index[axis:])
+
+    def without(index):  # noqa: ANN001, ANN202
+        return (*index[:axis], *index[axis + 1 :])
+
+    b = StepBuilder("softmax")
+    (most,) = b.reduce("max", rows, (shape[axis],), lambda *i: tx(*at(i[:-1], i[-1])))
+    (total,) = b.reduce("sum", rows, (shape[axis],), lambda *i: exp(tx(*at(i[:-1], i[-1])) - most(*i[:-1])))
+    out = b.map(shape, lambda *i: exp(tx(*i) - most(*without(i))) / total(*without(i)))
+    return make_case("rows", b, out, {"x": x}, torch.softmax(double(x), axis).numpy())
+
+
+def group_norm_case(batch: int, groups: int, inner: int, size: int, last: bool) -> Case:
+    channels = groups * inner
+    x, scale = random(2, batch, channels, size, size), random(3, channels)
+    tx, ts = tensor("x", x), tensor("scale", scale)
+    b = StepBuilder("norm")
+    count = inner * size * size
+    (mean,) = b.reduce(
+        "sum", (batch, groups), (inner, size, size), lambda n, g, c, y, z: tx(n, g * inner + c, y, z) * (1 / count)
+    )
+
+    def centred(n, g, c, y, z):  # noqa: ANN001, ANN202
+        return tx(n, g * inner + c, y, z) - mean(n, g)
+
+    (square,) = b.reduce(
+        "sum",
+        (batch, groups),
+        (inner, size, size),
+        lambda *i: centred(*i) * centred(*i) * (1 / count),
+    )
+    from tilewright.ir.expr import unary
+
+    out = b.map(
+        x.shape,
+        lambda n, c, y, z: (tx(n, c, y, z) - mean(n, c // inner)) * unary("rsqrt", square(n, c // inner) + 1e-5) * ts(c),
+    )
+    expected = F.group_norm(double(x), groups, double(scale))
+    layout = channels_last(x.shape) if last else row_major(x.shape)
+    return make_case("rows", b, out, {"x": x, "scale": scale}, expected.numpy(), {"x": layout, "out": layout})
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 9), st.sampled_from([1, 3, 8, 12])),
+    threads=st.sampled_from([64, 128]),
+    items=st.sampled_from([1, 2, 4]),
+    last=st.booleans(),
+)
+def test_map_with_broadcast(shape: tuple[int, int, int], threads: int, items: int, last: bool) -> None:
+    x, y, z = random(1, *shape), random(2, shape[2]), random(3, shape[0], 1, 1)
+    tx, ty, tz = tensor("x", x), tensor("y", y), tensor("z", z)
+    b = StepBuilder("map")
+    out = b.map(shape, lambda i, j, k: exp(tx(i, j, k)) + ty(k) * tz(i, 0, 0))
+    layouts = {"out": channels_last(shape)} if last else None
+    expected = torch.exp(double(x)) + double(y) * double(z)
+    case = make_case("map", b, out, {"x": x, "y": y, "z": z}, expected.numpy(), layouts)
+    for lanes in (1, 2, 4):
+        from tilewright.codegen.gpu.map import map_form
+
+        if lanes <= map_form(case.region, case.layouts, case.values).problem.lanes:
+            check(case, lower(case, MapSchedule(threads, items, lanes)))
+
+
+def test_map_is_vectorised_where_it_can_be() -> None:
+    x = random(1, 6, 8)
+    b = StepBuilder("map")
+    out = b.map((6, 8), lambda i, j: tensor("x", x)(i, j) * 2.0)
+    from tilewright.codegen.gpu.map import map_form
+
+    case = make_case("map", b, out, {"x": x}, x.astype(np.float64) * 2)
+    assert map_form(case.region, case.layouts, case.values).problem.lanes == 4
+
+
+def test_map_of_a_reshape_and_transposition() -> None:
+    x = random(1, 6, 4, 5)
+    tx = tensor("x", x)
+    b = StepBuilder("map")
+    out = b.map((5, 24), lambda i, j: tx(j // 4, j % 4, i))
+    expected = x.transpose(2, 0, 1).reshape(5, 24).astype(np.float64)
+    case = make_case("map", b, out, {"x": x}, expected)
+    check(case, lower(case, MapSchedule(64, 1, 1)))
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    channels=st.sampled_from([3, 8, 12]),
+    size=st.integers(4, 9),
+    stride=st.integers(1, 2),
+    last=st.booleans(),
+    threads=st.sampled_from([32, 64]),
+    items=st.sampled_from([1, 2, 4]),
+)
+def test_depthwise_convolution(channels: int, size: int, stride: int, last: bool, threads: int, items: int) -> None:
+    x, w = random(1, 2, channels, size, size), random(2, channels, 1, 3, 3)
+    tx, tw = tensor("x", x), tensor("w", w)
+    extent = (size + 2 - 3) // stride + 1
+
+    def body(n, c, oy, ox, fy, fx):  # noqa: ANN001, ANN202
+        y, z = oy * stride + fy - 1, ox * stride + fx - 1
+        return select(logical_and(y >= 0, y < size, z >= 0, z < size), tx(n, c, y, z), 0.0) * tw(c, 0, fy, fx)
+
+    b = StepBuilder("depthwise")
+    (total,) = b.reduce("sum", (2, channels, extent, extent), (3, 3), body)
+    expected = F.conv2d(double(x), double(w), None, stride, 1, 1, channels).numpy()
+    place = channels_last if last else row_major
+    layouts = {"x": place(x.shape), "out": place(total.shape)}
+    case = make_case("window", b, total, {"x": x, "w": w}, expected, layouts, frozenset({"w"}))
+    from tilewright.codegen.gpu.window import window_form
+
+    widest = window_form(case.region, case.layouts, case.values, case.constants).problem.lanes
+    if last and channels % 4 == 0:
+        assert widest == 4
+    for lanes in {1, widest}:
+        check(case, lower(case, WindowSchedule(threads, items, lanes)))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_max_pooling_with_padding(last: bool) -> None:
+    x = random(1, 2, 8, 7, 7)
+    tx = tensor("x", x)
+
+    def body(n, c, oy, ox, fy, fx):  # noqa: ANN001, ANN202
+        y, z = oy * 2 + fy - 1, ox * 2 + fx - 1
+        return select(logical_and(y >= 0, y < 7, z >= 0, z < 7), tx(n, c, y, z), float("-inf"))
+
+    b = StepBuilder("pool")
+    (most,) = b.reduce("max", (2, 8, 4, 4), (3, 3), body)
+    expected = F.max_pool2d(double(x), 3, 2, 1).numpy()
+    place = channels_last if last else row_major
+    case = make_case("window", b, most, {"x": x}, expected, {"x": place(x.shape), "out": place(most.shape)})
+    check(case, lower(case, WindowSchedule(32, 1, 4 if last else 1)))
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(1, 70)),
+    axis=st.integers(0, 2),
+    rows=st.sampled_from([1, 2, 8]),
+    sharers=st.sampled_from([1, 4, 32]),
+    lanes=st.sampled_from([1, 4]),
+)
+def test_softmax(shape: tuple[int, int, int], axis: int, rows: int, sharers: int, lanes: int) -> None:
+    case = softmax_case(*shape, axis=axis)
+    check(case, lower(case, RowsSchedule(rows, sharers, lanes)))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("inner", [1, 4])
+def test_group_norm(last: bool, inner: int) -> None:
+    case = group_norm_case(2, 3, inner, 5, last)
+    check(case, lower(case, RowsSchedule(2, 16, 4)))
+
+
+@pytest.mark.parametrize("rows, sharers", [(1, 64), (32, 4), (16, 1)])
+def test_spatial_mean_of_channels_last(rows: int, sharers: int) -> None:
+    x = random(1, 2, 20, 6, 7)
+    tx = tensor("x", x)
+    b = StepBuilder("mean")
+    (total,) = b.reduce("sum", (2, 20), (6, 7), lambda n, c, y, z: tx(n, c, y, z))
+    out = b.map((2, 20), lambda n, c: total(n, c) * (1 / 42))
+    case = make_case("rows", b, out, {"x": x}, double(x).mean((2, 3)).numpy(), {"x": channels_last(x.shape)})
+    from tilewright.codegen.gpu.rows import rows_form
+
+    assert rows_form(case.region, case.layouts, case.values).problem.row_contiguous
+    check(case, lower(case, RowsSchedule(rows, sharers, 1)))
+
+
+@pytest.mark.parametrize("sharers", [1, 8])
+def test_argmax(sharers: int) -> None:
+    x = random(1, 7, 33)
+    x[2, 5] = x[2, 9] = 100.0
+    b = StepBuilder("arg")
+    _, where = b.reduce("argmax", (7,), (33,), lambda i, r: (tensor("x", x)(i, r), r))
+    out = b.map((7,), lambda i: where(i))
+    case = make_case("rows", b, out, {"x": x}, x.argmax(1).astype(np.int64))
+    check(case, lower(case, RowsSchedule(4, sharers, 1)))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    shape=st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 5)),
+    axis=st.integers(0, 2),
+    rows=st.sampled_from([1, 4]),
+    sharers=st.sampled_from([1, 2, 8]),
+)
+def test_cumulative_sum(shape: tuple[int, int, int], axis: int, rows: int, sharers: int) -> None:
+    x = random(1, *shape)
+    b = StepBuilder("cumsum")
+    (total,) = b.scan("sum", shape, axis, lambda *i: tensor("x", x)(*i))
+    out = b.map(shape, lambda *i: total(*i) * 2.0)
+    case = make_case("prefix", b, out, {"x": x}, 2 * double(x).cumsum(axis).numpy())
+    check(case, lower(case, PrefixSchedule(rows, sharers)))
+
+
+SCHEDULES = (
+    ContractionSchedule(16, 32, 8, 2, 4),
+    ContractionSchedule(32, 32, 8, 4, 4),
+    ContractionSchedule(64, 16, 16, 4, 2),
+    ContractionSchedule(32, 64, 16, 8, 4, 2),
+    ContractionSchedule(64, 64, 8, 8, 8, 3),
+)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    channels=st.sampled_from([2, 3, 4, 6, 16]),
+    outputs=st.sampled_from([4, 6, 10, 16, 24]),
+    size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    filter_size=st.sampled_from([1, 3]),
+    stride=st.integers(1, 2),
+    groups=st.sampled_from([1, 1, 2]),
+    halo=st.booleans(),
+    last=st.booleans(),
+    epilogue=st.booleans(),
+    constant=st.booleans(),
+    schedule=st.sampled_from(SCHEDULES),
+)
+def test_convolution(channels, outputs, size, filter_size, stride, groups, halo, last, epilogue, constant, schedule):  # noqa: ANN001, ANN201
+    groups = groups if channels % groups == 0 else 1
+    case = convolution_case(
+        batch=2,
+        channels=channels,
+        outputs=outputs,
+        size=size,
+        filter_size=filter_size,
+        stride=stride,
+        padding=filter_size // 2,
+        groups=groups,
+        halo=halo,
+        last=last,
+        epilogue=epilogue,
+        constant=constant,
+    )
+    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    if schedule.split > -(-problem.r // schedule.block_k):
+        return
+    check(case, lower(case, schedule))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    batch=st.sampled_from([(), (2,), (2, 3)]),
+    m=st.sampled_from([1, 5, 16, 36]),
+    n=st.sampled_from([2, 7, 16, 40]),
+    r=st.sampled_from([1, 8, 21, 32]),
+    transpose_a=st.booleans(),
+    transpose_b=st.booleans(),
+    constant=st.booleans(),
+    schedule=st.sampled_from(SCHEDULES[:3] + (ContractionSchedule(32, 32, 8, 4, 4, 2),)),
+)
+def test_matrix_product(batch, m, n, r, transpose_a, transpose_b, constant, schedule):  # noqa: ANN001, ANN201
+    case = matmul_case(
+        batch=batch, m=m, n=n, r=r, transpose_a=transpose_a, transpose_b=transpose_b, constant=constant
+    )
+    if schedule.split > -(-r // schedule.block_k):
+        return
+    check(case, lower(case, schedule))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    m=st.sampled_from([1, 2, 4]),
+    n=st.sampled_from([2, 7, 16, 40]),
+    r=st.sampled_from([8, 21, 64]),
+    transpose_b=st.booleans(),
+    constant=st.booleans(),
+    columns=st.sampled_from([1, 8]),
+    sharers=st.sampled_from([4, 32]),
+    split=st.sampled_from([1, 2]),
+)
+def test_few_rows(m, n, r, transpose_b, constant, columns, sharers, split):  # noqa: ANN001, ANN201
+    case = matmul_case(m=m, n=n, r=r, transpose_b=transpose_b, constant=constant)
+    check(case, lower(case, GemvSchedule(columns, sharers, split)))
+
+
+def test_every_kind_of_candidate_is_lowered_correctly() -> None:
+    """A sample over the whole space of one convolution, wherever feasibility lets it."""
+    case = convolution_case(channels=16, outputs=40, size=(6, 7))
+    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    rows, rejected = contraction_space(problem, H200)
+    assert length(rows) > 50 and sum(rejected.values()) > 1000
+    for position in np.random.default_rng(0).choice(length(rows), 12, replace=False):
+        check(case, lower(case, ContractionSchedule(**row(rows, int(position)))))
+
+
+def test_gemv_space_is_for_few_rows() -> None:
+    case = matmul_case(m=1, n=256, r=512, constant=True)
+    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    assert length(gemv_space(problem, H200)[0]) > 10
+    case = matmul_case(m=36, n=64, r=64, constant=True)
+    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    assert length(gemv_space(problem, H200)[0]) == 0

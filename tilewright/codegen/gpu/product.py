@@ -1,0 +1,171 @@
+"""The sum of products of a region as the GPU lowerings need it: flat operands, packed weights, how each is read, and the epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.codegen.access import merge_axes
+from tilewright.codegen.gpu.common import (
+    Unsuitable,
+    bytes_touched,
+    expression_flops,
+    flat,
+    index_const,
+    replace_loads,
+    storage_order,
+    widest,
+)
+from tilewright.codegen.gpu.window import reduce_and_final
+from tilewright.codegen.operand import operand_view
+from tilewright.graph.contraction import Contraction, contraction
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import INDEX, Apply, Expr, Load, Var, coefficient, loads, substitute, walk
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.region import Region, Storage
+from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
+
+
+@dataclass(frozen=True)
+class ProductForm:
+    """C[batch, m, n] = sum over r of a * b, all offsets flat, axes merged where every access allows it.
+
+    `element` is what is stored at `offset` of `output`, over loads of the reduction's name. `m` and `n` are in the order in which they are
+    walked (fastest last), `b_n` is n as far as b is stored; `r` is in the order in which it is added up."""
+
+    output: str
+    step: Step
+    batch: tuple[Var, ...]
+    m: tuple[Var, ...]
+    n: tuple[Var, ...]
+    b_n: tuple[Var, ...]
+    r: tuple[Var, ...]
+    a: Expr
+    b: Expr
+    element: Expr
+    offset: Expr
+    layouts: Mapping[str, Layout]
+    values: Mapping[str, Value]
+    storage: Mapping[str, Storage]
+    problem: ContractionProblem
+
+
+def product_form(
+    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]
+) -> ProductForm:
+    """Raises Unsuitable where the region is not one sum of products with at most one map behind it."""
+    step, element, index = reduce_and_final(region)
+    found = contraction(step, constants)
+    if found is None:
+        raise Unsuitable(f"the sum of region {region.name} is not a matrix product")
+    output = region.outputs[0]
+    b, storage = _packed(region, found, values, constants)
+    layouts = {**layouts, **{name: item.layout for name, item in storage.items()}}
+    values = {**values, **{name: item.value for name, item in storage.items()}}
+    ones = {axis: index_const(0) for axis in (*step.axes, *step.reduction) if axis.extent == 1}
+    a_flat, b_flat, element, offset = (
+        substitute(e, ones)
+        for e in (
+            flat(found.a, layouts, values),
+            flat(b, layouts, values),
+            _without_index(flat(element, layouts, values), step),
+            layouts[output].offset(index),
+        )
+    )
+    batch = storage_order([axis for axis in found.batch if axis.extent != 1], offset)
+    m = storage_order([axis for axis in found.m if axis.extent != 1], offset)
+    n = storage_order([axis for axis in found.n if axis.extent != 1], offset)
+    expressions: tuple[Expr, ...] = (a_flat, b_flat, element, offset)
+    m, expressions = merge_axes(m, expressions)
+    n, expressions = merge_axes(n, expressions)
+    batch, expressions = merge_axes(batch, expressions)
+    r, expressions = merge_axes([axis for axis in found.r if axis.extent != 1], expressions)
+    a_flat, b_flat, element, offset = expressions
+    stored_n = n[-1:] and (stored_axis(b_flat, n[-1], layouts),)
+    b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
+    sizes = [prod(axis.extent or 0 for axis in axes) for axes in (batch, m, n, r)]
+    everything = (*step.axes, *step.reduction)
+    store_lanes = widest(element, n[-1], layouts, offset) if n else 1
+    problem = ContractionProblem(
+        *sizes,
+        a=_operand(a_flat, m, r, layouts, values, everything),
+        b=_operand(b_flat, (*n[:-1], *stored_n), r, layouts, values, everything),
+        store_lanes=store_lanes,
+        bytes_written=values[output].bytes,
+        epilogue_bytes=bytes_touched([element], (*batch, *m, *n), values),
+        epilogue_flops=expression_flops(element),
+    )
+    return ProductForm(
+        output,
+        step,
+        batch,
+        m,
+        n,
+        (*n[:-1], *stored_n),
+        r,
+        a_flat,
+        b_flat,
+        element,
+        offset,
+        layouts,
+        values,
+        storage,
+        problem,
+    )
+
+
+def _without_index(element: Expr, step: Step) -> Expr:
+    """Loads of the sum lose their index (it is the element's own), so that axes can merge."""
+    return replace_loads(element, {step.name: Load(step.name, (index_const(0),), step.dtypes[0])})
+
+
+def _packed(
+    region: Region, found: Contraction, values: Mapping[str, Value], constants: frozenset[str]
+) -> tuple[Load, dict[str, Storage]]:
+    """The second factor as a load of a constant packed [batch, r, n] with n padded to whole vectors; as it is where it cannot be."""
+    load = found.b
+    if load.buffer not in constants:
+        return load, {}
+    axes = tuple(axis for axis in (*found.batch, *found.r, *found.n) if axis.extent != 1)
+    view = operand_view(load, values[load.buffer].shape, axes)
+    if view is None:
+        return load, {}
+    extents = view[0]
+    last = len(extents) - 1
+    order = tuple((dim, 0) for dim in range(len(extents)))
+    layout = Layout(extents, (*order, (last, 4))) if extents[last] % 4 else row_major(extents)
+    name = f"{load.buffer}@{region.name}"
+    storage = Storage(Value(name, extents, load.dtype), layout, load.buffer, view)
+    return Load(name, axes, load.dtype), {name: storage}
+
+
+def _operand(
+    expr: Expr,
+    own: tuple[Var, ...],
+    r: tuple[Var, ...],
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    axes: tuple[Var, ...],
+) -> Operand:
+    """Vectors along r or along m (or n), whichever is wider; otherwise single elements along whichever is adjacent in memory."""
+    choices: list[tuple[int, bool, str]] = []
+    for along, candidates in (("own", own), ("r", r)):
+        if candidates:
+            fastest = candidates[-1]
+            strides = [coefficient(load.index[0], fastest) for load in loads(expr) if len(load.index) == 1]
+            choices.append((widest(expr, fastest, layouts), 1 in strides, along))
+    lanes, _, along = max(choices, key=lambda choice: choice[:2], default=(1, False, "own"))
+    divisions = 2 * (len(r) - 1) if r else 0
+    guarded = any(isinstance(node, Apply) and node.operation == "select" for node in walk(expr))
+    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), values), divisions, guarded)
+
+
+def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:
+    """The axis with the extent up to which elements are stored: more than its own where a packed operand is padded along it."""
+    if isinstance(expr, Load) and expr.buffer in layouts and coefficient(expr.index[0], axis) == 1:
+        layout = layouts[expr.buffer]
+        if layout.order and layout.order[-1] == (len(layout.shape) - 1, 4) and layout.shape[-1] == axis.extent:
+            return Var(axis.name, -(-layout.shape[-1] // 4) * 4, INDEX)
+    return axis
