@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tilewright.runtime.artifact import load as load
+from tilewright.runtime.artifact import read as read
 from tilewright.runtime.executable import Executable as Executable
 from tilewright.runtime.executable import Image as Image
 from tilewright.runtime.executable import ModuleStamp as ModuleStamp

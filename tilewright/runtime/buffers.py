@@ -19,7 +19,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:
-    """Flat tensors on the device of the named buffers; buffers of one source, layout and dtype are one tensor."""
+    """Flat tensors on the device of the named buffers; buffers of one source, view, layout and dtype are one tensor."""
     result: dict[str, torch.Tensor] = {}
     made: dict[tuple[object, ...], torch.Tensor] = {}
     for name in names:
@@ -117,9 +117,4 @@ class Buffers:
     def is_stored(self, name: str) -> bool:
         """Whether the value can be read back after its region has run."""
         root = self.program.root(name)
-        return (
-            root in self.places.inputs
-            or root in self.places.outputs
-            or root in self.constants
-            or root in self.plan.offsets
-        )
+        return root in self.places.inputs or root in self.places.outputs or root in self.constants or root in self.plan.offsets

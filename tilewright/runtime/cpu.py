@@ -120,10 +120,7 @@ class Library:
         """Addresses of omp_get_max_threads and omp_set_num_threads; zeros without an OpenMP runtime."""
         if self.openmp is None:
             return 0, 0
-        get, put = (
-            ctypes.cast(getattr(self.openmp, n), ctypes.c_void_p)
-            for n in ("omp_get_max_threads", "omp_set_num_threads")
-        )
+        get, put = (ctypes.cast(getattr(self.openmp, n), ctypes.c_void_p) for n in ("omp_get_max_threads", "omp_set_num_threads"))
         return get.value or 0, put.value or 0
 
 

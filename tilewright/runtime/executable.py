@@ -63,17 +63,14 @@ class ModuleStamp:
 
     @staticmethod
     def of(module: torch.nn.Module) -> ModuleStamp:
-        return ModuleStamp(
-            MappingProxyType({n: (weakref.ref(t), t.data_ptr(), _version(t)) for n, t in _state(module).items()})
-        )
+        return ModuleStamp(MappingProxyType({n: (weakref.ref(t), t.data_ptr(), _version(t)) for n, t in _state(module).items()}))
 
     def differs(self, module: torch.nn.Module) -> bool:
         state = _state(module)
         if state.keys() != self.entries.keys():
             return True
         return any(
-            self.entries[name][0]() is not tensor or self.entries[name][1:] != (tensor.data_ptr(), _version(tensor))
-            for name, tensor in state.items()
+            self.entries[name][0]() is not tensor or self.entries[name][1:] != (tensor.data_ptr(), _version(tensor)) for name, tensor in state.items()
         )
 
 
@@ -124,9 +121,7 @@ class Executable:
         self._sources = tuple(sources[name] for name in program.graph.inputs)
         self._states = [image.states[state.name] for state in signature.states]
         arguments = signature.input_tree.children[0]
-        flat = (
-            all(child.kind == "leaf" for child in arguments.children) and not signature.input_tree.children[1].children
-        )
+        flat = all(child.kind == "leaf" for child in arguments.children) and not signature.input_tree.children[1].children
         in_order = self._sources == tuple(range(len(signature.inputs)))
         self._simple_count = len(arguments.children) if flat and in_order else -1
         if is_present(image.machine):
@@ -156,9 +151,7 @@ class Executable:
         program, signature, places = self.image.program, self.image.signature, engine.buffers.places
         self._device = engine.buffers.device
         values = program.graph.values
-        self._checks = tuple(
-            (torch.Size(values[name].shape), torch_dtype(values[name].dtype)) for name in program.graph.inputs
-        )
+        self._checks = tuple((torch.Size(values[name].shape), torch_dtype(values[name].dtype)) for name in program.graph.inputs)
         self._states = [state if state.device == self._device else state.to(self._device) for state in self._states]
         self._allocations = []
         for root in places.outputs:
@@ -168,9 +161,7 @@ class Executable:
         self._direct = None
         names = program.graph.outputs
         plain = all(
-            leaf.kind == "value"
-            and names[leaf.index] in places.outputs
-            and program.storage[names[leaf.index]].layout.is_row_major
+            leaf.kind == "value" and names[leaf.index] in places.outputs and program.storage[names[leaf.index]].layout.is_row_major
             for leaf in signature.outputs
         )
         if plain and not signature.mutations and not signature.states:
@@ -285,9 +276,7 @@ class Executable:
                 f"input {spec.place} requires gradients, and compiled models compute none",
                 "call under torch.no_grad(), or pass a detached tensor",
             )
-        raise InvalidInput(
-            f"input {spec.place}: expected {expected}, got {_describe(value)}", "compile the model for such inputs"
-        )
+        raise InvalidInput(f"input {spec.place}: expected {expected}, got {_describe(value)}", "compile the model for such inputs")
 
     def _run_segments(self, engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         for kind, first, last in self._segments:
@@ -319,9 +308,7 @@ class Executable:
         names = program.graph.outputs
         produced = {leaf.index: value(names[leaf.index]) for leaf in signature.outputs if leaf.kind == "value"}
         changed = [(leaves[leaf], value(names[output])) for leaf, output in signature.mutations]
-        changed += [
-            (tensor, value(names[state.output])) for tensor, state in zip(self._states, signature.states, strict=True)
-        ]
+        changed += [(tensor, value(names[state.output])) for tensor, state in zip(self._states, signature.states, strict=True)]
         with torch.no_grad():
             for target, new in changed:
                 target.copy_(new)
@@ -405,13 +392,11 @@ class Executable:
                     run_region(region, buffers, inputs, outputs, self._torch_constants)
                 elif region.calls:
                     engine.run(index, index + 1)
+                engine.finish()
                 for name in region.outputs:
                     if name in expected and (region.calls or region.kind == "torch"):
                         got = buffers.value(name, inputs, outputs)
-                        rows.append(
-                            compare(region.name, index, program.graph.values[name], got, expected[name], tolerance)
-                        )
-            engine.finish()
+                        rows.append(compare(region.name, index, program.graph.values[name], got, expected[name], tolerance))
         return Verification(tuple(rows))
 
     def is_stale(self, module: torch.nn.Module) -> bool:
@@ -421,9 +406,7 @@ class Executable:
             UnsupportedOption: for an executable that was not compiled in this process.
         """
         if self._stamp is None:
-            raise UnsupportedOption(
-                "this executable knows of no module: it was loaded from a file", "compile the module here"
-            )
+            raise UnsupportedOption("this executable knows of no module: it was loaded from a file", "compile the module here")
         return self._stamp.differs(module)
 
     def save(self, path: str | Path) -> None:
@@ -449,11 +432,7 @@ class Executable:
 
 def _describe(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
-        return (
-            f"{value!r} of type {type(value).__name__}"
-            if isinstance(value, (int, float, str, bool, type(None)))
-            else type(value).__name__
-        )
+        return f"{value!r} of type {type(value).__name__}" if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
     name = str(value.dtype).removeprefix("torch.")
     layout = "" if value.layout is torch.strided else f" and layout {value.layout}"
     return f"a {name} tensor of shape {list(value.shape)} on {value.device}{layout}"

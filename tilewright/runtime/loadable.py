@@ -143,15 +143,15 @@ def loadable(program: Program) -> LoadableProgram:
 def check(program: LoadableProgram) -> None:
     """Raises ValueError where a name leads nowhere or a call does not fit its kernel, its kernel's launch, or its
     buffers."""
+    for name in program.aliases:
+        program.root(name)
     for region in program.regions:
         for call in region.calls:
             kernel = program.kernels.get(call.kernel)
             if kernel is None:
                 raise ValueError(f"region {region.name} calls the unknown kernel {call.kernel}")
             if len(kernel.writes) != len(call.arguments):
-                raise ValueError(
-                    f"kernel {call.kernel} has {len(kernel.writes)} parameters, called with {len(call.arguments)}"
-                )
+                raise ValueError(f"kernel {call.kernel} has {len(kernel.writes)} parameters, called with {len(call.arguments)}")
             if prod(kernel.grid) < 1 or prod(kernel.block) < 1:
                 raise ValueError(f"kernel {call.kernel} is launched with grid {kernel.grid} and block {kernel.block}")
             for name in call.arguments:

@@ -1,4 +1,5 @@
-"""Measuring ways of running one model side by side: checks against float64 before timing, then fair, interleaved turns."""
+"""Measuring ways of running one model side by side: checks against float64 before timing, then fair, interleaved
+turns."""
 
 from __future__ import annotations
 
@@ -65,10 +66,7 @@ def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> fl
     """Largest difference of all outputs, each relative to its reference's largest value; infinite for NaN or shapes."""
     if [x.shape for x in outputs] != [x.shape for x in reference]:
         return float("inf")
-    errors = [
-        ((x.to(exact.device).double() - exact).abs().max() / exact.abs().max()).item()
-        for x, exact in zip(outputs, reference, strict=True)
-    ]
+    errors = [((x.to(exact.device).double() - exact).abs().max() / exact.abs().max()).item() for x, exact in zip(outputs, reference, strict=True)]
     return float("inf") if any(error != error for error in errors) else max(errors)
 
 

@@ -1,6 +1,7 @@
 """Other ways of running a module that Tilewright is compared with: PyTorch eager, Inductor, ONNX Runtime, OpenVINO.
 
-Each function prepares one contender: it takes the module, which it may change, and example inputs, and returns a callable of the inputs.
+Each function prepares one contender: it takes the module, which it may change, and example inputs, and returns a
+callable of the inputs.
 """
 
 from __future__ import annotations

@@ -54,9 +54,7 @@ class Plan:
                 )
             )
         widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells
-        ]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
         lines.insert(1, "  ".join("-" * width for width in widths))
         launches = sum(len(row.kernels) * row.repeat for row in self.rows)
         total = f"target {self.target}: {len(self.rows)} regions, {launches} kernel calls"

@@ -62,11 +62,7 @@ def tree_of(spec: Any) -> Tree:
 
 def _field_names(kind: Any, context: Any, count: int) -> tuple[str, ...]:
     for candidate in (context, *(context if isinstance(context, (tuple, list)) else ())):
-        if (
-            isinstance(candidate, (tuple, list))
-            and len(candidate) == count
-            and all(isinstance(k, str) for k in candidate)
-        ):
+        if isinstance(candidate, (tuple, list)) and len(candidate) == count and all(isinstance(k, str) for k in candidate):
             return tuple(candidate)
     return tuple(str(i) for i in range(count))
 
@@ -106,9 +102,7 @@ def flatten(tree: Tree, value: Any, place: str) -> Iterator[Any]:
         node = SUPPORTED_NODES.get(type(value))
         values = list(node.flatten_fn(value)[0]) if node is not None else None
     elif tree.kind == "dict":
-        values = (
-            [value[key] for key in tree.keys] if isinstance(value, Mapping) and set(value) == set(tree.keys) else None
-        )
+        values = [value[key] for key in tree.keys] if isinstance(value, Mapping) and set(value) == set(tree.keys) else None
     else:
         wanted = list if tree.kind == "list" else tuple
         values = list(value) if isinstance(value, wanted) else None
@@ -211,9 +205,7 @@ class Signature:
         return result
 
 
-def positional_signature(
-    inputs: Sequence[tuple[str, tuple[int, ...], str]], outputs: int, mutations: Sequence[tuple[int, int]] = ()
-) -> Signature:
+def positional_signature(inputs: Sequence[tuple[str, tuple[int, ...], str]], outputs: int, mutations: Sequence[tuple[int, int]] = ()) -> Signature:
     """The signature of a function of tensors (name, shape, dtype) that returns one tensor, or a tuple of several."""
     arguments = Tree("tuple", (LEAF,) * len(inputs))
     return Signature(
@@ -246,9 +238,7 @@ def signature_of(imported: Imported, parameters: Sequence[str] = ()) -> Signatur
             value = graph.values[graph.inputs[number]]
             inputs.append(InputLeaf(word, value.name, value.shape, value.dtype))
     constants = {parameter.name: parameter.value for parameter in imported.parameters}
-    outputs = tuple(
-        OutputLeaf(o.kind, o.index, constants[o.value] if o.kind == "parameter" else o.value) for o in imported.outputs
-    )
+    outputs = tuple(OutputLeaf(o.kind, o.index, constants[o.value] if o.kind == "parameter" else o.value) for o in imported.outputs)
     states = tuple(StateLeaf(state.name, graph.inputs[state.input], state.output) for state in imported.states)
     output_tree = tree_of(imported.out_spec)
     return Signature(tuple(inputs), input_tree, outputs, output_tree, imported.mutations, states, tuple(parameters))
@@ -263,9 +253,7 @@ def encode_tree(tree: Tree) -> Any:
     result: dict[str, Any] = {"kind": tree.kind, "children": [encode_tree(child) for child in tree.children]}
     if tree.keys:
         if not all(isinstance(key, (str, int, bool, float)) for key in tree.keys):
-            raise InvalidArtifact(
-                f"dictionary keys {tree.keys} of the model's inputs or outputs cannot be saved", "use string keys"
-            )
+            raise InvalidArtifact(f"dictionary keys {tree.keys} of the model's inputs or outputs cannot be saved", "use string keys")
         result["keys"] = list(tree.keys)
     if tree.type_name:
         result["type"] = tree.type_name
@@ -323,9 +311,7 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
             for leaf in signature.inputs
         ],
         "input_tree": encode_tree(signature.input_tree),
-        "outputs": [
-            {"kind": leaf.kind, "index": leaf.index, "value": encode_literal(leaf.value)} for leaf in signature.outputs
-        ],
+        "outputs": [{"kind": leaf.kind, "index": leaf.index, "value": encode_literal(leaf.value)} for leaf in signature.outputs],
         "output_tree": encode_tree(signature.output_tree),
         "mutations": [list(pair) for pair in signature.mutations],
         "states": [[state.name, state.input, state.output] for state in signature.states],
@@ -335,10 +321,7 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
 
 def decode_signature(data: Mapping[str, Any]) -> Signature:
     """The inverse of `encode_signature`; raises ValueError, KeyError or TypeError for other data."""
-    inputs = tuple(
-        InputLeaf(x["place"], x["name"], tuple(map(int, x["shape"])), x["dtype"], decode_literal(x["constant"]))
-        for x in data["inputs"]
-    )
+    inputs = tuple(InputLeaf(x["place"], x["name"], tuple(map(int, x["shape"])), x["dtype"], decode_literal(x["constant"])) for x in data["inputs"])
     result = Signature(
         inputs,
         decode_tree(data["input_tree"]),

@@ -39,9 +39,7 @@ def resolve_operator(target: str) -> Callable[..., Any]:
     known = isinstance(packet, torch._ops.OpOverloadPacket) and match[2] in packet.overloads()
     overload = getattr(packet, match[2]) if known else None
     if not isinstance(overload, torch._ops.OpOverload):
-        raise InvalidArtifact(
-            f"PyTorch {torch.__version__} has no operator {target}", "use the release that saved the executable"
-        )
+        raise InvalidArtifact(f"PyTorch {torch.__version__} has no operator {target}", "use the release that saved the executable")
     if overload._schema.is_mutable:
         raise InvalidArtifact(f"operator {target} changes its arguments", "compile the model again")
     return overload
@@ -63,9 +61,7 @@ def make_argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor], devic
         return [make_argument(item, inputs, device) for item in value]
     if kind == "device":
         return device
-    found = (
-        getattr(torch, value, None) if kind in ("dtype", "layout", "memory_format") and isinstance(value, str) else None
-    )
+    found = getattr(torch, value, None) if kind in ("dtype", "layout", "memory_format") and isinstance(value, str) else None
     if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
         raise InvalidArtifact(f"an argument {recipe!r} of an unknown kind", "compile the model again")
     return found
@@ -91,9 +87,7 @@ def check_nodes(program: LoadableProgram) -> None:
             for name in region.nodes:
                 node = program.nodes[name]
                 if node.operator != "torch":
-                    raise InvalidArtifact(
-                        f"node {name} of operator {node.operator} stands in a PyTorch region", "compile the model again"
-                    )
+                    raise InvalidArtifact(f"node {name} of operator {node.operator} stands in a PyTorch region", "compile the model again")
                 resolve_operator(node.attributes["target"])
 
 

@@ -71,11 +71,7 @@ class Verification:
             errors = f"{v.relative_error:14.3g} {v.absolute_error:14.3g} {v.tolerance:10.3g}"
             lines.append(f"{v.region:24} {v.value:24} {errors}" + ("" if v.passed else "  wrong"))
         first = self.first_wrong
-        lines.append(
-            f"first wrong: region {first.region}, value {first.value}"
-            if first
-            else f"all {len(self.values)} values agree"
-        )
+        lines.append(f"first wrong: region {first.region}, value {first.value}" if first else f"all {len(self.values)} values agree")
         return "\n".join(lines)
 
 
@@ -152,9 +148,7 @@ def _evaluate(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tuple[n
     return evaluate_node(graph, node, inputs)
 
 
-def compare(
-    region: str, order: int, value: Value, got: torch.Tensor, expected: np.ndarray, tolerance: float | None
-) -> VerifiedValue:
+def compare(region: str, order: int, value: Value, got: torch.Tensor, expected: np.ndarray, tolerance: float | None) -> VerifiedValue:
     """The error of one value; `expected` is its float64 reference."""
     exact = value.dtype not in TOLERANCES
     limit = 0.0 if exact else tolerance if tolerance is not None else TOLERANCES[value.dtype]

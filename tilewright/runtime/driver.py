@@ -1,0 +1,195 @@
+"""The CUDA driver through ctypes: the few functions that the GPU engine calls, every return code checked.
+
+Structures and numbers are those of cuda.h of CUDA 12 and 13 (version 2 of the kernel node's parameters, which came with
+CUDA 12.0).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from functools import lru_cache
+from typing import Any
+
+from tilewright.errors import KernelFailed, TargetNotPresent
+
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+EVENT_DISABLE_TIMING = 2
+"""CU_EVENT_DISABLE_TIMING."""
+
+
+class KernelNodeParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = [
+        ("func", c_void_p),
+        ("gridDimX", c_uint),
+        ("gridDimY", c_uint),
+        ("gridDimZ", c_uint),
+        ("blockDimX", c_uint),
+        ("blockDimY", c_uint),
+        ("blockDimZ", c_uint),
+        ("sharedMemBytes", c_uint),
+        ("kernelParams", POINTER(c_void_p)),
+        ("extra", POINTER(c_void_p)),
+        ("kern", c_void_p),
+        ("ctx", c_void_p),
+    ]
+
+
+PROTOTYPES: dict[str, list[Any]] = {
+    "cuInit": [c_uint],
+    "cuDriverGetVersion": [POINTER(c_int)],
+    "cuDeviceGet": [POINTER(c_int), c_int],
+    "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
+    "cuCtxGetCurrent": [POINTER(c_void_p)],
+    "cuCtxPushCurrent_v2": [c_void_p],
+    "cuCtxPopCurrent_v2": [POINTER(c_void_p)],
+    "cuModuleLoadData": [POINTER(c_void_p), c_char_p],
+    "cuModuleUnload": [c_void_p],
+    "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
+    "cuFuncSetAttribute": [c_void_p, c_int, c_int],
+    "cuGraphCreate": [POINTER(c_void_p), c_uint],
+    "cuGraphDestroy": [c_void_p],
+    "cuGraphAddKernelNode_v2": [POINTER(c_void_p), c_void_p, POINTER(c_void_p), c_size_t, POINTER(KernelNodeParams)],
+    "cuGraphInstantiateWithFlags": [POINTER(c_void_p), c_void_p, c_ulonglong],
+    "cuGraphExecDestroy": [c_void_p],
+    "cuGraphExecKernelNodeSetParams_v2": [c_void_p, c_void_p, POINTER(KernelNodeParams)],
+    "cuGraphLaunch": [c_void_p, c_void_p],
+    "cuMemcpyDtoDAsync_v2": [c_ulonglong, c_ulonglong, c_size_t, c_void_p],
+    "cuEventCreate": [POINTER(c_void_p), c_uint],
+    "cuEventRecord": [c_void_p, c_void_p],
+    "cuEventDestroy_v2": [c_void_p],
+    "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
+    "cuGetErrorName": [c_int, POINTER(c_char_p)],
+    "cuGetErrorString": [c_int, POINTER(c_char_p)],
+}
+
+
+class Driver:
+    """The functions of libcuda with their prototypes. `library` is for tests; by default it is ``libcuda.so.1``.
+
+    Raises:
+        TargetNotPresent: where there is no driver, or it is older than CUDA 12.
+        KernelFailed: from every method, naming the function and the driver's name of the error.
+    """
+
+    def __init__(self, library: Any = None) -> None:
+        if library is None:
+            try:
+                library = ctypes.CDLL("libcuda.so.1")
+            except OSError as error:
+                raise TargetNotPresent("there is no NVIDIA driver (libcuda.so.1)", "run on a machine with an NVIDIA GPU") from error
+        self.functions: dict[str, Any] = {}
+        for name, arguments in PROTOTYPES.items():
+            function = getattr(library, name, None)
+            if function is None:
+                raise TargetNotPresent(f"the NVIDIA driver has no {name}", "install a driver of CUDA 12.0 or later")
+            function.argtypes, function.restype = arguments, c_int
+            self.functions[name] = function
+        self("cuInit", 0)
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        """Call a function and raise for any status but success."""
+        status = self.functions[name](*arguments)
+        if status:
+            self.fail(name, status)
+
+    def fail(self, name: str, status: int) -> None:
+        """Raise for a status that is not success."""
+        raise KernelFailed(f"{name} failed: {self.error(status)}", "see the CUDA driver's documentation of the error")
+
+    def error(self, status: int) -> str:
+        """The driver's name and words for a status."""
+        texts = []
+        for function in ("cuGetErrorName", "cuGetErrorString"):
+            text = c_char_p()
+            known = self.functions[function](status, byref(text)) == 0 and text.value is not None
+            texts.append(text.value.decode() if known and text.value else "unknown")
+        return f"{texts[0]} ({status}): {texts[1]}"
+
+    def _handle(self, name: str, *arguments: Any) -> int:
+        """Call a function whose first argument receives a handle."""
+        handle = c_void_p()
+        self(name, byref(handle), *arguments)
+        return handle.value or 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The newest CUDA release that the driver knows."""
+        number = c_int()
+        self("cuDriverGetVersion", byref(number))
+        return number.value // 1000, number.value % 1000 // 10
+
+    def primary_context(self, device: int) -> int:
+        handle = c_int()
+        self("cuDeviceGet", byref(handle), device)
+        return self._handle("cuDevicePrimaryCtxRetain", handle.value)
+
+    def current_context(self) -> int:
+        return self._handle("cuCtxGetCurrent")
+
+    def push_context(self, context: int) -> None:
+        self("cuCtxPushCurrent_v2", context)
+
+    def pop_context(self) -> None:
+        self._handle("cuCtxPopCurrent_v2")
+
+    def load_module(self, image: bytes) -> int:
+        return self._handle("cuModuleLoadData", image)
+
+    def unload_module(self, module: int) -> None:
+        self("cuModuleUnload", module)
+
+    def function(self, module: int, name: str) -> int:
+        return self._handle("cuModuleGetFunction", module, name.encode())
+
+    def allow_shared_bytes(self, function: int, count: int) -> None:
+        """Let a kernel be launched with that much dynamic shared memory."""
+        self("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_SIZE_BYTES, count)
+
+    def create_graph(self) -> int:
+        return self._handle("cuGraphCreate", 0)
+
+    def destroy_graph(self, graph: int) -> None:
+        self("cuGraphDestroy", graph)
+
+    def add_kernel_node(self, graph: int, dependencies: Sequence[int], params: KernelNodeParams) -> int:
+        nodes = (c_void_p * len(dependencies))(*dependencies) if dependencies else None
+        return self._handle("cuGraphAddKernelNode_v2", graph, nodes, len(dependencies), byref(params))
+
+    def instantiate(self, graph: int) -> int:
+        return self._handle("cuGraphInstantiateWithFlags", graph, 0)
+
+    def destroy_executable(self, executable: int) -> None:
+        self("cuGraphExecDestroy", executable)
+
+    def set_kernel_params(self, executable: int, node: int, params: KernelNodeParams) -> None:
+        self("cuGraphExecKernelNodeSetParams_v2", executable, node, byref(params))
+
+    def launch(self, executable: int, stream: int) -> None:
+        self("cuGraphLaunch", executable, stream)
+
+    def copy(self, target: int, source: int, count: int, stream: int) -> None:
+        """Copy bytes from device memory to device memory, in the stream's order."""
+        self("cuMemcpyDtoDAsync_v2", target, source, count, stream)
+
+    def create_event(self) -> int:
+        return self._handle("cuEventCreate", EVENT_DISABLE_TIMING)
+
+    def record_event(self, event: int, stream: int) -> None:
+        self("cuEventRecord", event, stream)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self("cuStreamWaitEvent", stream, event, 0)
+
+    def destroy_event(self, event: int) -> None:
+        self("cuEventDestroy_v2", event)
+
+
+@lru_cache(maxsize=1)
+def system_driver() -> Driver:
+    """The driver of this machine."""
+    return Driver()

@@ -1,0 +1,364 @@
+"""Runs a program on a GPU: each segment between PyTorch nodes is a CUDA graph, launched on the caller's stream.
+
+Kernels are nodes; an edge stands where one call reads or overwrites what an earlier one wrote, or overwrites what it
+reads, found from the bytes they touch, so that memory shared in turn by several values orders them too. Calls without a
+path between them may run side by side.
+
+The caller's tensors are read and written in place: their addresses are node parameters, and only the nodes that have a
+changed one are updated before a launch. A tensor that very many nodes touch (a scan's input) has a copy of its own
+instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.errors import KernelFailed
+from tilewright.ir.region import Call
+from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.cpu import Compiled
+from tilewright.runtime.driver import Driver, KernelNodeParams, system_driver
+from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
+from tilewright.runtime.memory_plan import GPU_ALIGNMENT
+
+Extent = tuple[str, int, int]
+"""Memory, first byte and end of a buffer."""
+STAGED_FROM = 16
+"""Nodes touching one of the caller's tensors from which it is copied rather than all of them updated."""
+EDGES_UP_TO = 4096
+"""Nodes of a segment beyond which they are ordered as a chain."""
+
+
+def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) -> list[list[int]]:
+    """For each call the earlier calls that it must wait for, none of them implied by another.
+
+    Each call is given by the extents (memory, first byte, end) that it reads and that it writes.
+    """
+    result: list[list[int]] = []
+    ancestors: list[int] = []  # bit i: call i comes before
+    history: dict[str, list[tuple[int, int, int, bool]]] = {}
+    for index, (reads, writes) in enumerate(accesses):
+        needed = set()
+        for extents, writing in ((reads, False), (writes, True)):
+            for memory, start, end in extents:
+                for earlier, other_start, other_end, wrote in history.get(memory, ()):
+                    if start < other_end and other_start < end and (writing or wrote):
+                        needed.add(earlier)
+        before, direct = 0, []
+        for earlier in sorted(needed, reverse=True):
+            if not before >> earlier & 1:
+                direct.append(earlier)
+                before |= ancestors[earlier] | 1 << earlier
+        ancestors.append(before)
+        result.append(sorted(direct))
+        for extents, writing in ((reads, False), (writes, True)):
+            for memory, start, end in extents:
+                entries = history.setdefault(memory, [])
+                if writing:  # whatever this call overwrites wholly is ordered before it already
+                    entries[:] = [e for e in entries if not (start <= e[1] and e[2] <= end and e[0] != index)]
+                entries.append((index, start, end, writing))
+    return result
+
+
+class ParameterBlock:
+    """The parameters of one kernel node: an array of pointers to values, some of them slots shared with other nodes."""
+
+    def __init__(self, slots: Sequence[int], fixed: Sequence[int], scalars: Sequence[int], scalar_bytes: int) -> None:
+        """`slots` are addresses of shared slots, 0 where the parameter is the next of the `fixed` values."""
+        self.values = (ctypes.c_uint64 * max(len(fixed), 1))(*fixed)
+        scalar_type = ctypes.c_int64 if scalar_bytes == 8 else ctypes.c_int32
+        self.scalars = (scalar_type * max(len(scalars), 1))(*scalars)
+        self.pointers = (ctypes.c_void_p * max(len(slots) + len(scalars), 1))()
+        cursor = 0
+        for i, slot in enumerate(slots):
+            if slot:
+                self.pointers[i] = slot
+            else:
+                self.pointers[i] = ctypes.addressof(self.values) + 8 * cursor
+                cursor += 1
+        for i in range(len(scalars)):
+            self.pointers[len(slots) + i] = ctypes.addressof(self.scalars) + scalar_bytes * i
+
+
+def node_params(function: int, kernel: LoadableKernel, block: ParameterBlock) -> KernelNodeParams:
+    """The driver's structure for one kernel node; it points into `block`, which must outlive it."""
+    return KernelNodeParams(
+        func=function,
+        gridDimX=kernel.grid[0],
+        gridDimY=kernel.grid[1],
+        gridDimZ=kernel.grid[2],
+        blockDimX=kernel.block[0],
+        blockDimY=kernel.block[1],
+        blockDimZ=kernel.block[2],
+        sharedMemBytes=kernel.shared_bytes,
+        kernelParams=ctypes.cast(block.pointers, ctypes.POINTER(ctypes.c_void_p)),
+    )
+
+
+class GpuLibrary:
+    """The loaded cubins of a program and the handles of their kernels; unloaded when nothing refers to it."""
+
+    def __init__(self, driver: Driver, binaries: Sequence[Compiled], kernels: Mapping[str, LoadableKernel], context: int) -> None:
+        self.driver = driver
+        self.context = context
+        self.modules: list[int] = []
+        self.functions: dict[str, int] = {}
+        for binary in binaries:
+            try:
+                module = driver.load_module(binary.path.read_bytes())
+            except KernelFailed as error:
+                raise KernelFailed(f"{binary.path} cannot be loaded: {error.cause}", "compile for this GPU") from error
+            self.modules.append(module)
+            for name in binary.entries:
+                self.functions[name] = driver.function(module, name)
+        for name, kernel in kernels.items():
+            if name not in self.functions:
+                raise KernelFailed(f"no binary holds the kernel {name}", "compile the model again")
+            if kernel.shared_bytes:
+                driver.allow_shared_bytes(self.functions[name], kernel.shared_bytes)
+        self._finalizer = weakref.finalize(self, _unload, driver, tuple(self.modules), context)
+
+
+def _unload(driver: Driver, modules: Sequence[int], context: int) -> None:
+    try:
+        driver.push_context(context)
+        for module in modules:
+            driver.unload_module(module)
+        driver.pop_context()
+    except KernelFailed:  # at the end of the process the driver may be gone before us
+        return
+
+
+def _destroy(driver: Driver, graphs: list[tuple[int, int]], events: list[int]) -> None:
+    try:
+        for graph, executable in graphs:
+            driver.destroy_executable(executable)
+            driver.destroy_graph(graph)
+        for event in events:
+            driver.destroy_event(event)
+    except KernelFailed:
+        return
+
+
+@dataclass
+class _Node:
+    handle: int
+    params: KernelNodeParams
+    block: ParameterBlock
+
+
+class _Segment:
+    """The CUDA graph of a range of regions."""
+
+    def __init__(self, engine: GpuEngine, first: int, last: int) -> None:
+        buffers, driver, program = engine.buffers, engine.library.driver, engine.buffers.program
+        calls: list[tuple[Call, int]] = [
+            (call, step) for region in program.regions[first:last] for step in range(region.repeat) for call in region.calls
+        ]
+        self.touching: dict[int, list[_Node]] = {}
+        edges = self._edges(engine, [call for call, _ in calls])
+        graph = driver.create_graph()
+        nodes: list[_Node] = []
+        for (call, step), before in zip(calls, edges, strict=True):
+            kernel = program.kernels[call.kernel]
+            slots, fixed, touched = [], [], set()
+            for name in call.arguments:
+                external = buffers.external(name)
+                if external is None:
+                    slots.append(0)
+                    fixed.append(buffers.address(name))
+                elif external in engine.staging:
+                    slots.append(0)
+                    fixed.append(engine.staging[external].data_ptr())
+                else:
+                    slots.append(ctypes.addressof(engine.externals) + 8 * external)
+                    touched.add(external)
+            block = ParameterBlock(slots, fixed, [step] * kernel.scalars, kernel.scalar_bytes)
+            params = node_params(engine.library.functions[call.kernel], kernel, block)
+            node = _Node(driver.add_kernel_node(graph, [nodes[i].handle for i in before], params), params, block)
+            nodes.append(node)
+            for external in touched:
+                self.touching.setdefault(external, []).append(node)
+        self.nodes = nodes
+        self.graph = graph  # kept: its nodes are named when an executable graph is updated
+        self.executable = driver.instantiate(graph)
+        self.seen = list(engine.externals)
+
+    @staticmethod
+    def _edges(engine: GpuEngine, calls: Sequence[Call]) -> list[list[int]]:
+        if engine.in_order or len(calls) > EDGES_UP_TO:
+            return [[i - 1] if i else [] for i in range(len(calls))]
+        program, extent = engine.buffers.program, engine.buffers.extent
+        accesses = []
+        for call in calls:
+            writes = program.kernels[call.kernel].writes
+            pairs = list(zip(call.arguments, writes, strict=True))
+            # a kernel may also read what it writes
+            accesses.append(([extent(name) for name, _ in pairs], [extent(name) for name, write in pairs if write]))
+        return dependencies(accesses)
+
+
+class GpuEngine:
+    """One program over one arena on one GPU. `run` must not be entered twice at a time; it returns when the kernels are
+    enqueued.
+
+    `in_order` runs the kernels of a segment one after another instead of side by side where the data allow it.
+    """
+
+    input_alignment = 16
+    """Bytes: kernels load vectors of up to 16 bytes."""
+    threads = 1
+
+    def __init__(self, buffers: Buffers, library: GpuLibrary, in_order: bool = False) -> None:
+        self.buffers = buffers
+        self.library = library
+        self.in_order = in_order
+        self._driver = library.driver
+        self._device = buffers.device.index or 0
+        count = len(buffers.places.inputs) + len(buffers.places.outputs)
+        self.externals = (ctypes.c_uint64 * max(count, 1))()
+        self.staging = self._staging_buffers(buffers.program)
+        self._inputs = len(buffers.places.inputs)
+        self._segments: dict[tuple[int, int], _Segment] = {}
+        self._event = self._driver.create_event()
+        self._stream: int | None = None
+        self._streams: set[int] = set()
+        self._graphs: list[tuple[int, int]] = []
+        self._finalizer = weakref.finalize(self, _destroy, self._driver, self._graphs, [self._event])
+
+    def _staging_buffers(self, program: LoadableProgram) -> dict[int, torch.Tensor]:
+        if any(region.kind == "torch" for region in program.regions):
+            return {}  # PyTorch nodes read and write the caller's tensors themselves
+        touching: dict[int, int] = {}
+        size: dict[int, int] = {}
+        for region in program.regions:
+            for call in region.calls:
+                for name in dict.fromkeys(call.arguments):
+                    external = self.buffers.external(name)
+                    if external is not None:
+                        touching[external] = touching.get(external, 0) + region.repeat
+                        size[external] = program.bytes_of(program.root(name))
+        return {
+            external: torch.zeros(max(size[external], 1), dtype=torch.uint8, device=self.buffers.device)
+            for external, count in touching.items()
+            if count >= STAGED_FROM
+        }
+
+    def bind(self, pointers: Sequence[int]) -> None:
+        """Take the addresses of the caller's tensors for the runs that follow: inputs, then outputs. Enqueues what must
+        come before."""
+        self.externals[: len(pointers)] = list(pointers)
+        stream = current_stream(self._device)
+        context = self._enter()
+        try:
+            if self._stream is not None and self._stream != stream:
+                self._driver.wait_event(stream, self._event)
+            if stream not in self._streams:
+                self._adopt(stream)
+            self._stream = stream
+            for external, copy in self.staging.items():
+                if external < self._inputs and pointers[external]:
+                    self._driver.copy(copy.data_ptr(), pointers[external], copy.numel(), stream)
+        finally:
+            self._leave(context)
+
+    def _adopt(self, stream: int) -> None:
+        """Tell PyTorch's allocator that memory of ours is used on this stream as well."""
+        self._streams.add(stream)
+        handle = torch.cuda.ExternalStream(stream, device=self.buffers.device) if stream else None
+        current = handle or torch.cuda.default_stream(self.buffers.device)
+        for tensor in (self.buffers.arena, *self.buffers.constants.values(), *self.staging.values()):
+            tensor.record_stream(current)
+
+    def run(self, first: int, last: int) -> None:
+        """Enqueue the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node."""
+        context = self._enter()
+        try:
+            segment = self._segments.get((first, last))
+            if segment is None:
+                segment = self._segments[first, last] = _Segment(self, first, last)
+                self._graphs.append((segment.graph, segment.executable))
+            else:
+                self._update(segment)
+            if segment.nodes:
+                self._driver.launch(segment.executable, self._stream or 0)
+        finally:
+            self._leave(context)
+
+    def _update(self, segment: _Segment) -> None:
+        changed: dict[int, _Node] = {}
+        for external, nodes in segment.touching.items():
+            pointer = self.externals[external]
+            if segment.seen[external] != pointer:
+                segment.seen[external] = pointer
+                for node in nodes:
+                    changed[id(node)] = node
+        for node in changed.values():
+            self._driver.set_kernel_params(segment.executable, node.handle, node.params)
+
+    def finish(self) -> None:
+        """Enqueue what must come after: copies of staged outputs, and the mark that other streams wait for."""
+        stream = self._stream or 0
+        context = self._enter()
+        try:
+            for external, copy in self.staging.items():
+                if external >= self._inputs and self.externals[external]:
+                    self._driver.copy(self.externals[external], copy.data_ptr(), copy.numel(), stream)
+            self._driver.record_event(self._event, stream)
+        finally:
+            self._leave(context)
+
+    def _enter(self) -> bool:
+        """Make the GPU's context current where it is not; whether it was made so."""
+        if self._driver.current_context() == self.library.context:
+            return False
+        self._driver.push_context(self.library.context)
+        return True
+
+    def _leave(self, pushed: bool) -> None:
+        if pushed:
+            self._driver.pop_context()
+
+    def close(self) -> None:
+        """Wait for the GPU and destroy the graphs."""
+        torch.cuda.synchronize(self.buffers.device)
+        self._segments.clear()
+        self._finalizer()
+
+
+def current_stream(device: int) -> int:
+    """The handle of PyTorch's current stream on a device."""
+    quick: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return quick(device) if quick is not None else torch.cuda.current_stream(device).cuda_stream
+
+
+def gpu_engine(
+    program: LoadableProgram,
+    binaries: Sequence[Compiled],
+    constants: Mapping[str, torch.Tensor] | None = None,
+    library: GpuLibrary | None = None,
+    in_order: bool = False,
+) -> GpuEngine:
+    """An engine over fresh buffers on the current GPU; `constants` and `library` are those of an executable of which
+    this is a clone."""
+    device = next(iter(constants.values())).device if constants else torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.init()
+    if library is None:
+        driver = system_driver()
+        index = device.index or 0
+        context = driver.primary_context(index)
+        driver.push_context(context)
+        try:
+            library = GpuLibrary(driver, binaries, program.kernels, context)
+        finally:
+            driver.pop_context()
+    buffers = Buffers(program, device, GPU_ALIGNMENT, constants)
+    engine = GpuEngine(buffers, library, in_order)
+    torch.cuda.synchronize(device)  # the arena is zeroed and constants are there, whatever stream the first call is on
+    return engine
