@@ -2,37 +2,146 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import inspect
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+import torch
 
 from . import settings
 from .codegen.c import print_c
 from .codegen.cuda import print_cuda
-from .frontend.torch_export import import_module
+from .errors import InvalidModel, UnsupportedOperator, UnsupportedOption
+from .frontend.imported import Imported
+from .frontend.imported import unsupported as unsupported_nodes
+from .frontend.torch_export import import_exported, import_file, import_module
+from .graph.passes import simplify
 from .hardware import machine as find_machine
 from .hardware.machine import Machine
 from .ir.region import Program
-from .partition.plan import plan_program
-from .runtime.executable import Executable, Image
+from .partition.plan import plan_program, without_kernels
+from .runtime.executable import Executable, Image, ModuleStamp
 from .runtime.loadable import loadable
-from .runtime.signature import positional_signature
-from .toolchain import SourceFile, compile_kernels
+from .runtime.signature import signature_of
+from .toolchain import Binary, SourceFile, compile_kernels
+
+Progress = Callable[[str, int, int], None]
 
 
-def compile(module: Any, example_inputs: Sequence[Any] | None = None, target: str | Machine | None = None) -> Executable:
-    machine = find_machine(target)
-    imported = import_module(module, tuple(example_inputs or ()))
-    program = plan_program(imported.graph, machine, settings.threads())
-    sources = source_files(program, machine)
-    binaries = compile_kernels(sources, machine)
-    for b in binaries:
-        if isinstance(b, Exception):
-            raise b
-    graph = imported.graph
-    signature = positional_signature([(n, graph.values[n].shape, graph.values[n].dtype) for n in graph.inputs], len(graph.outputs))
-    return Executable(Image(loadable(program), signature, machine, tuple(binaries), {s.name: s.text for s in sources}))
+def compile(
+    module: Any,
+    example_inputs: Sequence[Any] | torch.Tensor | None = None,
+    target: str | Machine | None = None,
+    *,
+    example_keywords: Mapping[str, Any] | None = None,
+    precision: str = "fp32",
+    trials: int = 0,
+    vendor: bool = False,
+    unsupported: str = "warn",
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Executable:
+    """Compiles a model for a target, from models of performance alone.
+
+    Args:
+        module: an nn.Module (with `example_inputs`), an ExportedProgram, an onnx.ModelProto, or the path of a .pt2 or .onnx file.
+        example_inputs: positional inputs; their shapes and dtypes are what the executable accepts.
+        target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
+        unsupported: "warn" runs operators that are not covered through PyTorch and lists them once; "error" refuses the model.
+        threads: CPU threads to plan for and to run with (default: PyTorch's setting).
+        progress: called as progress(stage, done, total).
+
+    Raises:
+        UnknownTarget, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing: each with cause and remedy.
+    """
+    _check_options(precision, trials, vendor, unsupported)
+    report = progress or (lambda stage, done, total: None)
+    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs or ())
+    machine = find_machine(_default_target(inputs) if target is None else target)
+    report("read", 0, 1)
+    imported = read(module, inputs, example_keywords)
+    graph, _ = simplify(imported.graph)
+    _report_unsupported(graph, unsupported)
+    report("plan", 0, 1)
+    count = threads or settings.threads() or torch.get_num_threads()
+    program = plan_program(graph, machine, count)
+    program, binaries = build(program, machine, report)
+    image = Image(loadable(program), signature_of(imported, _parameters(module)), machine, binaries, _texts(program, machine))
+    stamp = ModuleStamp.of(module) if isinstance(module, torch.nn.Module) else None
+    return Executable(image, stamp, threads)
+
+
+def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:
+    """The model as a graph, whatever it comes as. Raises InvalidModel for what is no model."""
+    if isinstance(module, torch.export.ExportedProgram):
+        return import_exported(module)
+    if isinstance(module, torch.nn.Module):
+        return import_module(module, inputs, keywords)
+    if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
+        return import_file(module)
+    if type(module).__name__ == "ModelProto" or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
+        from .frontend.onnx_import import import_onnx
+
+        return import_onnx(module, inputs or None)
+    raise InvalidModel(
+        f"{module!r} is no model" if isinstance(module, (str, Path)) else f"a {type(module).__name__} is no model",
+        "give an nn.Module, an ExportedProgram, an onnx.ModelProto, or the path of a .pt2 or .onnx file",
+    )
+
+
+def build(program: Program, machine: Machine, progress: Progress) -> tuple[Program, tuple[Binary, ...]]:
+    """Compiles the program's kernels. A region whose kernel does not compile runs through PyTorch instead, and says why."""
+    results = compile_kernels(source_files(program, machine), machine, progress=lambda done, total: progress("build", done, total))
+    failed = {name: result for name, result in zip(program.kernels(), results, strict=True) if not isinstance(result, Binary)}
+    for name, failure in failed.items():
+        warnings.warn(f"kernel {name} does not compile and its region runs through PyTorch: {failure}", stacklevel=3)
+    binaries = tuple(result for result in results if isinstance(result, Binary))
+    return without_kernels(program, {name: str(failure) for name, failure in failed.items()}) if failed else program, binaries
 
 
 def source_files(program: Program, machine: Machine) -> list[SourceFile]:
     """One source file for each distinct kernel."""
     language, show = ("cuda", print_cuda) if machine.is_gpu else ("c", print_c)
     return [SourceFile(name, show([kernel]), language, (name,)) for name, kernel in program.kernels().items()]
+
+
+def _texts(program: Program, machine: Machine) -> dict[str, str]:
+    return {f"{source.name}.{'cu' if machine.is_gpu else 'c'}": source.text for source in source_files(program, machine)}
+
+
+def _default_target(inputs: Sequence[Any]) -> str:
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    return "cuda" if any(tensor.is_cuda for tensor in tensors) else "native"
+
+
+def _check_options(precision: str, trials: int, vendor: bool, unsupported: str) -> None:
+    if precision != "fp32":
+        raise UnsupportedOption(f"precision {precision!r} is not supported yet", 'use precision="fp32"')
+    if trials != 0:
+        raise UnsupportedOption(f"trials={trials!r}: measuring candidates is not supported yet", "use trials=0")
+    if vendor is not False:
+        raise UnsupportedOption("vendor=True: library kernels are not candidates yet", "use vendor=False")
+    if unsupported not in ("warn", "error"):
+        raise UnsupportedOption(f"unsupported={unsupported!r} is not known", 'use "warn" or "error"')
+
+
+def _report_unsupported(graph: Any, action: str) -> None:
+    nodes = unsupported_nodes(graph)
+    if not nodes:
+        return
+    listing = "\n".join(f"  {node}" for node in nodes)
+    if action == "error":
+        raise UnsupportedOperator(f"{len(nodes)} operators are not covered:\n{listing}", 'use unsupported="warn" to run them through PyTorch')
+    warnings.warn(f"{len(nodes)} operators run through PyTorch:\n{listing}", stacklevel=3)
+
+
+def _parameters(module: Any) -> tuple[str, ...]:
+    """Names of the module's positional parameters, which callers may pass by keyword."""
+    if not isinstance(module, torch.nn.Module):
+        return ()
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)

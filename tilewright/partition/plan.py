@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Mapping
 
@@ -17,15 +17,34 @@ from ..ir.layout import Layout
 from ..ir.region import Lowered, Program, Region, Storage
 from .fusion import partition
 from .layouts import LaidOut, assign_layouts
+from .scans import unfold
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What lowering a region needs to know."""
+
+    graph: Graph
+    values: Mapping[str, Value]
+    layouts: Mapping[str, Layout]
+    machine: Machine
+    threads: int
 
 
 def plan_program(graph: Graph, machine: Machine, threads: int) -> Program:
     """Decides everything about how the graph runs on the machine, from models alone. `threads` is for CPUs."""
     laid_out = lay_out(graph)
-    lowered = [lower_region(region, laid_out, graph, machine, threads) for region in laid_out.regions]
-    storage: dict[str, Storage] = {}
-    for name, layout in laid_out.layouts.items():
-        storage[name] = Storage(laid_out.values[name], layout, name if name in graph.constants else None)
+    context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
+    lowered: list[Lowered] = []
+    for region in laid_out.regions:
+        if region.kind == "scan":
+            lowered.extend(lower_loop(region, context, laid_out))
+        else:
+            lowered.append(lower_region(region, context))
+    storage = {
+        name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
+        for name, layout in laid_out.layouts.items()
+    }
     return Program(graph, machine.name, tuple(lowered), MappingProxyType(storage))
 
 
@@ -41,16 +60,62 @@ def lay_out(graph: Graph) -> LaidOut:
     return assign_layouts(graph, partition(graph, steps, is_view))
 
 
-def lower_region(region: Region, laid_out: LaidOut, graph: Graph, machine: Machine, threads: int) -> Lowered:
+def lower_region(region: Region, context: _Context) -> Lowered:
     """The region under the schedule that the models like best."""
-    layouts: Mapping[str, Layout] = laid_out.layouts
-    values: Mapping[str, Value] = laid_out.values
-    shapes = {name: values[name].shape for name in graph.constants}
+    shapes = {name: context.values[name].shape for name in context.graph.constants}
     if region.kind == "torch":
         return Lowered(region, "PyTorch", (), ())
+    if any(0 in context.values[name].shape for name in region.outputs):
+        return Lowered(region, "nothing to compute", (), ())
+    if context.machine.is_gpu:
+        from ..codegen.gpu import lower_gpu
+        from ..cost.gpu import choose as choose_gpu
+
+        schedule, estimate, _ = choose_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine)
+        lowered = lower_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine, schedule)
+        return replace(lowered, predicted_seconds=estimate.seconds, terms=estimate.terms)
     if region.kind == "contraction":
-        problem = contraction_problem(region, layouts, shapes)
-        schedule, seconds, terms, _ = choose_contraction(problem, machine, threads)
-        lowered = lower_cpu(region, layouts, values, shapes, machine, schedule)
+        problem = contraction_problem(region, context.layouts, shapes)
+        schedule, seconds, terms, _ = choose_contraction(problem, context.machine, context.threads)
+        lowered = lower_cpu(region, context.layouts, context.values, shapes, context.machine, schedule)
         return replace(lowered, predicted_seconds=seconds, terms=terms)
-    return lower_cpu(region, layouts, values, shapes, machine)
+    return lower_cpu(region, context.layouts, context.values, shapes, context.machine)
+
+
+def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
+    """A loop as regions before it, one region that repeats, and regions after it."""
+    node = region.nodes[0]
+    read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
+    loop = unfold(node, context.graph, lay_out(node.attributes["body"]), read)
+    values = MappingProxyType({**context.values, **loop.values})
+    layouts = MappingProxyType({**context.layouts, **loop.layouts})
+    inside = replace(context, values=values, layouts=layouts)
+    storage = {name: Storage(loop.values[name], layout) for name, layout in loop.layouts.items()}
+    steps = [lower_region(part, inside) for part in loop.body]
+    for part in steps:
+        storage |= part.storage
+    kernels = {kernel.name: kernel for part in steps for kernel in part.kernels}
+    repeated = Lowered(
+        region,
+        f"{loop.length} steps of: " + "; ".join(f"{part.region.kind} ({part.schedule})" for part in steps),
+        tuple(kernels.values()),
+        tuple(call for part in steps for call in part.calls),
+        MappingProxyType(storage),
+        loop.length * sum(part.predicted_seconds for part in steps),
+        MappingProxyType({}),
+        loop.length,
+    )
+    before = [replace(lower_region(part, inside), storage=MappingProxyType(storage)) for part in loop.before]
+    return [*before, repeated, *(lower_region(part, inside) for part in loop.after)]
+
+
+def without_kernels(program: Program, failures: Mapping[str, str]) -> Program:
+    """The program with every region that calls one of the failed kernels run through PyTorch; `failures` says why, by kernel."""
+    regions = []
+    for lowered in program.regions:
+        why = [failures[kernel.name] for kernel in lowered.kernels if kernel.name in failures]
+        if why:
+            region = replace(lowered.region, kind="torch", reasons=(*lowered.region.reasons, *(f"kernel failed: {w}" for w in why)))
+            lowered = Lowered(region, "PyTorch", (), ())
+        regions.append(lowered)
+    return replace(program, regions=tuple(regions))

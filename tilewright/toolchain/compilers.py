@@ -21,7 +21,7 @@ from tilewright.hardware import Machine
 from tilewright.toolchain.binary import SourceFile
 
 C_FLAGS = (
-    "-O3", "-std=gnu11", "-fPIC", "-shared", "-fopenmp",
+    "-O2", "-ftree-vectorize", "-std=gnu11", "-fPIC", "-shared", "-fopenmp",
     "-fno-math-errno",  # lets square roots and exponentials be vectorised
     "-fno-trapping-math",  # lets branches become masked operations; values are not changed
     "-ffp-contract=fast",  # a * b + c becomes one fused operation

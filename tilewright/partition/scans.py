@@ -1,0 +1,147 @@
+"""Loops: a `scan` node becomes one region whose kernels run once a step, with the step's number as their scalar.
+
+States live in a history of length + 1 entries: step t reads entry t and writes entry t + 1, so nothing is copied or swapped between steps.
+Sequences and stacked results are read and written in place, at the step's position. The body is partitioned like any graph; then its loads
+and stores of states, sequences and results get the step as their leading index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Mapping
+
+from ..ir.computation import Step
+from ..ir.expr import INDEX, Const, Expr, Load, Var, rewrite
+from ..ir.graph import Graph, Node, Value
+from ..ir.layout import Layout, row_major
+from ..ir.region import Region
+from .layouts import LaidOut
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A scan taken apart: regions to run before, in every step, and after; and what they store beyond the graph's values."""
+
+    before: tuple[Region, ...]
+    body: tuple[Region, ...]
+    after: tuple[Region, ...]
+    length: int
+    values: Mapping[str, Value]
+    layouts: Mapping[str, Layout]
+
+
+def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
+    """Takes a scan node apart. `body` is its body, partitioned; `wanted` names the node's outputs that somebody reads."""
+    inner: Graph = node.attributes["body"]
+    states, sequences, length = node.attributes["states"], node.attributes["sequences"], node.attributes["length"]
+    step = Var("t", max(length, 1))
+    at: Expr = (length - 1) - step if node.attributes.get("reverse") else step
+    # what each body value is outside: (name, leading index)
+    reads: dict[str, tuple[str, Expr | None]] = {}
+    histories = [f"{node.name}.state{i}" for i in range(states)]
+    for position, name in enumerate(inner.inputs):
+        if position < states:
+            reads[name] = (histories[position], step)
+        elif position < states + sequences:
+            reads[name] = (node.inputs[position], at)
+        else:
+            reads[name] = (node.inputs[position], None)
+    values: dict[str, Value] = {}
+    layouts: dict[str, Layout] = {}
+
+    def declare(name: str, shape: tuple[int, ...], dtype: str, layout: Layout | None = None) -> None:
+        values[name] = Value(name, shape, dtype)
+        layouts[name] = layout or row_major(shape)
+
+    for history, name in zip(histories, inner.inputs[:states], strict=True):
+        state = inner.values[name]
+        declare(history, (length + 1, *state.shape), state.dtype)
+    writes: dict[str, tuple[str, Expr]] = {}
+    copies: list[Region] = []
+    after: list[Region] = []
+    for position, name in enumerate(inner.outputs):
+        if position < states:
+            target, where = histories[position], step + 1
+        else:
+            target, where = node.outputs[position], at
+            if target not in wanted:
+                continue
+        if name in reads:  # a body that passes an input through
+            copies.append(_copy(inner.values[name], reads[name], (target, where), values | graph.values))
+        elif name in writes and writes[name][0] in histories and position >= states:
+            after.append(_stacked(values[writes[name][0]], graph.values[target], bool(node.attributes.get("reverse"))))
+        elif name in writes:
+            copies.append(_copy(inner.values[name], writes[name], (target, where), values | graph.values))
+        else:
+            writes[name] = (target, where)
+    for name, layout in body.layouts.items():
+        if name not in reads and name not in writes and name not in inner.constants:
+            declare(f"{node.name}.{name}", body.values[name].shape, body.values[name].dtype, layout)
+            reads[name] = (f"{node.name}.{name}", None)
+    known = {**graph.values, **values}
+    regions = tuple(_moved(region, reads, writes, known) for region in body.regions)
+    before = tuple(_first(history, node.inputs[i], known) for i, history in enumerate(histories))
+    after += [
+        _last(history, node.outputs[i], known, length) for i, history in enumerate(histories) if node.outputs[i] in wanted
+    ]
+    return Loop(before, (*regions, *copies), tuple(after), length, values, layouts)
+
+
+def _moved(
+    region: Region, reads: Mapping[str, tuple[str, Expr | None]], writes: Mapping[str, tuple[str, Expr]], values: Mapping[str, Value]
+) -> Region:
+    """The region with its loads and its store at their places outside the body."""
+
+    def load(node: Expr) -> Expr:
+        if not isinstance(node, Load):
+            return node
+        name, leading = reads.get(node.buffer) or writes.get(node.buffer) or (node.buffer, None)
+        return Load(name, node.index if leading is None else (leading, *node.index), node.dtype)
+
+    inner = {name for step in region.steps[:-1] for name in step.names}
+    steps = tuple(replace(s, bodies=tuple(rewrite(b, lambda n: n if isinstance(n, Load) and n.buffer in inner else load(n)) for b in s.bodies)) for s in region.steps)
+    last = steps[-1]
+    output = region.outputs[0]
+    if output in writes:
+        name, where = writes[output]
+        steps = (*steps[:-1], replace(last, name=name, shape=values[name].shape, index=(where, *last.index)))
+    else:
+        name = reads[output][0]
+        steps = (*steps[:-1], replace(last, name=name))
+    inputs = tuple(dict.fromkeys((reads.get(i) or writes.get(i) or (i, None))[0] for i in region.inputs))
+    return replace(region, name=name, steps=steps, inputs=inputs, outputs=(name,))
+
+
+def _axes(shape: tuple[int, ...]) -> tuple[Var, ...]:
+    return tuple(Var(f"i{i}", extent) for i, extent in enumerate(shape))
+
+
+def _map(name: str, shape: tuple[int, ...], axes: tuple[Var, ...], body: Expr, index: tuple[Expr, ...], source: str, why: str) -> Region:
+    return Region(name, "map", (), (Step(name, shape, axes, (body,), index=index),), (source,), (name,), (why,))
+
+
+def _copy(value: Value, source: tuple[str, Expr | None], target: tuple[str, Expr], values: Mapping[str, Value]) -> Region:
+    axes = _axes(value.shape)
+    name, leading = source
+    body = Load(name, axes if leading is None else (leading, *axes), value.dtype)
+    return _map(target[0], values[target[0]].shape, axes, body, (target[1], *axes), name, "the body passes it through")
+
+
+def _first(history: str, source: str, values: Mapping[str, Value]) -> Region:
+    axes = _axes(values[source].shape)
+    body = Load(source, axes, values[source].dtype)
+    return _map(history, values[history].shape, axes, body, (Const(0, INDEX), *axes), source, "the loop's initial state")
+
+
+def _last(history: str, output: str, values: Mapping[str, Value], length: int) -> Region:
+    axes = _axes(values[output].shape)
+    body = Load(history, (Const(length, INDEX), *axes), values[output].dtype)
+    return _map(output, values[output].shape, axes, body, axes, history, "the loop's final state")
+
+
+def _stacked(history: Value, output: Value, reverse: bool) -> Region:
+    """All states after each step, as the stacked result."""
+    axes = _axes(output.shape)
+    position = (output.shape[0] - axes[0]) if reverse else axes[0] + 1
+    body = Load(history.name, (position, *axes[1:]), output.dtype)
+    return _map(output.name, output.shape, axes, body, axes, history.name, "the stacked results are the states")
