@@ -33,6 +33,7 @@ from .printer import (
     Code,
     Printer,
 )
+from .sharing import used_variables
 
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
 """Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""
@@ -360,6 +361,7 @@ class CPrinter(Printer):
 
     def kernel(self, kernel: Kernel) -> None:
         self.push()
+        self.used = used_variables(kernel.body)
         self.header(kernel)
         self.line(f"void {identifier_of(kernel)}(void *const *arguments, const int64_t *scalars) {{")
         self.depth += 1

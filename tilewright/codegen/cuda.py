@@ -16,12 +16,12 @@ from typing import Iterator, Mapping, Sequence
 
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
-from tilewright.ir.kernel import Allocate, Buffer, For, If, Kernel, Let, Statement, Store, statements
+from tilewright.ir.kernel import Allocate, Buffer, For, Kernel, Store, statements
 
 from .c import identifier_of
 from .helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper
 from .printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
-from .sharing import certainly_evaluated
+from .sharing import certainly_evaluated, used_variables
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -348,7 +348,7 @@ class CudaPrinter(Printer):
         self.depth += 1
         if self.dynamic:
             self.line(f"extern __shared__ __align__({_ALIGNMENT}) unsigned char shared_memory[];")
-        used = used_variables(kernel.body)
+        self.used = used = used_variables(kernel.body)
         for kind, source in (("block", "blockIdx"), ("thread", "threadIdx")):
             for axis in "xyz":
                 if f"{kind}_{axis}" in used:
@@ -371,25 +371,6 @@ def _outgrows(node: Expr) -> bool:
     if low != -inf and low < -(2**31) or high != inf and high >= 2**31:
         return True
     return any(_outgrows(kid) for kid in children(node) if kid.dtype == INDEX and isinstance(kid, Apply))
-
-
-def expressions(root: Statement) -> Iterator[Expr]:
-    """The expressions of every statement."""
-    for statement in statements(root):
-        if isinstance(statement, Let):
-            yield statement.value
-        elif isinstance(statement, Store):
-            yield statement.offset
-            yield statement.value
-        elif isinstance(statement, For):
-            yield statement.extent
-        elif isinstance(statement, If):
-            yield statement.condition
-
-
-def used_variables(root: Statement) -> frozenset[str]:
-    """Names of the variables that occur in a statement."""
-    return frozenset(node.name for node in walk(*expressions(root)) if isinstance(node, Var))
 
 
 def print_cuda(kernels: Sequence[Kernel]) -> str:

@@ -114,6 +114,7 @@ class Printer(ABC):
         self.scopes: list[Scope] = []
         self.helpers: dict[str, None] = {}
         self.hoisted: dict[int, Code] = {}
+        self.used: frozenset[str] | None = None  # variables that the kernel reads; None: print all
 
     # --- what a language decides ---
 
@@ -440,6 +441,8 @@ class Printer(ABC):
         self.depth -= 1
 
     def let(self, statement: Let) -> None:
+        if self.used is not None and statement.variable.name not in self.used:
+            return
         self.prepare(statement.value)
         code = self.expression(statement.value)
         value = statement.value
