@@ -1,0 +1,288 @@
+"""Predicted times of GPU schedules from data movement, issue slots, latency and occupancy, for whole columns of candidates at once.
+
+Every constant of a machine comes from `Machine`. The constants below count instructions or shares, whatever the machine. Sources of the
+form of the model: the bound by global memory, shared memory, balance and resources multiplies as in DeepCuts (PLDI 2021); waves and the tail
+as in CNNOpt (PACT 2022); bytes in flight by Little's law (Volkov, Better Performance at Lower Occupancy, 2010).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.schedule.gpu_columns import Columns
+from tilewright.schedule.gpu_contraction import ContractionProblem, registers_of, shared_bytes_of, threads_of
+from tilewright.schedule.gpu_map import PointProblem
+from tilewright.schedule.gpu_prefix import PrefixProblem
+from tilewright.schedule.gpu_rows import RowsProblem
+
+ADDRESS_INSTRUCTIONS = 6
+"""Integer instructions for the address of one load whose index needs no division."""
+DIVISION_INSTRUCTIONS = 6
+"""Instructions of a division by a constant (multiply high, shift, correction)."""
+STEP_INSTRUCTIONS = 12
+"""Loop control, buffer switch and barrier of one step of a tiled contraction."""
+LOADS_IN_FLIGHT = 4
+"""Independent loads of a thread that the compiler issues ahead in a serial loop."""
+SIMPLE_REGISTERS = 40
+"""Registers of a thread of the map, window, rows and prefix schemas."""
+FRAGMENT_WAVEFRONTS = 3.0
+"""Cycles of shared memory for a warp's vector load of four: four without merging of equal addresses, two with."""
+OVERLAP = 3.0
+"""Exponent with which pipelines of a processor overlap: infinite were the slowest all that counts, one were nothing hidden."""
+SECTOR_BYTES = 32
+"""Least that a memory transaction moves."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted seconds for each candidate. `terms`: named parts in seconds; `seconds` combines them as the maker says."""
+
+    seconds: np.ndarray
+    terms: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def bandwidth(machine: Machine) -> float:
+    """Bytes a second from memory that copies reach: measured where known, else 85 % of nominal."""
+    return machine.sustained_memory_bandwidth or 0.85 * machine.memory_bandwidth
+
+
+def l2_bandwidth(machine: Machine) -> float:
+    """Bytes a second of all processors together."""
+    return machine.cache_bandwidth(2)
+
+
+def resident_blocks(
+    machine: Machine, threads: np.ndarray, registers: np.ndarray | int, shared: np.ndarray | int
+) -> np.ndarray:
+    """Blocks that one processor holds at once: the least of what threads, registers, shared memory and block slots allow (occupancy rules
+    of the CUDA programming guide)."""
+    warps = -(-threads // machine.warp_size)
+    unit = machine.register_allocation_unit
+    per_warp = -(-np.asarray(registers) * machine.warp_size // unit) * unit
+    by_registers = machine.registers_per_processor // np.maximum(per_warp * warps, 1)
+    by_threads = machine.threads_per_processor // (warps * machine.warp_size)
+    taken = np.asarray(shared) + machine.shared_reserved_bytes
+    by_shared = machine.shared_bytes_per_processor // np.maximum(taken, 1)
+    limit = np.minimum(np.minimum(by_registers, by_threads), np.minimum(by_shared, machine.blocks_per_processor))
+    return np.maximum(limit, 1)
+
+
+def _latency_seconds(machine: Machine) -> float:
+    return machine.memory_latency_cycles / machine.clock_hz
+
+
+def _issue_seconds(machine: Machine, warp_instructions: np.ndarray) -> np.ndarray:
+    """Seconds in which all schedulers issue so many warp instructions."""
+    return warp_instructions / (machine.schedulers_per_processor * machine.processors * machine.clock_hz)
+
+
+def _overlapped(*cycles: np.ndarray) -> np.ndarray:
+    """The time of pipelines that run side by side, but not perfectly: (sum of t ** OVERLAP) ** (1 / OVERLAP)."""
+    return sum(np.asarray(t, dtype=float) ** OVERLAP for t in cycles) ** (1 / OVERLAP)
+
+
+def _streaming(
+    machine: Machine, bytes_moved: np.ndarray | float, threads_at_once: np.ndarray, bytes_each: np.ndarray
+) -> np.ndarray:
+    """Seconds to move bytes when each of the threads has `bytes_each` under way: Little's law, capped by the bandwidth."""
+    reachable = threads_at_once * bytes_each / _latency_seconds(machine)
+    return bytes_moved / np.minimum(reachable, bandwidth(machine))
+
+
+def point_cost(rows: Columns, problem: PointProblem, machine: Machine) -> Estimate:
+    """Map and window: seconds = launch + latency of the waves + max(memory, issue).
+
+    memory = bytes / min(bandwidth, bytes in flight / latency); issue = warp instructions / schedulers."""
+    threads, items, lanes = rows["threads"], rows["items"], rows["lanes"]
+    vectors = -(-problem.points // (lanes * items))
+    blocks = -(-vectors // threads)
+    resident = resident_blocks(machine, threads, SIMPLE_REGISTERS, 0)
+    at_once = np.minimum(blocks, resident * machine.processors) * threads
+    waves = -(-blocks // (resident * machine.processors))
+    loads = max(problem.requests - 1, 1)
+    in_flight = items * lanes * 4 * min(loads, 8)
+    memory = _streaming(machine, float(problem.bytes_read + problem.bytes_written), at_once, in_flight)
+    instructions = problem.requests * (1 + ADDRESS_INSTRUCTIONS / 2) + problem.flops * lanes + 2 * DIVISION_INSTRUCTIONS
+    issue = _issue_seconds(machine, blocks * threads * items * instructions / machine.warp_size)
+    rounds = -(-loads // (8 * 4))
+    latency = waves * rounds * _latency_seconds(machine)
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "latency": latency,
+        "memory": memory,
+        "issue": issue,
+    }
+    return Estimate(machine.launch_seconds + latency + np.maximum(memory, issue), MappingProxyType(terms))
+
+
+def rows_cost(rows: Columns, problem: RowsProblem, machine: Machine) -> Estimate:
+    """Rows: seconds = launch + waves * (turns of loads and the tree's barriers, for each stage) + max(memory, level 2, issue).
+
+    memory counts the data once, level 2 once more for every later stage, each raised by the share of a sector that neighbours leave unused."""
+    owned, sharers = rows["rows"], rows["sharers"]
+    lanes = np.minimum(rows["lanes"], problem.lanes)
+    threads = owned * sharers
+    blocks = -(-problem.rows // owned)
+    resident = resident_blocks(machine, threads, SIMPLE_REGISTERS, threads * problem.accumulator_bytes)
+    waves = -(-blocks // (resident * machine.processors))
+    at_once = np.minimum(blocks, resident * machine.processors) * threads
+    adjacent = (owned if problem.row_contiguous else sharers * lanes) * 4
+    waste = np.maximum(1.0, SECTOR_BYTES / adjacent)
+    moved = waste * problem.bytes_read + problem.bytes_written
+    turns = -(-problem.columns // (sharers * lanes))
+    flight = np.minimum(turns, LOADS_IN_FLIGHT)
+    memory = _streaming(machine, moved, at_once, flight * lanes * 4)
+    level2 = problem.stages * waste * problem.bytes_read / l2_bandwidth(machine)
+    cache = machine.cache(1)
+    shared_latency = (cache.latency_cycles if cache else 30.0) / machine.clock_hz
+    tree = np.log2(sharers) * 2 * shared_latency * np.maximum(1, threads / 256)
+    latency = waves * (
+        (problem.stages + 1) * -(-turns // LOADS_IN_FLIGHT) * _latency_seconds(machine) / 2 + problem.stages * tree
+    )
+    padded = blocks * owned / max(problem.rows, 1) * (turns * sharers * lanes / max(problem.columns, 1))
+    work = problem.flops * problem.rows * padded + problem.rows * padded * problem.columns / lanes * 8 * (
+        problem.stages + 1
+    )
+    issue = _issue_seconds(machine, work / machine.warp_size)
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "latency": latency,
+        "memory": memory,
+        "l2": level2,
+        "issue": issue,
+    }
+    total = machine.launch_seconds + latency + np.maximum(memory, np.maximum(level2, issue))
+    return Estimate(total, MappingProxyType(terms))
+
+
+def prefix_cost(rows: Columns, problem: PrefixProblem, machine: Machine) -> Estimate:
+    """Prefix: seconds = launch + waves * turns of the serial scans + memory."""
+    owned, sharers = rows["rows"], rows["sharers"]
+    blocks = -(-problem.rows // owned)
+    resident = resident_blocks(machine, owned * sharers, SIMPLE_REGISTERS, owned * sharers * problem.accumulator_bytes)
+    waves = -(-blocks // (resident * machine.processors))
+    chunk = -(-problem.columns // sharers)
+    passes = np.where(sharers > 1, 2, 1)
+    latency = waves * (
+        passes * -(-chunk // LOADS_IN_FLIGHT) * _latency_seconds(machine) + sharers * 4 / machine.clock_hz
+    )
+    memory = np.full(len(owned), (problem.bytes_read + problem.bytes_written) / bandwidth(machine))
+    terms = {"launch": np.full(len(owned), machine.launch_seconds), "latency": latency, "memory": memory}
+    return Estimate(machine.launch_seconds + latency + memory, MappingProxyType(terms))
+
+
+def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
+    """Implicit GEMM. For one step of one block, in cycles of a processor:
+
+    fma = BM BN BK / lanes;  issue = warps (BK (TM TN + LDS) + loads, stores, addresses) / schedulers;  shared = wavefronts of LDS and STS;
+    l2 = (BM + BN) BK 4 / bytes a cycle;  through = these, overlapped;  alone = max(through, memory latency) + barrier, what a lone block takes.
+
+    A processor gets b = ceil(blocks / processors) blocks, r of them at once (occupancy): floor(b / r) waves of max(r through, alone) a step
+    and a last one with the rest (the tail). Fill and drain of the pipeline cost two memory latencies a wave. The sum is bounded from below
+    by the distinct bytes from memory. A split adds its parts' traffic through level 2 and one more launch."""
+    bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
+    threads = threads_of(rows)
+    warps = -(-threads // machine.warp_size)
+    tiles = -(-problem.m // bm) * -(-problem.n // bn) * problem.batch
+    blocks = tiles * split
+    steps = -(-(-(-problem.r // bk)) // split)
+    efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
+    fma = bm * bn * bk / machine.fp32_lanes_per_processor / efficiency
+    reads = -(-tm // 4) + -(-tn // 4)
+    fetch = np.zeros(len(threads))
+    stores = np.zeros(len(threads))
+    for operand, extent in ((problem.a, bm), (problem.b, bn)):
+        vectors = extent * bk / (threads * operand.lanes)
+        address = ADDRESS_INSTRUCTIONS + operand.taps * DIVISION_INSTRUCTIONS / 2 + (8 if operand.guarded else 0)
+        pieces = operand.lanes if operand.along == "r" else 1
+        fetch = fetch + vectors * (1 + address + pieces)
+        # a transposed store is scalar, and half of its banks collide
+        stores = stores + extent * bk / operand.lanes / machine.warp_size * np.where(
+            operand.along == "r", 2.0 * operand.lanes, float(operand.lanes)
+        )
+    issue = warps * (bk * (tm * tn + reads) + fetch + STEP_INSTRUCTIONS) / machine.schedulers_per_processor
+    wavefronts = warps * bk * sum(np.where(size >= 4, FRAGMENT_WAVEFRONTS * (size // 4), 1.5) for size in (tm, tn))
+    shared = (wavefronts + stores) * 128 / machine.shared_bytes_per_cycle
+    cache2 = machine.cache(2)
+    cache1 = machine.cache(1)
+    assert cache1 is not None and cache2 is not None
+    sectors_a = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.a.along == "r" else bm) * 4)
+    sectors_b = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.b.along == "r" else bn) * 4)
+    level2 = (bm * sectors_a + bn * sectors_b) * bk * 4 / cache2.bandwidth
+    through = _overlapped(fma, issue, shared, level2)
+    barrier = 2 * cache1.latency_cycles + 2 * warps
+    # a warp alone waits for its first fragments and for its own chain of multiply-adds
+    inner = bk * np.maximum(tm * tn * 2.0, cache1.latency_cycles / 2) + cache1.latency_cycles
+    alone = np.maximum(np.maximum(through, inner), machine.memory_latency_cycles) + barrier
+    resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
+    each = -(-blocks // machine.processors)
+    full, rest = each // resident, each % resident
+    wave = np.maximum(resident * through, alone)
+    last = np.where(rest > 0, np.maximum(rest * through, alone), 0.0)
+    cycles = steps * (full * wave + last)
+    ends = (full + (rest > 0)) * (2 * machine.memory_latency_cycles + tm * tn * warps / 4)
+    compute = cycles / machine.clock_hz
+    drain = ends / machine.clock_hz
+    distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
+    memory = np.full(len(threads), distinct / bandwidth(machine))
+    part_bytes = 4.0 * problem.batch * problem.m * problem.n * split
+    combine = np.where(
+        split > 1,
+        machine.launch_seconds
+        + 2 * part_bytes / l2_bandwidth(machine)
+        + (1 + split / 8) * cache2.latency_cycles / machine.clock_hz,
+        0.0,
+    )
+    seconds = machine.launch_seconds + drain + np.maximum(compute, memory) + combine
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "compute": compute,
+        "memory": memory,
+        "drain": drain,
+        "split": combine,
+    }
+    return Estimate(seconds, MappingProxyType(terms))
+
+
+def gemv_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
+    """Few rows: seconds = launch + latency of the turns + tree + max(memory, issue), and the parts of a split as in `contraction_cost`."""
+    columns, sharers, split = rows["columns"], rows["sharers"], rows["split"]
+    threads = columns * sharers
+    along_n = problem.b.along == "own"
+    lanes = problem.b.lanes
+    width = columns * (lanes if along_n else 1)
+    blocks = -(-problem.n // width) * problem.batch * split
+    steps = -(-problem.r // ((1 if along_n else lanes) * split))
+    turns = -(-steps // sharers)
+    size = problem.m * (lanes if along_n else 1)
+    registers = SIMPLE_REGISTERS + size + 8 * (lanes + problem.m)
+    resident = resident_blocks(machine, threads, np.full(len(threads), registers), threads * size * 4)
+    at_once = np.minimum(blocks, resident * machine.processors) * threads
+    waves = -(-blocks // (resident * machine.processors))
+    adjacent = (columns * lanes if along_n else np.minimum(sharers * lanes, problem.r)) * 4
+    waste = np.maximum(1.0, SECTOR_BYTES / adjacent)
+    moved = waste * problem.b.bytes + problem.a.bytes + problem.bytes_written + problem.epilogue_bytes
+    memory = _streaming(machine, moved, at_once, np.minimum(turns, 8) * lanes * 4)
+    instructions = turns * (1 + 4 + problem.m * (2 + lanes))
+    issue = _issue_seconds(machine, blocks * threads * instructions / machine.warp_size)
+    cache1, cache2 = machine.cache(1), machine.cache(2)
+    assert cache1 is not None and cache2 is not None
+    tree = np.log2(sharers) * (2 * cache1.latency_cycles + size * threads / machine.warp_size / 4) / machine.clock_hz
+    latency = waves * (-(-turns // 8) * _latency_seconds(machine) + tree)
+    part_bytes = 4.0 * problem.batch * problem.m * problem.n * split
+    combine = np.where(
+        split > 1, machine.launch_seconds + 2 * part_bytes / l2_bandwidth(machine) + 2 * _latency_seconds(machine), 0.0
+    )
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "latency": latency,
+        "memory": memory,
+        "issue": issue,
+        "split": combine,
+    }
+    return Estimate(machine.launch_seconds + latency + np.maximum(memory, issue) + combine, MappingProxyType(terms))
