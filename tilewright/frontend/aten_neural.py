@@ -115,6 +115,16 @@ def outer(g: GraphBuilder, a: Value, b: Value) -> Value:
     return elementwise(g, "mul", g.reshape(a, (-1, 1)), g.reshape(b, (1, -1)))
 
 
+@HANDLERS.handles("bilinear.default")
+def bilinear(g: GraphBuilder, a: Value, b: Value, w: Value, bias: Value | None) -> Value:
+    """out[..., k] = sum_ij a[..., i] w[k, i, j] b[..., j]"""
+    outputs, inner, right = w.shape
+    mapped = g.op("linear", a, g.reshape(g.permute(w, (0, 2, 1)), (outputs * right, inner)))
+    product = g.pointwise("mul", g.reshape(mapped, (*a.shape[:-1], outputs, right)), g.unsqueeze(b, -2))
+    result = g.op("sum", product, axes=(len(product.shape) - 1,), keepdim=False)
+    return result if bias is None else g.pointwise("add", result, bias)
+
+
 # --- softmax and norms ------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +164,37 @@ def batch_norm(g: GraphBuilder, x: Value, w: Value | None, b: Value | None, mean
     """Inference: normalises by the running statistics."""
     epsilon = float(rest[-1])
     return _affine(g, "batch_norm", [x, mean, variance], w, b, x.shape[1:2], epsilon=epsilon), None, None
+
+
+@HANDLERS.handles("_native_batch_norm_legit_functional.default")
+def training_batch_norm(
+    g: GraphBuilder, x: Value, w: Value | None, b: Value | None, mean: Value, variance: Value, training: bool, momentum: float, epsilon: float
+) -> tuple[Value | None, ...]:
+    """Training: normalises by the batch's own statistics, and moves the running ones towards them (the variance without bias)."""
+    if not training:
+        return *batch_norm(g, x, w, b, mean, variance, epsilon), mean, variance
+    axes = tuple(i for i in range(len(x.shape)) if i != 1)
+    count = x.elements // max(x.shape[1], 1)
+    batch_mean = g.op("mean", x, axes=axes)
+    batch_variance = g.op("variance", x, axes=axes, correction=0.0)
+    result = _affine(g, "batch_norm", [x, batch_mean, batch_variance], w, b, x.shape[1:2], epsilon=epsilon)
+    saved = g.pointwise("rsqrt", g.pointwise("add", batch_variance, epsilon))
+
+    def moved(running: Value, batch: Value, factor: float) -> Value:
+        return g.pointwise("add", g.pointwise("mul", running, 1 - momentum), g.pointwise("mul", batch, momentum * factor))
+
+    return result, batch_mean, saved, moved(mean, batch_mean, 1.0), moved(variance, batch_variance, count / max(count - 1, 1))
+
+
+@HANDLERS.handles("_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    g: GraphBuilder, x: Value, w: Value | None, b: Value | None, training: bool, momentum: float, epsilon: float
+) -> tuple[Value, Value, Value]:
+    """Normalises by the batch's own statistics."""
+    axes = tuple(i for i in range(len(x.shape)) if i != 1)
+    mean, variance = g.op("mean", x, axes=axes), g.op("variance", x, axes=axes, correction=0.0)
+    result = _affine(g, "batch_norm", [x, mean, variance], w, b, x.shape[1:2], epsilon=epsilon)
+    return result, mean, g.pointwise("rsqrt", g.pointwise("add", variance, epsilon))
 
 
 def _affine(g: GraphBuilder, operator: str, inputs: list[Value], w: Value | None, b: Value | None, shape: Sequence[int], **attributes: object) -> Value:

@@ -20,6 +20,8 @@ _SAME_NAME = (
 ).split()
 HANDLERS.table.update({f"{name}.default": simple(name) for name in _SAME_NAME})
 HANDLERS.table["round.default"] = simple("round")
+for _name in ("and", "or", "xor"):
+    HANDLERS.table.update({f"__{_name}__.{overload}": simple(f"bitwise_{_name}") for overload in ("Tensor", "Scalar")})
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "fmod", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor"):
     HANDLERS.table.update({f"{_name}.{overload}": simple(_name) for overload in ("Tensor", "Scalar", "Scalar_Tensor")})
 HANDLERS.table.update({"remainder.Scalar_Tensor": simple("remainder"), "softsign.default": simple("softsign")})

@@ -18,7 +18,7 @@ HANDLERS = Handlers()
 Cell = Callable[[GraphBuilder, Sequence[Value], Value, Value, Value | None], tuple[Value, ...]]
 
 
-def _gates(b: GraphBuilder, x: Value, count: int) -> list[Value]:
+def gates_of(b: GraphBuilder, x: Value, count: int) -> list[Value]:
     size = x.shape[-1] // count
     return [b.slice(x, 1, k * size, (k + 1) * size) for k in range(count)]
 
@@ -28,27 +28,27 @@ def _hidden_part(b: GraphBuilder, h: Value, w: Value, bias: Value | None) -> Val
     return product if bias is None else b.pointwise("add", product, bias)
 
 
-def _lstm_cell(b: GraphBuilder, states: Sequence[Value], x: Value, w: Value, bias: Value | None) -> tuple[Value, ...]:
+def lstm_step(b: GraphBuilder, states: Sequence[Value], x: Value, w: Value, bias: Value | None) -> tuple[Value, ...]:
     """i, f, g, o = gates;  c' = f c + i g;  h' = o tanh c'  (Hochreiter and Schmidhuber 1997, in PyTorch's order of gates)"""
     h, c = states
-    i, f, cell, o = _gates(b, b.pointwise("add", _hidden_part(b, h, w, bias), x), 4)
+    i, f, cell, o = gates_of(b, b.pointwise("add", _hidden_part(b, h, w, bias), x), 4)
     kept = b.pointwise("mul", b.pointwise("sigmoid", f), c)
     c = b.pointwise("add", kept, b.pointwise("mul", b.pointwise("sigmoid", i), b.pointwise("tanh", cell)))
     return b.pointwise("mul", b.pointwise("sigmoid", o), b.pointwise("tanh", c)), c
 
 
-def _gru_cell(b: GraphBuilder, states: Sequence[Value], x: Value, w: Value, bias: Value | None) -> tuple[Value, ...]:
+def gru_step(b: GraphBuilder, states: Sequence[Value], x: Value, w: Value, bias: Value | None) -> tuple[Value, ...]:
     """r, z = gates;  n = tanh(x_n + r h_n);  h' = n + z (h - n)  (Cho et al. 2014; the reset gate acts after the product)"""
     (h,) = states
-    xr, xz, xn = _gates(b, x, 3)
-    hr, hz, hn = _gates(b, _hidden_part(b, h, w, bias), 3)
+    xr, xz, xn = gates_of(b, x, 3)
+    hr, hz, hn = gates_of(b, _hidden_part(b, h, w, bias), 3)
     r = b.pointwise("sigmoid", b.pointwise("add", xr, hr))
     z = b.pointwise("sigmoid", b.pointwise("add", xz, hz))
     n = b.pointwise("tanh", b.pointwise("add", xn, b.pointwise("mul", r, hn)))
     return (b.pointwise("add", n, b.pointwise("mul", z, b.pointwise("sub", h, n))),)
 
 
-def _simple_cell(activation: str) -> Cell:
+def simple_step(activation: str) -> Cell:
     def cell(b: GraphBuilder, states: Sequence[Value], x: Value, w: Value, bias: Value | None) -> tuple[Value, ...]:
         return (b.pointwise(activation, b.pointwise("add", _hidden_part(b, states[0], w, bias), x)),)
 
@@ -67,7 +67,7 @@ def _body(cell: Cell, states: Sequence[Value], x: Value, captured: Sequence[Valu
         return b.finish([*new, b.op("copy", new[0])])
 
 
-def _direction(
+def one_direction(
     g: GraphBuilder, cell: Cell, x: Value, initial: Sequence[Value], parameters: Sequence[Value], reverse: bool, inner_bias: bool
 ) -> tuple[Value, ...]:
     """One layer in one direction over x [T, N, C]: (final states..., outputs [T, N, H]). Biases whose sum is all that matters are added
@@ -108,7 +108,7 @@ def _recurrent(
         for direction in range(directions):
             k = layer * directions + direction
             start = [g.op("select", s, axis=0, position=k) for s in initial]
-            *final, stacked = _direction(g, cell, x, start, weights[k * each : (k + 1) * each], bool(direction), inner_bias)
+            *final, stacked = one_direction(g, cell, x, start, weights[k * each : (k + 1) * each], bool(direction), inner_bias)
             finals.append(final)
             outputs.append(stacked)
         x = g.concatenate(outputs, 2)
@@ -125,22 +125,22 @@ def lstm(
 ) -> tuple[Value, ...]:
     if states[0].shape[-1] != states[1].shape[-1]:
         raise Unsupported("an LSTM with projections")
-    return _recurrent(g, _lstm_cell, x, states, weights, biases, layers, dropout, train, bidirectional, batch_first)
+    return _recurrent(g, lstm_step, x, states, weights, biases, layers, dropout, train, bidirectional, batch_first)
 
 
 @HANDLERS.handles("gru.input")
 def gru(g: GraphBuilder, x: Value, state: Value, weights: list[Value], biases: bool, layers: int, dropout: float, train: bool, *rest: Any) -> tuple[Value, ...]:
-    return _recurrent(g, _gru_cell, x, [state], weights, biases, layers, dropout, train, *rest, inner_bias=True)
+    return _recurrent(g, gru_step, x, [state], weights, biases, layers, dropout, train, *rest, inner_bias=True)
 
 
 @HANDLERS.handles("rnn_tanh.input")
 def rnn_tanh(g: GraphBuilder, x: Value, state: Value, weights: list[Value], biases: bool, *rest: Any) -> tuple[Value, ...]:
-    return _recurrent(g, _simple_cell("tanh"), x, [state], weights, biases, *rest)
+    return _recurrent(g, simple_step("tanh"), x, [state], weights, biases, *rest)
 
 
 @HANDLERS.handles("rnn_relu.input")
 def rnn_relu(g: GraphBuilder, x: Value, state: Value, weights: list[Value], biases: bool, *rest: Any) -> tuple[Value, ...]:
-    return _recurrent(g, _simple_cell("relu"), x, [state], weights, biases, *rest)
+    return _recurrent(g, simple_step("relu"), x, [state], weights, biases, *rest)
 
 
 def _cell(g: GraphBuilder, cell: Cell, x: Value, states: Sequence[Value], w_ih: Value, w_hh: Value, b_ih: Value | None, b_hh: Value | None) -> tuple[Value, ...]:
@@ -151,19 +151,19 @@ def _cell(g: GraphBuilder, cell: Cell, x: Value, states: Sequence[Value], w_ih: 
 
 @HANDLERS.handles("lstm_cell.default")
 def lstm_cell(g: GraphBuilder, x: Value, states: list[Value], *weights: Any) -> tuple[Value, ...]:
-    return _cell(g, _lstm_cell, x, states, *weights)
+    return _cell(g, lstm_step, x, states, *weights)
 
 
 @HANDLERS.handles("gru_cell.default")
 def gru_cell(g: GraphBuilder, x: Value, h: Value, *weights: Any) -> Value:
-    return _cell(g, _gru_cell, x, [h], *weights)[0]
+    return _cell(g, gru_step, x, [h], *weights)[0]
 
 
 @HANDLERS.handles("rnn_tanh_cell.default")
 def rnn_tanh_cell(g: GraphBuilder, x: Value, h: Value, *weights: Any) -> Value:
-    return _cell(g, _simple_cell("tanh"), x, [h], *weights)[0]
+    return _cell(g, simple_step("tanh"), x, [h], *weights)[0]
 
 
 @HANDLERS.handles("rnn_relu_cell.default")
 def rnn_relu_cell(g: GraphBuilder, x: Value, h: Value, *weights: Any) -> Value:
-    return _cell(g, _simple_cell("relu"), x, [h], *weights)[0]
+    return _cell(g, simple_step("relu"), x, [h], *weights)[0]

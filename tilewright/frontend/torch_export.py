@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import re
 import weakref
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Mapping, Sequence
@@ -36,6 +37,14 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
     }
 )
 
+
+@cache
+def _decompositions() -> Mapping[Any, Any]:
+    """PyTorch's own decompositions of the operators that have no handler; all others stay whole."""
+    table = torch.export.default_decompositions()
+    return MappingProxyType({op: how for op, how in table.items() if str(op).removeprefix("aten.") not in HANDLERS})
+
+
 _VIEWS = frozenset(
     "view.default transpose.int permute.default slice.Tensor select.int unsqueeze.default squeeze.dim squeeze.dims squeeze.default "
     "expand.default t.default alias.default detach.default diagonal.default unfold.default narrow.default".split()
@@ -48,7 +57,8 @@ def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], exampl
     Raises InvalidModel where the module cannot be exported (its control flow depends on tensor values, say)."""
     try:
         with torch.no_grad():
-            program = torch.export.export(module, tuple(example_inputs), dict(example_keywords or {}), strict=False)
+            arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
+            program = torch.export.export(module, arguments, keywords, strict=False)
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidModel(
@@ -57,6 +67,19 @@ def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], exampl
         ) from error
     tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
     return import_exported(program, tensors)
+
+
+def _distinct(inputs: Any) -> Any:
+    """The inputs with repeated tensors copied: a model must not be specialised to inputs that happen to be one tensor."""
+    seen: set[int] = set()
+
+    def fresh(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        return leaf.clone()
+
+    return pytree.tree_map(fresh, inputs)
 
 
 def import_file(path: str | Path) -> Imported:
@@ -81,7 +104,7 @@ def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor
     Raises InvalidModel for symbolic sizes, and UnsupportedOperator for complex or quantised tensors."""
     try:
         with torch.no_grad():
-            program = program.run_decompositions({})
+            program = program.run_decompositions(dict(_decompositions()))
     except Exception as error:
         raise InvalidModel(f"the exported program cannot be made functional: {error}", "export the module again with this PyTorch release") from error
     return _Importer(program, sources or {}).run()

@@ -1,0 +1,211 @@
+"""The PyTorch front end: calling structure, mutation, aliases, odd shapes and types, and what it cannot read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.frontend.imported import Imported, unsupported
+from tilewright.frontend.torch_export import import_file, import_module
+from tilewright.graph.reference import evaluate
+
+
+class Function(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        return self.function(*inputs, **keywords)
+
+
+def run(imported: Imported, *inputs: Any) -> tuple[np.ndarray, ...]:
+    """Evaluates the graph for flattened inputs; buffers start from their initial values."""
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    return evaluate(imported.graph, [*tensors, *(state.initial for state in imported.states)])
+
+
+def test_nested_structures_keywords_and_literals() -> None:
+    def function(x: torch.Tensor, pair: tuple[torch.Tensor, int], *, scale: float, extra: dict[str, torch.Tensor]) -> Any:
+        return {"sum": x + pair[0] * pair[1], "rest": (extra["a"] * scale, None, 7, [x])}
+
+    x = torch.randn(3)
+    imported = import_module(Function(function), (x, (x + 1, 2)), {"scale": 0.5, "extra": {"a": x * 3}})
+    assert imported.leaves == (0, 1, None, None, 2) and imported.literals[2:4] == (2, 0.5)
+    kinds = [(o.kind, o.value) for o in imported.outputs]
+    assert kinds == [("value", None), ("value", None), ("constant", None), ("constant", 7), ("input", None)]
+    results = run(imported, x, x + 1, x * 3)
+    leaves = [results[0], results[1], None, 7, x]
+    rebuilt = torch.utils._pytree.tree_unflatten(leaves, imported.out_spec)
+    np.testing.assert_allclose(rebuilt["sum"], x + (x + 1) * 2)
+    np.testing.assert_allclose(rebuilt["rest"][0], x * 1.5)
+
+
+def test_mutated_input() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.add_(x)
+        y[0] = 1
+        return x * y
+
+    x, y = torch.randn(3, 2), torch.randn(3, 2)
+    imported = import_module(Function(function), (x, y))
+    results = run(imported, x, y.clone())
+    ((leaf, output),) = imported.mutations
+    expected = function(x, y)
+    assert leaf == 1
+    np.testing.assert_allclose(results[output], y)
+    np.testing.assert_allclose(results[imported.outputs[0].index], expected)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x + self.count
+
+
+def test_stateful_buffer() -> None:
+    module, x = Counter(), torch.randn(2)
+    imported = import_module(module, (x,))
+    (state,) = imported.states
+    results = run(imported, x)
+    assert state.name == "count" and state.source is not None and state.source() is module.count
+    np.testing.assert_allclose(results[state.output], [1, 1])
+    np.testing.assert_allclose(results[imported.outputs[0].index], x + 1)
+    assert torch.equal(module.count, torch.zeros(2)), "importing does not change the module"
+
+
+def test_batch_norm_in_training_mode() -> None:
+    module, x = nn.BatchNorm2d(3).double().train(), torch.randn(4, 3, 5, 5, dtype=torch.float64)
+    imported = import_module(module, (x,))
+    assert not unsupported(imported.graph)
+    results = run(imported, x)
+    expected = module(x).detach()
+    np.testing.assert_allclose(results[imported.outputs[0].index], expected, atol=1e-12)
+    states = {state.name: results[state.output] for state in imported.states}
+    for name, buffer in module.named_buffers():
+        np.testing.assert_allclose(states[name], buffer, atol=1e-12)
+
+
+def test_outputs_that_alias() -> None:
+    parameter = nn.Parameter(torch.randn(2))
+
+    class Aliases(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parameter = parameter
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = x * 2
+            return x, x.view(-1)[1:], self.parameter, y, y
+
+    imported = import_module(Aliases(), (torch.randn(2, 3),))
+    kinds = [o.kind for o in imported.outputs]
+    assert kinds == ["input", "view", "parameter", "value", "value"]
+    assert imported.outputs[3].index == imported.outputs[4].index
+    leaf, calls = imported.outputs[1].index, imported.outputs[1].value
+    assert leaf == 0 and [target for target, _ in calls] == ["aten.view.default", "aten.slice.Tensor"]
+
+
+def test_shared_parameter_is_one_constant_and_staleness() -> None:
+    first = nn.Linear(3, 3, bias=False)
+    module = nn.Sequential(first, nn.Linear(3, 3, bias=False))
+    module[1].weight = first.weight
+    imported = import_module(module, (torch.randn(2, 3),))
+    assert len(imported.graph.constants) == 1 and imported.stale == ()
+    with torch.no_grad():
+        first.weight.add_(1)
+    assert imported.stale and set(imported.stale) <= {"0.weight", "1.weight"}
+    (constant,) = imported.graph.constants.values()
+    assert not torch.equal(constant, first.weight), "constants are copies"
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 0), (1, 1)])
+def test_odd_shapes(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+
+    def function(x: torch.Tensor) -> Any:
+        return x.relu() + 1, x.sum(), x.reshape(-1).flip(0) * 2, torch.stack([x, x]).mean(0), (x > 0).sum(), x.exp().prod()
+
+    imported = import_module(Function(function), (x,))
+    assert not unsupported(imported.graph)
+    for result, expected in zip(run(imported, x), function(x), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-12)
+        assert result.dtype == expected.numpy().dtype and result.shape == tuple(expected.shape)
+
+
+def test_products_without_elements() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return a @ b, F.linear(b.T, a), a.sum(1)
+
+    a, b = torch.randn(2, 0), torch.randn(0, 3)
+    imported = import_module(Function(function), (a, b))
+    for result, expected in zip(run(imported, a, b), function(a, b), strict=True):
+        np.testing.assert_allclose(result, expected)
+
+
+def test_unsupported_nodes_are_listed_and_run_through_pytorch() -> None:
+    def function(x: torch.Tensor) -> Any:
+        values, order = torch.sort(x)
+        return values * 2, order, torch.linalg.det(x.half().float()), x.half() + 1
+
+    x = torch.randn(3, 3)
+    imported = import_module(Function(function), (x,))
+    found = unsupported(imported.graph)
+    assert "aten.sort.default" in {f.target for f in found}
+    sort = next(f for f in found if f.target == "aten.sort.default")
+    assert "no definition" in sort.reason and "test_frontend.py:" in sort.place
+    assert any("f16" in f.reason for f in found)
+    for result, expected in zip(run(imported, x), function(x), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-3)
+
+
+def test_random_operators_are_not_compiled() -> None:
+    imported = import_module(nn.Dropout(0.5).train(), (torch.randn(8),))
+    assert [f.target for f in unsupported(imported.graph)], "dropout in training mode runs through PyTorch"
+
+
+def test_complex_and_control_flow_are_refused() -> None:
+    with pytest.raises(UnsupportedOperator, match="complex"):
+        import_module(Function(lambda x: x.real), (torch.randn(3, dtype=torch.complex64),))
+    with pytest.raises(InvalidModel, match="control flow"):
+        import_module(Function(lambda x: x * 2 if x.sum() > 0 else x), (torch.randn(3),))
+
+
+def test_files(tmp_path: Path) -> None:
+    x = torch.randn(2, 3)
+    program = torch.export.export(nn.Linear(3, 4), (x,))
+    path = tmp_path / "model.pt2"
+    torch.export.save(program, path)
+    imported = import_file(path)
+    with torch.no_grad():
+        np.testing.assert_allclose(run(imported, x)[0], program.module()(x), rtol=1e-5, atol=1e-6)
+    cut = tmp_path / "cut.pt2"
+    cut.write_bytes(path.read_bytes()[:500])
+    for bad in (cut, tmp_path / "absent.pt2"):
+        with pytest.raises(InvalidModel, match=bad.name):
+            import_file(bad)
+
+
+def test_symbolic_shapes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "dynamic.pt2"
+    program = torch.export.export(nn.Linear(3, 4), (torch.randn(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, path)
+    with pytest.raises(InvalidModel, match="symbolic"):
+        import_file(path)
+
+
+def test_equal_inputs_are_not_assumed_equal() -> None:
+    x = torch.randn(3)
+    imported = import_module(Function(lambda a, b: a - b), (x, x))
+    np.testing.assert_allclose(run(imported, x, x + 1)[0], [-1] * 3, rtol=1e-5)
