@@ -267,7 +267,13 @@ def test_a_context_that_is_not_current_is_made_so(stream: FakeStream) -> None:
     engine.bind([0x1000, 0x2000])
     engine.run(0, 3)
     engine.finish()
-    assert library.names().count("cuCtxPushCurrent_v2") == library.names().count("cuCtxPopCurrent_v2") == 3
+    assert library.names().count("cuCtxPushCurrent_v2") == library.names().count("cuCtxPopCurrent_v2") == 1
+    library.failing = "cuGraphLaunch"
+    engine.bind([0x1000, 0x2000])
+    with pytest.raises(KernelFailed):
+        engine.run(0, 3)
+    engine.abandon()
+    assert library.names().count("cuCtxPushCurrent_v2") == library.names().count("cuCtxPopCurrent_v2") == 2
 
 
 def test_a_tensor_that_many_nodes_touch_is_copied(stream: FakeStream) -> None:

@@ -248,6 +248,9 @@ class CpuEngine:
     def finish(self) -> None:
         """Nothing to wait for: `run` returns when the kernels have."""
 
+    def abandon(self) -> None:
+        """Nothing to undo after a call that failed."""
+
     def close(self) -> None:
         self._segments.clear()
 

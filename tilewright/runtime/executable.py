@@ -52,6 +52,7 @@ class Engine(Protocol):
     def bind(self, pointers: Sequence[int]) -> None: ...
     def run(self, first: int, last: int) -> None: ...
     def finish(self) -> None: ...
+    def abandon(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -202,12 +203,16 @@ class Executable:
             if engine is None:
                 engine = self._require_engine()
             outputs = self._allocate()
-            engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
-            if self._only_kernels:
-                engine.run(self._segments[0][1], self._segments[0][2])
-            else:
-                self._run_segments(engine, inputs, outputs)
-            engine.finish()
+            try:
+                engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
+                if self._only_kernels:
+                    engine.run(self._segments[0][1], self._segments[0][2])
+                else:
+                    self._run_segments(engine, inputs, outputs)
+                engine.finish()
+            except BaseException:
+                engine.abandon()
+                raise
             if self._single:
                 return outputs[self._direct[0]]  # type: ignore[index]
             if self._direct is not None:
@@ -383,16 +388,20 @@ class Executable:
             program, buffers = self.image.program, engine.buffers
             inputs = self._admit(leaves)
             outputs = self._allocate()
-            engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
             names = {name for region in program.regions for name in region.outputs if buffers.is_stored(name)}
             expected = reference_values(program.graph, inputs, frozenset(names))
             rows = []
             for index, region in enumerate(program.regions):
-                if region.kind == "torch":
-                    run_region(region, buffers, inputs, outputs, self._torch_constants)
-                elif region.calls:
-                    engine.run(index, index + 1)
-                engine.finish()
+                try:
+                    engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
+                    if region.kind == "torch":
+                        run_region(region, buffers, inputs, outputs, self._torch_constants)
+                    elif region.calls:
+                        engine.run(index, index + 1)
+                    engine.finish()
+                except BaseException:
+                    engine.abandon()
+                    raise
                 for name in region.outputs:
                     if name in expected and (region.calls or region.kind == "torch"):
                         got = buffers.value(name, inputs, outputs)

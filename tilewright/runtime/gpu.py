@@ -220,6 +220,12 @@ class GpuEngine:
         self.library = library
         self.in_order = in_order
         self._driver = library.driver
+        functions = library.driver.functions  # looked up once: each call of the executable uses them
+        self._launch, self._record = functions["cuGraphLaunch"], functions["cuEventRecord"]
+        self._get_context = functions["cuCtxGetCurrent"]
+        self._context = ctypes.c_void_p()
+        self._context_pointer = ctypes.byref(self._context)
+        self._pushed = False
         self._device = buffers.device.index or 0
         count = len(buffers.places.inputs) + len(buffers.places.outputs)
         self.externals = (ctypes.c_uint64 * max(count, 1))()
@@ -251,22 +257,22 @@ class GpuEngine:
         }
 
     def bind(self, pointers: Sequence[int]) -> None:
-        """Take the addresses of the caller's tensors for the runs that follow: inputs, then outputs. Enqueues what must
-        come before."""
+        """Take the addresses of the caller's tensors for the runs that follow: inputs, then outputs.
+
+        The GPU's context is current from here to `finish` or `abandon`. Enqueues what must come before the kernels.
+        """
         self.externals[: len(pointers)] = list(pointers)
         stream = current_stream(self._device)
-        context = self._enter()
-        try:
-            if self._stream is not None and self._stream != stream:
+        self._enter()
+        if self._stream != stream:
+            if self._stream is not None:
                 self._driver.wait_event(stream, self._event)
             if stream not in self._streams:
                 self._adopt(stream)
             self._stream = stream
-            for external, copy in self.staging.items():
-                if external < self._inputs and pointers[external]:
-                    self._driver.copy(copy.data_ptr(), pointers[external], copy.numel(), stream)
-        finally:
-            self._leave(context)
+        for external, copy in self.staging.items():
+            if external < self._inputs and pointers[external]:
+                self._driver.copy(copy.data_ptr(), pointers[external], copy.numel(), stream)
 
     def _adopt(self, stream: int) -> None:
         """Tell PyTorch's allocator that memory of ours is used on this stream as well."""
@@ -278,18 +284,16 @@ class GpuEngine:
 
     def run(self, first: int, last: int) -> None:
         """Enqueue the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node."""
-        context = self._enter()
-        try:
-            segment = self._segments.get((first, last))
-            if segment is None:
-                segment = self._segments[first, last] = _Segment(self, first, last)
-                self._graphs.append((segment.graph, segment.executable))
-            else:
-                self._update(segment)
-            if segment.nodes:
-                self._driver.launch(segment.executable, self._stream or 0)
-        finally:
-            self._leave(context)
+        segment = self._segments.get((first, last))
+        if segment is None:
+            segment = self._segments[first, last] = _Segment(self, first, last)
+            self._graphs.append((segment.graph, segment.executable))
+        else:
+            self._update(segment)
+        if segment.nodes:
+            status = self._launch(segment.executable, self._stream)
+            if status:
+                self._driver.fail("cuGraphLaunch", status)
 
     def _update(self, segment: _Segment) -> None:
         changed: dict[int, _Node] = {}
@@ -304,25 +308,30 @@ class GpuEngine:
 
     def finish(self) -> None:
         """Enqueue what must come after: copies of staged outputs, and the mark that other streams wait for."""
-        stream = self._stream or 0
-        context = self._enter()
-        try:
-            for external, copy in self.staging.items():
-                if external >= self._inputs and self.externals[external]:
-                    self._driver.copy(self.externals[external], copy.data_ptr(), copy.numel(), stream)
-            self._driver.record_event(self._event, stream)
-        finally:
-            self._leave(context)
+        for external, copy in self.staging.items():
+            if external >= self._inputs and self.externals[external]:
+                self._driver.copy(self.externals[external], copy.data_ptr(), copy.numel(), self._stream or 0)
+        status = self._record(self._event, self._stream)
+        if status:
+            self._driver.fail("cuEventRecord", status)
+        self._leave()
 
-    def _enter(self) -> bool:
-        """Make the GPU's context current where it is not; whether it was made so."""
-        if self._driver.current_context() == self.library.context:
-            return False
-        self._driver.push_context(self.library.context)
-        return True
+    def abandon(self) -> None:
+        """End a call that failed between `bind` and `finish`."""
+        self._record(self._event, self._stream)  # what was enqueued is waited for all the same
+        self._leave()
 
-    def _leave(self, pushed: bool) -> None:
-        if pushed:
+    def _enter(self) -> None:
+        status = self._get_context(self._context_pointer)
+        if status:
+            self._driver.fail("cuCtxGetCurrent", status)
+        self._pushed = self._context.value != self.library.context
+        if self._pushed:
+            self._driver.push_context(self.library.context)
+
+    def _leave(self) -> None:
+        if self._pushed:
+            self._pushed = False
             self._driver.pop_context()
 
     def close(self) -> None:

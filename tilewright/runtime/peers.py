@@ -105,6 +105,21 @@ def openvino(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     return run
 
 
+ON_GPU = ("eager", "eager_cl", "inductor")
+
+
+def on_device(contender: Contender, device: str) -> Contender:
+    """The contender, or one that says that it cannot run there: ONNX Runtime and OpenVINO are measured on the CPU
+    only."""
+    if device == "cpu" or contender.name in ON_GPU:
+        return contender
+
+    def refuse(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+        raise Unavailable(f"{contender.name} is measured on the CPU only")
+
+    return Contender(contender.name, refuse)
+
+
 PEERS: Mapping[str, Contender] = MappingProxyType(
     {
         contender.name: contender
