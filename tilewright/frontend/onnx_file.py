@@ -1,0 +1,134 @@
+"""Reading ONNX files: loading, external data that stays inside the model's folder, validity and version.
+
+Everything that comes from the file is data: no code of it runs, and no path that it names may lead out of its folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import external_data_helper
+
+from tilewright.errors import InvalidModel, UnsupportedOperator
+
+OLDEST_OPSET, NEWEST_OPSET = 13, 28
+DEFAULT_DOMAIN = ("", "ai.onnx")
+_DAMAGED = "the file is damaged or of another format; export it again"
+_BESIDE = "keep the data files in the model's folder"
+
+
+def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
+    """A valid model with all weights in memory.
+
+    Raises InvalidModel where the file is missing, damaged or not valid ONNX, where its external data is missing or lies elsewhere, and
+    where its version of the operator set is not known; UnsupportedOperator where it uses only other operator sets."""
+    if isinstance(source, onnx.ModelProto):
+        model, place = source, "the model"
+        if any(external_data_helper.uses_external_data(t) for t in _tensors(model)):
+            raise InvalidModel("the model's weights are in other files", "pass the path of the model file, or load it with onnx.load")
+    else:
+        path = Path(source)
+        place = str(path)
+        model = _read(path)
+    version = opset_of(model, place)
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise InvalidModel(f"{place} is not valid ONNX: {_first_line(error)}", "export it again, or run onnx.checker on it") from error
+    except ValueError as error:
+        # the checker takes serialised models, which protocol buffers limit to 2 GB; larger ones are read without it
+        if "2GB" not in str(error) and "exceeds" not in str(error).lower():
+            raise InvalidModel(f"{place} cannot be checked: {_first_line(error)}", "export it again") from error
+    assert OLDEST_OPSET <= version <= NEWEST_OPSET
+    return model
+
+
+def opset_of(model: onnx.ModelProto, place: str = "the model") -> int:
+    """The version of ONNX's operator set. Raises InvalidModel outside the known versions."""
+    versions = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN]
+    if not versions and model.opset_import:
+        domains = ", ".join(entry.domain for entry in model.opset_import)
+        raise UnsupportedOperator(f"{place} uses only operators of {domains}", "only ONNX's own operators are supported")
+    if not versions:
+        raise InvalidModel(f"{place} does not import ONNX's operator set", "export it again; an empty or damaged file reads like this")
+    version = versions[0]
+    if version < OLDEST_OPSET:
+        raise InvalidModel(
+            f"{place} uses operator set {version}, and {OLDEST_OPSET} is the oldest that is read",
+            f"convert it with onnx.version_converter.convert_version(model, {OLDEST_OPSET})",
+        )
+    if version > NEWEST_OPSET:
+        raise InvalidModel(
+            f"{place} uses operator set {version}, and {NEWEST_OPSET} is the newest that is read", f"export it with opset {NEWEST_OPSET} or older"
+        )
+    return version
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise InvalidModel(f"{path} is not a file", "give the path of an .onnx file")
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError, RuntimeError, OSError) as error:
+        raise InvalidModel(f"{path} cannot be read as ONNX: {_first_line(error)}", _DAMAGED) from error
+    if not model.HasField("graph") or not model.opset_import:
+        raise InvalidModel(f"{path} holds no ONNX model", _DAMAGED)
+    folder = path.resolve().parent
+    for tensor in _tensors(model):
+        if external_data_helper.uses_external_data(tensor):
+            _check_location(tensor, folder, path)
+            try:
+                external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+            except Exception as error:
+                raise InvalidModel(f"the data of {tensor.name} cannot be read: {_first_line(error)}", _BESIDE) from error
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+    return model
+
+
+def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> None:
+    """Raises InvalidModel unless the tensor's data lies in a file under the model's folder, links resolved, and within that file."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+        raise InvalidModel(f"{path} takes {tensor.name} from {location!r}, outside its folder", _BESIDE)
+    file = (folder / location).resolve()
+    if not file.is_relative_to(folder):
+        raise InvalidModel(f"{path} takes {tensor.name} from {location!r}, a link out of its folder", _BESIDE)
+    if not file.is_file():
+        raise InvalidModel(f"{path} needs the data file {location!r}, which is missing", _BESIDE)
+    offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+    if offset < 0 or length < 0 or offset + length > file.stat().st_size:
+        raise InvalidModel(f"the data file {location!r} is shorter than {path} says", "export the model again")
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of a model: initializers and attributes, subgraphs and functions included."""
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: object) -> Iterator[onnx.TensorProto]:
+    for node in nodes:  # type: ignore[attr-defined]
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("g"):
+                yield from _graph_tensors(attribute.g)
+            for graph in attribute.graphs:
+                yield from _graph_tensors(graph)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
