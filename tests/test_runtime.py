@@ -196,9 +196,7 @@ def test_a_modules_buffers_change_as_in_pytorch() -> None:
     builder.kernel("add", ("x", "total"), "new", (4,), "for (int i = 0; i < 4; i++) y[i] = x0[i] + x1[i];")
     specs = builder.signature(1)
     arguments = Tree("tuple", (Tree("tuple", (LEAF,)), Tree("dict")))
-    signature = Signature(
-        specs.inputs[:1], arguments, (OutputLeaf("value", 0),), LEAF, states=(StateLeaf("total", "total", 0),)
-    )
+    signature = Signature(specs.inputs[:1], arguments, (OutputLeaf("value", 0),), LEAF, states=(StateLeaf("total", "total", 0),))
     buffer = torch.zeros(4)
     exe = Executable(replace(builder.image(("new",), signature), states={"total": buffer}))
     x = torch.randn(4)
@@ -253,13 +251,9 @@ def test_a_halo_is_zero_at_every_call_and_verify_reads_layouts() -> None:
     store = "for (int c = 0; c < 3; c++) for (int h = 0; h < 4; h++) for (int w = 0; w < 5; w++) "
     inside = "((h + 1) * 7 + w + 1) * 3 + c"
     flat = "(c * 4 + h) * 5 + w"
-    builder.kernel(
-        "relu", ("x",), "a", (1, 3, 4, 5), store + f"y[{inside}] = x0[{flat}] > 0 ? x0[{flat}] : 0;", layout=layout
-    )
+    builder.kernel("relu", ("x",), "a", (1, 3, 4, 5), store + f"y[{inside}] = x0[{flat}] > 0 ? x0[{flat}] : 0;", layout=layout)
     total = "double s = 0; for (int i = 0; i < 6 * 7 * 3; i++) s += x0[i]; "  # the halo counts as well
-    builder.kernel(
-        "mul", ("a", "a"), "b", (1, 3, 4, 5), store + f"y[{inside}] = x0[{inside}] * x1[{inside}];", layout=layout
-    )
+    builder.kernel("mul", ("a", "a"), "b", (1, 3, 4, 5), store + f"y[{inside}] = x0[{inside}] * x1[{inside}];", layout=layout)
     builder.kernel("sum", ("b",), "s", (), total + "y[0] = s;", {"axes": (0, 1, 2, 3)})
     exe = builder.executable(("s",))
     for _ in range(4):
@@ -437,3 +431,62 @@ def test_packing_refuses_another_size() -> None:
     with pytest.raises(ValueError, match="shape"):
         pack(torch.zeros(3), row_major((4,)))
     assert pack(torch.arange(6.0), permuted((2, 3), (1, 0))).tolist() == [0, 3, 1, 4, 2, 5]
+
+
+class Everything(torch.nn.Module):
+    """Changes a buffer and an input, and returns a view, an input, a parameter and constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4))
+        self.register_buffer("total", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor, factor: int = 2, *, memory: dict[str, torch.Tensor]) -> dict[str, object]:
+        self.total.add_(x)
+        memory["sum"].add_(x)
+        return {"y": x * factor, "view": x.t(), "same": x, "weight": self.weight, "three": 3, "none": None}
+
+
+def test_a_module_read_by_the_front_end_behaves_as_in_pytorch() -> None:
+    """Every node is made a region that runs through PyTorch: what is tested is everything around the kernels."""
+    from tilewright.frontend.torch_export import import_module
+    from tilewright.hardware import host_cpu
+    from tilewright.ir.region import Lowered, Program, Region, Storage
+    from tilewright.runtime import executable_of
+
+    module, theirs = Everything(), Everything()
+    theirs.load_state_dict(module.state_dict())
+    imported = import_module(module, (torch.randn(3, 4), 2), {"memory": {"sum": torch.zeros(3, 4)}})
+    aten = {"add": "aten.add.Tensor", "mul": "aten.mul.Tensor"}
+    values = imported.graph.values
+    nodes = []
+    for node in imported.graph.nodes:
+        arguments = [("input", i) for i in range(len(node.inputs))]
+        for position, scalar in node.attributes.get("scalars", ()):
+            arguments.insert(position, ("value", scalar))
+        if node.operator in aten:
+            call = (tuple(arguments), ())
+            node = replace(node, operator="torch", attributes={"target": aten[node.operator], "call": call})
+        else:
+            assert not set(node.outputs) & set(imported.graph.outputs), node
+            continue
+        nodes.append(node)
+    regions = tuple(Lowered(Region(n.name, "torch", (n,), (), n.inputs, n.outputs), "", (), ()) for n in nodes)
+    storage = {name: Storage(value, row_major(value.shape)) for name, value in values.items()}
+    program = Program(imported.graph.with_nodes(nodes), "native", regions, storage)
+    exe = executable_of(program, imported, host_cpu(), (), module=module, parameters=("x", "factor"))
+    ours_memory, their_memory = torch.zeros(3, 4), torch.zeros(3, 4)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        with torch.no_grad():
+            expected = theirs(x, 2, memory={"sum": their_memory})
+        got = exe(x, factor=2, memory={"sum": ours_memory})
+        torch.testing.assert_close(got["y"], expected["y"])
+        assert got["same"] is x and got["weight"] is module.weight and got["three"] == 3 and got["none"] is None
+        assert got["view"].data_ptr() == x.data_ptr() and torch.equal(got["view"], x.t())
+        torch.testing.assert_close(ours_memory, their_memory)
+        torch.testing.assert_close(module.total, theirs.total)
+    assert not exe.is_stale(module)
+    with torch.no_grad():
+        module.weight.mul_(2)
+    assert exe.is_stale(module)

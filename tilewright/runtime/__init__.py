@@ -7,6 +7,7 @@ from tilewright.runtime.artifact import read as read
 from tilewright.runtime.executable import Executable as Executable
 from tilewright.runtime.executable import Image as Image
 from tilewright.runtime.executable import ModuleStamp as ModuleStamp
+from tilewright.runtime.executable import executable_of as executable_of
 from tilewright.runtime.loadable import LoadableProgram as LoadableProgram
 from tilewright.runtime.loadable import loadable as loadable
 from tilewright.runtime.plan import Plan as Plan

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -17,12 +17,14 @@ from typing import Any, Protocol
 import torch
 
 from tilewright.errors import ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
+from tilewright.frontend.imported import Imported
 from tilewright.hardware import Machine, is_present
+from tilewright.ir.region import Program
 from tilewright.runtime.buffers import Buffers, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
-from tilewright.runtime.loadable import LoadableProgram
+from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.plan import Plan, plan_of
-from tilewright.runtime.signature import Signature, unflatten
+from tilewright.runtime.signature import Signature, signature_of, unflatten
 from tilewright.runtime.torch_nodes import check_nodes, resolve_operator, run_region
 from tilewright.runtime.verify import Verification, compare, reference_values
 
@@ -62,16 +64,24 @@ class ModuleStamp:
 
     entries: Mapping[str, tuple[Callable[[], torch.Tensor | None], int, int]]
 
+    changing: frozenset[str] = frozenset()
+    """Names of buffers that calls themselves change: only their identity counts."""
+
     @staticmethod
-    def of(module: torch.nn.Module) -> ModuleStamp:
-        return ModuleStamp(MappingProxyType({n: (weakref.ref(t), t.data_ptr(), _version(t)) for n, t in _state(module).items()}))
+    def of(module: torch.nn.Module, changing: Iterable[str] = ()) -> ModuleStamp:
+        names = frozenset(changing)
+        entries = {
+            name: (weakref.ref(tensor), tensor.data_ptr(), 0 if name in names else _version(tensor)) for name, tensor in _state(module).items()
+        }
+        return ModuleStamp(MappingProxyType(entries), names)
 
     def differs(self, module: torch.nn.Module) -> bool:
         state = _state(module)
         if state.keys() != self.entries.keys():
             return True
         return any(
-            self.entries[name][0]() is not tensor or self.entries[name][1:] != (tensor.data_ptr(), _version(tensor)) for name, tensor in state.items()
+            self.entries[name][0]() is not tensor or self.entries[name][1:] != (tensor.data_ptr(), 0 if name in self.changing else _version(tensor))
+            for name, tensor in state.items()
         )
 
 
@@ -437,6 +447,45 @@ class Executable:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def executable_of(
+    program: Program,
+    imported: Imported,
+    machine: Machine,
+    binaries: Sequence[Compiled],
+    sources: Mapping[str, str] | None = None,
+    module: torch.nn.Module | None = None,
+    parameters: Sequence[str] = (),
+    threads: int | None = None,
+) -> Executable:
+    """The executable of a program that was made of what a front end read, with its kernels compiled.
+
+    `sources` maps file names to kernel text; `module` is the live module, for `is_stale`; `parameters` names the
+    positional parameters of its forward function. The module's buffers that the model changes are changed by calls as
+    PyTorch would.
+
+    Raises:
+        ValueError: where the program is inconsistent.
+        KernelFailed: where a binary cannot be loaded or lacks a kernel.
+    """
+    signature = signature_of(imported, parameters)
+    ready = loadable(program)
+    # a parameter that is only returned is in no region; simplifying passes may have dropped it
+    returned = {leaf.value for leaf in signature.outputs if leaf.kind == "parameter"} - set(ready.graph.constants)
+    if returned:
+        graph = ready.graph
+        constants = {**graph.constants, **{name: imported.graph.constants[name] for name in returned}}
+        values = {**graph.values, **{name: imported.graph.values[name] for name in returned}}
+        ready = replace(ready, graph=replace(graph, constants=constants, values=values))
+    states = {}
+    for state in imported.states:
+        live = state.source() if state.source is not None else None
+        states[state.name] = live if live is not None else state.initial.detach().clone()
+    image = Image(ready, signature, machine, tuple(binaries), MappingProxyType(dict(sources or {})), states)
+    sources_of_parameters = {p.value: p.source for p in imported.parameters if p.source is not None}
+    stamp = ModuleStamp.of(module, states) if module is not None else None
+    return Executable(image, stamp, threads, sources_of_parameters)
 
 
 def _describe(value: Any) -> str:
