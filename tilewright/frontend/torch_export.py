@@ -220,7 +220,7 @@ class _Importer:
                 except (Unsupported, ValueError) as error:
                     reason = str(error)
                 del self.builder.nodes[marks:]
-            return self._through_torch(node, values, expected, reason or "")
+            return self._through_torch(node, values, reason or "")
 
     def _note_view(self, node: torch.fx.Node, target: str) -> None:
         source = node.args[0] if node.args else None
@@ -230,7 +230,7 @@ class _Importer:
             leaf, calls = self.views[source]
             self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in node.args[1:]))))
 
-    def _through_torch(self, node: torch.fx.Node, values: Any, expected: Sequence[Any], reason: str) -> Any:
+    def _through_torch(self, node: torch.fx.Node, values: Any, reason: str) -> Any:
         inputs: list[Value] = []
 
         def recipe(argument: Any) -> tuple[str, Any]:
@@ -251,10 +251,13 @@ class _Importer:
         arguments, keywords = values
         call = (tuple(recipe(a) for a in arguments), tuple((key, recipe(a)) for key, a in keywords.items()))
         attributes = {"target": str(node.target), "call": call, "reason": reason}
-        present = [t for t in expected if t is not None]
-        results = iter(self.builder.structural("torch", inputs, present, attributes))
-        mapped = tuple(None if t is None else next(results) for t in expected)
-        return mapped if isinstance(node.meta.get("val"), (list, tuple)) else mapped[0] if mapped else None
+        # every tensor that PyTorch returns is a result, read or not: the caller tells them apart by position
+        value = node.meta.get("val")
+        everything = list(value) if isinstance(value, (list, tuple)) else [value]
+        types = [_type_of(r, node.name) if isinstance(r, torch.Tensor) else None for r in everything]
+        results = iter(self.builder.structural("torch", inputs, [t for t in types if t is not None], attributes))
+        mapped = tuple(None if t is None else next(results) for t in types)
+        return mapped if isinstance(value, (list, tuple)) else mapped[0] if mapped else None
 
     # --- outputs ------------------------------------------------------------------------------------------------------
 

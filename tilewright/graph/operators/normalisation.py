@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Sequence
 
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import Expr, floordiv, unary
