@@ -307,8 +307,15 @@ class _Importer:
         return function if function.node else None
 
     def _inlined(
-        self, node: onnx.NodeProto, function: onnx.FunctionProto, operands: Sequence[Any], used: Sequence[bool], depth: int
+        self,
+        node: onnx.NodeProto,
+        function: onnx.FunctionProto,
+        operands: Sequence[Any],
+        opsets: Mapping[str, int],
+        used: Sequence[bool],
+        depth: int,
     ) -> Sequence[Any]:
+        """The results of a function's body, with the caller's operands and attributes."""
         given = {a.name: a for a in node.attribute}
         given = {**{a.name: a for a in function.attribute_proto}, **given}
         if node.domain in DEFAULT_DOMAIN:
