@@ -1,0 +1,266 @@
+"""The command line: models by name, every command on small models, and errors of one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from tilewright import models
+from tilewright.cli import main
+from tilewright.errors import InvalidModel, UnknownModel, UnsupportedOption
+from tilewright.report.explanation import explanation, layout_text, place_text
+from tilewright.report.figures import program_figures
+from tilewright.report.units import scaled, seconds_text
+
+MODULE_TEXT = """
+import torch
+from torch import nn
+
+class Perceptron(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.outer(torch.relu(self.inner(x)))
+
+def perceptron(batch=1):
+    return Perceptron(), (torch.randn(batch, 6),)
+
+def fixed():
+    return Perceptron(), torch.randn(2, 6)
+
+def alone():
+    return Perceptron()
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernel cache of this module's own."""
+    folder = tmp_path_factory.getbasetemp() / "cli-cache"
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of sample models on the path."""
+    (tmp_path / "sample_models.py").write_text(MODULE_TEXT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("sample_models", None)
+
+
+def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a failing command says: one line on standard error, and nothing else there."""
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("tilewright: error: ")
+    return lines[0].removeprefix("tilewright: error: ")
+
+
+def test_compile_explain_and_verify_an_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = str(tmp_path / "model.zip")
+    assert main(["compile", "sample_models:perceptron", "--batch", "3", "-o", artifact]) == 0
+    printed = capsys.readouterr().out
+    assert "contraction" in printed and "linear" in printed and artifact in printed
+    assert tilewright.load(artifact)(torch.zeros(3, 6)).shape == (3, 4)
+
+    page = tmp_path / "page.html"
+    assert main(["explain", artifact, "--html", str(page)]) == 0
+    text = capsys.readouterr().out
+    for words in ("nodes", "schedule", "predicted", "because", "row-major", "Nothing runs through PyTorch", "Memory: "):
+        assert words in text
+    assert "predicted" in page.read_text()
+
+    assert main(["verify", artifact]) == 0
+    assert "agree with float64" in capsys.readouterr().out
+    assert main(["verify", artifact, "--tolerance", "0", "--all"]) == 1
+    assert "first wrong: region" in capsys.readouterr().out
+
+
+def test_commands_on_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "sample_models:fixed"]) == 0
+    assert "inner" in capsys.readouterr().out  # the module's name is a node's place
+    assert main(["verify", "sample_models:fixed", "--seed", "5"]) == 0
+    assert main(["verify", "sample_models:alone", "--input", "2x6"]) == 0
+    capsys.readouterr()
+
+
+def test_exported_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(nn.Sequential(nn.Linear(5, 3), nn.ReLU()), (torch.randn(2, 5),)), path)
+    assert main(["verify", str(path)]) == 0
+    assert main(["bench", str(path), "--against", "eager", "--rounds", "1", "--seconds", "0.001"]) == 0
+    assert "tilewright" in capsys.readouterr().out
+    assert "own input shapes" in error_line(capsys, "compile", str(path), "--batch", "2")
+    path.write_bytes(path.read_bytes()[:100])
+    assert "cannot be read as an exported program" in error_line(capsys, "compile", str(path))
+
+
+def test_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    arguments = ["bench", "sample_models:perceptron", "--against", "eager,openvino", "--rounds", "2", "--seconds", "0.001"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "eager" in printed and "unavailable: the package openvino is not installed" in " ".join(printed.split())
+    assert "choose from eager" in error_line(capsys, *arguments[:2], "--against", "tensorflow")
+    # where ours is wrong it is not timed, and the exit code says so
+    assert main([*arguments, "--tolerance", "0"]) == 1
+
+
+def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean lenet5" in error_line(capsys, "compile", "zoo:lenet4")
+    assert "zoo:lenet5" in error_line(capsys, "explain", "lenet5")
+    assert "did you mean h200" in error_line(capsys, "compile", "zoo:lenet5", "--target", "h20")
+    assert "not offered yet" in error_line(capsys, "compile", "zoo:lenet5", "--trials", "4")
+    assert "not offered yet" in error_line(capsys, "compile", "zoo:lenet5", "--precision", "fp16")
+    assert "not offered yet" in error_line(capsys, "compile", "zoo:lenet5", "--vendor")
+    assert "there is no file" in error_line(capsys, "compile", "missing.onnx")
+    assert "artifact" in error_line(capsys, "explain", str(tmp_path / "missing.zip"))
+    assert "artifact" in error_line(capsys, "verify", str(tmp_path))
+    assert "no meaning" in error_line(capsys, "cache", "show", "--all")
+    (tmp_path / "file").write_text("")
+    assert "check the path" in error_line(capsys, "explain", "sample_models:fixed", "--html", str(tmp_path / "file" / "page.html"))
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(UnknownModel):
+        main(["compile", "zoo:lenet4", "--debug"])
+
+
+def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "resolve", interrupt)
+    assert main(["compile", "zoo:lenet5"]) == 130
+    assert capsys.readouterr().err == "tilewright: interrupted\n"
+
+
+def test_unexpected_errors_are_one_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("first\nsecond")
+
+    monkeypatch.setattr(models, "resolve", fail)
+    assert error_line(capsys, "compile", "zoo:lenet5").startswith("unexpected ZeroDivisionError: first; this is a fault")
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["compile", "zoo:lenet5", "--batch", "0"]) == 2
+    assert "not a positive whole number" in capsys.readouterr().err
+    assert main(["tune", "zoo:lenet5"]) == 2
+    capsys.readouterr()
+    assert main(["--help"]) == 0
+    assert "tilewright verify resnet18.zip" in capsys.readouterr().out
+    for command in ("compile", "bench", "explain", "verify", "targets", "cache"):
+        assert main([command, "--help"]) == 0
+    capsys.readouterr()
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tilewright {tilewright.__version__}\n"
+
+
+def test_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["targets"]) == 0
+    printed = capsys.readouterr().out
+    assert "h200" in printed and "native" in printed and "cortex-a53" in printed
+    assert main(["targets", "h200", "--sources"]) == 0
+    printed = capsys.readouterr().out
+    assert "shared_bytes_per_block" in printed and "source" in printed
+
+
+def test_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "sample_models:perceptron"]) == 0
+    assert main(["cache"]) == 0
+    assert str(cache) in capsys.readouterr().out
+    assert main(["cache", "check"]) == 0
+    binary = next(cache.rglob("*.so"))
+    binary.write_bytes(b"damaged")
+    assert main(["cache", "check"]) == 1
+    assert main(["cache", "prune", "--all"]) == 0
+    capsys.readouterr()
+    assert main(["cache", "show"]) == 0
+    assert capsys.readouterr().out.startswith("0 kernels")
+
+
+def test_models_by_name() -> None:
+    assert models.resolve("zoo:lenet5", batch=2).inputs(0)[0].shape == (2, 1, 28, 28)  # type: ignore[misc]
+    model = models.resolve("sample_models:perceptron", batch=4)
+    assert model.inputs is not None and not model.module.training
+    first, again, other = model.inputs(1)[0], model.inputs(1)[0], model.inputs(2)[0]
+    assert first.shape == (4, 6) and torch.equal(first, again) and not torch.equal(first, other)
+    drawn = models.resolve("sample_models:alone", inputs=["2x6", "3:int64", "scalar:bool"]).inputs
+    assert drawn is not None
+    assert [(tuple(x.shape), x.dtype) for x in drawn(0)] == [((2, 6), torch.float32), ((3,), torch.int64), ((), torch.bool)]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("zoo:resnet81", UnknownModel, "resnet18"),
+        ("sample_models:perceptrom", UnknownModel, "perceptron"),
+        ("sample_models:alone", InvalidModel, "--input"),
+        ("sample_models:number", InvalidModel, "returned int"),
+        ("no_such_package:thing", UnknownModel, "cannot be imported"),
+        ("tochvision:resnet18", UnknownModel, "torchvision:resnet18"),
+        ("some model", UnknownModel, "zoo:NAME"),
+    ],
+)
+def test_names_that_lead_nowhere(text: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        models.resolve(text)
+
+
+def test_absent_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("timm", "torchvision"):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(UnknownModel, match=f"{package} is not installed; pip install {package}"):
+            models.resolve(f"{package}:resnet18")
+
+
+def test_wrong_options_of_a_model() -> None:
+    with pytest.raises(UnsupportedOption, match="no parameter 'batch'"):
+        models.resolve("sample_models:fixed", batch=2)
+    with pytest.raises(UnsupportedOption, match="is no shape"):
+        models.resolve("sample_models:fixed", inputs=["2,6"])
+
+
+def test_figures_of_a_linear_layer() -> None:
+    executable = tilewright.compile(nn.Linear(16, 8, bias=False), (torch.randn(4, 16),))
+    figures = program_figures(executable.image.program)
+    assert figures.flops == 2 * 4 * 16 * 8
+    assert figures.bytes_read == 4 * (4 * 16 + 16 * 8) and figures.bytes_written == 4 * 4 * 8
+    assert explanation(executable.image, "linear").startswith("linear for native")
+
+
+def test_texts() -> None:
+    from tilewright.ir.layout import channels_last, row_major
+
+    assert scaled(12_345_678, "B") == "12.3 MB" and scaled(0, "flop") == "0 flop" and scaled(999_900, "B") == "1000 kB"
+    assert [seconds_text(s) for s in (0.0, 7.05e-4, 1.5, 3e-9)] == ["-", "705 us", "1.5 s", "3 ns"]
+    assert layout_text(row_major((2, 3))) == "row-major" and layout_text(channels_last((1, 2, 3, 4))) == "N H W C"
+    halo = channels_last((1, 2, 3, 4)).with_halo(((0, 0), (0, 0), (1, 1), (2, 2)))
+    assert layout_text(halo) == "N H W C with a zeroed halo (H 1+1, W 2+2)"
+    assert place_text("layer1.0.conv1 (/x/site-packages/torch/nn/modules/conv.py:1)") == "layer1.0.conv1"
+    assert place_text("layer1 (/home/net.py:7)") == "layer1 (/home/net.py:7)"
+
+
+def test_as_a_program() -> None:
+    command = [sys.executable, "-m", "tilewright"]
+    done = subprocess.run([*command, "compile", "zoo:lenet4"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("tilewright: error: ") and "Traceback" not in done.stderr
+    code = "import sys; from tilewright.cli import main; main(['targets']); main(['cache']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

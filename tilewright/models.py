@@ -1,0 +1,234 @@
+"""Models by name: what the command line takes as MODEL.
+
+| text | model |
+|---|---|
+| ``FILE.onnx``, ``FILE.pt2`` | the file |
+| ``zoo:NAME`` | a network of `tilewright.zoo`, random weights |
+| ``torchvision:NAME``, ``timm:NAME`` | that library's network, random weights |
+| ``package.module:callable`` | what the callable returns: a module and its example inputs; called with ``batch`` where it has such a parameter |
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.errors import InvalidModel, UnknownModel, UnsupportedOption
+
+if TYPE_CHECKING:
+    import torch
+
+INPUT_PATTERN = re.compile(r"(\d+(?:x\d+)*|scalar)(?::(\w+))?")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to compile: `module` is an nn.Module in evaluation mode, an ExportedProgram or a path; `inputs(seed)` draws example inputs.
+    The inputs are None where the file says what they are."""
+
+    name: str
+    module: Any
+    inputs: Callable[[int], tuple[Any, ...]] | None
+
+
+def resolve(text: str, batch: int | None = None, inputs: Sequence[str] = ()) -> Model:
+    """The model that a name or path leads to.
+
+    `batch` is the first extent of every example input (default 1). `inputs` replaces the example inputs: one text a tensor, as
+    "1x3x224x224" or "1x128:int64".
+
+    Raises:
+        UnknownModel: with the nearest names, or with what to install.
+        UnsupportedOption: for a batch where the model has fixed input shapes.
+    """
+    scheme, colon, name = text.partition(":")
+    chosen = _drawn(inputs) if inputs else None
+    if Path(text).suffix in (".onnx", ".pt2"):
+        return _file(text, batch, chosen)
+    if not colon:
+        raise UnknownModel(f"{text!r} is no model", _nearest_anywhere(text))
+    if scheme == "zoo":
+        model = _zoo(text, name, batch or 1)
+    elif scheme == "torchvision":
+        model = _torchvision(text, name, batch or 1)
+    elif scheme == "timm":
+        model = _timm(text, name, batch or 1)
+    else:
+        model = _callable(text, scheme, name, batch, chosen is not None)
+    return model if chosen is None else Model(model.name, model.module, chosen)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(known)[:40])}"
+
+
+def _nearest_anywhere(text: str) -> str:
+    from tilewright.zoo import NETWORKS
+
+    near = [f"zoo:{name}" for name in difflib.get_close_matches(text.lower(), list(NETWORKS), n=3, cutoff=0.4)]
+    start = f"did you mean {', '.join(near)}? " if near else ""
+    return start + "a model is FILE.onnx, FILE.pt2, zoo:NAME, torchvision:NAME, timm:NAME, or package.module:callable"
+
+
+def _drawn(texts: Sequence[str]) -> Callable[[int], tuple[Any, ...]]:
+    """Random tensors of the given shapes: normal, or 0 and 1 for integers and booleans."""
+    parts = []
+    for text in texts:
+        match = INPUT_PATTERN.fullmatch(text)
+        if match is None:
+            raise UnsupportedOption(f"input {text!r} is no shape", 'write it as "1x3x224x224" or "1x128:int64"')
+        shape = () if match[1] == "scalar" else tuple(int(extent) for extent in match[1].split("x"))
+        parts.append((shape, match[2] or "float32"))
+
+    def draw(seed: int) -> tuple[Any, ...]:
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        tensors = []
+        for shape, name in parts:
+            dtype = getattr(torch, name, None)
+            if not isinstance(dtype, torch.dtype):
+                raise UnsupportedOption(f"{name!r} is no dtype", "float32, float16, bfloat16, int64, int32, bool, ...")
+            tensors.append(random_tensor(shape, dtype, generator))
+        return tuple(tensors)
+
+    return draw
+
+
+def random_tensor(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Normally distributed values; zeros and ones of integer and boolean dtypes, which are valid indices of almost every table."""
+    import torch
+
+    if dtype.is_floating_point:
+        return torch.randn(tuple(shape), generator=generator).to(dtype)
+    return torch.randint(2, tuple(shape), generator=generator).to(dtype)
+
+
+def _file(text: str, batch: int | None, chosen: Callable[[int], tuple[Any, ...]] | None) -> Model:
+    path = Path(text)
+    if not path.is_file():
+        beside = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(text, beside, n=3, cutoff=0.4)
+        raise UnknownModel(f"there is no file {text}", f"did you mean {', '.join(near)}?" if near else "check the path")
+    if batch is not None:
+        raise UnsupportedOption("--batch is given, and a file has its own input shapes", "export it with this batch, or give --input")
+    if path.suffix == ".onnx":
+        return Model(path.stem, str(path), chosen)
+    import torch
+
+    try:
+        program = torch.export.load(str(path))
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidModel(f"{path} cannot be read as an exported program: {first}", "write it again with torch.export.save") from error
+    return Model(path.stem, program, _like(program.example_inputs[0]) if program.example_inputs else chosen)
+
+
+def _like(examples: Sequence[Any]) -> Callable[[int], tuple[Any, ...]]:
+    """Fresh random tensors of the examples' shapes and dtypes; an integer tensor stays as it is, for its range is not known."""
+
+    def draw(seed: int) -> tuple[Any, ...]:
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(
+            random_tensor(x.shape, x.dtype, generator) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in examples
+        )
+
+    return draw
+
+
+def _zoo(text: str, name: str, batch: int) -> Model:
+    from tilewright import zoo
+
+    module, _ = zoo.build(name, batch)
+
+    def draw(seed: int) -> tuple[Any, ...]:
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return zoo.NETWORKS[name].example_inputs(batch)
+
+    return Model(text, module, draw)
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UnknownModel(f"the package {name} is not installed", f"pip install {name}") from error
+
+
+def _torchvision(text: str, name: str, batch: int) -> Model:
+    models = _package("torchvision").models
+    known = models.list_models()
+    if name not in known:
+        raise UnknownModel(f"torchvision has no model {name!r}", _nearest(name, known))
+    return Model(text, _seeded(lambda: models.get_model(name, weights=None)).eval(), _images(batch, 3, 299 if name == "inception_v3" else 224))
+
+
+def _timm(text: str, name: str, batch: int) -> Model:
+    library = _package("timm")
+    if not library.is_model(name):
+        raise UnknownModel(f"timm has no model {name!r}", _nearest(name, library.list_models()))
+    module = _seeded(lambda: library.create_model(name, pretrained=False)).eval()
+    return Model(text, module, _images(batch, *module.pretrained_cfg["input_size"][:2]))
+
+
+def _seeded(build: Callable[[], Any]) -> Any:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build()
+
+
+def _images(batch: int, channels: int, extent: int) -> Callable[[int], tuple[Any, ...]]:
+    return _drawn([f"{batch}x{channels}x{extent}x{extent}"])
+
+
+def _callable(text: str, package: str, name: str, batch: int | None, has_inputs: bool) -> Model:
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", package):
+        raise UnknownModel(f"{text!r} is no model", _nearest_anywhere(text))
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        known = ("zoo", "torchvision", "timm")
+        near = difflib.get_close_matches(package, known, n=1)
+        hint = f"did you mean {near[0]}:{name}?" if near else f"{package} is taken for a Python package: it must be on PYTHONPATH"
+        raise UnknownModel(f"{text!r}: the module {package} cannot be imported ({error})", hint) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UnknownModel(f"{package} has no callable {name!r}", _nearest(name, public) if public else "check the name")
+    accepts = "batch" in inspect.signature(function).parameters
+    if batch is not None and not accepts:
+        raise UnsupportedOption(f"--batch is given, and {text} has no parameter 'batch'", "add one, or give --input")
+    result = _seeded(lambda: function(batch=batch or 1) if accepts else function())
+    return _returned(text, result, has_inputs)
+
+
+def _returned(text: str, result: Any, has_inputs: bool) -> Model:
+    import torch
+
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.nn.Module):
+        module, examples = result
+        examples = (examples,) if isinstance(examples, torch.Tensor) else tuple(examples)
+        return Model(text, module.eval(), _like(examples))
+    if isinstance(result, torch.nn.Module) and has_inputs:
+        return Model(text, result.eval(), None)
+    if isinstance(result, torch.export.ExportedProgram):
+        return Model(text, result, _like(result.example_inputs[0]) if result.example_inputs else None)
+    kind = "a module without example inputs" if isinstance(result, torch.nn.Module) else type(result).__name__
+    raise InvalidModel(f"{text} returned {kind}", "return (module, (input, ...)), or give the shapes with --input")
+
+
+__all__ = ["Model", "random_tensor", "resolve"]

@@ -1,0 +1,125 @@
+"""The explanation of a compiled program as text: totals, every region with its reasons, what runs through PyTorch, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tilewright.frontend.imported import unsupported
+from tilewright.ir.layout import Layout
+from tilewright.report.figures import program_figures, region_figures
+from tilewright.report.units import scaled, seconds_text
+from tilewright.runtime.executable import Image
+from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
+from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_memory
+
+DIMENSION_LETTERS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
+
+
+def explanation(image: Image, name: str = "model") -> str:
+    """Everything about the program that a user may ask for; needs neither the machine nor a call."""
+    lines = [*_totals(image, name), ""]
+    for number, region in enumerate(image.program.regions, 1):
+        lines += [*region_lines(image.program, region, number), ""]
+    lines += [*_through_torch(image.program), "", *_memory(image)]
+    return "\n".join(lines)
+
+
+def _totals(image: Image, name: str) -> Iterator[str]:
+    program, machine = image.program, image.machine
+    figures = program_figures(program)
+    predicted = sum(region.predicted_seconds for region in program.regions)
+    without = sum(1 for region in program.regions if region.calls and not region.predicted_seconds)
+    calls = sum(len(region.calls) * region.repeat for region in program.regions)
+    yield f"{name} for {machine.name} ({machine.architecture}): {len(program.regions)} regions, {len(program.kernels)} kernels, {calls} kernel calls"
+    moved = scaled(figures.bytes_read + figures.bytes_written, "B")
+    yield f"  {scaled(figures.flops, 'flop')}, {moved} read and written by the regions"
+    note = f" ({without} regions have no prediction and count as nothing)" if without and predicted else ""
+    yield f"  predicted {seconds_text(predicted)}{note}"
+
+
+def region_lines(program: LoadableProgram, region: LoadableRegion, number: int) -> Iterator[str]:
+    """One region: its nodes and where they are in the model, schedule, predicted time and its terms, work, layout, reasons."""
+    repeated = f", repeated {region.repeat} times" if region.repeat > 1 else ""
+    yield f"{number}. {region.name}: {region.kind}{repeated}"
+    for label, texts in (
+        ("nodes", _nodes(program, region)),
+        ("schedule", [region.schedule] if region.schedule else []),
+        ("time", _time(region)),
+        ("work", [_work(program, region)]),
+        ("layout", _layouts(program, region)),
+        ("kernels", [", ".join(dict.fromkeys(call.kernel for call in region.calls))] if region.calls else []),
+        ("because", region.reasons),
+    ):
+        for index, text in enumerate(texts):
+            yield f"   {label if index == 0 else '':9}{text}"
+
+
+def _nodes(program: LoadableProgram, region: LoadableRegion) -> list[str]:
+    texts = []
+    for name in region.nodes:
+        node = program.nodes[name]
+        operator = node.attributes["target"] if node.operator == "torch" else node.operator
+        texts.append(f"{operator} {name}" + (f"  at {place_text(node.place)}" if node.place else ""))
+    return texts or ["none: it prepares storage"]
+
+
+def place_text(place: str) -> str:
+    """A node's place without the line of PyTorch's own source that called the operator: the module's name says it better."""
+    module, _, line = place.partition(" (")
+    return module if module and "/torch/nn/" in line else place
+
+
+def _time(region: LoadableRegion) -> list[str]:
+    if not region.predicted_seconds:
+        return ["no prediction"] if region.calls else []
+    terms = sorted(region.terms.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in terms)
+    return [f"{seconds_text(region.predicted_seconds)} predicted" + (f": {parts}" if parts else "")]
+
+
+def _work(program: LoadableProgram, region: LoadableRegion) -> str:
+    figures = region_figures(program, region)
+    return f"{scaled(figures.flops, 'flop')}, {scaled(figures.bytes_read, 'B')} read, {scaled(figures.bytes_written, 'B')} written"
+
+
+def _layouts(program: LoadableProgram, region: LoadableRegion) -> list[str]:
+    texts = []
+    for name in region.outputs:
+        storage = program.storage.get(program.root(name))
+        if storage is not None:
+            texts.append(f"{storage.value} stored as {layout_text(storage.layout)}")
+    return texts
+
+
+def layout_text(layout: Layout) -> str:
+    """As "N H W C", with factors of split dimensions and the halo: "row-major" where it is that."""
+    if layout.is_row_major:
+        return "row-major"
+    letters: Sequence[str] = DIMENSION_LETTERS.get(len(layout.shape), tuple(f"d{i}" for i in range(len(layout.shape))))
+    text = " ".join(letters[dim] + (f":{factor}" if factor else "") for dim, factor in layout.order)
+    halo = [f"{letters[dim]} {before}+{after}" for dim, (before, after) in enumerate(layout.halo) if before or after]
+    return text + (f" with a zeroed halo ({', '.join(halo)})" if halo else "")
+
+
+def _through_torch(program: LoadableProgram) -> Iterator[str]:
+    nodes = unsupported(program.graph)
+    others = [r for r in program.regions if r.kind == "torch" and not any(program.nodes[n].operator == "torch" for n in r.nodes)]
+    if not nodes and not others:
+        yield "Nothing runs through PyTorch."
+        return
+    yield "Through PyTorch:"
+    for node in nodes:
+        yield f"   {node}"
+    for region in others:
+        yield f"   region {region.name}: {'; '.join(region.reasons)}"
+
+
+def _memory(image: Image) -> Iterator[str]:
+    program = image.program
+    plan = plan_memory(program, GPU_ALIGNMENT if image.machine.is_gpu else CPU_ALIGNMENT)
+    constants = [name for name in program.storage if program.constant_source(name) is not None]
+    yield f"Memory: {plan}"
+    yield f"   constants as kernels read them: {scaled(sum(program.bytes_of(name) for name in constants), 'B')} in {len(constants)} buffers"
+    largest = sorted(plan.sizes, key=lambda name: (-plan.sizes[name], name))[:5]
+    for name in largest:
+        yield f"   {scaled(plan.sizes[name], 'B'):>9} at {plan.offsets[name]:>12,}  {name}"

@@ -1,0 +1,48 @@
+"""What a region computes and moves: arithmetic operations from the operator table, bytes from the storage of what it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tilewright.graph.table import OPERATORS, computation
+from tilewright.ir.graph import Graph, Node
+from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
+
+
+@dataclass(frozen=True)
+class Figures:
+    """`flops` counts the operations of the model's operators, whatever the kernel makes of them (what runs through PyTorch counts as 0).
+    Bytes are those of each distinct buffer, halo included, moved once."""
+
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written)
+
+
+def node_flops(graph: Graph, node: Node) -> int:
+    """Arithmetic operations of one node; a loop's body counts once for each repetition."""
+    if node.operator == "scan":
+        body = node.attributes["body"]
+        return node.attributes["length"] * sum(node_flops(body, inner) for inner in body.nodes)
+    return computation(node, graph.values).flops() if node.operator in OPERATORS else 0
+
+
+def region_figures(program: LoadableProgram, region: LoadableRegion) -> Figures:
+    """Figures of one region."""
+    flops = sum(node_flops(program.graph, program.nodes[name]) for name in region.nodes)
+    written = _bytes(program, region.outputs)
+    return Figures(flops, _bytes(program, [name for name in region.inputs if name not in region.outputs]), written)
+
+
+def program_figures(program: LoadableProgram) -> Figures:
+    """The sum over all regions."""
+    return sum((region_figures(program, region) for region in program.regions), Figures())
+
+
+def _bytes(program: LoadableProgram, names: Iterable[str]) -> int:
+    roots = dict.fromkeys(program.root(name) for name in names)
+    return sum(program.bytes_of(root) if root in program.storage else program.graph.values[root].bytes for root in roots)

@@ -1,0 +1,21 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def scaled(value: float, unit: str) -> str:
+    """Three or four significant digits with a decimal prefix: 12,345,678 and "B" give "12.3 MB"."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}" if abs(value) < 999.5 * factor else f"{value / factor:.0f} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """As "705 us"; "-" for no time."""
+    if not seconds:
+        return "-"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}" if seconds < 999.5 * factor else f"{seconds / factor:.0f} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
