@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_programs import ProgramBuilder, chain
@@ -90,9 +92,22 @@ def test_lifetimes_follow_calls_aliases_and_repetition() -> None:
     assert found == {"v0": (0, 4), "v1": (1, 2), "v2": (2, 3), "v3": (3, 5), "v4": (4, 4)}
 
 
-def test_a_repeated_region_keeps_its_workspaces_throughout() -> None:
-    from dataclasses import replace
+def test_a_pytorch_region_keeps_what_its_nodes_read() -> None:
+    builder = ProgramBuilder({"x": (4,)})
+    builder.kernel("relu", ("x",), "a", (4,), "")
+    builder.kernel("relu", ("a",), "copy", (4,), "")
+    builder.kernel("relu", ("copy",), "b", (4,), "")
+    builder.kernel("relu", ("b",), "out", (4,), "")
+    last = builder.regions[2]
+    node = replace(last.region.nodes[0], inputs=("a",))  # the kernel would read the copy of what the node reads
+    builder.nodes[2] = node
+    builder.regions[2] = replace(last, region=replace(last.region, kind="torch", nodes=(node,)), kernels=(), calls=())
+    program = loadable(builder.program(("out",)))
+    found = {b.name: (b.first, b.last) for b in lifetimes(program, assign_places(program).arena)}
+    assert found == {"a": (0, 2), "copy": (1, 2), "b": (2, 3)}
 
+
+def test_a_repeated_region_keeps_its_workspaces_throughout() -> None:
     from tilewright.ir.kernel import Block, Buffer, Kernel
     from tilewright.ir.region import Call
 
@@ -100,9 +115,7 @@ def test_a_repeated_region_keeps_its_workspaces_throughout() -> None:
     builder.kernel("relu", ("x",), "out", (4,), "")
     builder.value("w1", (4,), source=None)
     builder.value("w2", (4,), source=None)
-    kernels = tuple(
-        Kernel(f"k{i}", (Buffer("a", "f32", 4), Buffer("b", "f32", 4, writable=True)), Block(())) for i in range(3)
-    )
+    kernels = tuple(Kernel(f"k{i}", (Buffer("a", "f32", 4), Buffer("b", "f32", 4, writable=True)), Block(())) for i in range(3))
     calls = (Call("k0", ("x", "w1")), Call("k1", ("w1", "w2")), Call("k2", ("w2", "out")))
     builder.regions[0] = replace(builder.regions[0], kernels=kernels, calls=calls)
     once = loadable(builder.program(("out",)))

@@ -237,6 +237,20 @@ def test_nodes_through_pytorch_between_kernels() -> None:
     assert exe.verify(torch.randn(4, 5)).values
 
 
+def test_a_region_without_kernel_is_evaluated_by_its_definition() -> None:
+    builder = chain(2)
+    for i, lowered in enumerate(builder.regions):
+        if i in (1, 2, 4):
+            builder.regions[i] = replace(lowered, region=replace(lowered.region, kind="torch"), kernels=(), calls=())
+    exe = builder.executable(("r1",))
+    x = torch.randn(6, 7)
+    torch.testing.assert_close(exe(x), chain_reference(x, builder.constants["w"], 2))
+    assert exe.verify(x).passed
+    builder.regions[1] = replace(builder.regions[1], region=replace(builder.regions[1].region, nodes=()))
+    with pytest.raises(InvalidArtifact, match="q0"):
+        builder.executable(("r1",))
+
+
 def test_repeated_calls_get_their_number() -> None:
     builder = ProgramBuilder({"x": (8, 3)})
     body = "int t = scalars[0]; for (int i = 3 * t; i < 3 * t + 3; i++) y[i] = x0[i] + (t ? y[i - 3] : 0);"

@@ -78,7 +78,14 @@ def _region_buffers(program: LoadableProgram, region: LoadableRegion) -> Iterabl
     for call in region.calls:
         yield from (program.root(name) for name in call.arguments)
     if region.kind == "torch":
-        yield from (program.root(name) for name in (*region.inputs, *region.outputs))
+        yield from (program.root(name) for name in _torch_buffers(program, region))
+
+
+def _torch_buffers(program: LoadableProgram, region: LoadableRegion) -> list[str]:
+    """What a PyTorch region reads and writes: its nodes may read a value of which the region's kernels read a copy."""
+    read = (name for node in region.nodes for name in program.nodes[node].inputs)
+    names = dict.fromkeys((*region.inputs, *read, *region.outputs))
+    return [name for name in names if program.root(name) in program.storage]
 
 
 def assign_places(program: LoadableProgram) -> Places:
@@ -109,7 +116,7 @@ def lifetimes(program: LoadableProgram, names: Iterable[str]) -> list[Lifetime]:
     position = 0
     for region in program.regions:
         if region.kind == "torch":
-            uses = [(position, name) for name in (*region.inputs, *region.outputs)]
+            uses = [(position, name) for name in _torch_buffers(program, region)]
             end = position + 1
         else:
             uses = [(position + i, name) for i, call in enumerate(region.calls) for name in call.arguments]

@@ -1,5 +1,7 @@
 """Nodes that run through PyTorch: operator `torch`, with the ATen operator's name and how its arguments are made.
 
+Nodes of the operator table may stand here too, where a kernel did not compile: they are evaluated by their definition.
+
 Operators are found by name in `torch.ops.aten` and nowhere else, so that a saved executable can name nothing but tensor
 functions.
 """
@@ -14,7 +16,9 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArtifact
-from tilewright.ir.graph import Node
+from tilewright.graph.reference import evaluate_node, to_numpy
+from tilewright.graph.table import OPERATORS
+from tilewright.ir.graph import Graph, Node
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.packing import unpack, write
@@ -81,14 +85,34 @@ def run_node(node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -
 
 
 def check_nodes(program: LoadableProgram) -> None:
-    """Raises InvalidArtifact where a PyTorch region holds a node that cannot run through PyTorch."""
+    """Raises InvalidArtifact where a node cannot run through PyTorch, or a PyTorch region's nodes do not make its
+    outputs."""
+    _check_targets(program.graph)
     for region in program.regions:
         if region.kind == "torch":
-            for name in region.nodes:
-                node = program.nodes[name]
-                if node.operator != "torch":
-                    raise InvalidArtifact(f"node {name} of operator {node.operator} stands in a PyTorch region", "compile the model again")
-                resolve_operator(node.attributes["target"])
+            made = {name for node in region.nodes for name in program.nodes[node].outputs}
+            missing = sorted(set(region.outputs) - made)
+            if missing:
+                raise InvalidArtifact(
+                    f"region {region.name} is to run through PyTorch, and no node of it makes {', '.join(missing)}",
+                    "report this model",
+                )
+
+
+def _check_targets(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.operator == "torch":
+            resolve_operator(node.attributes["target"])
+        elif node.operator == "scan":
+            _check_targets(node.attributes["body"])
+        elif node.operator not in OPERATORS:
+            raise InvalidArtifact(f"node {node.name} has the unknown operator {node.operator!r}", "compile the model again")
+
+
+def _evaluate(graph: Graph, node: Node, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """A node of the operator table by its definition, with NumPy: for a kernel that the compiler refused."""
+    results = evaluate_node(graph, node, [to_numpy(tensor) for tensor in inputs])
+    return tuple(torch.from_numpy(array) for array in results)
 
 
 def run_region(
@@ -112,7 +136,11 @@ def run_region(
 
     for node_name in region.nodes:
         node = program.nodes[node_name]
-        results = run_node(node, [read(name) for name in node.inputs], buffers.device)
+        arguments = [read(name) for name in node.inputs]
+        if node.operator == "torch":
+            results = run_node(node, arguments, buffers.device)
+        else:
+            results = _evaluate(program.graph, node, arguments)
         local.update(zip(node.outputs, results, strict=False))
     for name in region.outputs:
         if buffers.is_stored(name):
