@@ -293,6 +293,15 @@ def test_verify_names_the_first_wrong_region() -> None:
     assert [v.relative_error for v in good.worst] == sorted((v.relative_error for v in good.values), reverse=True)
 
 
+def test_verify_reads_a_value_after_the_last_region_that_writes_it() -> None:
+    builder = ProgramBuilder({"x": (4,)})
+    builder.kernel("relu", ("x",), "y", (4,), "for (int i = 0; i < 2; i++) y[i] = x0[i] > 0 ? x0[i] : 0;")
+    builder.kernel("relu", ("x",), "y", (4,), "for (int i = 2; i < 4; i++) y[i] = x0[i] > 0 ? x0[i] : 0;")
+    builder.nodes.pop()
+    report = builder.executable(("y",)).verify(torch.randn(4))
+    assert report.passed and [v.region for v in report.values] == ["region1"]
+
+
 def test_verify_sees_nan_and_keeps_inputs() -> None:
     builder = ProgramBuilder({"x": (4,)})
     builder.kernel("relu", ("x",), "y", (4,), "for (int i = 0; i < 4; i++) y[i] = x0[i] > 0 ? x0[i] : 0;")  # loses NaN
