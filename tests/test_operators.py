@@ -79,35 +79,169 @@ def positive(*shape: int) -> torch.Tensor:
 # --- elementwise ------------------------------------------------------------------------------------------------------
 
 ANYWHERE = [
-    torch.abs, torch.neg, torch.sign, torch.exp, torch.exp2, torch.expm1, torch.sin, torch.cos, torch.tan, torch.atan, torch.sinh, torch.cosh,
-    torch.tanh, torch.asinh, torch.erf, torch.erfc, torch.floor, torch.ceil, torch.round, torch.trunc, torch.frac, torch.isnan, torch.isinf,
-    torch.isfinite, torch.logical_not, torch.square, torch.sigmoid, torch.nan_to_num, F.relu, F.relu6, F.silu, F.gelu,
-    lambda x: F.gelu(x, approximate="tanh"), F.hardswish, F.hardsigmoid, F.hardtanh, F.elu, F.celu, F.selu, F.softplus, F.mish, F.leaky_relu, F.softsign,
-    F.logsigmoid, F.tanhshrink, F.hardshrink, F.softshrink, lambda x: F.threshold(x, 0.1, 20.0), lambda x: F.elu(x, 0.7), lambda x: F.celu(x, 0.7),
-    lambda x: F.hardtanh(x, -0.3, 0.4), lambda x: F.softplus(x, 2.0, 1.0), lambda x: F.leaky_relu(x, 0.3), lambda x: x.clamp(-0.2, 0.5),
-    lambda x: x.clamp(min=0.1), lambda x: x.clamp(max=0.1), lambda x: x**2, lambda x: x**3, lambda x: x * 3 + 1, lambda x: 2 - x, lambda x: 1 / (x * x + 1),
-    lambda x: x / 3, lambda x: x // 0.3, lambda x: x % 0.7, lambda x: torch.fmod(x, 0.7), lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
-    lambda x: torch.rsub(x, 2, alpha=3), lambda x: torch.add(x, x, alpha=2), lambda x: x > 0, lambda x: (x > 0) & (x < 1), lambda x: x.to(torch.float32),
-    lambda x: x.to(torch.int64), lambda x: x.bool(), lambda x: torch.where(x > 0, x, -1.0), lambda x: x.masked_fill(x > 0, 7.0), torch.deg2rad,
-    lambda x: torch.round(x, decimals=2), lambda x: F.dropout(x, 0.5, False), lambda x: F.glu(x, -1), lambda x: torch.clamp(x, x * 0, x * 0 + 1),
-]  # fmt: skip
+    torch.abs,
+    torch.neg,
+    torch.sign,
+    torch.exp,
+    torch.exp2,
+    torch.expm1,
+    torch.sin,
+    torch.cos,
+    torch.tan,
+    torch.atan,
+    torch.sinh,
+    torch.cosh,
+    torch.tanh,
+    torch.asinh,
+    torch.erf,
+    torch.erfc,
+    torch.floor,
+    torch.ceil,
+    torch.round,
+    torch.trunc,
+    torch.frac,
+    torch.isnan,
+    torch.isinf,
+    torch.isfinite,
+    torch.logical_not,
+    torch.square,
+    torch.sigmoid,
+    torch.nan_to_num,
+    F.relu,
+    F.relu6,
+    F.silu,
+    F.gelu,
+    lambda x: F.gelu(x, approximate="tanh"),
+    F.hardswish,
+    F.hardsigmoid,
+    F.hardtanh,
+    F.elu,
+    F.celu,
+    F.selu,
+    F.softplus,
+    F.mish,
+    F.leaky_relu,
+    F.softsign,
+    F.logsigmoid,
+    F.tanhshrink,
+    F.hardshrink,
+    F.softshrink,
+    lambda x: F.threshold(x, 0.1, 20.0),
+    lambda x: F.elu(x, 0.7),
+    lambda x: F.celu(x, 0.7),
+    lambda x: F.hardtanh(x, -0.3, 0.4),
+    lambda x: F.softplus(x, 2.0, 1.0),
+    lambda x: F.leaky_relu(x, 0.3),
+    lambda x: x.clamp(-0.2, 0.5),
+    lambda x: x.clamp(min=0.1),
+    lambda x: x.clamp(max=0.1),
+    lambda x: x**2,
+    lambda x: x**3,
+    lambda x: x * 3 + 1,
+    lambda x: 2 - x,
+    lambda x: 1 / (x * x + 1),
+    lambda x: x / 3,
+    lambda x: x // 0.3,
+    lambda x: x % 0.7,
+    lambda x: torch.fmod(x, 0.7),
+    lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
+    lambda x: torch.rsub(x, 2, alpha=3),
+    lambda x: torch.add(x, x, alpha=2),
+    lambda x: x > 0,
+    lambda x: (x > 0) & (x < 1),
+    lambda x: x.to(torch.float32),
+    lambda x: x.to(torch.int64),
+    lambda x: x.bool(),
+    lambda x: torch.where(x > 0, x, -1.0),
+    lambda x: x.masked_fill(x > 0, 7.0),
+    torch.deg2rad,
+    lambda x: torch.round(x, decimals=2),
+    lambda x: F.dropout(x, 0.5, False),
+    lambda x: F.glu(x, -1),
+    lambda x: torch.clamp(x, x * 0, x * 0 + 1),
+]
 WITHIN_ONE = [
-    torch.sqrt, torch.rsqrt, torch.log, torch.log2, torch.log10, torch.log1p, torch.asin, torch.acos, torch.atanh, torch.reciprocal, torch.logit,
-    lambda x: torch.acosh(x + 1), lambda x: x**0.5, lambda x: x**-0.5, lambda x: x**-1, lambda x: x**1.7, lambda x: 2.0**x, lambda x: torch.pow(x, x),
-]  # fmt: skip
+    torch.sqrt,
+    torch.rsqrt,
+    torch.log,
+    torch.log2,
+    torch.log10,
+    torch.log1p,
+    torch.asin,
+    torch.acos,
+    torch.atanh,
+    torch.reciprocal,
+    torch.logit,
+    lambda x: torch.acosh(x + 1),
+    lambda x: x**0.5,
+    lambda x: x**-0.5,
+    lambda x: x**-1,
+    lambda x: x**1.7,
+    lambda x: 2.0**x,
+    lambda x: torch.pow(x, x),
+]
 BINARY = [
-    torch.add, torch.sub, torch.mul, torch.div, torch.atan2, torch.maximum, torch.minimum, torch.fmod, torch.remainder, torch.floor_divide, torch.logaddexp,
-    torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and, torch.logical_or, torch.logical_xor, torch.isclose,
-    lambda a, b: torch.lerp(a, b, 0.3), lambda a, b: torch.lerp(a, b, torch.sigmoid(b)), lambda a, b: torch.addcmul(a, a, b, value=0.5),
-    lambda a, b: torch.addcdiv(a, a, b, value=0.5), lambda a, b: torch.where(a > b, a, b), lambda a, b: torch.div(a, b, rounding_mode="floor"),
-    lambda a, b: torch.div(a, b, rounding_mode="trunc"), lambda a, b: F.prelu(a, b[0, :1]), lambda a, b: a.masked_fill(b > 0, 1.0),
-]  # fmt: skip
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.atan2,
+    torch.maximum,
+    torch.minimum,
+    torch.fmod,
+    torch.remainder,
+    torch.floor_divide,
+    torch.logaddexp,
+    torch.eq,
+    torch.ne,
+    torch.lt,
+    torch.le,
+    torch.gt,
+    torch.ge,
+    torch.logical_and,
+    torch.logical_or,
+    torch.logical_xor,
+    torch.isclose,
+    lambda a, b: torch.lerp(a, b, 0.3),
+    lambda a, b: torch.lerp(a, b, torch.sigmoid(b)),
+    lambda a, b: torch.addcmul(a, a, b, value=0.5),
+    lambda a, b: torch.addcdiv(a, a, b, value=0.5),
+    lambda a, b: torch.where(a > b, a, b),
+    lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    lambda a, b: F.prelu(a, b[0, :1]),
+    lambda a, b: a.masked_fill(b > 0, 1.0),
+]
 INTEGER = [
-    torch.add, torch.sub, torch.mul, torch.div, torch.floor_divide, torch.remainder, torch.fmod, torch.maximum, torch.bitwise_and, torch.bitwise_or,
-    torch.bitwise_xor, torch.eq, torch.lt, torch.logical_or, lambda a, b: torch.div(a, b, rounding_mode="trunc"), lambda a, b: a * 2.5, lambda a, b: a + True,
-    lambda a, b: ~a, lambda a, b: a.abs(), lambda a, b: -a, lambda a, b: torch.sqrt(b.abs()), lambda a, b: torch.where(a > b, a, 0), lambda a, b: a << 2,
-    lambda a, b: a.float() / b, lambda a, b: (a > 0) + (b > 0), lambda a, b: a.clamp(-2, 3), lambda a, b: torch.sign(a), lambda a, b: (a > 0).sum(),
-]  # fmt: skip
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.floor_divide,
+    torch.remainder,
+    torch.fmod,
+    torch.maximum,
+    torch.bitwise_and,
+    torch.bitwise_or,
+    torch.bitwise_xor,
+    torch.eq,
+    torch.lt,
+    torch.logical_or,
+    lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    lambda a, b: a * 2.5,
+    lambda a, b: a + True,
+    lambda a, b: ~a,
+    lambda a, b: a.abs(),
+    lambda a, b: -a,
+    lambda a, b: torch.sqrt(b.abs()),
+    lambda a, b: torch.where(a > b, a, 0),
+    lambda a, b: a << 2,
+    lambda a, b: a.float() / b,
+    lambda a, b: (a > 0) + (b > 0),
+    lambda a, b: a.clamp(-2, 3),
+    lambda a, b: torch.sign(a),
+    lambda a, b: (a > 0).sum(),
+]
 
 
 @few
@@ -134,8 +268,25 @@ def test_special_values() -> None:
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0], dtype=torch.float64)
     x.fixed = True  # type: ignore[attr-defined]
     check(
-        lambda x: [x.relu(), x.clamp(-1, 1), torch.maximum(x, x * 0), x.isnan(), x.isinf(), x.isfinite(), x.amax(), x.max(0), x.argmin(), x.nan_to_num(),
-                   F.max_pool1d(x[None], 2), x == x, torch.sigmoid(x), F.softplus(x), x.bool()], x)  # fmt: skip
+        lambda x: [
+            x.relu(),
+            x.clamp(-1, 1),
+            torch.maximum(x, x * 0),
+            x.isnan(),
+            x.isinf(),
+            x.isfinite(),
+            x.amax(),
+            x.max(0),
+            x.argmin(),
+            x.nan_to_num(),
+            F.max_pool1d(x[None], 2),
+            x == x,
+            torch.sigmoid(x),
+            F.softplus(x),
+            x.bool(),
+        ],
+        x,
+    )
 
 
 # --- convolution and products -----------------------------------------------------------------------------------------
@@ -181,14 +332,41 @@ def test_products() -> None:
     a, b, v, w = random(3, 4), random(4, 5), random(4), random(2, 1, 4, 5)
     check(
         lambda a, b, v, w, c: [
-            a @ b, a @ v, v @ b, v @ v, a @ w, torch.mm(a, b), torch.mv(a, v), torch.dot(v, v), torch.outer(v, v), torch.bmm(c, c), w.mT @ v,
-            torch.addmm(b[:3], a, b), torch.addmm(b[0], a, b, beta=0.5, alpha=2), torch.baddbmm(c, c, c), F.linear(a, b.T), F.linear(a, b.T, b[0]),
-            torch.einsum("ij,jk->ik", a, b), torch.einsum("ij,jk->ki", a, b), torch.einsum("bij,bjk->bik", c, c), torch.einsum("i,j->ij", v, v),
-            torch.einsum("ij->j", a), torch.einsum("bij,bkj->bik", c, c), torch.einsum("ij,ij->", a, a), torch.einsum("ij,jk,lk->il", a, b, b),
-            torch.einsum("bij,bij->bij", c, c), F.bilinear(a, a, w.new_ones(2, 4, 4)), torch.linalg.multi_dot([a, b, b.T]), torch.tensordot(a, b, 1),
+            a @ b,
+            a @ v,
+            v @ b,
+            v @ v,
+            a @ w,
+            torch.mm(a, b),
+            torch.mv(a, v),
+            torch.dot(v, v),
+            torch.outer(v, v),
+            torch.bmm(c, c),
+            w.mT @ v,
+            torch.addmm(b[:3], a, b),
+            torch.addmm(b[0], a, b, beta=0.5, alpha=2),
+            torch.baddbmm(c, c, c),
+            F.linear(a, b.T),
+            F.linear(a, b.T, b[0]),
+            torch.einsum("ij,jk->ik", a, b),
+            torch.einsum("ij,jk->ki", a, b),
+            torch.einsum("bij,bjk->bik", c, c),
+            torch.einsum("i,j->ij", v, v),
+            torch.einsum("ij->j", a),
+            torch.einsum("bij,bkj->bik", c, c),
+            torch.einsum("ij,ij->", a, a),
+            torch.einsum("ij,jk,lk->il", a, b, b),
+            torch.einsum("bij,bij->bij", c, c),
+            F.bilinear(a, a, w.new_ones(2, 4, 4)),
+            torch.linalg.multi_dot([a, b, b.T]),
+            torch.tensordot(a, b, 1),
         ],
-        a, b, v, w, random(2, 3, 3),
-    )  # fmt: skip
+        a,
+        b,
+        v,
+        w,
+        random(2, 3, 3),
+    )
 
 
 # --- normalisation, pooling, resampling -------------------------------------------------------------------------------
@@ -196,7 +374,14 @@ def test_products() -> None:
 
 def test_softmax() -> None:
     check(
-        lambda x: [F.softmax(x, 1), F.log_softmax(x, -1), torch.logsumexp(x, (0, 2)), torch.logsumexp(x, 1, True), F.softmin(x, 0), F.softmax(x[0, 0, 0], 0)],
+        lambda x: [
+            F.softmax(x, 1),
+            F.log_softmax(x, -1),
+            torch.logsumexp(x, (0, 2)),
+            torch.logsumexp(x, 1, True),
+            F.softmin(x, 0),
+            F.softmax(x[0, 0, 0], 0),
+        ],
         random(2, 3, 4),
     )
 
@@ -206,11 +391,20 @@ class Norms(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(
             [
-                nn.BatchNorm2d(channels), nn.BatchNorm2d(channels, affine=False), nn.GroupNorm(2, channels), nn.GroupNorm(1, channels, affine=False),
-                nn.InstanceNorm2d(channels, affine=True), nn.InstanceNorm2d(channels, track_running_stats=True), nn.LayerNorm([5]), nn.LayerNorm([4, 5]),
-                nn.LayerNorm([5], bias=False), nn.LayerNorm([5], elementwise_affine=False), nn.RMSNorm([5]), nn.LocalResponseNorm(2),
+                nn.BatchNorm2d(channels),
+                nn.BatchNorm2d(channels, affine=False),
+                nn.GroupNorm(2, channels),
+                nn.GroupNorm(1, channels, affine=False),
+                nn.InstanceNorm2d(channels, affine=True),
+                nn.InstanceNorm2d(channels, track_running_stats=True),
+                nn.LayerNorm([5]),
+                nn.LayerNorm([4, 5]),
+                nn.LayerNorm([5], bias=False),
+                nn.LayerNorm([5], elementwise_affine=False),
+                nn.RMSNorm([5]),
+                nn.LocalResponseNorm(2),
             ]
-        )  # fmt: skip
+        )
         for tensor in [*self.parameters(), *(b for b in self.buffers() if b.is_floating_point())]:
             nn.init.uniform_(tensor, 0.5, 1.5)
 
@@ -238,12 +432,18 @@ def test_pooling(data: st.DataObject) -> None:
     divisor = {} if rank == 1 else {"divisor_override": 5}
     check(
         lambda x: [
-            greatest(x, window, stride, padding, dilation, ceil), greatest(x, window, stride, padding, 1, ceil, return_indices=True),
-            mean(x, window, stride, padding, ceil), mean(x, window, stride, padding, ceil, False), mean(x, window, stride, padding, ceil, **divisor),
-            adaptive(x, output), adaptive_greatest(x, output), adaptive(x, 1), F.lp_pool1d(x, 2, 2) if rank == 1 else x + 1,
+            greatest(x, window, stride, padding, dilation, ceil),
+            greatest(x, window, stride, padding, 1, ceil, return_indices=True),
+            mean(x, window, stride, padding, ceil),
+            mean(x, window, stride, padding, ceil, False),
+            mean(x, window, stride, padding, ceil, **divisor),
+            adaptive(x, output),
+            adaptive_greatest(x, output),
+            adaptive(x, 1),
+            F.lp_pool1d(x, 2, 2) if rank == 1 else x + 1,
         ],
         random(2, 3, *(draw(st.integers(6, 8)) for _ in range(rank))),
-    )  # fmt: skip
+    )
 
 
 @few
@@ -252,14 +452,20 @@ def test_resampling(size: int, output: int, align: bool) -> None:
     x = random(1, 2, size, size + 1)
     check(
         lambda x: [
-            F.interpolate(x, (output, output), mode="nearest"), F.interpolate(x, (output, output + 1), mode="bilinear", align_corners=align),
-            F.interpolate(x, (output, output), mode="bicubic", align_corners=align), F.interpolate(x, scale_factor=2, mode="nearest"),
-            F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=align), F.interpolate(x, scale_factor=1.7, mode="bilinear"),
-            F.interpolate(x[0], output, mode="linear", align_corners=align), F.interpolate(x[None], (2, output, output), mode="trilinear", align_corners=align),
-            F.pixel_shuffle(x.expand(1, 2, size, size + 1).repeat(1, 4, 1, 1), 2), F.interpolate(x[0], output),
+            F.interpolate(x, (output, output), mode="nearest"),
+            F.interpolate(x, (output, output + 1), mode="bilinear", align_corners=align),
+            F.interpolate(x, (output, output), mode="bicubic", align_corners=align),
+            F.interpolate(x, scale_factor=2, mode="nearest"),
+            F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=align),
+            F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+            F.interpolate(x[0], output, mode="linear", align_corners=align),
+            F.interpolate(x[None], (2, output, output), mode="trilinear", align_corners=align),
+            F.pixel_shuffle(x.expand(1, 2, size, size + 1).repeat(1, 4, 1, 1), 2),
+            F.interpolate(x[0], output),
         ],
-        x, tolerance=1e-7,
-    )  # fmt: skip
+        x,
+        tolerance=1e-7,
+    )
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
@@ -268,14 +474,51 @@ def test_resampling(size: int, output: int, align: bool) -> None:
 def test_reductions() -> None:
     check(
         lambda x: [
-            x.sum(), x.sum(1), x.sum((0, 2), True), x.mean(), x.mean(-1), x.prod(), x.prod(1), x.amax(1), x.amin((0, 1)), x.max(), x.min(), x.max(1), x.min(2, True),
-            x.argmax(), x.argmax(1), x.argmin(0, True), (x > 0).any(), (x > -9).all(1), x.var(), x.var(1), x.std(2, True), x.var(1, correction=0),
-            torch.var_mean(x, 1), torch.std_mean(x, (0, 1)), x.norm(), x.norm(1, 1), x.norm(float("inf"), 2), torch.linalg.vector_norm(x, 3, (0, 1)), x.cumsum(1),
-            x.cumsum(0), x.cumprod(-1), torch.count_nonzero(x > 0, 1), x[0, 0, 0].sum(0), x[0, 0, 0].argmax(), torch.aminmax(x, dim=1), (x * 3).int().sum(1),
-            (x * 3).int().cumsum(0), x.sum(1, dtype=torch.float32), x.std(unbiased=False), x.norm(dim=1), torch.linalg.vector_norm(x, 0),
+            x.sum(),
+            x.sum(1),
+            x.sum((0, 2), True),
+            x.mean(),
+            x.mean(-1),
+            x.prod(),
+            x.prod(1),
+            x.amax(1),
+            x.amin((0, 1)),
+            x.max(),
+            x.min(),
+            x.max(1),
+            x.min(2, True),
+            x.argmax(),
+            x.argmax(1),
+            x.argmin(0, True),
+            (x > 0).any(),
+            (x > -9).all(1),
+            x.var(),
+            x.var(1),
+            x.std(2, True),
+            x.var(1, correction=0),
+            torch.var_mean(x, 1),
+            torch.std_mean(x, (0, 1)),
+            x.norm(),
+            x.norm(1, 1),
+            x.norm(float("inf"), 2),
+            torch.linalg.vector_norm(x, 3, (0, 1)),
+            x.cumsum(1),
+            x.cumsum(0),
+            x.cumprod(-1),
+            torch.count_nonzero(x > 0, 1),
+            x[0, 0, 0].sum(0),
+            x[0, 0, 0].argmax(),
+            torch.aminmax(x, dim=1),
+            (x * 3).int().sum(1),
+            (x * 3).int().cumsum(0),
+            x.sum(1, dtype=torch.float32),
+            x.std(unbiased=False),
+            x.norm(dim=1),
+            torch.linalg.vector_norm(x, 0),
         ],
-        random(2, 3, 4), tolerance=1e-6,
-    )  # fmt: skip
+        random(2, 3, 4),
+        tolerance=1e-6,
+    )
 
 
 # --- shapes and indices -----------------------------------------------------------------------------------------------
@@ -284,20 +527,70 @@ def test_reductions() -> None:
 def test_shapes() -> None:
     check(
         lambda x: [
-            y + 0 for y in [
-                x.view(6, 4), x.reshape(-1), x.flatten(1), x.permute(2, 0, 1), x.transpose(0, 2), x[None, :, None].squeeze(), x.unsqueeze(-1).expand(2, 3, 4, 5),
-                x.repeat(2, 1, 1, 2), x[:, 1:], x[..., ::2], x[1], x[:, -1, 1:-1], x.select(1, 2), x.narrow(2, 1, 2), *x.split(2, 2), *x.split([1, 2], 1), *x.chunk(3, 1),
-                torch.cat([x, x * 2, x[:, :1]], 1), torch.stack([x, x + 1], -1), *x.unbind(1), F.pad(x, (1, 2)), F.pad(x, (1, -1, 0, 2), value=3.0),
-                F.pad(x, (2, 1), mode="reflect"), F.pad(x, (2, 1), mode="replicate"), F.pad(x, (2, 1), mode="circular"), x.flip(0, 2), x.roll(1, 0),
-                x.roll((1, -2), (1, 2)), x.roll(3), x.tril(), x.triu(1), x.diagonal(0, 1, 2), x.diagonal(-1, 0, 1), x.unfold(2, 2, 1), torch.arange(5),
-                torch.arange(1, 7, 2), torch.arange(0, 1, 0.25), torch.full((2, 3), 7.0), torch.zeros(3), torch.ones_like(x), x.new_full((2,), 3), torch.eye(3), x.T,
-                x.repeat_interleave(2, 1), torch.linspace(0, 1, 5), x.movedim(0, 1), x.swapaxes(0, 1), torch.tile(x, (2,)), x.unflatten(2, (2, 2)),
-                F.pixel_unshuffle(x.view(1, 3, 2, 4), 2), F.channel_shuffle(x.view(1, 6, 2, 2), 2), F.unfold(x.view(1, 2, 3, 4), (2, 3), 1, 1, (1, 2)), x.mT,
-                torch.meshgrid(x[0, 0], x[0, 1], indexing="ij")[0], torch.atleast_2d(x[0, 0]), torch.hstack([x, x]), torch.cat([x[:0], x]), x.contiguous().view(-1),
+            y + 0
+            for y in [
+                x.view(6, 4),
+                x.reshape(-1),
+                x.flatten(1),
+                x.permute(2, 0, 1),
+                x.transpose(0, 2),
+                x[None, :, None].squeeze(),
+                x.unsqueeze(-1).expand(2, 3, 4, 5),
+                x.repeat(2, 1, 1, 2),
+                x[:, 1:],
+                x[..., ::2],
+                x[1],
+                x[:, -1, 1:-1],
+                x.select(1, 2),
+                x.narrow(2, 1, 2),
+                *x.split(2, 2),
+                *x.split([1, 2], 1),
+                *x.chunk(3, 1),
+                torch.cat([x, x * 2, x[:, :1]], 1),
+                torch.stack([x, x + 1], -1),
+                *x.unbind(1),
+                F.pad(x, (1, 2)),
+                F.pad(x, (1, -1, 0, 2), value=3.0),
+                F.pad(x, (2, 1), mode="reflect"),
+                F.pad(x, (2, 1), mode="replicate"),
+                F.pad(x, (2, 1), mode="circular"),
+                x.flip(0, 2),
+                x.roll(1, 0),
+                x.roll((1, -2), (1, 2)),
+                x.roll(3),
+                x.tril(),
+                x.triu(1),
+                x.diagonal(0, 1, 2),
+                x.diagonal(-1, 0, 1),
+                x.unfold(2, 2, 1),
+                torch.arange(5),
+                torch.arange(1, 7, 2),
+                torch.arange(0, 1, 0.25),
+                torch.full((2, 3), 7.0),
+                torch.zeros(3),
+                torch.ones_like(x),
+                x.new_full((2,), 3),
+                torch.eye(3),
+                x.T,
+                x.repeat_interleave(2, 1),
+                torch.linspace(0, 1, 5),
+                x.movedim(0, 1),
+                x.swapaxes(0, 1),
+                torch.tile(x, (2,)),
+                x.unflatten(2, (2, 2)),
+                F.pixel_unshuffle(x.view(1, 3, 2, 4), 2),
+                F.channel_shuffle(x.view(1, 6, 2, 2), 2),
+                F.unfold(x.view(1, 2, 3, 4), (2, 3), 1, 1, (1, 2)),
+                x.mT,
+                torch.meshgrid(x[0, 0], x[0, 1], indexing="ij")[0],
+                torch.atleast_2d(x[0, 0]),
+                torch.hstack([x, x]),
+                torch.cat([x[:0], x]),
+                x.contiguous().view(-1),
             ]
         ],
         random(2, 3, 4),
-    )  # fmt: skip
+    )
 
 
 def test_indexing() -> None:
@@ -305,17 +598,38 @@ def test_indexing() -> None:
     inside = torch.tensor([[2, 0, 1], [1, 1, 0]])
     check(
         lambda x, i, j: [
-            x[i], x[:, i], x[i, i], x[:, i, :2], x[i[0], :, i[1]], x.index_select(1, j[0]), torch.gather(x, 0, j[None, :, :2].clamp(max=1)), torch.take(x, j),
-            F.embedding(j, x[0]), F.one_hot(j, 4), torch.take_along_dim(x[0], j, 1) if False else x[0].gather(1, j), x[j.clamp(max=1), 1], x[..., j],
-            x.index_select(-1, j[1]), x[torch.tensor(1)], x[:, [0, 2]],
+            x[i],
+            x[:, i],
+            x[i, i],
+            x[:, i, :2],
+            x[i[0], :, i[1]],
+            x.index_select(1, j[0]),
+            torch.gather(x, 0, j[None, :, :2].clamp(max=1)),
+            torch.take(x, j),
+            F.embedding(j, x[0]),
+            F.one_hot(j, 4),
+            torch.take_along_dim(x[0], j[:1], 1),
+            x[j.clamp(max=1), 1],
+            x[..., j],
+            x.index_select(-1, j[1]),
+            x[torch.tensor(1)],
+            x[:, [0, 2]],
         ],
-        random(3, 3, 4), index, inside,
-    )  # fmt: skip
+        random(3, 3, 4),
+        index,
+        inside,
+    )
     check(lambda x, i: F.embedding_bag(i, x, mode="mean"), random(5, 3), inside)
     for mode in ("sum", "mean", "max"):
         offsets = torch.tensor([0, 2, 2, 5])
         check(lambda x, i, o, mode=mode: F.embedding_bag(i, x, o, mode=mode), random(5, 3), torch.tensor([1, 0, 4, 4, 2, 3]), offsets)
-    check(lambda x, i, o, w: F.embedding_bag(i, x, o, mode="sum", per_sample_weights=w), random(5, 3), torch.tensor([1, 0, 4]), torch.tensor([0, 2]), random(3))
+    check(
+        lambda x, i, o, w: F.embedding_bag(i, x, o, mode="sum", per_sample_weights=w),
+        random(5, 3),
+        torch.tensor([1, 0, 4]),
+        torch.tensor([0, 2]),
+        random(3),
+    )
 
 
 def test_writes_through_views() -> None:
@@ -340,8 +654,12 @@ def test_attention() -> None:
     attend = F.scaled_dot_product_attention
     check(
         lambda q, k, v, m, b: [attend(q, k, v), attend(q, k, v, b), attend(q, k, v, is_causal=True), attend(q, k, v, scale=0.3), attend(q, k, v, m)],
-        q, k, v, mask, bias,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        mask,
+        bias,
+    )
     check(lambda q, k, v: attend(q, k, v, enable_gqa=True), random(1, 4, 3, 4), random(1, 2, 5, 4), random(1, 2, 5, 4))
     check(nn.MultiheadAttention(8, 2, batch_first=True).double(), *[random(2, 3, 8)] * 3)
 
@@ -357,7 +675,8 @@ def test_recurrent(kind: Callable[..., nn.Module], options: dict[str, Any]) -> N
 
 
 def test_recurrent_states_and_cells() -> None:
-    check(lambda x, h, c, m=nn.LSTM(3, 4).double(): m(x, (h, c)), random(5, 2, 3), random(1, 2, 4), random(1, 2, 4))
+    lstm = nn.LSTM(3, 4).double()
+    check(lambda x, h, c: lstm(x, (h, c)), random(5, 2, 3), random(1, 2, 4), random(1, 2, 4))
     check(nn.GRU(3, 4).double(), random(5, 3))
     for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         check(cell(3, 4).double(), random(2, 3))

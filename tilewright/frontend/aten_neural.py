@@ -26,13 +26,18 @@ def _batched(g: GraphBuilder, x: Value, spatial: int) -> tuple[Value, bool]:
 
 
 def convolution(
-    g: GraphBuilder, x: Value, w: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[tuple[int, int]], dilation: Sequence[int], groups: int
+    g: GraphBuilder,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
 ) -> Value:
     spatial = len(w.shape) - 2
     x, added = _batched(g, x, spatial)
-    result = g.op(
-        "convolution", x, w, stride=expanded(stride, spatial), padding=tuple(padding), dilation=expanded(dilation, spatial), groups=groups
-    )
+    result = g.op("convolution", x, w, stride=expanded(stride, spatial), padding=tuple(padding), dilation=expanded(dilation, spatial), groups=groups)
     result = biased(g, result, bias, 1)
     return g.reshape(result, result.shape[1:]) if added else result
 
@@ -44,7 +49,9 @@ def conv(g: GraphBuilder, x: Value, w: Value, bias: Value | None, stride: list[i
 
 
 @HANDLERS.handles("conv1d.padding", "conv2d.padding", "conv3d.padding")
-def conv_named_padding(g: GraphBuilder, x: Value, w: Value, bias: Value | None, stride: list[int], padding: str, dilation: list[int], groups: int) -> Value:
+def conv_named_padding(
+    g: GraphBuilder, x: Value, w: Value, bias: Value | None, stride: list[int], padding: str, dilation: list[int], groups: int
+) -> Value:
     spatial = len(w.shape) - 2
     totals = [d * (f - 1) if padding == "same" else 0 for d, f in zip(expanded(dilation, spatial), w.shape[2:], strict=True)]
     return convolution(g, x, w, bias, stride, [(t // 2, t - t // 2) for t in totals], dilation, groups)
@@ -52,8 +59,16 @@ def conv_named_padding(g: GraphBuilder, x: Value, w: Value, bias: Value | None, 
 
 @HANDLERS.handles("convolution.default")
 def convolution_default(
-    g: GraphBuilder, x: Value, w: Value, bias: Value | None, stride: list[int], padding: list[int], dilation: list[int], transposed: bool,
-    output_padding: list[int], groups: int,
+    g: GraphBuilder,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
 ) -> Value:
     if transposed:
         return transposed_conv(g, x, w, bias, stride, padding, output_padding, groups, dilation)
@@ -62,13 +77,27 @@ def convolution_default(
 
 @HANDLERS.handles("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
 def transposed_conv(
-    g: GraphBuilder, x: Value, w: Value, bias: Value | None, stride: list[int], padding: list[int], output_padding: list[int], groups: int, dilation: list[int]
+    g: GraphBuilder,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: list[int],
+    padding: list[int],
+    output_padding: list[int],
+    groups: int,
+    dilation: list[int],
 ) -> Value:
     spatial = len(w.shape) - 2
     x, added = _batched(g, x, spatial)
     result = g.op(
-        "transposed_convolution", x, w, stride=expanded(stride, spatial), padding=expanded(padding, spatial),
-        output_padding=expanded(output_padding, spatial), dilation=expanded(dilation, spatial), groups=groups,
+        "transposed_convolution",
+        x,
+        w,
+        stride=expanded(stride, spatial),
+        padding=expanded(padding, spatial),
+        output_padding=expanded(output_padding, spatial),
+        dilation=expanded(dilation, spatial),
+        groups=groups,
     )
     result = biased(g, result, bias, 1)
     return g.reshape(result, result.shape[1:]) if added else result
@@ -197,7 +226,9 @@ def batch_norm_without_statistics(
     return result, mean, g.pointwise("rsqrt", g.pointwise("add", variance, epsilon))
 
 
-def _affine(g: GraphBuilder, operator: str, inputs: list[Value], w: Value | None, b: Value | None, shape: Sequence[int], **attributes: object) -> Value:
+def _affine(
+    g: GraphBuilder, operator: str, inputs: list[Value], w: Value | None, b: Value | None, shape: Sequence[int], **attributes: object
+) -> Value:
     """A norm with its weight and bias; a bias without a weight gets a weight of ones."""
     if b is not None and w is None:
         w = g.full(shape, 1.0, inputs[0].dtype)
@@ -235,7 +266,16 @@ def native_group_norm(
 
 @HANDLERS.handles("instance_norm.default")
 def instance_norm(
-    g: GraphBuilder, x: Value, w: Value | None, b: Value | None, mean: Value | None, variance: Value | None, use_input: bool, _m: float, epsilon: float, _c: bool
+    g: GraphBuilder,
+    x: Value,
+    w: Value | None,
+    b: Value | None,
+    mean: Value | None,
+    variance: Value | None,
+    use_input: bool,
+    _m: float,
+    epsilon: float,
+    _c: bool,
 ) -> Value:
     if not use_input and mean is not None and variance is not None:
         return batch_norm(g, x, w, b, mean, variance, epsilon)[0]
@@ -248,12 +288,26 @@ def instance_norm(
 
 
 def _max_pool(
-    g: GraphBuilder, x: Value, window: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil_mode: bool, rank: int, indices: bool
+    g: GraphBuilder,
+    x: Value,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+    rank: int,
+    indices: bool,
 ) -> tuple[Value, ...]:
     sizes = expanded(window, rank)
     return g.emit(
-        "max_pool", x, window=sizes, stride=expanded(stride, rank) if stride else sizes, padding=tuple((p, p) for p in expanded(padding, rank)),
-        dilation=expanded(dilation, rank), ceil_mode=ceil_mode, indices=indices,
+        "max_pool",
+        x,
+        window=sizes,
+        stride=expanded(stride, rank) if stride else sizes,
+        padding=tuple((p, p) for p in expanded(padding, rank)),
+        dilation=expanded(dilation, rank),
+        ceil_mode=ceil_mode,
+        indices=indices,
     )
 
 
@@ -284,12 +338,24 @@ def avg_pool(
     rank = _pool_rank(g, x, window)
     sizes = expanded(window, rank)
     return g.op(
-        "average_pool", x, window=sizes, stride=expanded(stride, rank) if stride else sizes, padding=tuple((p, p) for p in expanded(padding, rank)),
-        ceil_mode=ceil_mode, count_include_pad=include, divisor=divisor,
+        "average_pool",
+        x,
+        window=sizes,
+        stride=expanded(stride, rank) if stride else sizes,
+        padding=tuple((p, p) for p in expanded(padding, rank)),
+        ceil_mode=ceil_mode,
+        count_include_pad=include,
+        divisor=divisor,
     )
 
 
-@HANDLERS.handles("adaptive_avg_pool1d.default", "adaptive_avg_pool2d.default", "adaptive_avg_pool3d.default", "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
+@HANDLERS.handles(
+    "adaptive_avg_pool1d.default",
+    "adaptive_avg_pool2d.default",
+    "adaptive_avg_pool3d.default",
+    "_adaptive_avg_pool2d.default",
+    "_adaptive_avg_pool3d.default",
+)
 def adaptive_avg_pool(g: GraphBuilder, x: Value, output: list[int]) -> Value:
     if all(s == 1 for s in output):
         rank = len(output)

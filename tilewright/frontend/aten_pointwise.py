@@ -25,7 +25,12 @@ for _name in ("and", "or", "xor"):
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "fmod", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor"):
     HANDLERS.table.update({f"{_name}.{overload}": simple(_name) for overload in ("Tensor", "Scalar", "Scalar_Tensor")})
 HANDLERS.table.update({"remainder.Scalar_Tensor": simple("remainder"), "softsign.default": simple("softsign")})
-for _name, _operator in (("__lshift__", "shift_left"), ("__rshift__", "shift_right"), ("bitwise_left_shift", "shift_left"), ("bitwise_right_shift", "shift_right")):
+for _name, _operator in (
+    ("__lshift__", "shift_left"),
+    ("__rshift__", "shift_right"),
+    ("bitwise_left_shift", "shift_left"),
+    ("bitwise_right_shift", "shift_right"),
+):
     HANDLERS.table.update({f"{_name}.{overload}": simple(_operator) for overload in ("Tensor", "Scalar", "Tensor_Scalar")})
 
 

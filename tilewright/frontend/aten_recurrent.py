@@ -86,8 +86,18 @@ def one_direction(
 
 
 def _recurrent(
-    g: GraphBuilder, cell: Cell, x: Value, initial: Sequence[Value], weights: Sequence[Value], has_biases: bool, layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool, inner_bias: bool = False,
+    g: GraphBuilder,
+    cell: Cell,
+    x: Value,
+    initial: Sequence[Value],
+    weights: Sequence[Value],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    inner_bias: bool = False,
 ) -> tuple[Value, ...]:
     """All layers and directions. `initial` are the states [layers * directions, N, H]. Returns (outputs, final states...)."""
     if dropout and train and layers > 1:
@@ -120,7 +130,15 @@ def _recurrent(
 
 @HANDLERS.handles("lstm.input")
 def lstm(
-    g: GraphBuilder, x: Value, states: list[Value], weights: list[Value], biases: bool, layers: int, dropout: float, train: bool, bidirectional: bool,
+    g: GraphBuilder,
+    x: Value,
+    states: list[Value],
+    weights: list[Value],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Value, ...]:
     if states[0].shape[-1] != states[1].shape[-1]:
@@ -129,7 +147,9 @@ def lstm(
 
 
 @HANDLERS.handles("gru.input")
-def gru(g: GraphBuilder, x: Value, state: Value, weights: list[Value], biases: bool, layers: int, dropout: float, train: bool, *rest: Any) -> tuple[Value, ...]:
+def gru(
+    g: GraphBuilder, x: Value, state: Value, weights: list[Value], biases: bool, layers: int, dropout: float, train: bool, *rest: Any
+) -> tuple[Value, ...]:
     return _recurrent(g, gru_step, x, [state], weights, biases, layers, dropout, train, *rest, inner_bias=True)
 
 
@@ -143,7 +163,9 @@ def rnn_relu(g: GraphBuilder, x: Value, state: Value, weights: list[Value], bias
     return _recurrent(g, simple_step("relu"), x, [state], weights, biases, *rest)
 
 
-def _cell(g: GraphBuilder, cell: Cell, x: Value, states: Sequence[Value], w_ih: Value, w_hh: Value, b_ih: Value | None, b_hh: Value | None) -> tuple[Value, ...]:
+def _cell(
+    g: GraphBuilder, cell: Cell, x: Value, states: Sequence[Value], w_ih: Value, w_hh: Value, b_ih: Value | None, b_hh: Value | None
+) -> tuple[Value, ...]:
     """A single step (torch.nn.LSTMCell and its like), without a loop."""
     part = g.op("linear", x, w_ih)
     return cell(g, states, part if b_ih is None else g.pointwise("add", part, b_ih), w_hh, b_hh)

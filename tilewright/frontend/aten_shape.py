@@ -281,7 +281,15 @@ def embedding(g: GraphBuilder, weight: Value, index: Value, *_: Any) -> Value:
 
 @HANDLERS.handles("embedding_bag.padding_idx", "embedding_bag.default", "_embedding_bag.default", "_embedding_bag_forward_only.default")
 def embedding_bag(
-    g: GraphBuilder, weight: Value, indices: Value, offsets: Value, scale: bool, mode: int, sparse: bool, weights: Value | None, include_last: bool,
+    g: GraphBuilder,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale: bool,
+    mode: int,
+    sparse: bool,
+    weights: Value | None,
+    include_last: bool,
     padding: int | None = None,
 ) -> tuple[Value | None, ...]:
     if padding is not None and padding >= 0:

@@ -61,10 +61,13 @@ def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], exampl
             program = torch.export.export(module, arguments, keywords, strict=False)
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
-        raise InvalidModel(
-            f"{type(module).__name__} cannot be exported: {first[0]}",
-            "remove control flow that depends on tensor values, or compile the parts of the module around it",
-        ) from error
+        data_dependent = "DataDependent" in type(error).__name__ or "data-dependent" in str(error)
+        remedy = (
+            "remove control flow that depends on tensor values, or compile the parts of the module around it"
+            if data_dependent
+            else "check that the module runs with these example inputs"
+        )
+        raise InvalidModel(f"{type(module).__name__} cannot be exported: {first[0]}", remedy) from error
     tensors = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
     return import_exported(program, tensors)
 
@@ -224,8 +227,11 @@ class _Importer:
 
     def _note_view(self, node: torch.fx.Node, target: str) -> None:
         source = node.args[0] if node.args else None
-        if target in _VIEWS and isinstance(source, torch.fx.Node) and source in self.views and not any(
-            isinstance(a, torch.fx.Node) for a in node.args[1:]
+        if (
+            target in _VIEWS
+            and isinstance(source, torch.fx.Node)
+            and source in self.views
+            and not any(isinstance(a, torch.fx.Node) for a in node.args[1:])
         ):
             leaf, calls = self.views[source]
             self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in node.args[1:]))))
@@ -268,9 +274,7 @@ class _Importer:
         states: list[State] = []
         leaf_names = {n.name: leaf for n, leaf in self.leaf_of.items()}
         mutated_leaves = {
-            leaf_names[str(spec.target)]
-            for spec in self.program.graph_signature.output_specs
-            if spec.kind == OutputKind.USER_INPUT_MUTATION
+            leaf_names[str(spec.target)] for spec in self.program.graph_signature.output_specs if spec.kind == OutputKind.USER_INPUT_MUTATION
         }
 
         def produced(value: Value) -> int:
@@ -306,8 +310,15 @@ class _Importer:
         in_spec, out_spec = self.program.call_spec.in_spec, self.program.call_spec.out_spec
         assert in_spec is not None and out_spec is not None
         return Imported(
-            self.builder.finish(graph_outputs), in_spec, out_spec, tuple(self.leaves), tuple(self.literals), tuple(outputs), tuple(mutations),
-            tuple(states), tuple(self.parameters),
+            self.builder.finish(graph_outputs),
+            in_spec,
+            out_spec,
+            tuple(self.leaves),
+            tuple(self.literals),
+            tuple(outputs),
+            tuple(mutations),
+            tuple(states),
+            tuple(self.parameters),
         )
 
 

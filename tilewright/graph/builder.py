@@ -39,6 +39,17 @@ class GraphBuilder:
         self._place = ""
         self.expected: tuple[tuple[tuple[int, ...], str], ...] = ()
 
+    @classmethod
+    def resume(cls, graph: Graph) -> GraphBuilder:
+        """A builder that holds a graph's values, constants and inputs, and none of its nodes: passes copy or replace these one by one."""
+        builder = cls()
+        builder.values.update(graph.values)
+        builder.constants.update(graph.constants)
+        builder.inputs.extend(graph.inputs)
+        builder._used.update(graph.values)
+        builder._used.update(node.name for node in graph.nodes)
+        return builder
+
     @contextmanager
     def at(self, label: str, place: str, expected: Sequence[tuple[tuple[int, ...], str]] = ()) -> Iterator[None]:
         """Nodes added inside are named after `label` and carry `place`, where in the user's model they come from. `expected` holds the

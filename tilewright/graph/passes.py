@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Callable, Mapping
 
@@ -12,6 +13,7 @@ import torch
 from tilewright.ir.graph import Graph, Node, Value
 
 from . import table
+from .builder import GraphBuilder
 from .reference import evaluate_node, to_numpy
 
 FOLDED_ELEMENTS = 1 << 24  # a folded constant is at most this large, or no larger than what it is made of
@@ -229,6 +231,73 @@ def _scaled(weight: torch.Tensor, scale: torch.Tensor, operator: str, groups: in
     return scaled.reshape(weight.shape).to(weight.dtype)
 
 
+def split_transposed_convolution(graph: Graph) -> Graph:
+    """*transposed_convolution* of stride s -> *interleave* of an ordinary convolution for each of the s**rank phases.
+
+    With O = o + padding, output O = i s + t takes taps t = (O mod s) + s j only, j = 0, 1, ..., from inputs i = O // s - j: so the outputs of
+    one phase O mod s are a convolution of stride 1 with every s-th tap in reverse order, and no product with an inserted zero is computed.
+    Where the filter is dilated and the stride is not 1, the node stays."""
+    if not any(_has_phases(node) for node in graph.nodes):
+        return graph
+    builder = GraphBuilder.resume(graph)
+    names: dict[str, str] = {}
+    for original in graph.nodes:
+        node = _renamed(original, names)
+        if _has_phases(node):
+            with builder.at(f"{node.name}_phase", node.place):
+                names[node.outputs[0]] = _phases(builder, node).name
+        else:
+            builder.nodes.append(node)
+    renamed = replace(graph, outputs=tuple(names.get(n, n) for n in graph.outputs))
+    return _rebuilt(renamed, builder.nodes, builder.values, builder.constants)
+
+
+def _has_phases(node: Node) -> bool:
+    if node.operator != "transposed_convolution":
+        return False
+    return all(s == 1 or d == 1 for s, d in zip(node.attributes["stride"], node.attributes["dilation"], strict=True))
+
+
+def _phases(b: GraphBuilder, node: Node) -> Value:
+    x, w, result = (b.values[n] for n in (*node.inputs, node.outputs[0]))
+    stride, padding, groups = node.attributes["stride"], node.attributes["padding"], node.attributes.get("groups", 1)
+    dilation = node.attributes["dilation"]
+    rank, outputs = len(stride), result.shape[2:]
+    bases = [p // s for p, s in zip(padding, stride, strict=True)]  # the first phase element that any output needs
+    counts = [(p + o - 1) // s - base + 1 for p, o, s, base in zip(padding, outputs, stride, bases, strict=True)]
+    parts = []
+    for phase in product(*(range(s) for s in stride)):
+        taps = [len(range(r, f, s)) for r, f, s in zip(phase, w.shape[2:], stride, strict=True)]
+        if not all(taps):
+            parts.append(b.full((*result.shape[:2], *counts), 0, x.dtype))
+            continue
+        filters, data, pairs = w, x, []
+        for axis in range(rank):
+            reach = dilation[axis] * (taps[axis] - 1)
+            filters = b.slice(filters, 2 + axis, phase[axis], w.shape[2 + axis], stride[axis])
+            before = reach - bases[axis]
+            after = counts[axis] + reach - x.shape[2 + axis] - before
+            data = b.slice(data, 2 + axis, max(-before, 0), x.shape[2 + axis] - max(-after, 0))
+            pairs.append((max(before, 0), max(after, 0)))
+        parts.append(
+            b.op("convolution", data, _forward(b, filters, groups), stride=(1,) * rank, padding=tuple(pairs), dilation=dilation, groups=groups)
+        )
+    if len(parts) == 1:
+        return parts[0]
+    starts = tuple(p - base * s for p, base, s in zip(padding, bases, stride, strict=True))
+    return b.op("interleave", *parts, strides=stride, starts=starts, extents=outputs)
+
+
+def _forward(b: GraphBuilder, w: Value, groups: int) -> Value:
+    """Weights [C, K / groups, taps...] of a transposed convolution as [K, C / groups, taps in reverse...]."""
+    channels, group_outputs, *taps = w.shape
+    if any(t > 1 for t in taps):
+        w = b.op("flip", w, axes=tuple(range(2, 2 + len(taps))))
+    grouped = b.reshape(w, (groups, channels // groups, group_outputs, *taps))
+    swapped = b.permute(grouped, (0, 2, 1, *range(3, 3 + len(taps))))
+    return b.reshape(swapped, (groups * group_outputs, channels // groups, *taps))
+
+
 def merge_views(graph: Graph) -> Graph:
     """*reshape(reshape(x))* -> *reshape(x)*, *permute(permute(x))* -> *permute(x)*, and views that change nothing -> *x*. A permute that
     moves only dimensions of extent 1 becomes a reshape."""
@@ -326,6 +395,7 @@ PASSES: tuple[Pass, ...] = (
     fold_constants,
     fold_batch_norm,
     split_batch_norm,
+    split_transposed_convolution,
     merge_views,
     eliminate_common_subexpressions,
     simplify_loops,

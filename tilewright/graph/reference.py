@@ -162,9 +162,7 @@ def _combine(step: Step, bodies: Sequence[np.ndarray], count: int) -> list[np.nd
     return [np.take_along_axis(f, chosen[..., None], axis=-1)[..., 0] for f in flat]
 
 
-def evaluate_expressions(
-    roots: Sequence[Expr], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray]
-) -> list[np.ndarray]:
+def evaluate_expressions(roots: Sequence[Expr], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """Values of expressions over broadcastable index arrays. Guarded loads read a clamped position; the guard discards what they read."""
     done: dict[int, np.ndarray] = {}
     with np.errstate(all="ignore"):

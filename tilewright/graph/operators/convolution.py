@@ -17,9 +17,7 @@ def output_extent(size: int, filter_extent: int, stride: int, padding: tuple[int
     return (size + sum(padding) - dilation * (filter_extent - 1) - 1) // stride + 1
 
 
-def _convolution(
-    b: StepBuilder, x: Tensor, w: Tensor, *, stride: Sequence[int], padding: Pairs, dilation: Sequence[int], groups: int = 1
-) -> Tensor:
+def _convolution(b: StepBuilder, x: Tensor, w: Tensor, *, stride: Sequence[int], padding: Pairs, dilation: Sequence[int], groups: int = 1) -> Tensor:
     """x [N, C, spatial...], w [K, C / groups, filter...] -> [N, K, spatial'...]; `padding` is ((before, after), ...)."""
     n, k, filters = x.shape[0], w.shape[0], w.shape[2:]
     group_outputs, group_channels = k // groups, w.shape[1]

@@ -26,9 +26,7 @@ def _linear(b: StepBuilder, x: Tensor, w: Tensor) -> Tensor:
     """x [..., L], w [N, L] -> [..., N]"""
     if x.shape[-1] != w.shape[1]:
         raise ValueError(f"linear map {w.shape} of {x.shape}")
-    (result,) = b.reduce(
-        "sum", (*x.shape[:-1], w.shape[0]), (x.shape[-1],), lambda *i: mul(x(*i[:-2], i[-1]), w(i[-2], i[-1]))
-    )
+    (result,) = b.reduce("sum", (*x.shape[:-1], w.shape[0]), (x.shape[-1],), lambda *i: mul(x(*i[:-2], i[-1]), w(i[-2], i[-1])))
     return result
 
 

@@ -86,9 +86,7 @@ def _cast(b: StepBuilder, x: Tensor, *, dtype: str) -> Tensor:
     return b.map(x.shape, lambda *index: convert(x(*index), dtype))
 
 
-_UNARY_FLOAT = (
-    "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split()
-)
+_UNARY_FLOAT = "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split()
 
 
 def _unary(name: str) -> Operator:

@@ -108,9 +108,7 @@ def _adaptive_pool(b: StepBuilder, x: Tensor, *, output: Sequence[int], kind: st
     sizes = x.shape[x.rank - rank :]
     shape = (*x.shape[: x.rank - rank], *output)
     # the longest window: exact where the sizes divide, else at most one element more than the rounded-up quotient
-    window = tuple(
-        max((-(-(i + 1) * s // n) - i * s // n for i in range(n)), default=1) for s, n in zip(sizes, output, strict=True)
-    )
+    window = tuple(max((-(-(i + 1) * s // n) - i * s // n for i in range(n)), default=1) for s, n in zip(sizes, output, strict=True))
 
     def body(*index: Expr) -> Expr | tuple[Expr, ...]:
         lead, where, taps = index[: -2 * rank], index[-2 * rank : -rank], index[-rank:]
