@@ -221,8 +221,10 @@ def matmul_case(
 ) -> Case:
     """A (batched) matrix product with either factor transposed; its result scaled."""
     a = random(seed, *batch, *((r, m) if transpose_a else (m, r)))
-    b = random(seed + 1, *((n, r) if transpose_b else (r, n))) if constant else random(
-        seed + 1, *batch, *((n, r) if transpose_b else (r, n))
+    b = (
+        random(seed + 1, *((n, r) if transpose_b else (r, n)))
+        if constant
+        else random(seed + 1, *batch, *((n, r) if transpose_b else (r, n)))
     )
     ta, tb = tensor("a", a), tensor("b", b)
     builder = StepBuilder("mm")

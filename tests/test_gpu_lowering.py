@@ -16,8 +16,8 @@ from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
 from tilewright.ir.expr import logical_and, select
 from tilewright.ir.layout import channels_last, row_major
-from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule, contraction_space, gemv_space
 from tilewright.schedule.gpu_columns import length, row
+from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule, contraction_space, gemv_space
 from tilewright.schedule.gpu_map import MapSchedule
 from tilewright.schedule.gpu_prefix import PrefixSchedule
 from tilewright.schedule.gpu_rows import RowsSchedule
@@ -72,7 +72,9 @@ def group_norm_case(batch: int, groups: int, inner: int, size: int, last: bool) 
 
     out = b.map(
         x.shape,
-        lambda n, c, y, z: (tx(n, c, y, z) - mean(n, c // inner)) * unary("rsqrt", square(n, c // inner) + 1e-5) * ts(c),
+        lambda n, c, y, z: (
+            (tx(n, c, y, z) - mean(n, c // inner)) * unary("rsqrt", square(n, c // inner) + 1e-5) * ts(c)
+        ),
     )
     expected = F.group_norm(double(x), groups, double(scale))
     layout = channels_last(x.shape) if last else row_major(x.shape)
@@ -289,9 +291,7 @@ def test_convolution(channels, outputs, size, filter_size, stride, groups, halo,
     schedule=st.sampled_from(SCHEDULES[:3] + (ContractionSchedule(32, 32, 8, 4, 4, 2),)),
 )
 def test_matrix_product(batch, m, n, r, transpose_a, transpose_b, constant, schedule):  # noqa: ANN001, ANN201
-    case = matmul_case(
-        batch=batch, m=m, n=n, r=r, transpose_a=transpose_a, transpose_b=transpose_b, constant=constant
-    )
+    case = matmul_case(batch=batch, m=m, n=n, r=r, transpose_a=transpose_a, transpose_b=transpose_b, constant=constant)
     if schedule.split > -(-r // schedule.block_k):
         return
     check(case, lower(case, schedule))
@@ -330,3 +330,50 @@ def test_gemv_space_is_for_few_rows() -> None:
     case = matmul_case(m=36, n=64, r=64, constant=True)
     problem = product_form(case.region, case.layouts, case.values, case.constants).problem
     assert length(gemv_space(problem, H200)[0]) == 0
+
+
+TYPICAL = (
+    ContractionSchedule(64, 64, 8, 8, 4, 4),
+    ContractionSchedule(128, 64, 8, 8, 8),
+    ContractionSchedule(32, 64, 16, 4, 4, 4),
+    ContractionSchedule(64, 32, 32, 4, 8),
+)
+
+
+@pytest.mark.parametrize("schedule", TYPICAL, ids=str)
+def test_typical_kernels_compile_without_spills(schedule: ContractionSchedule, tmp_path) -> None:  # noqa: ANN001
+    pytest.importorskip("cuda.bindings.nvrtc")
+    case = convolution_case(channels=64, outputs=64, size=(28, 28))
+    lowered = lower(case, schedule)
+    outcome = compiled(lowered, tmp_path)
+    for kernel in lowered.kernels:
+        found = outcome[kernel.name]
+        assert found.spill_bytes == 0 and found.stack_bytes == 0
+        assert found.registers * schedule.threads <= H200.registers_per_processor
+
+
+def test_every_schema_compiles(tmp_path) -> None:  # noqa: ANN001
+    pytest.importorskip("cuda.bindings.nvrtc")
+    lowerings = [
+        lower(softmax_case(8, 64, 128), RowsSchedule(4, 32, 4)),
+        lower(group_norm_case(2, 3, 4, 5, True), RowsSchedule(2, 16, 4)),
+        lower(matmul_case(m=2, n=40, r=64, constant=True), GemvSchedule(8, 32, 2)),
+        lower(matmul_case(batch=(2,), m=36, n=40, r=32, transpose_b=True), ContractionSchedule(32, 32, 8, 4, 4)),
+    ]
+    for number, lowered in enumerate(lowerings):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert set(compiled(lowered, folder)) == {kernel.name for kernel in lowered.kernels}
+
+
+def compiled(lowered, folder):  # noqa: ANN001, ANN201
+    """Resources by kernel, as the assembler for sm_90a reports them."""
+    from tilewright.codegen.cuda import print_cuda
+    from tilewright.toolchain.binary import SourceFile, parse_resources
+    from tilewright.toolchain.compilers import NvrtcCompiler
+
+    kernels = list({kernel.name: kernel for kernel in lowered.kernels}.values())
+    source = SourceFile("kernel.cu", print_cuda(kernels), "cuda", tuple(kernel.name for kernel in kernels))
+    outcome = NvrtcCompiler.find(H200).compile(source, folder)
+    assert outcome.succeeded, outcome.log
+    return parse_resources(outcome.log)

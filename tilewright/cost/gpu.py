@@ -190,7 +190,8 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     warps = -(-threads // machine.warp_size)
     tiles = -(-problem.m // bm) * -(-problem.n // bn) * problem.batch
     blocks = tiles * split
-    steps = -(-(-(-problem.r // bk)) // split)
+    steps_in_all = -(-problem.r // bk)
+    steps = -(-steps_in_all // split)
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
     fma = bm * bn * bk / machine.fp32_lanes_per_processor / efficiency
     reads = -(-tm // 4) + -(-tn // 4)

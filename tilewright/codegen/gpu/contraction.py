@@ -55,6 +55,7 @@ from tilewright.ir.kernel import (
     Buffer,
     For,
     If,
+    Kernel,
     Launch,
     Let,
     Statement,
@@ -122,9 +123,21 @@ def in_one_or_two(
     )
 
 
-def _assembled(region: Region, form: ProductForm, schedule: object, body: Block, launch: Launch):  # noqa: ANN202
+def _assembled(
+    region: Region, form: ProductForm, schedule: object, body: Block, launch: Launch
+) -> tuple[Kernel, tuple[str, ...]]:
     dtypes = {name: value.dtype for name, value in form.values.items()}
-    return assemble(region.kind, body, form.layouts, dtypes, (form.output,), header=str(schedule), launch=launch)
+    # asking for one block a processor keeps the assembler from trading accumulators for occupancy that was not asked for
+    return assemble(
+        region.kind,
+        body,
+        form.layouts,
+        dtypes,
+        (form.output,),
+        header=str(schedule),
+        launch=launch,
+        blocks_per_processor=1,
+    )
 
 
 def split_regions(region: Region, constants: frozenset[str], split: int) -> tuple[Region, Region, str, Storage]:

@@ -1,0 +1,337 @@
+"""Measures generated convolution kernels against the vendor library, layer by layer; compiling and measuring may be on different machines.
+
+    python scripts/gpu_lowering_check.py compile FOLDER [--target h200] [--alternatives 8] [--layers R2,R12]
+    python scripts/gpu_lowering_check.py run FOLDER [--output FILE.json]
+
+`compile` needs no GPU: it builds the layers as regions, lowers the chosen schedule and alternatives from the space, and stores cubins with a
+manifest. `run` needs only PyTorch and the driver: it checks every kernel against PyTorch in float64, times CUDA-graph replays over buffers
+that rotate through more than 200 MB (weights come from memory), and compares with the library's convolution in benchmark mode, TF32 off,
+both layouts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+LAYERS = {
+    "D1": (32, 3, 108, 3, 1), "D2": (32, 32, 108, 3, 1), "D3": (64, 32, 54, 3, 1), "D4": (64, 64, 54, 3, 1),
+    "D5": (128, 64, 27, 3, 1), "D6": (128, 128, 27, 3, 1), "R1": (64, 3, 112, 7, 2), "R2": (64, 64, 56, 3, 1),
+    "R4": (128, 64, 28, 3, 2), "R6": (128, 128, 28, 3, 1), "R7": (256, 128, 14, 3, 2), "R9": (256, 256, 14, 3, 1),
+    "R10": (512, 256, 7, 3, 2), "R12": (512, 512, 7, 3, 1), "Y0": (32, 3, 544, 3, 1), "Y2": (64, 32, 272, 3, 1),
+    "Y4": (128, 64, 136, 3, 1), "Y8": (256, 128, 68, 3, 1), "Y12": (512, 256, 34, 3, 1), "Y18": (1024, 512, 17, 3, 1),
+}  # fmt: skip
+"""Output channels, input channels, output width and height, filter, stride; batch 1, padding filter // 2."""
+
+ROTATED_BYTES = 220e6
+MOST_SETS = 256
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def compile_layers(folder: Path, target: str, alternatives: int, names: list[str]) -> None:
+    """Writes cubins and manifest.json to the folder."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tilewright.codegen.cuda import dynamic_shared_bytes, print_cuda
+    from tilewright.codegen.gpu import lower_gpu
+    from tilewright.cost.gpu_choice import rank
+    from tilewright.hardware import machine as find_machine
+    from tilewright.toolchain.binary import SourceFile, parse_resources
+    from tilewright.toolchain.compilers import NvrtcCompiler
+
+    machine = find_machine(target)
+    compiler = NvrtcCompiler.find(machine)
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest: list[dict[str, Any]] = []
+    jobs: list[tuple[dict[str, Any], str, list[str]]] = []
+    for name in names:
+        region, layouts, values = layer_region(*LAYERS[name])
+        ranking = rank(region, layouts, values, frozenset({"w"}), machine)
+        candidates = []
+        for position, choice in sample(ranking, alternatives):
+            lowered = lower_gpu(region, layouts, values, frozenset({"w"}), machine, choice.schedule)
+            packed = {n: {"view": s.view, "pad": s.layout.size} for n, s in lowered.storage.items() if s.source}
+            record = {
+                "rank": position,
+                "schedule": lowered.schedule,
+                "predicted_us": choice.seconds * 1e6,
+                "terms_us": {n: t * 1e6 for n, t in choice.terms.items()},
+                "kernels": {
+                    k.name: {"grid": k.launch.grid, "block": k.launch.block, "dynamic_shared": dynamic_shared_bytes(k)}
+                    for k in lowered.kernels
+                    if k.launch
+                },
+                "calls": [[call.kernel, list(call.arguments)] for call in lowered.calls],
+                "packed": packed,
+                "work": {n: s.layout.size for n, s in lowered.storage.items() if not s.source},
+                "cubin": f"{name}_{position}.cubin",
+            }
+            candidates.append(record)
+            distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
+            jobs.append((record, print_cuda(distinct), [kernel.name for kernel in distinct]))
+        manifest.append({"layer": name, "candidates": candidates, "feasible": ranking.candidates})
+
+    def build(job: tuple[dict[str, Any], str, list[str]]) -> None:
+        record, text, entries = job
+        place = folder / record["cubin"].removesuffix(".cubin")
+        place.mkdir(exist_ok=True)
+        (place / "kernel.cu").write_text(text)
+        outcome = compiler.compile(SourceFile("kernel.cu", text, "cuda", tuple(entries)), place)
+        if not outcome.succeeded:
+            raise SystemExit(outcome.log)
+        found = parse_resources(outcome.log)
+        record["registers"] = {n: r.registers for n, r in found.items()}
+        record["spill_bytes"] = {n: r.spill_bytes for n, r in found.items() if r.spill_bytes}
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(build, jobs))
+    (folder / "manifest.json").write_text(json.dumps({"target": target, "layers": manifest}, indent=1))
+    spilled = [r["schedule"] for r, _, _ in jobs if r["spill_bytes"]]
+    print(f"{len(jobs)} candidates of {len(manifest)} layers in {folder}; {len(spilled)} spill registers: {spilled}")
+
+
+def layer_region(outputs: int, channels: int, size: int, filter_size: int, stride: int):  # noqa: ANN201
+    """(region, layouts, values) of a convolution, channels last, with a stored halo."""
+    from tilewright.ir.computation import StepBuilder, Tensor
+    from tilewright.ir.graph import Value
+    from tilewright.ir.layout import channels_last, row_major
+    from tilewright.ir.region import Region
+
+    padding = filter_size // 2
+    extent = size * stride
+    x = Tensor("x", (1, channels, extent, extent), "f32")
+    w = Tensor("w", (outputs, channels, filter_size, filter_size), "f32")
+    builder = StepBuilder("conv")
+    (result,) = builder.reduce(
+        "sum",
+        (1, outputs, size, size),
+        (filter_size, filter_size, channels),
+        lambda n, k, oy, ox, fy, fx, c: (
+            x(n, c, oy * stride + fy - padding, ox * stride + fx - padding) * w(k, c, fy, fx)
+        ),
+    )
+    steps = builder.finish([result], ["out"]).steps
+    values = {t.name: Value(t.name, t.shape, "f32") for t in (x, w)} | {"out": Value("out", result.shape, "f32")}
+    halo = ((0, 0), (0, 0), (padding, padding), (padding, padding))
+    layouts = {
+        "x": channels_last(x.shape).with_halo(halo),
+        "w": row_major(w.shape),
+        "out": channels_last(result.shape),
+    }
+    return Region("out", "contraction", (), steps, ("x", "w"), ("out",)), layouts, values
+
+
+def sample(ranking: Any, alternatives: int) -> Iterator[tuple[int, Any]]:
+    """The first choice, then the best of other tile shapes, then a few from further down; (rank, choice) each."""
+    seen: set[tuple[int, ...]] = set()
+    taken: set[int] = set()
+    further = [ranking.candidates // 8, ranking.candidates // 2] if alternatives >= 6 else []
+    wanted = 1 + alternatives - len(further)
+    for position, choice in enumerate(ranking):
+        schedule = choice.schedule
+        key = tuple(getattr(schedule, n, 0) for n in ("block_m", "block_n", "thread_m", "thread_n"))
+        if key in seen:
+            continue
+        seen.add(key)
+        taken.add(position)
+        yield position, choice
+        if len(taken) >= wanted:
+            break
+    for position in further:
+        if position not in taken:
+            taken.add(position)
+            yield from ((position, choice) for choice in islice(ranking, position, position + 1))
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """The few driver functions that launching a cubin takes."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libcuda.so.1")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.library, name)(*arguments)
+        if status:
+            raise RuntimeError(f"{name} failed with CUDA error {status}")
+
+    def functions(self, path: Path, kernels: dict[str, Any]) -> dict[str, ctypes.c_void_p]:
+        module = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), path.read_bytes())
+        found = {}
+        for name, facts in kernels.items():
+            function = ctypes.c_void_p()
+            self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            if facts["dynamic_shared"]:
+                self.call("cuFuncSetAttribute", function, 8, facts["dynamic_shared"])
+            found[name] = function
+        return found
+
+    def launch(self, function: ctypes.c_void_p, facts: dict[str, Any], pointers: list[int], stream: int) -> None:
+        values = [ctypes.c_void_p(pointer) for pointer in pointers]
+        packed = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self.call(
+            "cuLaunchKernel", function, *facts["grid"], *facts["block"], facts["dynamic_shared"],
+            ctypes.c_void_p(stream), packed, None,
+        )  # fmt: skip
+
+
+def run_layers(folder: Path, output: Path | None) -> None:
+    """Checks and times every candidate of the manifest on the GPU present; prints a table."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    manifest = json.loads((folder / "manifest.json").read_text())
+    driver = Driver()
+    torch.zeros(1, device="cuda")
+    results = []
+    print(f"{'layer':6}{'library us':>11}{'chosen us':>11}{'best us':>9}{'predicted':>10}  chosen | best")
+    for entry in manifest["layers"]:
+        record = run_layer(torch, driver, folder, entry)
+        results.append(record)
+        good = [c for c in record["candidates"] if c["error"] is None]
+        if not good:
+            print(f"{record['layer']:6} every candidate failed: {record['candidates'][0]['error']}")
+            continue
+        chosen, best = record["candidates"][0], min(good, key=lambda c: c["measured_us"])
+        print(
+            f"{record['layer']:6}{record['library_us']:11.1f}{chosen['measured_us']:11.1f}{best['measured_us']:9.1f}"
+            f"{chosen['predicted_us']:10.1f}  {chosen['schedule']} | {best['schedule']} (rank {best['rank']})",
+            flush=True,
+        )
+        for candidate in record["candidates"]:
+            if candidate["error"]:
+                print(f"       FAILED {candidate['schedule']}: {candidate['error']}")
+    if output is not None:
+        device = torch.cuda.get_device_name()
+        facts = {"device": device, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+        output.write_text(json.dumps({**facts, "target": manifest["target"], "layers": results}, indent=1))
+
+
+def run_layer(torch: Any, driver: Driver, folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    outputs, channels, size, filter_size, stride = LAYERS[entry["layer"]]
+    padding, extent = filter_size // 2, size * stride
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(1, channels, extent, extent, device="cuda", generator=generator)
+    w = torch.randn(outputs, channels, filter_size, filter_size, device="cuda", generator=generator)
+    expected = torch.nn.functional.conv2d(x.double(), w.double(), None, stride, padding)
+    padded = torch.nn.functional.pad(x, (padding,) * 4).permute(0, 2, 3, 1).contiguous().reshape(-1)
+    bytes_each = 4 * (padded.numel() + w.numel() + expected.numel())
+    sets = max(2, min(MOST_SETS, ceil(ROTATED_BYTES / bytes_each)))
+    # sets that are too few to fill the rotation are spread apart by what else is written between
+    library = min(
+        timed(torch, library_calls(torch, x, w, stride, padding, sets, layout), sets)
+        for layout in (torch.contiguous_format, torch.channels_last)
+    )
+    scale = expected.abs().max().item()
+    candidates = []
+    for candidate in entry["candidates"]:
+        found = {k: candidate[k] for k in ("rank", "schedule", "predicted_us", "terms_us", "registers", "spill_bytes")}
+        found |= {"measured_us": None, "relative_error": None, "error": None}
+        try:
+            path = folder / candidate["cubin"].removesuffix(".cubin") / "kernel.cubin"
+            functions = driver.functions(path, candidate["kernels"])
+            buffers = make_buffers(torch, candidate, padded, w, expected.numel(), sets)
+
+            def launch(number: int, candidate=candidate, functions=functions, buffers=buffers) -> None:  # noqa: ANN001
+                stream = torch.cuda.current_stream().cuda_stream
+                for kernel, arguments in candidate["calls"]:
+                    pointers = [buffers[name][number].data_ptr() for name in arguments]
+                    driver.launch(functions[kernel], candidate["kernels"][kernel], pointers, stream)
+
+            launch(0)
+            torch.cuda.synchronize()
+            result = buffers["out"][0].reshape(1, size, size, outputs).permute(0, 3, 1, 2)
+            found["relative_error"] = ((result.double() - expected).abs().max() / scale).item()
+            if not found["relative_error"] < 1e-4:
+                found["error"] = f"wrong result: relative error {found['relative_error']:.2e}"
+            else:
+                found["measured_us"] = timed(torch, launch, sets)
+        except RuntimeError as error:
+            found["error"] = str(error)
+        candidates.append(found)
+    return {"layer": entry["layer"], "library_us": library, "sets": sets, "candidates": candidates}
+
+
+def make_buffers(torch: Any, candidate: dict[str, Any], padded: Any, w: Any, outputs: int, sets: int) -> dict[str, Any]:
+    """Every argument, `sets` times over."""
+    buffers = {"x": padded.expand(sets, -1).contiguous(), "out": torch.zeros(sets, outputs, device="cuda")}
+    for name, facts in candidate["packed"].items():
+        sizes, strides, offset = facts["view"]
+        packed = torch.as_strided(w, sizes, strides, offset)
+        width = facts["pad"] // prod(sizes[:-1])
+        packed = torch.nn.functional.pad(packed, (0, width - sizes[-1])).contiguous().reshape(-1)
+        buffers[name] = packed.expand(sets, -1).contiguous()
+    for name, count in candidate["work"].items():
+        buffers[name] = torch.zeros(1, count, device="cuda").expand(sets, -1)
+    return buffers
+
+
+def library_calls(
+    torch: Any, x: Any, w: Any, stride: int, padding: int, sets: int, layout: Any
+) -> Callable[[int], None]:
+    inputs = [x.clone().to(memory_format=layout) for _ in range(sets)]
+    weights = [w.clone().to(memory_format=layout) for _ in range(sets)]
+
+    def call(number: int) -> None:
+        torch.nn.functional.conv2d(inputs[number], weights[number], None, stride, padding)
+
+    with torch.no_grad():
+        call(0)
+    return call
+
+
+def timed(torch: Any, call: Callable[[int], None], sets: int, repeats: int = 15) -> float:
+    """Microseconds a call: median over replays of a graph that makes the call once for each set of buffers."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.no_grad():
+        for number in range(2):
+            call(number)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        for number in range(sets):
+            call(number)
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / sets)
+    return statistics.median(times)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=("compile", "run"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target", default="h200")
+    parser.add_argument("--alternatives", type=int, default=8)
+    parser.add_argument("--layers", default=",".join(LAYERS))
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    if options.mode == "compile":
+        compile_layers(options.folder, options.target, options.alternatives, options.layers.split(","))
+    else:
+        run_layers(options.folder, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The GPU cost models: occupancy against hand-computed cases, order of predictions where it must be clear, and the choice by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.gpu_cases import convolution_case, matmul_case
+from tilewright.codegen.gpu import Unsuitable, lower_gpu
+from tilewright.cost.gpu import contraction_cost, gemv_cost, resident_blocks
+from tilewright.cost.gpu_choice import choose, rank, rank_contraction
+from tilewright.hardware import machine
+from tilewright.ir.region import Region
+from tilewright.schedule.gpu_columns import length
+from tilewright.schedule.gpu_contraction import (
+    ContractionProblem,
+    ContractionSchedule,
+    GemvSchedule,
+    Operand,
+    contraction_space,
+)
+
+H200 = machine("h200")
+
+
+def layer(k: int, c: int, o: int, f: int = 3) -> ContractionProblem:
+    a, b = Operand("r", 4, 4 * c * o * o, 2), Operand("own", 4, 4 * k * c * f * f)
+    return ContractionProblem(1, o * o, k, c * f * f, a, b, 4, 4 * o * o * k)
+
+
+def columns(*schedules: ContractionSchedule) -> dict[str, np.ndarray]:
+    names = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split")
+    return {name: np.array([getattr(s, name) for s in schedules]) for name in names}
+
+
+@pytest.mark.parametrize(
+    "threads, registers, shared, blocks",
+    [
+        (256, 32, 0, 8),  # threads: 2048 / 256
+        (256, 64, 0, 4),  # registers: 65536 / (64 * 256)
+        (128, 65, 0, 7),  # 65 registers are allocated as 72: 65536 / (72 * 128) = 7.1
+        (64, 32, 56 * 1024, 4),  # shared memory: 228 KiB / (56 + 1) KiB
+        (32, 16, 0, 32),  # block slots
+    ],
+)
+def test_occupancy(threads: int, registers: int, shared: int, blocks: int) -> None:
+    found = resident_blocks(H200, np.array([threads]), np.array([registers]), np.array([shared]))
+    assert found.tolist() == [blocks]
+
+
+def test_terms_are_named_seconds_for_every_row() -> None:
+    problem = layer(128, 128, 28)
+    rows, rejected = contraction_space(problem, H200)
+    estimate = contraction_cost(rows, problem, H200)
+    assert length(rows) + sum(rejected.values()) >= 6000
+    assert set(estimate.terms) == {"launch", "compute", "memory", "drain", "split"}
+    for term in (*estimate.terms.values(), estimate.seconds):
+        assert term.shape == (length(rows),) and np.isfinite(term).all() and (term >= 0).all()
+    bound = np.maximum(estimate.terms["compute"], estimate.terms["memory"])
+    assert (estimate.seconds >= bound).all()
+    assert (estimate.seconds >= problem.flops / H200.peak_flops["fp32"]).all()
+
+
+def test_splitting_pays_where_there_are_few_tiles_and_not_where_there_are_many() -> None:
+    tile = ContractionSchedule(64, 64, 8, 8, 8)
+    split = ContractionSchedule(64, 64, 8, 8, 8, 8)
+    few = contraction_cost(columns(tile, split), layer(512, 512, 7), H200).seconds
+    many = contraction_cost(columns(tile, split), layer(64, 32, 272), H200).seconds
+    assert few[1] < few[0] and many[0] < many[1]
+
+
+def test_larger_thread_tiles_pay_where_work_abounds() -> None:
+    small, large = ContractionSchedule(64, 64, 8, 2, 2), ContractionSchedule(128, 128, 8, 8, 8)
+    seconds = contraction_cost(columns(small, large), layer(256, 256, 136), H200).seconds
+    assert seconds[1] < seconds[0]
+
+
+def test_few_rows_are_bound_by_the_weights() -> None:
+    a, b = Operand("r", 4, 4 * 4096), Operand("own", 4, 4 * 4096 * 4096)
+    problem = ContractionProblem(1, 1, 4096, 4096, a, b, 4, 4 * 4096)
+    best = next(iter(rank_contraction(problem, H200)))
+    assert isinstance(best.schedule, GemvSchedule)
+    assert best.seconds >= 4 * 4096 * 4096 / H200.memory_bandwidth
+    names = ("columns", "sharers", "split")
+    idle = {name: np.array([value]) for name, value in zip(names, (32, 1, 1), strict=True)}
+    assert gemv_cost(idle, problem, H200).seconds[0] > best.seconds
+
+
+def test_choice_is_the_first_of_the_ranking_and_is_lowered() -> None:
+    case = convolution_case(channels=16, outputs=24, size=(9, 9))
+    arguments = (case.region, case.layouts, case.values, case.constants, H200)
+    best = choose(*arguments)
+    ranking = rank(*arguments)
+    predicted = [candidate.seconds for candidate in ranking]
+    assert predicted == sorted(predicted) and best.seconds == predicted[0]
+    assert best.candidates == len(predicted) and best.rejected
+    assert choose(*arguments) == best
+    lowered = lower_gpu(*arguments, best.schedule)
+    assert lowered.schedule == str(best.schedule) and lowered.calls[-1].arguments[-1] == "out"
+
+
+def test_a_region_without_schema_is_refused_with_its_kind() -> None:
+    case = matmul_case()
+    region = Region("r", "torch", (), case.region.steps, (), ("out",))
+    with pytest.raises(Unsuitable, match="torch"):
+        choose(region, case.layouts, case.values, case.constants, H200)
