@@ -69,11 +69,11 @@ def lower_region(region: Region, context: _Context) -> Lowered:
         return Lowered(region, "nothing to compute", (), ())
     if context.machine.is_gpu:
         from ..codegen.gpu import lower_gpu
-        from ..cost.gpu import choose as choose_gpu
+        from ..cost.gpu_choice import choose as choose_gpu
 
-        schedule, estimate, _ = choose_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine)
-        lowered = lower_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine, schedule)
-        return replace(lowered, predicted_seconds=estimate.seconds, terms=estimate.terms)
+        choice = choose_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine)
+        lowered = lower_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine, choice.schedule)
+        return replace(lowered, predicted_seconds=choice.seconds, terms=choice.terms)
     if region.kind == "contraction":
         problem = contraction_problem(region, context.layouts, shapes)
         schedule, seconds, terms, _ = choose_contraction(problem, context.machine, context.threads)
