@@ -148,9 +148,18 @@ def lstm(
 
 @HANDLERS.handles("gru.input")
 def gru(
-    g: GraphBuilder, x: Value, state: Value, weights: list[Value], biases: bool, layers: int, dropout: float, train: bool, *rest: Any
+    g: GraphBuilder,
+    x: Value,
+    state: Value,
+    weights: list[Value],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
 ) -> tuple[Value, ...]:
-    return _recurrent(g, gru_step, x, [state], weights, biases, layers, dropout, train, *rest, inner_bias=True)
+    return _recurrent(g, _gru_cell, x, [state], weights, biases, layers, dropout, train, bidirectional, batch_first, inner_bias=True)
 
 
 @HANDLERS.handles("rnn_tanh.input")

@@ -286,7 +286,8 @@ class _Importer:
                 graph_outputs.append(value)
             return graph_outputs.index(value)
 
-        for spec, argument in zip(self.program.graph_signature.output_specs, node.args[0], strict=True):
+        returned: Any = node.args[0]
+        for spec, argument in zip(self.program.graph_signature.output_specs, returned, strict=True):
             value = self.environment[argument] if isinstance(argument, torch.fx.Node) else argument
             if spec.kind == OutputKind.BUFFER_MUTATION:
                 name = str(spec.target)

@@ -240,7 +240,7 @@ def rename(computation: Computation, names: Mapping[str, str]) -> Computation:
         steps.append(replace(step, name=names.get(step.name, step.name), bodies=bodies))
         for old, new in zip(step.names[1:], steps[-1].names[1:], strict=True):
             target = names.get(old)
-            if target is not None:
+            if target is not None and target != new:
                 axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(step.shape))
                 component = step.bodies[step.names.index(old)]
                 steps.append(Step(target, step.shape, axes, (Load(new, axes, component.dtype),)))
