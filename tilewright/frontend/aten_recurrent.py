@@ -159,7 +159,7 @@ def gru(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Value, ...]:
-    return _recurrent(g, _gru_cell, x, [state], weights, biases, layers, dropout, train, bidirectional, batch_first, inner_bias=True)
+    return _recurrent(g, gru_step, x, [state], weights, biases, layers, dropout, train, bidirectional, batch_first, inner_bias=True)
 
 
 @HANDLERS.handles("rnn_tanh.input")
