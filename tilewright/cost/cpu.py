@@ -52,6 +52,7 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Mapping[str, np.n
     overhead = tiles * problem.outer * panels * (TILE_OVERHEAD_CYCLES + tile * vectors) / threads / machine.clock_hz
 
     l1, l2 = machine.cache(1), machine.cache(2)
+    assert l1 is not None and l2 is not None, f"{machine.name} lacks the facts about its caches"
     panel_bytes = vectors * lanes * problem.r * 4.0
     a_tile_bytes = tile * problem.r * 4.0
     # B's panel is read once a tile: from L1 where it fits beside A's tile, else from L2 or beyond

@@ -263,9 +263,9 @@ def einsum(g: GraphBuilder, equation: str, operands: list[Value], *_: Any) -> Va
     """Operands are contracted from left to right; each pair is brought into the form of a batched matrix product."""
     if "." in equation:
         raise Unsupported("einsum with an ellipsis")
-    left, _, right = equation.replace(" ", "").partition("->")
+    left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    if "->" not in equation:
+    if not arrow:
         letters = "".join(terms)
         right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     if any(len(set(term)) != len(term) for term in terms):

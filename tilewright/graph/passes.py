@@ -357,6 +357,7 @@ def eliminate_common_subexpressions(graph: Graph) -> Graph:
     outputs = set(graph.outputs)
     nodes: list[Node] = []
     tensors: dict[Any, str] = {}
+    key: Any
     for name, tensor in graph.constants.items():
         if tensor.numel() <= 4096:
             key = (tuple(tensor.shape), tensor.dtype, tensor.numpy().tobytes())

@@ -20,5 +20,7 @@ class Estimate:
     def seconds(self) -> np.ndarray:
         together = [self.terms[name] for name in self.overlapped]
         alone = [values for name, values in self.terms.items() if name not in self.overlapped]
-        total = np.maximum.reduce(together) if together else 0.0
-        return total + sum(alone) if alone else np.asarray(total)
+        total: np.ndarray = np.maximum.reduce(together) if together else np.zeros(())
+        for values in alone:
+            total = total + values
+        return total

@@ -61,7 +61,7 @@ class _Hashed:
         return binary("div", other, self)
 
     def __neg__(self) -> Expr:
-        return sub(0, self) if self.dtype == INDEX else unary("neg", self)  # type: ignore[attr-defined]
+        return sub(0, self) if self.dtype == INDEX else unary("neg", self)  # type: ignore[attr-defined, arg-type]
 
     def __lt__(self, other: Operand) -> Expr:
         return compare("lt", self, other)
@@ -162,7 +162,7 @@ def wrap(value: Operand, like: str = INDEX) -> Expr:
 
 
 def _pair(a: Operand, b: Operand) -> tuple[Expr, Expr]:
-    like = a.dtype if isinstance(a, _Hashed) else b.dtype if isinstance(b, _Hashed) else INDEX  # type: ignore[union-attr]
+    like = a.dtype if isinstance(a, _Hashed) else b.dtype if isinstance(b, _Hashed) else INDEX  # type: ignore[union-attr, attr-defined]
     return wrap(a, like), wrap(b, like)
 
 

@@ -73,7 +73,7 @@ def _padded_reads(graph: Graph, region: Region, values: Mapping[str, Value]) -> 
     if region.kind not in ("contraction", "window") or region.steps[0].combiner != "sum":
         return {}
     body = region.steps[0].bodies[0]
-    result = {}
+    result: dict[str, tuple[tuple[int, int], ...] | None] = {}
     for name in dict.fromkeys(load.buffer for load in loads(body)):
         halo = needed_halo(body, name, values[name].shape)
         if halo is not None:

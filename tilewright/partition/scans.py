@@ -67,11 +67,11 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
             if target not in wanted:
                 continue
         if name in reads:  # a body that passes an input through
-            copies.append(_copy(inner.values[name], reads[name], (target, where), values | graph.values))
+            copies.append(_copy(inner.values[name], reads[name], (target, where), {**values, **graph.values}))
         elif name in writes and writes[name][0] in histories and position >= states:
             after.append(_stacked(values[writes[name][0]], graph.values[target], bool(node.attributes.get("reverse"))))
         elif name in writes:
-            copies.append(_copy(inner.values[name], writes[name], (target, where), values | graph.values))
+            copies.append(_copy(inner.values[name], writes[name], (target, where), {**values, **graph.values}))
         else:
             writes[name] = (target, where)
     for name, layout in body.layouts.items():

@@ -108,7 +108,7 @@ def _window_vectors(
         (combined,) = combiner.combine((held,), (substitute(wide, here),))
         updates.append(Store("acc", at, combined))
         result = rewrite(
-            substitute(wide_value, here), lambda n, held=held: held if isinstance(n, Load) and n.buffer == reduce.name else n
+            substitute(wide_value, here), lambda n, held=held: held if isinstance(n, Load) and n.buffer == reduce.name else n  # type: ignore[misc]
         )
         if result.lanes == 1:
             result = Apply("broadcast", (result,), "f32", lanes)

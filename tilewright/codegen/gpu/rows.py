@@ -105,7 +105,7 @@ def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
     columns: dict[str, tuple[Var, ...]] = {}
     expressions: dict[str, tuple[Expr, ...]] = {}
     for step in steps:
-        own = step.axes if step.kind == "reduce" else row_of_last
+        own: tuple[Var, ...] = step.axes if step.kind == "reduce" else row_of_last
         mapping: dict[Var, Expr] = dict(zip(own, row_axes, strict=True))
         inner = step.reduction if step.kind == "reduce" else tuple(axis for axis in step.axes if axis not in mapping)
         fresh = tuple(Var(f"column{i}", axis.extent) for i, axis in enumerate(inner))
@@ -124,12 +124,12 @@ def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
     where: Expr | None = None
     touched: list[tuple[Expr, tuple[Var, ...]]] = []
     for step in steps:
-        own, rest = rest[: len(expressions[step.name])], rest[len(expressions[step.name]) :]
-        touched += [(e, (*merged_rows, *columns[step.name])) for e in own]
+        offsets, rest = rest[: len(expressions[step.name])], rest[len(expressions[step.name]) :]
+        touched += [(e, (*merged_rows, *columns[step.name])) for e in offsets]
         if step is last and step.kind == "reduce":
-            where, *own = own
-        by = own[0] if step.kind == "map" else main_offset(own, layouts, values)
-        space = walk_in_order(columns[step.name], own, by)
+            where, offsets = offsets[0], offsets[1:]
+        by = offsets[0] if step.kind == "map" else main_offset(offsets, layouts, values)
+        space = walk_in_order(columns[step.name], offsets, by)
         stages.append(RowStage(step, space, _stage_lanes(step, space, layouts)))
     contiguous = bool(merged_rows) and coefficient(stages_main(stages[0], layouts, values), merged_rows[-1]) == 1
     fastest = stages[0].space.fastest
@@ -291,7 +291,7 @@ def _reduce(
     )
     assert step.combiner is not None
     # lanes of a vector accumulator, pairwise
-    parts = [tuple(Load(h.buffer, (index_const(i),), h.dtype) for h in held.values()) for i in range(lanes)]  # type: ignore[union-attr]
+    parts: list[tuple[Expr, ...]] = [tuple(Load(h.buffer, (index_const(i),), h.dtype) for h in held.values()) for i in range(lanes)]  # type: ignore[union-attr]
     while len(parts) > 1:
         half = len(parts) // 2
         parts = [combine(step.combiner, parts[i], parts[i + half]) for i in range(half)]

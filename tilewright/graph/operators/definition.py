@@ -43,7 +43,7 @@ def pointwise(name: str, function: Callable[..., Expr], operands: Sequence[str] 
 
         def body(*index: Expr) -> Expr:
             rest = iter(inputs)
-            arguments = []
+            arguments: list[Expr] = []
             for position in range(arity):
                 wanted = kinds[position] or kind
                 if position in numbers:
