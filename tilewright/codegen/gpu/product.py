@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -85,11 +85,14 @@ def product_form(
     a_flat, b_flat, element, offset = expressions
     stored_n = n[-1:] and (stored_axis(b_flat, n[-1], layouts),)
     b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
-    sizes = [prod(axis.extent or 0 for axis in axes) for axes in (batch, m, n, r)]
+    batch_size, m_size, n_size, r_size = (prod(axis.extent or 0 for axis in axes) for axes in (batch, m, n, r))
     everything = (*step.axes, *step.reduction)
     store_lanes = widest(element, n[-1], layouts, offset) if n else 1
     problem = ContractionProblem(
-        *sizes,
+        batch_size,
+        m_size,
+        n_size,
+        r_size,
         a=_operand(a_flat, m, r, layouts, values, everything),
         b=_operand(b_flat, (*n[:-1], *stored_n), r, layouts, values, everything),
         store_lanes=store_lanes,
@@ -114,6 +117,11 @@ def product_form(
         storage,
         problem,
     )
+
+
+def extent_of(axes: Iterable[Var]) -> int:
+    """Points of the space that the axes span."""
+    return prod(axis.extent or 0 for axis in axes)
 
 
 def _without_index(element: Expr, step: Step) -> Expr:
