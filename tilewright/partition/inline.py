@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from ..ir.computation import Computation, Step
-from ..ir.expr import Expr, Load, loads, rewrite, substitute
+from ..ir.expr import Expr, Load, Var, loads, rewrite, substitute
 
 
 def inline(expr: Expr, maps: Mapping[str, Step]) -> Expr:
@@ -29,7 +29,10 @@ def inline_step(step: Step, maps: Mapping[str, Step]) -> Step:
 
 
 def slice_for(computation: Computation, output: str) -> tuple[Step, ...]:
-    """The steps that `output` needs, with maps between them inlined: reductions and scans, then at most one map that is the output."""
+    """The steps that `output` needs, with maps between them inlined: reductions and scans, then at most one map that is the output.
+
+    A component of a reduction other than its first is read by a map of its own, so that the last step always stores its only result. Inner
+    reductions that are outputs of the operator themselves get other names: here they are not the stored values of those names."""
     by_name = {name: step for step in computation.steps for name in step.names}
     final = by_name[output]
     maps = {step.name: step for step in computation.steps if step.kind == "map" and step.identity_index and step is not final}
@@ -45,4 +48,25 @@ def slice_for(computation: Computation, output: str) -> tuple[Step, ...]:
         kept.append(fresh)
         wanted.extend(by_name[load.buffer] for load in loads(*fresh.bodies) if load.buffer in by_name)
     order = {step.name: i for i, step in enumerate(computation.steps)}
-    return tuple(sorted(kept, key=lambda step: order[step.name]))
+    kept.sort(key=lambda step: order[step.name])
+    if len(final.bodies) > 1:
+        axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(final.shape))
+        component = final.bodies[final.names.index(output)]
+        kept = _renamed(kept, {final.name: f"{final.name}@{output}"})
+        inner = kept[-1].names[final.names.index(output)]
+        kept.append(Step(output, final.shape, axes, (Load(inner, axes, component.dtype),)))
+    public = {step.name: f"{step.name}@{output}" for step in kept[:-1] if set(step.names) & set(computation.outputs)}
+    return tuple(_renamed(kept, public))
+
+
+def _renamed(steps: Sequence[Step], names: Mapping[str, str]) -> list[Step]:
+    """The steps with some of them named otherwise, loads of their components included."""
+    fresh = [replace(step, name=names.get(step.name, step.name)) for step in steps]
+    loaded = {old: new for before, after in zip(steps, fresh, strict=True) for old, new in zip(before.names, after.names, strict=True) if old != new}
+    if not loaded:
+        return list(steps)
+
+    def fix(node: Expr) -> Expr:
+        return replace(node, buffer=loaded[node.buffer]) if isinstance(node, Load) and node.buffer in loaded else node
+
+    return [replace(step, bodies=tuple(rewrite(body, fix) for body in step.bodies)) for step in fresh]

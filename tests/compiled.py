@@ -1,0 +1,124 @@
+"""Running compiled modules over poisoned memory, and comparing with PyTorch in float64: for the tests of whole programs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import tilewright
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.packing import unpack
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module with example inputs. `tolerance`: largest error as a fraction of the largest magnitude of an output (at least 1).
+    `fixed`: the inputs' values matter, so that they are not replaced by random ones."""
+
+    name: str
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    tolerance: float = 3e-5
+    fixed: bool = False
+
+    def fresh_inputs(self) -> tuple[torch.Tensor, ...]:
+        if self.fixed:
+            return self.inputs
+        return tuple(torch.randn_like(x) if x.is_floating_point() else x for x in self.inputs)
+
+
+class Bundle(nn.Module):
+    """Several cases as one module, so that their kernels are compiled side by side."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(case.module for case in cases)
+        self.counts = [len(case.inputs) for case in cases]
+
+    def forward(self, *inputs: torch.Tensor) -> list[Any]:
+        results, start = [], 0
+        for part, count in zip(self.parts, self.counts, strict=True):
+            results.append(part(*inputs[start : start + count]))
+            start += count
+        return results
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def compare(case: Case, found: Any, inputs: Sequence[torch.Tensor]) -> None:
+    """Asserts that `found` is what the module gives in float64, with the shapes and types that it has in its own."""
+    with torch.no_grad():
+        own = torch.utils._pytree.tree_leaves(case.module(*inputs))
+        exact = torch.utils._pytree.tree_leaves(copy.deepcopy(case.module).double()(*map(widened, inputs)))
+    results = torch.utils._pytree.tree_leaves(found)
+    assert len(results) == len(own), case.name
+    for position, (result, like, wanted) in enumerate(zip(results, own, exact, strict=True)):
+        where = f"{case.name}, output {position}"
+        assert result.dtype == like.dtype and result.shape == like.shape, (where, result.dtype, like.dtype, result.shape, like.shape)
+        if not like.is_floating_point():
+            np.testing.assert_array_equal(result.numpy(), wanted.to(like.dtype).numpy(), err_msg=where)
+            continue
+        array, reference = result.double().numpy(), wanted.double().numpy()
+        finite = np.abs(reference[np.isfinite(reference)])
+        scale = max(1.0, float(finite.max(initial=0.0)))
+        np.testing.assert_allclose(array, reference, rtol=case.tolerance, atol=case.tolerance * scale, err_msg=where)
+
+
+def poison(executable: Executable) -> None:
+    """Fills the arena (halos apart) with NaN and makes fresh outputs full of NaN, so that what is read or returned unwritten shows."""
+    assert executable._engine is not None
+    buffers = executable._engine.buffers
+    padded = {name for name in buffers.plan.offsets if buffers.program.storage[name].layout.is_padded}
+    for name, offset in buffers.plan.offsets.items():
+        start = buffers._base + offset
+        if name not in padded:
+            buffers.arena[start : start + buffers.plan.sizes[name]].fill_(255)
+    for name in padded:
+        layout = buffers.program.storage[name].layout
+        if layout.dense_strides() is not None:  # of split layouts, which panels of weights have, unpack gives a copy
+            view = unpack(buffers.flat(name, (), ()), layout)
+            view.fill_(float("nan") if view.is_floating_point() else 1)
+    allocate = type(executable)._allocate
+
+    def poisoned() -> list[torch.Tensor]:
+        outputs = allocate(executable)
+        for tensor in outputs:
+            if tensor.numel():
+                tensor.view(-1).view(torch.uint8).fill_(255)
+        return outputs
+
+    executable._allocate = poisoned  # type: ignore[method-assign]
+
+
+def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) -> None:
+    """Compiles the cases in one program, calls it on fresh inputs, and compares each."""
+    for case in cases:
+        case.module.eval()
+    bundle = Bundle(cases).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", message=r"(?s).*through PyTorch")  # no result of ours
+        executable = tilewright.compile(bundle, [x for case in cases for x in case.inputs], target=target)
+    try:
+        poison(executable)
+        for _ in range(calls):
+            inputs = [case.fresh_inputs() for case in cases]
+            results = executable(*[x for part in inputs for x in part])
+            failures = []
+            for case, part, result in zip(cases, inputs, results, strict=True):
+                try:
+                    compare(case, result, part)
+                except AssertionError as error:
+                    failures.append(str(error))
+            assert not failures, "\n\n".join(failures)
+    finally:
+        executable.close()
