@@ -35,7 +35,7 @@ def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
         model = _read(path)
     version = opset_of(model, place)
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(_with_shapes(model))
     except onnx.checker.ValidationError as error:
         raise InvalidModel(f"{place} is not valid ONNX: {_first_line(error)}", "export it again, or run onnx.checker on it") from error
     except ValueError as error:
@@ -44,6 +44,19 @@ def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
             raise InvalidModel(f"{place} cannot be checked: {_first_line(error)}", "export it again") from error
     assert OLDEST_OPSET <= version <= NEWEST_OPSET
     return model
+
+
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as the checker wants it: a copy that states a rank where an input or output has none, which is allowed here."""
+    infos = [*model.graph.input, *model.graph.output]
+    if all(not info.type.HasField("tensor_type") or info.type.tensor_type.HasField("shape") for info in infos):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for info in (*copy.graph.input, *copy.graph.output):
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.shape.SetInParent()
+    return copy
 
 
 def opset_of(model: onnx.ModelProto, place: str = "the model") -> int:

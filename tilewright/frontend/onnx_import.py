@@ -42,10 +42,11 @@ HANDLERS: Mapping[str, NodeHandler] = MappingProxyType(
 _GROWING = ("ConstantOfShape", "Expand", "Tile")  # results may be far larger than operands
 _LARGEST_FOLDED = 1 << 16  # elements of a result of those that is stored as a constant
 _NEVER_FOLDED = frozenset("If Loop Scan SequenceMap RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split())
-# attributes that change nothing here: statistics kept in training, precision that is at least as great, the order of unused positions
+# attributes that change nothing where a handler does not ask for them: statistics kept in training, precision that is at least as great,
+# the order of positions that are not used, parameters of another mode of interpolation
 _HARMLESS = frozenset(
     "momentum stash_type storage_order seed saturate round_mode precision softmax_precision activation_alpha activation_beta hidden_size sorted "
-    "training_mode kernel_shape".split()
+    "training_mode kernel_shape nearest_mode cubic_coeff_a extrapolation_value exclude_outside antialias".split()
 )
 _NEUTRAL: tuple[Any, ...] = (0, -1, 0.0, [], "")  # an attribute left at one of these asks for nothing
 _DEEPEST = 32  # functions within functions
@@ -195,7 +196,7 @@ class _Importer:
             # the handlers check little: a model that is not well formed shows itself as one of these
             reason = str(error) if isinstance(error, (Unsupported, ValueError)) else f"{type(error).__name__}: {error}"
             label = node.op_type if node.domain in DEFAULT_DOMAIN else f"{node.domain}.{node.op_type}"
-            self.unsupported.append(UnsupportedNode(node.name or node.output[0], label, node.name or f"the node of {node.output[0]}", reason))
+            self.unsupported.append(UnsupportedNode(_label(node), label, node.name or f"the node of {_label(node)}", reason))
             return [_MISSING] * len(node.output)
 
     def _compiled(
@@ -227,7 +228,7 @@ class _Importer:
             self._check_types(operands)
         opset = opsets.get("", opsets.get("ai.onnx", 0))
         call = NodeCall(self.builder, node.op_type, opset, operands, _attributes(node), used, self._materialise)
-        with self.builder.at(node.name or f"{node.op_type}_{node.output[0]}", node.name or f"the {node.op_type} of {node.output[0]}"):
+        with self.builder.at(node.name or f"{node.op_type}_{_label(node)}", node.name or f"the {node.op_type} of {_label(node)}"):
             results = handler(call)
         unread = sorted(set(call.attributes) - call.read - _HARMLESS)
         if any(call.attributes[name] not in _NEUTRAL for name in unread if not isinstance(call.attributes[name], np.ndarray)):
@@ -326,7 +327,7 @@ class _Importer:
         inner.update(zip(function.input, [*operands, *[None] * (len(function.input) - len(operands))], strict=True))
         own = {entry.domain: entry.version for entry in function.opset_import}
         wanted = {name for name, use in zip(function.output, used, strict=False) if use}
-        place = node.name or node.output[0]
+        place = _label(node)
         self._nodes([_bound(n, given, place) for n in function.node], inner, own or opsets, wanted, depth + 1)
         return [inner.get(name) for name in function.output]
 
@@ -353,6 +354,11 @@ class _Importer:
         return Imported(
             self.builder.finish(values), in_spec, out_spec, tuple(range(inputs)), (None,) * inputs, tuple(outputs), parameters=tuple(self.parameters)
         )
+
+
+def _label(node: onnx.NodeProto) -> str:
+    """A node's name, or that of its first result."""
+    return node.name or next((name for name in node.output if name), node.op_type)
 
 
 def _read_names(node: onnx.NodeProto) -> set[str]:

@@ -245,9 +245,10 @@ def quantize(call: NodeCall) -> Value:
     if call.has(2):
         zero = _along_axis(call, 2)
         dtype, y = zero.dtype, g.pointwise("add", y, g.cast(zero, scale.dtype))
-    if dtype not in ("u8", "i8"):
+    if dtype not in ("u8", "i8", "i16"):
         raise Unsupported(f"quantisation to {dtype}")
-    low, high = (0, 255) if dtype == "u8" else (-128, 127)
+    limits = np.iinfo(numpy_dtype(dtype))
+    low, high = int(limits.min), int(limits.max)
     return g.cast(g.pointwise("clamp", y, low, high), dtype)
 
 
