@@ -85,14 +85,13 @@ def product_form(
     a_flat, b_flat, element, offset = expressions
     stored_n = n[-1:] and (stored_axis(b_flat, n[-1], layouts),)
     b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
-    batch_size, m_size, n_size, r_size = (prod(axis.extent or 0 for axis in axes) for axes in (batch, m, n, r))
     everything = (*step.axes, *step.reduction)
     store_lanes = widest(element, n[-1], layouts, offset) if n else 1
     problem = ContractionProblem(
-        batch_size,
-        m_size,
-        n_size,
-        r_size,
+        extent_of(batch),
+        extent_of(m),
+        extent_of(n),
+        extent_of(r),
         a=_operand(a_flat, m, r, layouts, values, everything),
         b=_operand(b_flat, (*n[:-1], *stored_n), r, layouts, values, everything),
         store_lanes=store_lanes,
