@@ -21,9 +21,7 @@ from .hardware import machine as find_machine
 from .hardware.machine import Machine
 from .ir.region import Program
 from .partition.plan import plan_program, without_kernels
-from .runtime.executable import Executable, Image, ModuleStamp
-from .runtime.loadable import loadable
-from .runtime.signature import signature_of
+from .runtime.executable import Executable, executable_of
 from .toolchain import Binary, SourceFile, compile_kernels
 
 Progress = Callable[[str, int, int], None]
@@ -67,9 +65,8 @@ def compile(
     count = threads or settings.threads() or torch.get_num_threads()
     program = plan_program(graph, machine, count)
     program, binaries = build(program, machine, report)
-    image = Image(loadable(program), signature_of(imported, _parameters(module)), machine, binaries, _texts(program, machine))
-    stamp = ModuleStamp.of(module) if isinstance(module, torch.nn.Module) else None
-    return Executable(image, stamp, threads)
+    live = module if isinstance(module, torch.nn.Module) else None
+    return executable_of(program, imported, machine, binaries, _texts(program, machine), live, _parameters(module), threads)
 
 
 def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:

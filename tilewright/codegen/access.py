@@ -44,7 +44,8 @@ def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
         if isinstance(node, Apply) and node.operation == "select":
             guarded, other = node.args[1], node.args[2]
             if isinstance(guarded, Load) and guarded.buffer in layouts and isinstance(other, Const) and other.value == 0:
-                if covers(layouts[guarded.buffer], guarded.index):
+                layout = layouts[guarded.buffer]
+                if covers(layout, guarded.index) and is_bounds_check(node.args[0], guarded.index, layout.shape):
                     return guarded
         return node
 
@@ -55,6 +56,29 @@ def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
         if isinstance(node, Load) and node.buffer in layouts
         else node,
     )
+
+
+def is_bounds_check(condition: Expr, index: Sequence[Expr], shape: Sequence[int]) -> bool:
+    """Whether the condition says no more than that the index lies within the shape: each conjunct is 0 <= index[d] or index[d] < shape[d]."""
+    conjuncts: list[Expr] = [condition]
+    allowed = {linear(position) for position in index}
+    allowed |= {linear((extent - 1) - position) for position, extent in zip(index, shape, strict=True)}
+    known = {frozenset(form.terms): set[int]() for form in allowed}
+    for form in allowed:
+        known[frozenset(form.terms)].add(form.constant)
+    while conjuncts:
+        part = conjuncts.pop()
+        if isinstance(part, Apply) and part.operation == "and":
+            conjuncts.extend(part.args)
+            continue
+        if not (isinstance(part, Apply) and part.operation in ("lt", "le", "gt", "ge") and part.args[0].dtype == INDEX):
+            return False
+        a, b = part.args
+        margin = {"lt": b - a - 1, "le": b - a, "gt": a - b - 1, "ge": a - b}[part.operation]
+        form = linear(margin)
+        if form.constant not in known.get(frozenset(form.terms), ()):
+            return False
+    return True
 
 
 def covers(layout: Layout, index: Sequence[Expr]) -> bool:
@@ -78,6 +102,8 @@ def needed_halo(expr: Expr, buffer: str, shape: Sequence[int]) -> tuple[tuple[in
         load, other = node.args[1], node.args[2]
         if load.buffer != buffer or not (isinstance(other, Const) and other.value == 0):
             continue
+        if not is_bounds_check(node.args[0], load.index, shape):
+            return None
         for dim, (position, extent) in enumerate(zip(load.index, shape, strict=True)):
             low, high = range_of(position)
             if low == -inf or high == inf:
@@ -306,6 +332,7 @@ __all__ = [
     "covers",
     "divide_linear",
     "flatten",
+    "is_bounds_check",
     "merge_axes",
     "mergeable",
     "needed_halo",

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Mapping, Sequence
 
 from ..ir.expr import Expr, Load, Var, loads, rewrite, variables
-from ..ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Statement, Store, statements
+from ..ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Prefetch, Statement, Store, statements
 from ..ir.layout import Layout
 
 
@@ -22,6 +22,8 @@ def map_expressions(root: Statement, change) -> Statement:
         return Let(root.variable, change(root.value))
     if isinstance(root, Store):
         return Store(change.buffer(root.buffer), change(root.offset), change(root.value))
+    if isinstance(root, Prefetch):
+        return Prefetch(change.buffer(root.buffer), change(root.offset))
     if isinstance(root, For):
         return replace(root, extent=change(root.extent), body=map_expressions(root.body, change))
     if isinstance(root, If):
@@ -56,6 +58,8 @@ def expressions(root: Statement) -> list[Expr]:
             result.append(s.value)
         elif isinstance(s, Store):
             result += [s.offset, s.value]
+        elif isinstance(s, Prefetch):
+            result.append(s.offset)
         elif isinstance(s, For):
             result.append(s.extent)
         elif isinstance(s, If):

@@ -15,7 +15,7 @@ from typing import Iterator, Mapping, Sequence
 
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
-from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Statement, Store
+from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Prefetch, Statement, Store
 
 from .helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, ordered, typed_helper
 from .printer import (
@@ -121,6 +121,9 @@ class CPrinter(Printer):
         element = "u8" if buffer.dtype == "bool" else buffer.dtype
         address = base if offset == Const(0, INDEX) else f"({base} + {self.text(offset, SUM)})"
         return Code(f"*({'' if writes else 'const '}{self.type_name(element, lanes)}_u *){address}", UNARY)
+
+    def prefetch(self, root: Prefetch) -> None:
+        self.line(f"__builtin_prefetch({self.buffer(root.buffer)[0]} + {self.text(root.offset, SUM)});")
 
     def is_plain(self, buffer: Buffer) -> bool:
         """Whether the buffer is a variable and not an array."""

@@ -35,7 +35,7 @@ from tilewright import settings
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
-from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, For, If, Kernel, Let, Statement, Store, statements
+from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, For, If, Kernel, Let, Prefetch, Statement, Store, statements
 
 from .c import CPrinter, c_type, perfect_depth
 from .printer import EQUALITY, UNARY, Code
@@ -67,6 +67,9 @@ def synchronises(root: Statement) -> bool:
 class CheckedPrinter(CPrinter):
     """Prints one kernel as C with checks: `void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *,
     int64_t *count)`."""
+
+    def prefetch(self, root: Prefetch) -> None:
+        """Touches nothing."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()

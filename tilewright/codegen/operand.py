@@ -1,31 +1,27 @@
-"""The second factor of a contraction as a matrix of its own: strided views of constants, packed into panels when compiling."""
+"""A constant operand seen as a strided view: what packing it when compiling takes."""
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
-from ..ir.expr import Load, Var, linear
-from ..ir.layout import Layout, row_major
+from tilewright.ir.expr import Load, Var, coefficient, linear, variables
+from tilewright.ir.layout import row_major
 
 
 def operand_view(load: Load, shape: Sequence[int], axes: Sequence[Var]) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """(sizes, strides, offset) of the view of a row-major tensor of `shape` whose dimensions are `axes` (as torch.as_strided takes them);
-    None where the load's offset is not linear in the axes or knows other variables."""
-    form = linear(row_major(shape).offset(load.index))
-    strides = {axis: 0 for axis in axes}
-    for atom, coefficient in form.terms:
-        if not isinstance(atom, Var) or atom not in strides:
+    """(sizes, strides, offset) with which `torch.as_strided` of the row-major constant of `shape` gives an array indexed by `axes`.
+
+    None where the load's flat offset is not linear in the axes, or has another variable."""
+    flat = row_major(shape).offset(load.index)
+    strides = []
+    for axis in axes:
+        stride = coefficient(flat, axis)
+        if stride is None or stride < 0 or axis.extent is None:
             return None
-        strides[atom] = coefficient
-    if any(stride < 0 for stride in strides.values()):
+        strides.append(stride)
+    if any(variable not in axes for variable in variables(flat)):
         return None
-    return tuple(axis.extent or 0 for axis in axes), tuple(strides.values()), form.constant
-
-
-def packed_panels(sizes: Sequence[int], batch: int, panel: int) -> Layout:
-    """Panels of `panel` neighbouring elements of the last dimension: (batch..., last / panel, reduced..., last mod panel). `batch` counts the
-    leading dimensions that stay outermost. The last dimension is padded to a multiple of the panel."""
-    last = len(sizes) - 1
-    middle = range(batch, last)
-    order = (*((d, 0) for d in range(batch)), (last, 0), *((d, 0) for d in middle), (last, panel))
-    return Layout(tuple(sizes), order)
+    form = linear(flat)
+    if any(not isinstance(atom, Var) for atom, _ in form.terms):
+        return None
+    return tuple(int(axis.extent or 0) for axis in axes), tuple(strides), form.constant

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, range_of, walk
-from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, Comment, For, If, Kernel, Let, Statement, Store
+from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, Comment, For, If, Kernel, Let, Prefetch, Statement, Store
 
 from .sharing import Guard, guards, is_risky
 
@@ -412,11 +412,17 @@ class Printer(ABC):
             self.branch(root)
         elif isinstance(root, Barrier):
             self.barrier()
+        elif isinstance(root, Prefetch):
+            self.prepare(root.offset)
+            self.prefetch(root)
         elif isinstance(root, Comment):
             for text in root.text.splitlines():
                 self.line(f"// {text}".rstrip("\\"))
         else:
             raise TypeError(f"not a kernel statement: {type(root).__name__}")
+
+    def prefetch(self, root: Prefetch) -> None:
+        """A hint; a language without one leaves it out."""
 
     def block(self, root: Block) -> None:
         nested = any(isinstance(s, (Let, Allocate)) for s in root.statements)

@@ -192,7 +192,7 @@ class _Importer:
             if folded is not None:
                 return folded
             return self._compiled(node, handler, operands, opsets, used, depth)
-        except (Unsupported, ValueError, TypeError, IndexError, KeyError) as error:
+        except (Unsupported, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
             # the handlers check little: a model that is not well formed shows itself as one of these
             reason = str(error) if isinstance(error, (Unsupported, ValueError)) else f"{type(error).__name__}: {error}"
             label = node.op_type if node.domain in DEFAULT_DOMAIN else f"{node.domain}.{node.op_type}"

@@ -4,7 +4,7 @@ Grammar::
 
     Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
-              | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Comment(text)
+              | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Prefetch(buffer, offset) | Comment(text)
 
 Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
 `thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Frozen and cheap: built for each candidate lowered.
@@ -85,11 +85,19 @@ class Barrier:
 
 
 @dataclass(frozen=True)
+class Prefetch:
+    """A hint that the cache line at this offset of a global buffer is wanted soon; the offset may lie beyond the buffer."""
+
+    buffer: str
+    offset: Expr
+
+
+@dataclass(frozen=True)
 class Comment:
     text: str
 
 
-Statement: TypeAlias = Union[Block, Let, Store, Allocate, For, If, Barrier, Comment]
+Statement: TypeAlias = Union[Block, Let, Store, Allocate, For, If, Barrier, Prefetch, Comment]
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,16 @@ leave through a small buffer. Padding costs nothing where A has a zeroed halo.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Mapping, Sequence
 
 from ...graph.contraction import Contraction, contraction
 from ...hardware.machine import Machine
 from ...ir.computation import Step
-from ...ir.expr import INDEX, Apply, Const, Expr, Load, Var, binary, coefficient, linear, loads, rewrite, substitute, variables
-from ...ir.expr import Linear, from_linear
+from ...ir.expr import Apply, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute, variables
 from ...ir.graph import Value
-from ...ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store
+from ...ir.kernel import Allocate, Block, Buffer, For, If, Let, Prefetch, Statement, Store
 from ...ir.layout import Layout
 from ...ir.region import Call, Lowered, Region, Storage
 from ...schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
@@ -76,6 +75,7 @@ def _prepare(region: Region, layouts: Mapping[str, Layout], constants: Mapping[s
 
 
 ACCUMULATOR = "accumulated"
+LINE = 16  # float32 in a cache line
 
 
 def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants: Mapping[str, tuple[int, ...]]) -> CpuContractionProblem:
@@ -120,7 +120,7 @@ def lower_contraction(
         kernels += lowered.kernels
         calls += lowered.calls
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
-    emitter = _Tile(region, nest, schedule, panel, packed, layout, axes)
+    emitter = _Tile(region, nest, schedule, panel, packed, layout, axes, machine.cache(2).bytes // 2)
     body = _outer_loops(nest, schedule, panel, emitter)
     header = f"{found.size_batch} x {found.size_m} x {found.size_n} sums of {found.size_r} products; {schedule}"
     dtypes = {**{name: v.dtype for name, v in values.items()}, packed: "f32"}
@@ -200,19 +200,20 @@ class _Tile:
     packed: str
     packed_layout: Layout
     packed_axes: tuple[Var, ...]
+    prefetched_bytes: int
 
     def emit(self, row_start: Expr, rows: int, column_start: Expr, columns: int) -> Block:
         """The tile of `rows` x `columns` pixels that starts there, for the current panel."""
         lanes, vectors = self.schedule.lanes, self.schedule.vectors
-        pixels = [(i, j) for i in range(rows) for j in range(columns)]
-        size = len(pixels) * self.schedule.panel
+        size = rows * columns * vectors
         zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
-        start: list[Statement] = [Allocate(Buffer("acc", "f32", size, "register", lanes))]
-        start += [Store("acc", count(k * lanes), zero) for k in range(len(pixels) * vectors)]
-        inner: Statement = block(self._accumulate(pixels, row_start, column_start))
+        k = Var("k", size)
+        start: list[Statement] = [Allocate(Buffer("acc", "f32", size * lanes, "register", lanes))]
+        start.append(For(k, count(size), Store("acc", k * lanes, zero), "unroll"))
+        inner: Statement = block(self._accumulate(row_start, rows, column_start, columns))
         for axis in reversed(self.nest.found.r):
             inner = For(axis, count(axis.extent or 0), inner)
-        return block(start, inner, self._store(pixels, row_start, column_start, rows, columns))
+        return block(start, inner, self._store(row_start, column_start, rows, columns))
 
     def _at(self, expr: Expr, row: Expr, column: Expr) -> Expr:
         mapping: dict[Var, Expr] = {self.nest.columns: column}
@@ -220,45 +221,56 @@ class _Tile:
             mapping[self.nest.rows] = row
         return substitute(expr, mapping)
 
-    def _accumulate(self, pixels: Sequence[tuple[int, int]], row_start: Expr, column_start: Expr) -> list[Statement]:
+    def _accumulate(self, row_start: Expr, rows: int, column_start: Expr, columns: int) -> list[Statement]:
+        """One step of the reduction: acc[row][column][v] += A[row, column] * B[v]."""
         lanes, vectors = self.schedule.lanes, self.schedule.vectors
         position = [self.panel * self.schedule.panel if axis == self.nest.n else axis for axis in self.packed_axes]
         base = self.packed_layout.offset(position)
-        result: list[Statement] = []
-        weights = [Var(f"b{v}", None, "f32", lanes) for v in range(vectors)]
-        result += [
-            Let(w, Load(self.packed, (base + v * lanes,), "f32", lanes)) for v, w in enumerate(weights)
-        ]
-        bases: dict[tuple[tuple[Expr, int], ...], Var] = {}
-        for p, (i, j) in enumerate(pixels):
-            element = self._at(self.nest.a, row_start + i, column_start + j)
-            if isinstance(element, Load):
-                form = linear(element.index[0])
-                if form.terms not in bases:
-                    bases[form.terms] = Var(f"a{len(bases)}", None, INDEX)
-                    result.append(Let(bases[form.terms], from_linear(Linear(form.terms, 0))))
-                element = replace(element, index=(bases[form.terms] + form.constant,))
-            pixel = Var(f"p{p}", None, "f32")
-            result.append(Let(pixel, element))
-            for v, weight in enumerate(weights):
-                at = count((p * vectors + v) * lanes)
-                old = Load("acc", (at,), "f32", lanes)
-                result.append(Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), "f32", lanes)), "f32", lanes)))
-        return result
+        i, j, v = Var("i", rows), Var("j", columns), Var("v", vectors)
+        weight = Load("b", (v * lanes,), "f32", lanes)
+        result: list[Statement] = [Allocate(Buffer("b", "f32", vectors * lanes, "register", lanes))]
+        result.append(For(v, count(vectors), Store("b", v * lanes, Load(self.packed, (base + v * lanes,), "f32", lanes)), "unroll"))
+        pixel = Var("a", None, "f32")
+        at = (i * columns + j) * (vectors * lanes) + v * lanes
+        old = Load("acc", (at,), "f32", lanes)
+        update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), "f32", lanes)), "f32", lanes))
+        element = self._at(self.nest.a, row_start + i, column_start + j)
+        body: Statement = block(Let(pixel, element), For(v, count(vectors), update, "unroll"))
+        return [*result, *self._prefetch(base, rows), self._over_pixels(body, i, j)]
 
-    def _store(self, pixels: Sequence[tuple[int, int]], row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement:
-        n, extent = self.nest.n, self.nest.n.extent or 0
-        vectored = self._vector_store(pixels, row_start, column_start)
+    def _prefetch(self, base: Expr, rows: int) -> list[Statement]:
+        """While the tile rows of one panel are computed, the next panel comes from memory: one line of it a step, half the panel a tile row."""
+        panel_bytes = self.schedule.panel * self.nest.found.size_r * 4
+        tile_rows = -(-(self.nest.rows.extent or 1) // self.schedule.tile_rows) if self.nest.rows is not None else 1
+        total = self.packed_layout.size * 4
+        if self.schedule.order != "n" or total < self.prefetched_bytes or not 2 <= tile_rows <= 16 or self.schedule.panel != 2 * LINE:
+            return []
+        half = Var("tile_row", tile_rows) % 2
+        steps: Expr = ZERO
+        for axis in self.nest.found.r:
+            steps = steps * (axis.extent or 1) + axis
+        beyond = (self.panel + 1) * (panel_bytes // 4) + half * (panel_bytes // 8) + steps * LINE
+        return [Prefetch(self.packed, beyond)]
+
+    @staticmethod
+    def _over_pixels(body: Statement, i: Var, j: Var) -> Statement:
+        for axis in (j, i):
+            if axis.extent != 1:
+                body = For(axis, count(axis.extent or 0), body, "unroll")
+        return body
+
+    def _store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement:
+        extent = self.nest.n.extent or 0
+        vectored = self._vector_store(row_start, column_start, rows, columns)
         guarded = self._guarded_store(row_start, column_start, rows, columns)
         if vectored is None:
             return guarded
         if extent % self.schedule.panel == 0:
             return vectored
         full = extent // self.schedule.panel
-        assert n is not None
         return If(self.panel < full, vectored, guarded) if full else guarded
 
-    def _vector_store(self, pixels: Sequence[tuple[int, int]], row_start: Expr, column_start: Expr) -> Block | None:
+    def _vector_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement | None:
         lanes, vectors, n = self.schedule.lanes, self.schedule.vectors, self.nest.n
         if coefficient(self.nest.offset, n) != 1:
             return None
@@ -273,24 +285,23 @@ class _Tile:
             value = rewrite(value, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x)
             if value.lanes != lanes:
                 value = Apply("broadcast", (value,), "f32", lanes)
-        result: list[Statement] = []
-        for p, (i, j) in enumerate(pixels):
-            for v in range(vectors):
-                place: dict[Var, Expr] = {n: self.panel * self.schedule.panel + v * lanes}
-                held_at = Load("acc", (count((p * vectors + v) * lanes),), "f32", lanes)
-                one = self._at(substitute(value, place), row_start + i, column_start + j)
-                one = rewrite(one, lambda x, held_at=held_at: held_at if x == accumulated else x)
-                where = self._at(substitute(self.nest.offset, place), row_start + i, column_start + j)
-                lets, (one, where) = bind_shared([one, where], f"e{p}_{v}_")
-                result += [*lets, Store(self.region.outputs[0], where, one)]
-        return block(result)
+        i, j, v = Var("i", rows), Var("j", columns), Var("v", vectors)
+        place: dict[Var, Expr] = {n: self.panel * self.schedule.panel + v * lanes}
+        held_at = Load("acc", ((i * columns + j) * (vectors * lanes) + v * lanes,), "f32", lanes)
+        one = self._at(substitute(value, place), row_start + i, column_start + j)
+        one = rewrite(one, lambda x: held_at if x == accumulated else x)
+        where = self._at(substitute(self.nest.offset, place), row_start + i, column_start + j)
+        lets, (one, where) = bind_shared([one, where])
+        store = For(v, count(vectors), block(lets, Store(self.region.outputs[0], where, one)), "unroll")
+        return self._over_pixels(store, i, j)
 
     def _guarded_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Block:
         """Through a buffer, element by element: partial panels, results that do not lie along N, epilogues without vectors."""
         lanes, panel_width, n = self.schedule.lanes, self.schedule.panel, self.nest.n
         vectors = rows * columns * self.schedule.vectors
+        k = Var("k", vectors)
         result: list[Statement] = [Allocate(Buffer("spill", "f32", vectors * lanes, "register"))]
-        result += [Store("spill", count(k * lanes), Load("acc", (count(k * lanes),), "f32", lanes)) for k in range(vectors)]
+        result.append(For(k, count(vectors), Store("spill", k * lanes, Load("acc", (k * lanes,), "f32", lanes)), "unroll"))
         row, column, lane = Var("row", rows), Var("column", columns), Var("lane", panel_width)
         held = Load("spill", ((row * columns + column) * panel_width + lane,), "f32")
         place: dict[Var, Expr] = {n: self.panel * panel_width + lane}
