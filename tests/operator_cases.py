@@ -298,7 +298,7 @@ def normalisations(random: Random) -> list[Case]:
         case("group norm relu", nn.Sequential(nn.Conv2d(channels, 8, 1), randomised(nn.GroupNorm(4, 8)), nn.ReLU()), image),
         case("instance norm", randomised(nn.InstanceNorm2d(channels, affine=True)), image),
         case("batch norm", randomised(nn.BatchNorm2d(channels)), image),
-        case("rms norm", nn.RMSNorm(shape[2:]), normal(*shape)),
+        case("rms norm", nn.RMSNorm(shape[2:], eps=1e-5), normal(*shape)),
         case("local response", nn.LocalResponseNorm(3), image),
         case("normalize", lambda x: [F.normalize(x, dim=1), F.normalize(x, dim=-1)], image),
         case("distances", lambda a, b: [F.cosine_similarity(a, b), F.pairwise_distance(a, b)], normal(*shape), normal(*shape)),

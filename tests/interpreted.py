@@ -1,0 +1,134 @@
+"""A reference executor of programs: every kernel, GPU kernels included, runs in the interpreter over NumPy buffers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from compiled import Bundle, Case, compare
+from gpu_cases import offsets
+from test_operators import replayed
+
+from tilewright.codegen.interpreter import run
+from tilewright.frontend.imported import Imported, unsupported
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.passes import simplify
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.region import Program, Storage
+from tilewright.partition.plan import plan_program
+from tilewright.runtime.packing import pack
+
+
+def numpy_type(storage: Storage) -> np.dtype[Any]:
+    return np.dtype(ELEMENT_TYPES[storage.value.dtype].numpy)
+
+
+def poisoned(storage: Storage) -> np.ndarray:
+    """A buffer as a kernel may find it: zeros in halo and rounding, NaN (of integers the least) everywhere else."""
+    kind = numpy_type(storage)
+    flat = np.zeros(storage.layout.size, kind)
+    flat[offsets(storage.layout).ravel()] = np.nan if kind.kind == "f" else True if kind.kind == "b" else np.iinfo(kind).min
+    return flat
+
+
+def packed(program: Program, storage: Storage) -> np.ndarray:
+    assert storage.source is not None
+    constant = program.graph.constants[storage.source].contiguous()
+    if storage.view is not None:
+        constant = torch.as_strided(constant, *storage.view)
+    return pack(constant, storage.layout).astype(numpy_type(storage))
+
+
+def run_program(program: Program, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Values of the graph's outputs by name, and what the interpreter reports."""
+    storage: dict[str, Storage] = dict(program.storage)
+    for lowered in program.regions:
+        storage.update({name: entry for name, entry in lowered.storage.items() if name not in program.storage})
+    memory: dict[str, np.ndarray] = {}
+    written: set[str] = set()
+
+    def buffer(name: str) -> np.ndarray:
+        assert not program.aliases, "aliases are not executed here"
+        if name not in memory:
+            entry = storage[name]
+            if name in inputs:
+                assert entry.layout.is_row_major
+                memory[name] = np.ascontiguousarray(inputs[name]).reshape(-1)
+                assert memory[name].dtype == numpy_type(entry), name
+                written.add(name)
+            elif entry.source is not None:
+                memory[name] = packed(program, entry)
+                written.add(name)
+            else:
+                memory[name] = poisoned(entry)
+        return memory[name]
+
+    kernels = program.kernels()
+    faults: list[str] = []
+    for lowered in program.regions:
+        assert lowered.region.kind != "torch", lowered.region.name
+        for step in range(lowered.repeat):
+            for call in lowered.calls:
+                kernel = kernels[call.kernel]
+                arrays = [buffer(name) for name in call.arguments]
+                pairs = list(zip(kernel.parameters, call.arguments, strict=True))
+                for parameter, name in pairs:
+                    if parameter.writable and (name in inputs or storage[name].source is not None):
+                        faults.append(f"{kernel.name} writes {name}")
+                    if not parameter.writable and name not in written and storage[name].layout.size:
+                        faults.append(f"{kernel.name} reads {name} before it is written")
+                ready = [parameter.name for parameter, name in pairs if parameter.writable and name in written]
+                report = run(kernel, arrays, [step] * len(kernel.scalars), ready)
+                faults += report.faults
+                written.update(name for parameter, name in pairs if parameter.writable)
+    results = {}
+    for name in program.graph.outputs:
+        entry = storage[name]
+        results[name] = buffer(name)[offsets(entry.layout).ravel()].reshape(entry.value.shape)
+    return results, faults
+
+
+def returned(imported: Imported, results: Sequence[np.ndarray], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the model returns, given the graph's outputs."""
+    leaves = []
+    for output in imported.outputs:
+        if output.kind == "value":
+            leaves.append(torch.from_numpy(results[output.index].copy()))
+        elif output.kind == "input":
+            leaves.append(inputs[output.index])
+        else:
+            assert output.kind == "view", output
+            leaves.append(replayed(inputs[output.index], output.value))
+    return leaves
+
+
+def check_interpreted(cases: Sequence[Case], machine: Machine, threads: int = 1) -> None:
+    """Plans the cases as one program for the machine, interprets it on fresh inputs, and compares each."""
+    for case in cases:
+        case.module.eval()
+    bundle = Bundle(cases).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        imported = import_module(bundle, [x for case in cases for x in case.inputs])
+    graph, _ = simplify(imported.graph)
+    assert not unsupported(graph)
+    program = plan_program(graph, machine, threads)
+    inputs = [case.fresh_inputs() for case in cases]
+    flat = [x for part in inputs for x in part]
+    graph_inputs = {graph.inputs[k]: flat[leaf].numpy() for leaf, k in enumerate(imported.leaves) if k is not None}
+    results, faults = run_program(program, graph_inputs)
+    leaves = iter(returned(imported, [results[name] for name in graph.outputs], flat))
+    failures = list(dict.fromkeys(faults))
+    for case, part in zip(cases, inputs, strict=True):
+        with torch.no_grad():
+            count = len(torch.utils._pytree.tree_leaves(copy.deepcopy(case.module)(*part)))
+        try:
+            compare(case, [next(leaves) for _ in range(count)], part)
+        except AssertionError as error:
+            failures.append(str(error))
+    assert not failures, "\n\n".join(failures)
