@@ -79,7 +79,8 @@ def _time(region: LoadableRegion) -> list[str]:
 
 def _work(program: LoadableProgram, region: LoadableRegion) -> str:
     figures = region_figures(program, region)
-    return f"{scaled(figures.flops, 'flop')}, {scaled(figures.bytes_read, 'B')} read, {scaled(figures.bytes_written, 'B')} written"
+    work = "not counted" if region.kind == "torch" else scaled(figures.flops, "flop")
+    return f"{work}, {scaled(figures.bytes_read, 'B')} read, {scaled(figures.bytes_written, 'B')} written"
 
 
 def _layouts(program: LoadableProgram, region: LoadableRegion) -> list[str]:
