@@ -123,10 +123,12 @@ def threads_of(rows: Columns) -> np.ndarray:
 
 
 def shared_bytes_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
-    """Bytes of shared memory of a block: two buffers of both tiles."""
+    """Bytes of shared memory of a block: two buffers of both tiles, or one where there is a single step."""
     pad_a = PADDING if problem.a.along == "r" else 0
     pad_b = PADDING if problem.b.along == "r" else 0
-    return 2 * 4 * rows["block_k"] * (rows["block_m"] + pad_a + rows["block_n"] + pad_b)
+    steps = -(-problem.r // rows["block_k"])
+    buffers = np.where(-(-steps // rows["split"]) > 1, 2, 1)
+    return buffers * 4 * rows["block_k"] * (rows["block_m"] + pad_a + rows["block_n"] + pad_b)
 
 
 def registers_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
@@ -139,6 +141,14 @@ def registers_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
     staged_b = -(-rows["block_n"] * rows["block_k"] // threads)
     addresses = 36 + staged_a // problem.a.lanes * (3 if problem.a.guarded else 1) + staged_b // problem.b.lanes
     return np.minimum(accumulators + fragments + staged_a + staged_b + addresses, 10_000)
+
+
+def blocks_to_ask_for(schedule: ContractionSchedule, problem: ContractionProblem, machine: Machine) -> int:
+    """The occupancy to ask of the assembler: it caps a thread's registers, at half as much again as the estimate. With no cap the assembler
+    loads a whole tile's fragments ahead; left to itself it spills accumulators for occupancy that gains nothing."""
+    axes = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split")
+    estimate = registers_of({name: np.array([getattr(schedule, name)]) for name in axes}, problem)
+    return max(1, machine.registers_per_processor // (schedule.threads * (int(estimate[0]) * 3 // 2)))
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ from tilewright.ir.kernel import (
 )
 from tilewright.ir.layout import Layout, permuted
 from tilewright.ir.region import Call, Lowered, Region, Storage
-from tilewright.schedule.gpu_contraction import PADDING, ContractionSchedule, GemvSchedule, Operand
+from tilewright.schedule.gpu_contraction import PADDING, ContractionSchedule, GemvSchedule, Operand, blocks_to_ask_for
 from tilewright.schedule.gpu_window import WindowSchedule
 
 UNROLLED_PRODUCTS = 1024
@@ -104,13 +104,13 @@ def in_one_or_two(
     if schedule.split == 1:
         form = product_form(region, layouts, values, constants)
         body, launch = lower(form)
-        kernel, names = _assembled(region, form, schedule, body, launch)
+        kernel, names = _assembled(region, form, schedule, body, launch, machine)
         return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, names),), form.storage)
     first, second, name, work = split_regions(region, constants, schedule.split)
     layouts, values = {**layouts, name: work.layout}, {**values, name: work.value}
     form = product_form(first, layouts, values, constants)
     body, launch = lower(form)
-    kernel, names = _assembled(first, form, schedule, body, launch)
+    kernel, names = _assembled(first, form, schedule, body, launch, machine)
     lanes = window_form(second, layouts, values, frozenset()).problem.lanes
     threads = 64 if work.value.elements // schedule.split < 64 * 4 * machine.processors else 256
     adding = lower_window(second, layouts, values, frozenset(), machine, WindowSchedule(threads, 1, lanes))
@@ -124,19 +124,23 @@ def in_one_or_two(
 
 
 def _assembled(
-    region: Region, form: ProductForm, schedule: object, body: Block, launch: Launch
+    region: Region,
+    form: ProductForm,
+    schedule: ContractionSchedule | GemvSchedule,
+    body: Block,
+    launch: Launch,
+    machine: Machine,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    dtypes = {name: value.dtype for name, value in form.values.items()}
-    # asking for one block a processor keeps the assembler from trading accumulators for occupancy that was not asked for
+    tiled = isinstance(schedule, ContractionSchedule)
     return assemble(
         region.kind,
         body,
         form.layouts,
-        dtypes,
+        {name: value.dtype for name, value in form.values.items()},
         (form.output,),
         header=str(schedule),
         launch=launch,
-        blocks_per_processor=1,
+        blocks_per_processor=blocks_to_ask_for(schedule, form.problem, machine) if tiled else 1,
     )
 
 
@@ -234,7 +238,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         setup, load = _loader(tile, start, form, thread, part_ * (steps_each * bk), bk)
         root += setup
         root.append(Allocate(Buffer(tile.stage, "f32", tile.passes * tile.lanes, "register", tile.lanes)))
-        root.append(Allocate(Buffer(tile.tile, "f32", 2 * bk * tile.ld, "shared")))
+        root.append(Allocate(Buffer(tile.tile, "f32", min(2, steps_each) * bk * tile.ld, "shared")))
         loads.append(load)
     root.append(Allocate(Buffer("acc", "f32", tm * tn, "register")))
     at = Var("at", tm * tn)
@@ -403,7 +407,9 @@ def _inner_product(
     """acc[i, j] += a[k, i] * b[k, j] over the tile."""
     tm, tn, bk = schedule.thread_m, schedule.thread_n, schedule.block_k
     stretch = bk
-    while stretch * tm * tn > UNROLLED_PRODUCTS and stretch > 4:
+    # a single step is straight code, of which the assembler would load every fragment first
+    limit = UNROLLED_PRODUCTS if buffer != index_const(0) else UNROLLED_PRODUCTS // 8
+    while stretch * tm * tn > limit and stretch > 4:
         stretch //= 2
     outer, inner = Var("k_outer", bk // stretch), Var("k", stretch)
     k = outer * stretch + inner if stretch < bk else inner
