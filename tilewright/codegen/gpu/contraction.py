@@ -131,7 +131,7 @@ def _assembled(
     launch: Launch,
     machine: Machine,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    tiled = isinstance(schedule, ContractionSchedule)
+    occupancy = blocks_to_ask_for(schedule, form.problem, machine) if isinstance(schedule, ContractionSchedule) else 1
     return assemble(
         region.kind,
         body,
@@ -140,7 +140,7 @@ def _assembled(
         (form.output,),
         header=str(schedule),
         launch=launch,
-        blocks_per_processor=blocks_to_ask_for(schedule, form.problem, machine) if tiled else 1,
+        blocks_per_processor=occupancy,
     )
 
 
