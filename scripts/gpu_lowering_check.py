@@ -232,7 +232,6 @@ def run_layer(torch: Any, driver: Driver, folder: Path, entry: dict[str, Any]) -
     padded = torch.nn.functional.pad(x, (padding,) * 4).permute(0, 2, 3, 1).contiguous().reshape(-1)
     bytes_each = 4 * (padded.numel() + w.numel() + expected.numel())
     sets = max(2, min(MOST_SETS, ceil(ROTATED_BYTES / bytes_each)))
-    # sets that are too few to fill the rotation are spread apart by what else is written between
     library = min(
         timed(torch, library_calls(torch, x, w, stride, padding, sets, layout), sets)
         for layout in (torch.contiguous_format, torch.channels_last)
