@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import fnmatch
 import functools
+import io
+import random
 import string
 import warnings
 from pathlib import Path
@@ -256,6 +258,46 @@ def test_shape_computations_disappear() -> None:
     np.testing.assert_allclose(evaluate(imported.graph, [x])[0], Shapes()(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
+MODULES = {
+    "lstm": (torch.nn.LSTM(5, 4, 2, bidirectional=True, batch_first=True), (2, 6, 5)),
+    "gru": (torch.nn.GRU(5, 4, 2, bidirectional=True), (6, 2, 5)),
+    "rnn": (torch.nn.RNN(5, 4, nonlinearity="relu"), (6, 2, 5)),
+    "transformer": (torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), (2, 5, 16)),
+    "transposed": (torch.nn.ConvTranspose2d(3, 4, 3, 2, 1, output_padding=1), (1, 3, 5, 6)),
+    "bilinear": (torch.nn.Upsample(scale_factor=2, mode="bilinear"), (1, 2, 4, 5)),
+    "aligned": (torch.nn.Upsample(size=(7, 9), mode="bilinear", align_corners=True), (1, 2, 4, 5)),
+    "nearest": (torch.nn.Upsample(scale_factor=1.5), (1, 2, 4, 6)),
+    "cubic": (torch.nn.Upsample(scale_factor=2, mode="bicubic"), (1, 2, 4, 5)),
+    "group": (torch.nn.GroupNorm(2, 4), (2, 4, 5)),
+    "response": (torch.nn.LocalResponseNorm(3), (1, 5, 3, 3)),
+    "shuffle": (torch.nn.PixelShuffle(2), (1, 8, 3, 3)),
+    "ceil": (torch.nn.AvgPool2d(3, 2, 1, ceil_mode=True), (1, 2, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("opset", [13, 17, None])
+def test_modules_exported_by_pytorch(name: str, opset: int | None) -> None:
+    """Operator sets 13 and 17 by the older exporter, the newest by the current one."""
+    module, shape = MODULES[name]
+    module, x = module.eval(), torch.randn(shape)
+    if opset is None:
+        model = exported(module, (x,))
+    else:
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                torch.onnx.export(module, (x,), file, opset_version=opset, dynamo=False)
+            except Exception as error:
+                pytest.skip(f"PyTorch does not export it: {str(error).splitlines()[0]}")
+        model = onnx.load_from_string(file.getvalue())
+    with torch.no_grad():
+        want = module(x)
+    got = evaluate(import_onnx(model).graph, [x])[0]
+    np.testing.assert_allclose(got, (want[0] if isinstance(want, tuple) else want).numpy(), rtol=1e-4, atol=1e-5)
+
+
 # --- files and what they may hold -------------------------------------------------------------------------------------
 
 
@@ -354,6 +396,31 @@ def test_a_truncated_file_is_refused(tmp_path: Path, fraction: float) -> None:
     path.write_bytes(data[: int(len(data) * fraction)])
     with pytest.raises((InvalidModel, UnsupportedOperator)):
         import_onnx(path)
+
+
+def test_damaged_bytes_never_do_more_than_refuse(tmp_path: Path) -> None:
+    """A file with changed bytes is read, or refused with one of our errors."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Shape", ["p"], ["s"], start=0, end=1),
+        helper.make_node("Concat", ["s", "m"], ["t"], axis=0),
+        helper.make_node("Reshape", ["p", "t"], ["f"]),
+        helper.make_node("Softmax", ["f"], ["y"]),
+    ]
+    constants = {"w": torch.randn(2, 3, 3, 3), "b": torch.randn(2), "m": torch.tensor([-1])}
+    data = model_of(nodes, {"x": [1, 3, 8, 8]}, ["y"], constants).SerializeToString()
+    generator, path, refused = random.Random(5), tmp_path / "model.onnx", 0
+    for _ in range(400):
+        changed = bytearray(data)
+        for _ in range(generator.choice([1, 2, 4])):
+            changed[generator.randrange(len(changed))] = generator.randrange(256)
+        path.write_bytes(changed)
+        try:
+            import_onnx(path)
+        except (InvalidModel, UnsupportedOperator):
+            refused += 1
+    assert 50 < refused < 400
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

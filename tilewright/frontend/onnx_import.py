@@ -43,12 +43,11 @@ _GROWING = ("ConstantOfShape", "Expand", "Tile")  # results may be far larger th
 _LARGEST_FOLDED = 1 << 16  # elements of a result of those that is stored as a constant
 _NEVER_FOLDED = frozenset("If Loop Scan SequenceMap RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split())
 # attributes that change nothing where a handler does not ask for them: statistics kept in training, precision that is at least as great,
-# the order of positions that are not used, parameters of another mode of interpolation
+# the order of positions that are not used, parameters of another mode of interpolation or padding
 _HARMLESS = frozenset(
     "momentum stash_type storage_order seed saturate round_mode precision softmax_precision activation_alpha activation_beta hidden_size sorted "
-    "training_mode kernel_shape nearest_mode cubic_coeff_a extrapolation_value exclude_outside antialias".split()
+    "training_mode kernel_shape nearest_mode cubic_coeff_a extrapolation_value exclude_outside antialias pads".split()
 )
-_NEUTRAL: tuple[Any, ...] = (0, -1, 0.0, [], "")  # an attribute left at one of these asks for nothing
 _DEEPEST = 32  # functions within functions
 
 
@@ -230,8 +229,8 @@ class _Importer:
         call = NodeCall(self.builder, node.op_type, opset, operands, _attributes(node), used, self._materialise)
         with self.builder.at(node.name or f"{node.op_type}_{_label(node)}", node.name or f"the {node.op_type} of {_label(node)}"):
             results = handler(call)
-        unread = sorted(set(call.attributes) - call.read - _HARMLESS)
-        if any(call.attributes[name] not in _NEUTRAL for name in unread if not isinstance(call.attributes[name], np.ndarray)):
+        unread = [name for name in sorted(set(call.attributes) - call.read) if not _is_neutral(node.op_type, opset, name, call.attributes[name])]
+        if unread:
             raise Unsupported(f"the attribute {', '.join(unread)}")
         listed = results if isinstance(results, tuple) else (results,)
         if len(listed) < len(used) and any(used[len(listed) :]):
@@ -354,6 +353,17 @@ class _Importer:
         return Imported(
             self.builder.finish(values), in_spec, out_spec, tuple(range(inputs)), (None,) * inputs, tuple(outputs), parameters=tuple(self.parameters)
         )
+
+
+def _is_neutral(operator: str, opset: int, name: str, value: Any) -> bool:
+    """Whether an attribute that a handler did not ask for asks for nothing: it is harmless, or as the standard has it by default."""
+    if name in _HARMLESS:
+        return True
+    described = onnx.defs.get_schema(operator, opset, "").attributes.get(name)
+    if described is None or not described.default_value.type:
+        return False
+    default = helper.get_attribute_value(described.default_value)
+    return bool(value == (default.decode() if isinstance(default, bytes) else default))
 
 
 def _label(node: onnx.NodeProto) -> str:
