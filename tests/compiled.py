@@ -59,7 +59,7 @@ def compare(case: Case, found: Any, inputs: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
         own = torch.utils._pytree.tree_leaves(case.module(*inputs))
         exact = torch.utils._pytree.tree_leaves(copy.deepcopy(case.module).double()(*map(widened, inputs)))
-    results = torch.utils._pytree.tree_leaves(found)
+    results = [leaf.cpu() for leaf in torch.utils._pytree.tree_leaves(found)]
     assert len(results) == len(own), case.name
     for position, (result, like, wanted) in enumerate(zip(results, own, exact, strict=True)):
         where = f"{case.name}, output {position}"
@@ -100,7 +100,7 @@ def poison(executable: Executable) -> None:
 
 
 def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) -> None:
-    """Compiles the cases in one program, calls it on fresh inputs, and compares each."""
+    """Compiles the cases in one program, calls it on fresh inputs (on the target's device), and compares each."""
     for case in cases:
         case.module.eval()
     bundle = Bundle(cases).eval()
@@ -112,7 +112,7 @@ def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) 
         poison(executable)
         for _ in range(calls):
             inputs = [case.fresh_inputs() for case in cases]
-            results = executable(*[x for part in inputs for x in part])
+            results = executable(*[x.to(executable._device) for part in inputs for x in part])
             failures = []
             for case, part, result in zip(cases, inputs, results, strict=True):
                 try:
