@@ -264,6 +264,8 @@ class _Partitioner:
         return regions
 
     def _region(self, group: _Group, steps: tuple[Step, ...], output: str, kind: str) -> Region:
+        if len(steps) == 2 and _reads_at_own_axes(steps):
+            steps = (steps[0], _reading_at_own_axes(steps[1], set(steps[0].names)))
         inner = {name for step in steps[:-1] for name in step.names}
         inputs = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         return Region(output, kind, tuple(group.nodes), steps, inputs, (output,), tuple(dict.fromkeys(group.reasons)))
@@ -302,3 +304,12 @@ def _reads_at_own_axes(steps: tuple[Step, ...]) -> bool:
     if [axis.extent for axis in final.axes] != extents:
         return False
     return all(_elementwise(load, final.axes) for load in loads(*final.bodies) if load.buffer in names)
+
+
+def _reading_at_own_axes(final: Step, names: set[str]) -> Step:
+    """The map with 0 along axes of extent 1 written as the axis, which is what lowerings look for."""
+
+    def fix(node: Expr) -> Expr:
+        return replace(node, index=final.axes) if isinstance(node, Load) and node.buffer in names else node
+
+    return replace(final, bodies=tuple(rewrite(body, fix) for body in final.bodies))

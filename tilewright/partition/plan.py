@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Mapping
 
@@ -15,6 +15,7 @@ from ..ir.computation import Computation
 from ..ir.graph import Graph, Node, Value
 from ..ir.layout import Layout
 from ..ir.region import Lowered, Program, Region, Storage
+from .canonical import canonical, named
 from .fusion import partition
 from .layouts import LaidOut, assign_layouts
 from .scans import unfold
@@ -29,6 +30,8 @@ class _Context:
     layouts: Mapping[str, Layout]
     machine: Machine
     threads: int
+    lowered: dict[object, Lowered] = field(default_factory=dict)
+    """Canonical regions that have been lowered: a network repeats its layers."""
 
 
 def plan_program(graph: Graph, machine: Machine, threads: int) -> Program:
@@ -61,12 +64,31 @@ def lay_out(graph: Graph) -> LaidOut:
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:
-    """The region under the schedule that the models like best."""
-    shapes = {name: context.values[name].shape for name in context.graph.constants}
+    """The region under the schedule that the models like best. Regions that differ in names alone are lowered once."""
     if region.kind == "torch":
         return Lowered(region, "PyTorch", (), ())
     if any(0 in context.values[name].shape for name in region.outputs):
         return Lowered(region, "nothing to compute", (), ())
+    same = canonical(region)
+    stored = [actual for actual in same.names if actual in context.layouts]
+    constants = context.graph.constants
+    key = (same.region.kind, same.region.steps, *((context.layouts[n], context.values[n].dtype, n in constants) for n in stored))
+    if key not in context.lowered:
+        renamed = {same.names[name]: name for name in stored}
+        context.lowered[key] = _lower(
+            same.region,
+            replace(
+                context,
+                graph=replace(context.graph, constants={short: None for short, name in renamed.items() if name in constants}),
+                values={short: replace(context.values[name], name=short) for short, name in renamed.items()},
+                layouts={short: context.layouts[name] for short, name in renamed.items()},
+            ),
+        )
+    return named(context.lowered[key], region, {short: name for name, short in same.names.items()})
+
+
+def _lower(region: Region, context: _Context) -> Lowered:
+    shapes = {name: context.values[name].shape for name in context.graph.constants}
     if context.machine.is_gpu:
         from ..codegen.gpu import lower_gpu
         from ..cost.gpu_choice import choose as choose_gpu

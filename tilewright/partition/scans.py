@@ -99,7 +99,11 @@ def _moved(
         return Load(name, node.index if leading is None else (leading, *node.index), node.dtype)
 
     inner = {name for step in region.steps[:-1] for name in step.names}
-    steps = tuple(replace(s, bodies=tuple(rewrite(b, lambda n: n if isinstance(n, Load) and n.buffer in inner else load(n)) for b in s.bodies)) for s in region.steps)
+
+    def outer(expression: Expr) -> Expr:
+        return rewrite(expression, lambda n: n if isinstance(n, Load) and n.buffer in inner else load(n))
+
+    steps = tuple(replace(s, bodies=tuple(outer(body) for body in s.bodies)) for s in region.steps)
     last = steps[-1]
     output = region.outputs[0]
     if output in writes:

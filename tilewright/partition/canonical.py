@@ -1,0 +1,60 @@
+"""Regions up to the names of their values: two layers with the same steps and layouts are lowered once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Mapping
+
+from ..ir.expr import Expr, Load, loads, rewrite
+from ..ir.region import Call, Lowered, Region
+
+_SHORT = re.compile(r"\bvalue\d+\b")
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A region whose values are called value0, value1, ... in the order in which they occur; `names` maps actual names to those."""
+
+    region: Region
+    names: Mapping[str, str]
+
+
+def canonical(region: Region) -> Canonical:
+    """The region under canonical names, without nodes and reasons."""
+    order: dict[str, None] = {}
+    for step in region.steps:
+        for load in loads(*step.bodies):
+            order.setdefault(load.buffer)
+        order.setdefault(step.name)
+    names = {name: f"value{i}" for i, name in enumerate(order)}
+    for step in region.steps:  # further components are called after their step
+        for component in step.names[1:]:
+            names[component] = names[step.name] + component[len(step.name) :]
+
+    def short(node: Expr) -> Expr:
+        return replace(node, buffer=names[node.buffer]) if isinstance(node, Load) else node
+
+    steps = tuple(
+        replace(step, name=names[step.name], bodies=tuple(rewrite(body, short) for body in step.bodies)) for step in region.steps
+    )
+    outputs = tuple(names[name] for name in region.outputs)
+    inputs = tuple(names[name] for name in region.inputs if name in names)
+    return Canonical(Region(outputs[0], region.kind, (), steps, inputs, outputs), MappingProxyType(names))
+
+
+def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowered:
+    """What lowering made of the canonical region, for the region itself. Storage that lowering added is called after actual values."""
+
+    def name(text: str) -> str:
+        return actual[text] if text in actual else _SHORT.sub(lambda match: actual[match[0]], text)
+
+    storage = {
+        name(key): replace(
+            entry, value=replace(entry.value, name=name(entry.value.name)), source=None if entry.source is None else name(entry.source)
+        )
+        for key, entry in lowered.storage.items()
+    }
+    calls = tuple(Call(call.kernel, tuple(name(argument) for argument in call.arguments)) for call in lowered.calls)
+    return replace(lowered, region=region, calls=calls, storage=MappingProxyType(storage))
