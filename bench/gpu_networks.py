@@ -13,21 +13,22 @@ import argparse
 import gc
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 
 import tilewright
 from bench.common import Contender, Outcome, Run, Unavailable, compare, write_results
 from bench.cpu_networks import OURS, cell, speed_up
-from rich.table import Table
 from tilewright import zoo
 
 FLUSHED_BYTES = 256 << 20
 
 
-def captured(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+def captured(module: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Run:
     """The module's call on these very inputs as a CUDA graph."""
     with torch.inference_mode():
         stream = torch.cuda.Stream()
@@ -57,9 +58,7 @@ def eager(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 def eager_channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     if not any(parameter.dim() == 4 for parameter in module.parameters()):
         raise Unavailable("no two-dimensional convolutions")
-    return captured(module.to(memory_format=torch.channels_last), inputs)
-
-
+    return captured(module.to(memory_format=torch.channels_last), inputs)  # type: ignore[call-overload]
 
 
 def inductor(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:

@@ -421,7 +421,7 @@ class Printer(ABC):
         else:
             raise TypeError(f"not a kernel statement: {type(root).__name__}")
 
-    def prefetch(self, root: Prefetch) -> None:
+    def prefetch(self, root: Prefetch) -> None:  # noqa: B027 - overridden where the language has one
         """A hint; a language without one leaves it out."""
 
     def block(self, root: Block) -> None:

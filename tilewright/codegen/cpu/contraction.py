@@ -21,7 +21,7 @@ from ...hardware.machine import Machine
 from ...ir.computation import Step
 from ...ir.expr import Apply, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute, variables
 from ...ir.graph import Value
-from ...ir.kernel import Allocate, Block, Buffer, For, If, Let, Prefetch, Statement, Store
+from ...ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Let, Prefetch, Statement, Store
 from ...ir.layout import Layout
 from ...ir.region import Call, Lowered, Region, Storage
 from ...schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
@@ -107,7 +107,8 @@ def lower_contraction(
     sizes = tuple(axis.extent or 0 for axis in axes)
     layout = packed_panels(sizes, len(leading), schedule.panel)
     storage: dict[str, Storage] = {}
-    kernels, calls = [], []
+    kernels: list[Kernel] = []
+    calls: list[Call] = []
     value = Value(packed, sizes, "f32")
     view = operand_view(found.b, constants[found.b.buffer], axes) if found.b.buffer in constants else None
     if view is not None:
@@ -120,7 +121,8 @@ def lower_contraction(
         kernels += lowered.kernels
         calls += lowered.calls
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
-    emitter = _Tile(region, nest, schedule, panel, packed, layout, axes, machine.cache(2).bytes // 2)
+    level_2 = machine.cache(2)
+    emitter = _Tile(region, nest, schedule, panel, packed, layout, axes, level_2.bytes // 2 if level_2 is not None else 0)
     body = _outer_loops(nest, schedule, panel, emitter)
     header = f"{found.size_batch} x {found.size_m} x {found.size_n} sums of {found.size_r} products; {schedule}"
     dtypes = {**{name: v.dtype for name, v in values.items()}, packed: "f32"}
@@ -275,14 +277,14 @@ class _Tile:
         if coefficient(self.nest.offset, n) != 1:
             return None
         accumulated = Var(ACCUMULATOR, None, "f32", lanes)
-        value: Expr | None = accumulated
+        value: Expr = accumulated
         if self.nest.epilogue is not None:
             narrow = Var(ACCUMULATOR, None, "f32")
             held = rewrite(self.nest.epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
-            value = vectorise(held, n, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
-            if value is None:
+            wide = vectorise(held, n, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
+            if wide is None:
                 return None
-            value = rewrite(value, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x)
+            value = rewrite(wide, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x)
             if value.lanes != lanes:
                 value = Apply("broadcast", (value,), "f32", lanes)
         i, j, v = Var("i", rows), Var("j", columns), Var("v", vectors)
