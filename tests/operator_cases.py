@@ -376,7 +376,7 @@ def reductions(random: Random) -> list[Case]:
     holes = torch.where(torch.rand(shape) < 0.05, torch.nan, x)
     name = f"{shape} {dims} {dim}"
     return [
-        case(f"sums {name}", lambda x: [x.sum(dims, keep), x.mean(dims, keep), x.var(dims, correction=0, keepdim=keep), x.norm(dim=dims)], x, tolerance=1e-4),
+        case(f"sums {name}", lambda x: [x.sum(dims, keep), x.mean(dims, keep), x.var(dims, correction=0, keepdim=keep), torch.linalg.vector_norm(x, 2, dims)], x, tolerance=1e-4),
         case(f"extremes {name}", lambda x: [x.amax(dims, keep), x.amin(dims, keep), x.max(dim), x.min(dim, keep), x.argmax(dim), x.argmin()], x),
         case(f"ties {name}", lambda x: [x.argmax(dim), x.argmin(dim, keep), x.max(dim), x.argmax()], ties, fixed=True),
         case(f"NaN {name}", lambda x: [x.amax(dims), x.amin(), x.argmax(dim), x.min(dim), x.sum(dim), x.max()], holes, fixed=True),
@@ -450,12 +450,12 @@ def written(x: Tensor) -> Tensor:
 
 
 def indexings(random: Random) -> list[Case]:
-    rows, width = random.choice((3, 9)), random.choice((1, 4, 16, 17))
-    index = torch.randint(-rows, rows, (2, random.randint(1, 5)))
-    inside = torch.randint(0, rows, (2, random.randint(1, 5)))
+    rows, width = random.choice((3, 9)), random.choice((2, 4, 16, 17))
+    index = torch.randint(-rows, rows, (2, random.randint(1, 3)))
+    inside = torch.randint(0, rows, (2, random.randint(1, 3)))
     x = normal(rows, rows, width)
     return [
-        case("index", lambda x, i, j: [x[i], x[:, i], x[i, i], x[:, i, :2], x[i[0], :, i[1]]], x, index, inside),
+        case("index", lambda x, i, j: [x[i], x[:, i], x[i, i], x[:, i, :2], x[i[0], :, i[1] % 2]], x, index, inside),
         case("gather", lambda x, j: [torch.gather(x, 0, j[:, :, None] % 2), x.index_select(1, j[0]), torch.take_along_dim(x[0], j[:, :1], 0)], x, inside),
         case("embedding", nn.Embedding(rows, width), inside),
         case("embedding, projected", nn.Sequential(nn.Embedding(rows, width), nn.LayerNorm(width), nn.Linear(width, 5)), inside),

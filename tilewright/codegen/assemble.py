@@ -101,6 +101,7 @@ def _digest(kernel: Kernel) -> str:
     from .cuda import print_cuda
 
     text = print_cuda([kernel]) if kernel.is_gpu else print_c([kernel])
+    text += "".join(f"{buffer.dtype} {buffer.size};" for buffer in kernel.parameters)  # one name, one kernel: bounds are a part of it
     return sha256(text.encode()).hexdigest()[:12]
 
 
