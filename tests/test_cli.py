@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -42,6 +43,13 @@ def alone():
 
 def number():
     return 3
+
+class SortedSums(nn.Module):
+    def forward(self, x):
+        return torch.sort(x + x.sum())[0]
+
+def sorted_sums():
+    return SortedSums(), torch.randn(2, 6)
 """
 
 
@@ -107,6 +115,43 @@ def test_exported_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "own input shapes" in error_line(capsys, "compile", str(path), "--batch", "2")
     path.write_bytes(path.read_bytes()[:100])
     assert "cannot be read as an exported program" in error_line(capsys, "compile", str(path))
+
+
+def test_onnx_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import onnx
+    from onnx import helper
+
+    weights = onnx.numpy_helper.from_array(np.random.default_rng(0).standard_normal((5, 3), dtype=np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Relu", ["y"], ["z"])]
+    ports = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in (("x", (2, 5)), ("z", (2, 3)))]
+    graph = helper.make_graph(nodes, "small", ports[:1], ports[1:], [weights])
+    path = tmp_path / "small.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    assert main(["verify", str(path)]) == 0
+    assert "agree with float64" in capsys.readouterr().out
+    assert "no PyTorch module" in error_line(capsys, "bench", str(path))
+    path.write_bytes(path.read_bytes()[:40])
+    assert str(path.name) in error_line(capsys, "compile", str(path))
+
+
+def test_compile_for_a_gpu_that_is_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    artifact = str(tmp_path / "model")
+    assert main(["compile", "sample_models:fixed", "--target", "h200", "-o", artifact]) == 0
+    assert main(["explain", artifact]) == 0
+    text = capsys.readouterr().out
+    assert "for h200 (sm_90a)" in text and "launch" in text
+    assert "h200" in error_line(capsys, "verify", artifact)
+
+
+def test_what_runs_through_pytorch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "sample_models:sorted_sums"]) == 0
+    captured = capsys.readouterr()
+    assert "warning" in captured.err and "aten.sort" in captured.err
+    assert "Through PyTorch:\n   aten.sort" in captured.out and "not counted" in captured.out
+    assert "aten.sort" in error_line(capsys, "compile", "sample_models:sorted_sums", "--strict")
 
 
 def test_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def _time(region: LoadableRegion) -> list[str]:
     if not region.predicted_seconds:
         return ["no prediction"] if region.calls else []
     terms = sorted(region.terms.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in terms)
+    parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in terms if seconds)
     return [f"{seconds_text(region.predicted_seconds)} predicted" + (f": {parts}" if parts else "")]
 
 
