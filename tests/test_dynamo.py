@@ -129,6 +129,28 @@ def test_parameters_unfrozen_later_get_gradients() -> None:
     assert network.first.weight.grad is not None
 
 
+@pytest.mark.parametrize("later", ["grad mode", "an input"])
+def test_gradients_are_not_lost_where_dynamo_does_not_capture_again(later: str) -> None:
+    """The captured graph is called directly, past Dynamo's guards."""
+    network, x = Network().eval().requires_grad_(later == "grad mode"), torch.randn(3, 6)
+    captured: list[Any] = []
+
+    def capture(graph_module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        captured[:] = [dynamo.backend(graph_module, inputs), inputs]
+        return graph_module.forward
+
+    with torch.set_grad_enabled(later != "grad mode"):
+        torch.compile(network, backend=capture)(x)
+        run, inputs = captured
+        (before,) = run(*inputs)
+    assert not before.requires_grad
+    if later == "an input":
+        inputs = [v.detach().clone().requires_grad_() for v in inputs]
+    (after,) = run(*inputs)
+    assert after.requires_grad
+    close(after.detach(), before)
+
+
 @pytest.mark.parametrize("change", ["in place", "optimiser", "state", "replaced", "data"])
 def test_a_changed_parameter_is_seen(change: str) -> None:
     network, x = Network().eval(), torch.randn(3, 6)

@@ -53,7 +53,7 @@ def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, optio
     if reason is not None:
         LOG.info("a graph runs eager: %s", reason)
         return graph_module.forward
-    return _CompiledGraph(graph_module, chosen)
+    return _CompiledGraph(graph_module, example_inputs, chosen)
 
 
 def _reason_to_decline(graph_module: torch.fx.GraphModule, example_inputs: Inputs) -> str | None:
@@ -156,8 +156,10 @@ def _without_grad_switches(graph_module: torch.fx.GraphModule) -> torch.fx.Graph
 class _CompiledGraph:
     """One captured graph, called as Dynamo calls it: with every input, parameters included."""
 
-    def __init__(self, graph_module: torch.fx.GraphModule, options: Mapping[str, Any]) -> None:
+    def __init__(self, graph_module: torch.fx.GraphModule, example_inputs: Inputs, options: Mapping[str, Any]) -> None:
         self._eager = graph_module
+        # what the captured graph knows about gradients holds for these
+        self._captured = torch.is_grad_enabled(), tuple(value.requires_grad for value in example_inputs)
         self._options = dict(options)
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         self._static = tuple(i for i, node in enumerate(placeholders) if _is_static(node))
@@ -170,8 +172,7 @@ class _CompiledGraph:
         self._changes = 0
 
     def __call__(self, *inputs: Any) -> Any:
-        grad = torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs)
-        if self._declined or (grad and _needs_gradients(self._eager, inputs)):
+        if self._declined or self._may_require_gradients(inputs):
             return self._eager(*inputs)
         with self._lock:
             if self._executable is None or not all(guard.holds(inputs[i]) for i, guard in self._guards.items()):
@@ -185,6 +186,13 @@ class _CompiledGraph:
             return self._eager(*inputs)
         with torch.no_grad():
             return executable(*(inputs[i] for i in free))
+
+    def _may_require_gradients(self, inputs: Inputs) -> bool:
+        """Dynamo captures a graph anew where this changes; should it not, the graph runs eager rather than lose gradients."""
+        if not torch.is_grad_enabled() or not any(value.requires_grad for value in inputs):
+            return False
+        grad_mode, required = self._captured
+        return not grad_mode or any(v.requires_grad and not r for v, r in zip(inputs, required, strict=True)) or _needs_gradients(self._eager, inputs)
 
     def _prepare(self, inputs: Inputs) -> None:
         """Compiles for the parameters as they are now; those that change all the time are passed as inputs from then on."""
