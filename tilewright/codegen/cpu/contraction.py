@@ -122,7 +122,7 @@ def lower_contraction(
         calls += lowered.calls
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
     level_2 = machine.cache(2)
-    emitter = _Tile(region, nest, schedule, panel, packed, layout, axes, level_2.bytes // 2 if level_2 is not None else 0)
+    emitter = _Tile(region, nest, schedule, panel, packed, layout, axes, _tile_axis(nest, schedule), level_2.bytes // 2 if level_2 is not None else 0)
     body = _outer_loops(nest, schedule, panel, emitter)
     header = f"{found.size_batch} x {found.size_m} x {found.size_n} sums of {found.size_r} products; {schedule}"
     dtypes = {**{name: v.dtype for name, v in values.items()}, packed: "f32"}
@@ -138,13 +138,20 @@ def packed_panels(sizes: Sequence[int], batch: int, panel: int) -> Layout:
     return Layout(tuple(sizes), order)
 
 
+def _tile_axis(nest: _Nest, schedule: CpuContractionSchedule) -> Var:
+    """The loop over tile rows, or over tile columns where there is one M axis."""
+    if nest.rows is None:
+        return Var("tile_column", -(-(nest.columns.extent or 0) // schedule.tile_columns))
+    return Var("tile_row", -(-(nest.rows.extent or 0) // schedule.tile_rows))
+
+
 def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile: _Tile) -> Statement:
     """Threads over batch, panels and tile rows (or tile columns where there is one M axis); columns of tiles inside."""
     width = schedule.tile_columns
     columns = nest.columns.extent or 0
     height = schedule.tile_rows
     row_extent = nest.rows.extent or 0 if nest.rows is not None else 1
-    row_tile = Var("tile_row", -(-row_extent // height))
+    row_tile = _tile_axis(nest, schedule)
 
     def column_tiles(row_start: Expr, rows: int) -> list[Statement]:
         parts: list[Statement] = []
@@ -160,7 +167,7 @@ def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile
 
     parallel: list[Var] = [*nest.batch, *nest.n_outer]
     if nest.rows is None and columns > width:
-        at = Var("tile_column", -(-columns // width))
+        at = row_tile
         inside: Statement
         whole = tile.emit(ZERO, 1, at * width, width)
         if columns % width:
@@ -202,6 +209,7 @@ class _Tile:
     packed: str
     packed_layout: Layout
     packed_axes: tuple[Var, ...]
+    tile: Var  # the parallel loop over tile rows (or columns) that runs inside the loop over panels
     prefetched_bytes: int
 
     def emit(self, row_start: Expr, rows: int, column_start: Expr, columns: int) -> Block:
@@ -238,21 +246,22 @@ class _Tile:
         update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), "f32", lanes)), "f32", lanes))
         element = self._at(self.nest.a, row_start + i, column_start + j)
         body: Statement = block(Let(pixel, element), For(v, count(vectors), update, "unroll"))
-        return [*result, *self._prefetch(base, rows), self._over_pixels(body, i, j)]
+        return [*result, *self._prefetch(), self._over_pixels(body, i, j)]
 
-    def _prefetch(self, base: Expr, rows: int) -> list[Statement]:
-        """While the tile rows of one panel are computed, the next panel comes from memory: one line of it a step, half the panel a tile row."""
-        panel_bytes = self.schedule.panel * self.nest.found.size_r * 4
-        tile_rows = -(-(self.nest.rows.extent or 1) // self.schedule.tile_rows) if self.nest.rows is not None else 1
-        total = self.packed_layout.size * 4
-        if self.schedule.order != "n" or total < self.prefetched_bytes or not 2 <= tile_rows <= 16 or self.schedule.panel != 2 * LINE:
+    def _prefetch(self) -> list[Statement]:
+        """While the tiles of one panel are computed, the next panel comes from memory: every tile fetches its share of it, a line a step."""
+        steps_of_tile = self.nest.found.size_r
+        lines = self.schedule.panel * steps_of_tile // LINE
+        tiles = self.tile.extent or 1
+        large = self.packed_layout.size * 4 > self.prefetched_bytes
+        if self.schedule.order != "n" or not large or not 2 <= tiles <= 16 or self.schedule.panel % LINE:
             return []
-        half = Var("tile_row", tile_rows) % 2
-        steps: Expr = ZERO
+        shares = min(tiles, self.schedule.panel // LINE)
+        step: Expr = ZERO
         for axis in self.nest.found.r:
-            steps = steps * (axis.extent or 1) + axis
-        beyond = (self.panel + 1) * (panel_bytes // 4) + half * (panel_bytes // 8) + steps * LINE
-        return [Prefetch(self.packed, beyond)]
+            step = step * (axis.extent or 1) + axis
+        line = (self.panel + 1) * lines + self.tile % shares * steps_of_tile + step
+        return [Prefetch(self.packed, line * LINE)]
 
     @staticmethod
     def _over_pixels(body: Statement, i: Var, j: Var) -> Statement:
