@@ -41,7 +41,9 @@ HANDLERS: Mapping[str, NodeHandler] = MappingProxyType(
 
 _GROWING = ("ConstantOfShape", "Expand", "Tile")  # results may be far larger than operands
 _LARGEST_FOLDED = 1 << 16  # elements of a result of those that is stored as a constant
-_NEVER_FOLDED = frozenset("If Loop Scan SequenceMap RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split())
+_NEVER_FOLDED = frozenset(
+    "If Loop Scan SequenceMap ImageDecoder RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
+)
 # attributes that change nothing where a handler does not ask for them: statistics kept in training, precision that is at least as great,
 # the order of positions that are not used, parameters of another mode of interpolation or padding
 _HARMLESS = frozenset(
