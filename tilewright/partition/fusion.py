@@ -30,6 +30,8 @@ from .inline import inline_step, slice_for
 WINDOW_POINTS = 64
 # A map is recomputed inside its reader up to this many arithmetic operations for each element that need not be stored and read back.
 RECOMPUTED_FLOPS = 8
+# A matrix product of at most this many rows reads each weight once or twice in whatever kernel it is.
+THIN_ROWS = 4
 
 
 @dataclass
@@ -109,6 +111,7 @@ class _Partitioner:
                 if output in self.views or not (self.readers[output] or output in self.pinned):
                     continue
                 self._place(node, output, slice_for(found, output))
+        self._dissolve_thin_contractions()
         regions: list[Region] = []
         for group in self.groups.values():
             regions.extend(self._finish(group))
@@ -228,6 +231,34 @@ class _Partitioner:
             return f"its {arithmetic} operations an element would be repeated {again + 1:.1f} times"
         return ""
 
+    # -- a contraction of a few rows moves into the maps that read parts of it -------------------------------------
+
+    def _dissolve_thin_contractions(self) -> None:
+        """A recurrent step: the gates' matrix product has one row a sequence, so no tile would reuse its weights, and each gate reads its own
+        columns of it. Every reader then sums its own columns, and product, gates and new state are one kernel."""
+        for name, host in list(self.groups.items()):
+            if host.kind != "contraction" or name in self.pinned:
+                continue
+            found = contraction(host.steps[0], self.constants)
+            if found is None or found.size_m * found.size_batch > THIN_ROWS:
+                continue
+            readers = [g for g in self.groups.values() if any(load.buffer == name for s in g.steps for load in loads(*s.bodies))]
+            sites = [load for g in readers for s in g.steps for load in dict.fromkeys(loads(*s.bodies)) if load.buffer == name]
+            if not readers or any(g.kind != "map" for g in readers) or host.steps[-1].index != host.steps[-1].axes:
+                continue
+            points = sum(
+                prod(axis.extent or 0 for axis in g.steps[0].axes) * sum(load.buffer == name for load in loads(*g.steps[0].bodies))
+                for g in readers
+            )
+            if points > self.values[name].elements or len(sites) < 2:
+                continue
+            for group in readers:
+                group.steps = _summing(group.steps[0], name, host.steps)
+                group.kind = "rows"
+                group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
+                group.reasons.append(f"sums its own columns of {name}: with {found.size_m} rows no tile would reuse the weights")
+            del self.groups[name]
+
     # -- kinds ---------------------------------------------------------------------------------------------------
 
     def _kind(self, group: _Group) -> str:
@@ -269,6 +300,33 @@ class _Partitioner:
         inner = {name for step in steps[:-1] for name in step.names}
         inputs = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         return Region(output, kind, tuple(group.nodes), steps, inputs, (output,), tuple(dict.fromkeys(group.reasons)))
+
+
+def _summing(step: Step, name: str, product: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The map with each load of `name` computed by a reduction of its own; `product` are the steps that define `name`."""
+    reduce, final = product[0], product[-1]
+    reductions: list[Step] = []
+    body = step.bodies[0]
+    for load in loads(body):
+        if load.buffer != name:
+            continue
+        at = dict(zip(reduce.axes, load.index, strict=True))
+        part = replace(
+            reduce,
+            name=f"{name}.part{len(reductions)}.{step.name}",
+            shape=tuple(axis.extent or 0 for axis in step.axes),
+            axes=step.axes,
+            bodies=tuple(substitute(b, at) for b in reduce.bodies),
+            index=step.axes,
+        )
+        value: Expr = Load(part.name, step.axes, part.dtypes[0])
+        if final is not reduce:
+            inner = _replace_loads(final.bodies[0], reduce.name, value)
+            value = substitute(inner, {axis: at[axis] for axis in reduce.axes if axis not in step.axes or at[axis] != axis})
+            value = _replace_loads(value, part.name, Load(part.name, step.axes, part.dtypes[0]))
+        body = rewrite(body, lambda node, load=load, value=value: value if node == load else node)  # type: ignore[misc]
+        reductions.append(part)
+    return (*reductions, replace(step, bodies=(body,)))
 
 
 def _replace_loads(body: Expr, buffer: str, replacement: Expr) -> Expr:

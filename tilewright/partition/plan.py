@@ -18,7 +18,7 @@ from ..ir.region import Lowered, Program, Region, Storage
 from .canonical import canonical, named
 from .fusion import partition
 from .layouts import LaidOut, assign_layouts
-from .scans import unfold
+from .scans import unfold, without_copies
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _lower(region: Region, context: _Context) -> Lowered:
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
     """A loop as regions before it, one region that repeats, and regions after it."""
-    node = region.nodes[0]
+    node = without_copies(region.nodes[0])
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
     loop = unfold(node, context.graph, lay_out(node.attributes["body"]), read)
     values = MappingProxyType({**context.values, **loop.values})

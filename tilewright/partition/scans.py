@@ -87,6 +87,21 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
     return Loop(before, (*regions, *copies), tuple(after), length, values, layouts)
 
 
+def without_copies(node: Node) -> Node:
+    """The scan node with copies of computed values dropped from its body's results: a state that is also a stacked result is taken from its
+    history after the loop."""
+    inner: Graph = node.attributes["body"]
+    producers = inner.producers()
+    outputs = []
+    for name in inner.outputs:
+        made = producers.get(name)
+        copied = made is not None and made.operator == "copy" and made.inputs[0] in producers
+        outputs.append(made.inputs[0] if made is not None and copied else name)
+    read = {*outputs, *(name for other in inner.nodes for name in other.inputs)}
+    body = replace(inner, nodes=tuple(n for n in inner.nodes if any(o in read for o in n.outputs)), outputs=tuple(outputs))
+    return replace(node, attributes={**node.attributes, "body": body})
+
+
 def _moved(
     region: Region, reads: Mapping[str, tuple[str, Expr | None]], writes: Mapping[str, tuple[str, Expr]], values: Mapping[str, Value]
 ) -> Region:
