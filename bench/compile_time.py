@@ -1,0 +1,107 @@
+"""How long compiling takes: cold cache and warm, for this CPU and for GPUs that need not be present.
+
+    python -m bench.compile_time resnet50 --targets native,h200
+
+Each compilation runs in a fresh process with a cache folder of its own: first empty (cold), then filled (warm). PyTorch's import and export
+are timed apart, since a compiler cannot avoid them. The figures are seconds of wall clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def one_compilation(network: str, target: str) -> dict[str, float]:
+    """Stage times of one compilation in this process."""
+    start = time.perf_counter()
+    import torch
+
+    imported_torch = time.perf_counter()
+    import tilewright
+    from tilewright import zoo
+    from tilewright.frontend import torch_export
+
+    module, inputs = zoo.build(network)
+    built = time.perf_counter()
+    export_seconds = 0.0
+    original = torch.export.export
+
+    def timed_export(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal export_seconds
+        began = time.perf_counter()
+        try:
+            return original(*arguments, **keywords)
+        finally:
+            export_seconds += time.perf_counter() - began
+
+    torch_export.torch.export.export = timed_export  # type: ignore[assignment]
+    decompose = torch.export.ExportedProgram.run_decompositions
+
+    def timed_decompose(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal export_seconds
+        began = time.perf_counter()
+        try:
+            return decompose(*arguments, **keywords)
+        finally:
+            export_seconds += time.perf_counter() - began
+
+    torch.export.ExportedProgram.run_decompositions = timed_decompose  # type: ignore[method-assign]
+    tilewright.compile(module, inputs, target)
+    done = time.perf_counter()
+    return {
+        "import_torch": imported_torch - start,
+        "build_module": built - imported_torch,
+        "export": export_seconds,
+        "compile_besides_export": done - built - export_seconds,
+        "compile": done - built,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("networks", nargs="*", default=["resnet50"], metavar="NETWORK")
+    parser.add_argument("--targets", default="native,h200")
+    parser.add_argument("--repeats", type=int, default=3, help="warm compilations; the median counts")
+    parser.add_argument("--name", default="compile_time")
+    parser.add_argument("--one", action="store_true", help="one compilation in this process, as JSON")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one_compilation(options.networks[0], options.targets)))
+        return
+    from bench.common import write_results
+
+    results: list[dict[str, Any]] = []
+    table = Table("network", "target", "cold s", "cold besides export s", "warm s", "warm besides export s")
+    for network in options.networks:
+        for target in options.targets.split(","):
+            with tempfile.TemporaryDirectory() as cache:
+                command = [sys.executable, "-W", "ignore", "-m", "bench.compile_time", network, "--targets", target, "--one"]
+                runs = []
+                for _ in range(1 + options.repeats):
+                    environment = {**os.environ, "TILEWRIGHT_CACHE": cache}
+                    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+                    runs.append(json.loads(output.strip().splitlines()[-1]))
+            cold, warm = runs[0], runs[1:]
+            median = {key: statistics.median(run[key] for run in warm) for key in cold}
+            results.append({"network": network, "target": target, "cold": cold, "warm": median, "warm_runs": warm})
+            table.add_row(
+                network, target, f"{cold['compile']:.1f}", f"{cold['compile_besides_export']:.1f}", f"{median['compile']:.2f}",
+                f"{median['compile_besides_export']:.2f}",
+            )  # fmt: skip
+            write_results(options.name, vars(options), results)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
