@@ -1,0 +1,74 @@
+"""Whole networks as stand-alone C programs: under sanitizers, and cross-compiled for other machines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from compiled import Case
+from operator_cases import Dense, Inverted, Residual, case, normal, randomised
+from standalone import run_standalone
+from torch import nn
+
+from tilewright import zoo
+from tilewright.hardware import machine
+from tilewright.hardware.host import host_cpu
+from tilewright.toolchain.compilers import C_FLAGS
+
+FLAGS = tuple(flag for flag in C_FLAGS if flag not in ("-shared", "-fPIC", "-O2"))
+
+
+def lenet() -> Case:
+    module, inputs = zoo.build("lenet5")
+    return Case("lenet5", module, inputs)
+
+
+NETWORKS: dict[str, Callable[[], Case]] = {
+    "lenet5": lenet,
+    "residual": lambda: case("residual", randomised(nn.Sequential(Residual(3, 16, 1), Residual(16, 19, 2))), normal(2, 3, 11, 9)),
+    "inverted": lambda: case("inverted", randomised(nn.Sequential(Inverted(5, 20), nn.Conv2d(5, 7, 3, 2))), normal(1, 5, 9, 10)),
+    "dense": lambda: case("dense", randomised(Dense(5, 4, 2)), normal(1, 5, 8, 7)),
+    "lstm": lambda: case("lstm", nn.LSTM(5, 19, bidirectional=True, num_layers=2), normal(4, 2, 5)),
+    "transformer": lambda: case("transformer", nn.TransformerEncoderLayer(24, 3, 50, batch_first=True), normal(2, 7, 24)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    host = host_cpu()
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("no gcc")
+    command = (gcc, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *FLAGS, *host.compiler_flags)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ASAN_OPTIONS": "detect_leaks=0"}
+    assert "ERROR" not in run_standalone(NETWORKS[name](), host, command, tmp_path, environment=environment)
+
+
+@pytest.mark.parametrize("target", ["cortex-a53", "neoverse-n1"])
+@pytest.mark.parametrize("name", ["lenet5", "residual", "inverted"])
+def test_aarch64_under_emulation(name: str, target: str, tmp_path: Path) -> None:
+    gcc, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if gcc is None or emulator is None:
+        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
+    torch.manual_seed(2)
+    chosen = machine(target)
+    command = (gcc, "-O2", "-static", *FLAGS, *chosen.compiler_flags)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run_standalone(NETWORKS[name](), chosen, command, tmp_path, emulator=(emulator,), environment=environment)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_avx2_on_this_host(name: str, tmp_path: Path) -> None:
+    if "avx2" not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip("this host has no AVX2")
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("no gcc")
+    torch.manual_seed(3)
+    chosen = machine("x86-avx2")
+    run_standalone(NETWORKS[name](), chosen, (gcc, "-O2", *FLAGS, *chosen.compiler_flags), tmp_path)
