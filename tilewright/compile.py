@@ -10,8 +10,7 @@ from typing import Any, Callable, Mapping, Sequence
 import torch
 
 from . import settings
-from .codegen.c import print_c
-from .codegen.cuda import print_cuda
+from .codegen.source import source_text
 from .errors import InvalidModel, UnsupportedOperator, UnsupportedOption
 from .frontend.imported import Imported
 from .frontend.imported import unsupported as unsupported_nodes
@@ -99,8 +98,8 @@ def build(program: Program, machine: Machine, progress: Progress) -> tuple[Progr
 
 def source_files(program: Program, machine: Machine) -> list[SourceFile]:
     """One source file for each distinct kernel."""
-    language, show = ("cuda", print_cuda) if machine.is_gpu else ("c", print_c)
-    return [SourceFile(name, show([kernel]), language, (name,)) for name, kernel in program.kernels().items()]
+    language = "cuda" if machine.is_gpu else "c"
+    return [SourceFile(name, source_text(kernel), language, (name,)) for name, kernel in program.kernels().items()]
 
 
 def _texts(program: Program, machine: Machine) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Mapping, Sequence
 from ..ir.expr import Expr, Load, Var, loads, rewrite, variables
 from ..ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Prefetch, Statement, Store, statements
 from ..ir.layout import Layout
+from .source import source_text
 
 
 def map_expressions(root: Statement, change) -> Statement:
@@ -97,10 +98,7 @@ def assemble(
 
 
 def _digest(kernel: Kernel) -> str:
-    from .c import print_c
-    from .cuda import print_cuda
-
-    text = print_cuda([kernel]) if kernel.is_gpu else print_c([kernel])
+    text = source_text(kernel)
     text += "".join(f"{buffer.dtype} {buffer.size};" for buffer in kernel.parameters)  # one name, one kernel: bounds are a part of it
     return sha256(text.encode()).hexdigest()[:12]
 

@@ -178,7 +178,7 @@ def binary(operation: str, a: Operand, b: Operand) -> Expr:
 def compare(operation: str, a: Operand, b: Operand) -> Expr:
     a, b = _pair(a, b)
     if a.dtype == INDEX:
-        known = _decide(operation, range_of(simplify(sub(a, b))))
+        known = _decide(operation, range_of(sub(a, b)))
         if known is not None:
             return TRUE if known else FALSE
     return Apply(operation, (a, b), "bool", max(a.lanes, b.lanes))
@@ -450,7 +450,7 @@ def _recombine(form: Linear) -> Linear:
 
 def simplify(expr: Expr) -> Expr:
     """Index arithmetic in normal form, constants folded, decided comparisons and selects removed."""
-    return rewrite(expr, lambda node: node)
+    return rewrite(expr, lambda node: rebuild(node, children(node)) if isinstance(node, Apply) else node)
 
 
 def coefficient(expr: Expr, var: Var) -> int | None:
@@ -514,13 +514,30 @@ def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:
 
 
 def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
-    """Bottom-up: children first, then `visit` on the rebuilt node. Shared nodes are visited once."""
+    """Bottom-up: children first, then `visit` on the node, rebuilt where a child changed. Shared nodes are visited once."""
     done: dict[int, Expr] = {}
-    for node in walk(root):
+
+    def changed(node: Expr) -> Expr:
+        known = done.get(id(node))
+        if known is not None:
+            return known
         kids = children(node)
-        fresh = rebuild(node, [done[id(kid)] for kid in kids]) if kids else node
-        done[id(node)] = visit(fresh)
-    return done[id(root)]
+        if kids:
+            fresh = [changed(kid) for kid in kids]
+            same = all(a is b for a, b in zip(kids, fresh, strict=True))
+            result = visit(node if same else rebuild(node, fresh))
+        else:
+            result = visit(node)
+        done[id(node)] = result
+        return result
+
+    try:
+        return changed(root)
+    except RecursionError:  # an expression deeper than Python's stack
+        for node in walk(root):
+            kids = children(node)
+            done[id(node)] = visit(rebuild(node, [done[id(kid)] for kid in kids]) if kids else node)
+        return done[id(root)]
 
 
 def substitute(root: Expr, mapping: Mapping[Var, Expr]) -> Expr:
