@@ -1,0 +1,49 @@
+"""Every operator family compiled for this CPU and run over poisoned memory, against PyTorch in float64."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from compiled import check_native
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from operator_cases import FAMILIES
+
+seeds = st.integers(0, 2**32 - 1)
+# A seed does not shrink: what fails is reported by the case's own name.
+once = settings(max_examples=1, phases=(Phase.explicit, Phase.generate), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+
+
+def check_family(family: str, seed: int, target: str = "native", calls: int = 1) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        check_native(FAMILIES[family](Random(seed)), target, calls)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family(family: str) -> None:
+    """A fixed sample, whose kernels stay in the cache; two calls, the second over what the first left."""
+    check_family(family, 1, calls=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(once, max_examples=5)
+@given(seeds)
+def test_family_at_random(family: str, seed: int) -> None:
+    check_family(family, seed)
+
+
+@pytest.mark.parametrize("family", ["convolutions", "products", "normalisations"])
+@once
+@given(seeds)
+def test_one_at_random(family: str, seed: int) -> None:
+    check_family(family, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family_with_avx2(family: str) -> None:
+    check_family(family, 2, "x86-avx2")
