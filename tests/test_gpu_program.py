@@ -75,6 +75,17 @@ class Assorted(nn.Module):
         return x.cumsum(1) * 2, x.argmax(-1), x.flip(0), x.mean((0, 2)), x.std(-1), torch.cat([x, x * 2], 1)
 
 
+class ConstantBatch(nn.Module):
+    """A product whose second factor is constant and alone in having a batch: columns of several matrices side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 33, 15))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.mT
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(33, 50), nn.GELU(), nn.LayerNorm(50), nn.Linear(50, 10), nn.Softmax(-1))
 
@@ -108,8 +119,9 @@ def normalisations() -> nn.Module:
         (convolutions, (2, 3, 18, 18)),
         (normalisations, (1, 4, 9, 9)),
         (Assorted, (3, 20, 7)),
+        (ConstantBatch, (17, 15)),
     ],
-    ids=["mlp", "attention", "convolutions", "normalisations", "assorted"],
+    ids=["mlp", "attention", "convolutions", "normalisations", "assorted", "constant batch"],
 )
 def test_planned_for_a_gpu_and_interpreted(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     torch.manual_seed(sum(shape))

@@ -165,16 +165,19 @@ def test_failures_are_named() -> None:
 
 
 class FakeStream:
-    """Which stream is current, for the engine."""
+    """Which stream is current, whether it is PyTorch's own, and whether it is captured, for the engine."""
 
     handle = 0
+    lasting = True
+    capturing = False
 
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
     fake = FakeStream()
     monkeypatch.setattr(gpu_module, "current_stream", lambda device: fake.handle)
-    monkeypatch.setattr(GpuEngine, "_adopt", lambda self, handle: self._streams.add(handle))
+    monkeypatch.setattr(gpu_module, "is_capturing", lambda: fake.capturing)
+    monkeypatch.setattr(GpuEngine, "_adopt", lambda self, handle: fake.lasting)
     return fake
 
 
@@ -243,8 +246,11 @@ def test_reused_memory_orders_calls(stream: FakeStream) -> None:
     assert all(i - 1 in reachable(positions)[i] for i in range(1, len(handles)))
 
 
-def test_another_stream_waits_for_the_last_use(stream: FakeStream) -> None:
+@pytest.mark.parametrize("lasting", [True, False])
+def test_another_stream_waits_for_the_last_use(stream: FakeStream, lasting: bool) -> None:
+    stream.lasting = lasting
     engine, library = fake_engine(diamond())
+    last: int | None = None
     for handle, waits in ((0, 0), (0, 0), (7, 1), (7, 0), (0, 1)):
         stream.handle = handle
         library.calls.clear()
@@ -255,9 +261,36 @@ def test_another_stream_waits_for_the_last_use(stream: FakeStream) -> None:
         assert names.count("cuStreamWaitEvent") == waits
         launched = [arguments for name, arguments in library.calls if name == "cuGraphLaunch"]
         assert [arguments[1] for arguments in launched] == [handle]
-        assert names.index("cuGraphLaunch") < names.index("cuEventRecord")
-        if waits:
-            assert names.index("cuStreamWaitEvent") < names.index("cuGraphLaunch")
+        recorded = [(index, arguments[1]) for index, (name, arguments) in enumerate(library.calls) if name == "cuEventRecord"]
+        launch = names.index("cuGraphLaunch")
+        if lasting:  # recorded on the stream before, once another one is to wait
+            assert [on for _, on in recorded] == ([last] if waits else [])
+            assert all(index < names.index("cuStreamWaitEvent") < launch for index, _ in recorded)
+        else:  # recorded after each call, since the stream may be gone later
+            assert [on for _, on in recorded] == [handle] and recorded[0][0] > launch
+            assert not waits or names.index("cuStreamWaitEvent") < launch
+        last = handle
+
+
+def test_captured_calls_launch_kernels_and_wait_for_nothing(stream: FakeStream) -> None:
+    engine, library = fake_engine(diamond())
+    engine.bind([0x1000, 0x2000])
+    engine.run(0, 3)
+    engine.finish()
+    library.calls.clear()
+    stream.handle, stream.capturing = 7, True
+    engine.bind([0x3000, 0x4000])
+    engine.run(0, 3)
+    engine.finish()
+    names = library.names()
+    assert names.count("cuLaunchKernel") == 3 and not {"cuGraphLaunch", "cuStreamWaitEvent", "cuEventRecord"} & set(names)
+    assert {arguments[8] for name, arguments in library.calls if name == "cuLaunchKernel"} == {7}
+    library.calls.clear()
+    stream.handle, stream.capturing = 0, False
+    engine.bind([0x5000, 0x6000])
+    engine.run(0, 3)
+    assert library.names().count("cuStreamWaitEvent") == 0  # the last use that was not captured was on this stream
+    assert library.names().count("cuGraphExecKernelNodeSetParams_v2") == 3
 
 
 def test_a_context_that_is_not_current_is_made_so(stream: FakeStream) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import operator
 import re
 import weakref
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram
@@ -51,12 +52,23 @@ _VIEWS = frozenset(
 )
 
 
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """oneDNN's LSTM tells export wrong shapes of its final states in some releases (2.11); PyTorch's own tells the right ones."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None) -> Imported:
     """Exports a module, called as module(*example_inputs, **example_keywords), and reads it. Sizes are those of the example inputs.
 
     Raises InvalidModel where the module cannot be exported (its control flow depends on tensor values, say)."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _without_onednn():
             arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
             program = torch.export.export(module, arguments, keywords, strict=False)
     except Exception as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
 from types import MappingProxyType
 
 import torch
@@ -39,6 +41,20 @@ def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch
             made[key] = torch.empty(flat.shape, dtype=flat.dtype, device=device).copy_(flat)
         result[name] = made[key]
     return result
+
+
+def allocation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, zeroed: bool = False) -> Callable[[], torch.Tensor]:
+    """A function that makes fresh row-major tensors, uninitialised unless `zeroed`; a GPU must be PyTorch's current device.
+
+    Where this PyTorch has the function that its own generated code calls, that one: it costs a third of `torch.empty`.
+    """
+    if zeroed:
+        return partial(torch.zeros, shape, dtype=dtype, device=device)
+    quick = getattr(getattr(torch._C._dynamo, "guards", None), f"_empty_strided_{device.type}", None)
+    if quick is None:
+        return partial(torch.empty, shape, dtype=dtype, device=device)
+    strides = tuple(prod(max(extent, 1) for extent in shape[i + 1 :]) for i in range(len(shape)))
+    return partial(quick, shape, strides, dtype)
 
 
 class Buffers:

@@ -58,6 +58,7 @@ PROTOTYPES: dict[str, list[Any]] = {
     "cuGraphExecDestroy": [c_void_p],
     "cuGraphExecKernelNodeSetParams_v2": [c_void_p, c_void_p, POINTER(KernelNodeParams)],
     "cuGraphLaunch": [c_void_p, c_void_p],
+    "cuLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
     "cuMemcpyDtoDAsync_v2": [c_ulonglong, c_ulonglong, c_size_t, c_void_p],
     "cuEventCreate": [POINTER(c_void_p), c_uint],
     "cuEventRecord": [c_void_p, c_void_p],
@@ -171,6 +172,13 @@ class Driver:
 
     def launch(self, executable: int, stream: int) -> None:
         self("cuGraphLaunch", executable, stream)
+
+    def launch_kernel(self, params: KernelNodeParams, stream: int) -> None:
+        """Launch one kernel with what a node of a graph would have."""
+        self(
+            "cuLaunchKernel", params.func, params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY,
+            params.blockDimZ, params.sharedMemBytes, stream, params.kernelParams, None,
+        )  # fmt: skip
 
     def copy(self, target: int, source: int, count: int, stream: int) -> None:
         """Copy bytes from device memory to device memory, in the stream's order."""

@@ -20,7 +20,7 @@ from tilewright.errors import ExecutableClosed, InvalidInput, TargetNotPresent, 
 from tilewright.frontend.imported import Imported
 from tilewright.hardware import Machine, is_present
 from tilewright.ir.region import Program
-from tilewright.runtime.buffers import Buffers, torch_dtype
+from tilewright.runtime.buffers import Buffers, allocation, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.plan import Plan, plan_of
@@ -164,11 +164,12 @@ class Executable:
         values = program.graph.values
         self._checks = tuple((torch.Size(values[name].shape), torch_dtype(values[name].dtype)) for name in program.graph.inputs)
         self._states = [state if state.device == self._device else state.to(self._device) for state in self._states]
+        self._gpu = self._device.index if self._device.type == "cuda" else None
         self._allocations = []
         for root in places.outputs:
             storage = program.storage[root]
             shape = storage.value.shape if storage.layout.is_row_major else (storage.layout.size,)
-            self._allocations.append((tuple(shape), torch_dtype(storage.value.dtype), storage.layout.is_padded))
+            self._allocations.append(allocation(tuple(shape), torch_dtype(storage.value.dtype), self._device, storage.layout.is_padded))
         self._direct = None
         names = program.graph.outputs
         plain = all(
@@ -231,11 +232,10 @@ class Executable:
 
     def _allocate(self) -> list[torch.Tensor]:
         """Fresh outputs; one with a halo is zeroed."""
-        device = self._device
-        return [
-            torch.zeros(shape, dtype=dtype, device=device) if zeroed else torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype, zeroed in self._allocations
-        ]
+        if self._gpu is not None and torch.cuda.current_device() != self._gpu:
+            with torch.cuda.device(self._device):
+                return [allocate() for allocate in self._allocations]
+        return [allocate() for allocate in self._allocations]
 
     def _require_engine(self) -> Engine:
         if self._closed:

@@ -7,6 +7,9 @@ path between them may run side by side.
 The caller's tensors are read and written in place: their addresses are node parameters, and only the nodes that have a
 changed one are updated before a launch. A tensor that very many nodes touch (a scan's input) has a copy of its own
 instead.
+
+A call that the caller captures into a CUDA graph of its own puts its kernels there one by one. Replays of that graph use
+this executable's memory: the caller orders them against other calls.
 """
 
 from __future__ import annotations
@@ -146,11 +149,13 @@ def _destroy(driver: Driver, graphs: list[tuple[int, int]], events: list[int]) -
         return
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Node:
     handle: int
     params: KernelNodeParams
     block: ParameterBlock
+    pointer: Any
+    """To `params`, for the driver."""
 
 
 class _Segment:
@@ -181,14 +186,15 @@ class _Segment:
                     touched.add(external)
             block = ParameterBlock(slots, fixed, [step] * kernel.scalars, kernel.scalar_bytes)
             params = node_params(engine.library.functions[call.kernel], kernel, block)
-            node = _Node(driver.add_kernel_node(graph, [nodes[i].handle for i in before], params), params, block)
+            handle = driver.add_kernel_node(graph, [nodes[i].handle for i in before], params)
+            node = _Node(handle, params, block, ctypes.byref(params))
             nodes.append(node)
             for external in touched:
                 self.touching.setdefault(external, []).append(node)
         self.nodes = nodes
         self.graph = graph  # kept: its nodes are named when an executable graph is updated
         self.executable = driver.instantiate(graph)
-        self.seen = list(engine.externals)
+        self.seen = engine._pointers
 
     @staticmethod
     def _edges(engine: GpuEngine, calls: Sequence[Call]) -> list[list[int]]:
@@ -222,6 +228,7 @@ class GpuEngine:
         self._driver = library.driver
         functions = library.driver.functions  # looked up once: each call of the executable uses them
         self._launch, self._record = functions["cuGraphLaunch"], functions["cuEventRecord"]
+        self._set_params = functions["cuGraphExecKernelNodeSetParams_v2"]
         self._get_context = functions["cuCtxGetCurrent"]
         self._context = ctypes.c_void_p()
         self._context_pointer = ctypes.byref(self._context)
@@ -233,8 +240,12 @@ class GpuEngine:
         self._inputs = len(buffers.places.inputs)
         self._segments: dict[tuple[int, int], _Segment] = {}
         self._event = self._driver.create_event()
-        self._stream: int | None = None
-        self._streams: set[int] = set()
+        self._pointers: list[int] = []
+        self._stream = 0  # of the call under way
+        self._capturing = False
+        self._last: int | None = None  # the stream of the last use of the memory
+        self._lasting = False  # whether that stream is never destroyed, so that its event can be recorded when needed
+        self._streams: dict[int, bool] = {}
         self._graphs: list[tuple[int, int]] = []
         self._finalizer = weakref.finalize(self, _destroy, self._driver, self._graphs, [self._event])
 
@@ -261,26 +272,35 @@ class GpuEngine:
 
         The GPU's context is current from here to `finish` or `abandon`. Enqueues what must come before the kernels.
         """
-        self.externals[: len(pointers)] = list(pointers)
-        stream = current_stream(self._device)
+        self._pointers = list(pointers)
+        self.externals[: len(pointers)] = self._pointers  # type: ignore[assignment]  # integers are taken as well
+        self._stream = stream = current_stream(self._device)
         self._enter()
-        if self._stream != stream:
-            if self._stream is not None:
-                self._driver.wait_event(stream, self._event)
-            if stream not in self._streams:
-                self._adopt(stream)
-            self._stream = stream
-        for external, copy in self.staging.items():
-            if external < self._inputs and pointers[external]:
-                self._driver.copy(copy.data_ptr(), pointers[external], copy.numel(), stream)
+        self._capturing = is_capturing()
+        if self._last != stream and not self._capturing:  # what is captured must not wait for what is not
+            self._follow(stream)
+        if self.staging:
+            for external, copy in self.staging.items():
+                if external < self._inputs and pointers[external]:
+                    self._driver.copy(copy.data_ptr(), pointers[external], copy.numel(), stream)
 
-    def _adopt(self, stream: int) -> None:
-        """Tell PyTorch's allocator that memory of ours is used on this stream as well."""
-        self._streams.add(stream)
-        handle = torch.cuda.ExternalStream(stream, device=self.buffers.device) if stream else None
-        current = handle or torch.cuda.default_stream(self.buffers.device)
+    def _follow(self, stream: int) -> None:
+        """Make this stream wait for the last use of the memory, on the stream before."""
+        if self._last is not None:
+            if self._lasting:
+                self._driver.record_event(self._event, self._last)
+            self._driver.wait_event(stream, self._event)
+        if stream not in self._streams:
+            self._streams[stream] = self._adopt(stream)
+        self._last, self._lasting = stream, self._streams[stream]
+
+    def _adopt(self, stream: int) -> bool:
+        """Tell PyTorch's allocator that memory of ours is used on this stream as well. Returns whether the stream is
+        PyTorch's own or the default one, which are never destroyed."""
+        current = torch.cuda.current_stream(self.buffers.device)
         for tensor in (self.buffers.arena, *self.buffers.constants.values(), *self.staging.values()):
             tensor.record_stream(current)
+        return stream == 0 or current.stream_id != stream  # the identity of a stream from outside is its address
 
     def run(self, first: int, last: int) -> None:
         """Enqueue the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node."""
@@ -288,7 +308,11 @@ class GpuEngine:
         if segment is None:
             segment = self._segments[first, last] = _Segment(self, first, last)
             self._graphs.append((segment.graph, segment.executable))
-        else:
+        if self._capturing:
+            for node in segment.nodes:
+                self._driver.launch_kernel(node.params, self._stream)
+            return
+        if segment.seen != self._pointers:
             self._update(segment)
         if segment.nodes:
             status = self._launch(segment.executable, self._stream)
@@ -296,29 +320,30 @@ class GpuEngine:
                 self._driver.fail("cuGraphLaunch", status)
 
     def _update(self, segment: _Segment) -> None:
-        changed: dict[int, _Node] = {}
-        for external, nodes in segment.touching.items():
-            pointer = self.externals[external]
-            if segment.seen[external] != pointer:
-                segment.seen[external] = pointer
-                for node in nodes:
-                    changed[id(node)] = node
-        for node in changed.values():
-            self._driver.set_kernel_params(segment.executable, node.handle, node.params)
+        """Give the nodes that touch a tensor at a new address their parameters; the blocks hold the new address already."""
+        changed = [nodes for external, nodes in segment.touching.items() if segment.seen[external] != self._pointers[external]]
+        segment.seen = self._pointers
+        for node in changed[0] if len(changed) == 1 else dict.fromkeys(node for nodes in changed for node in nodes):
+            status = self._set_params(segment.executable, node.handle, node.pointer)
+            if status:
+                segment.seen = [0] * len(segment.seen)
+                self._driver.fail("cuGraphExecKernelNodeSetParams_v2", status)
 
     def finish(self) -> None:
         """Enqueue what must come after: copies of staged outputs, and the mark that other streams wait for."""
-        for external, copy in self.staging.items():
-            if external >= self._inputs and self.externals[external]:
-                self._driver.copy(self.externals[external], copy.data_ptr(), copy.numel(), self._stream or 0)
-        status = self._record(self._event, self._stream)
-        if status:
-            self._driver.fail("cuEventRecord", status)
-        self._leave()
+        if self.staging:
+            for external, copy in self.staging.items():
+                if external >= self._inputs and self._pointers[external]:
+                    self._driver.copy(self._pointers[external], copy.data_ptr(), copy.numel(), self._stream)
+        if not self._lasting and not self._capturing:
+            self._driver.record_event(self._event, self._stream)
+        if self._pushed:
+            self._leave()
 
     def abandon(self) -> None:
         """End a call that failed between `bind` and `finish`."""
-        self._record(self._event, self._stream)  # what was enqueued is waited for all the same
+        if not self._lasting and not self._capturing:
+            self._record(self._event, self._stream)  # what was enqueued is waited for all the same
         self._leave()
 
     def _enter(self) -> None:
@@ -345,6 +370,11 @@ def current_stream(device: int) -> int:
     """The handle of PyTorch's current stream on a device."""
     quick: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return quick(device) if quick is not None else torch.cuda.current_stream(device).cuda_stream
+
+
+def is_capturing() -> bool:
+    """Whether PyTorch's current stream is being captured into a CUDA graph."""
+    return torch.cuda.is_current_stream_capturing()
 
 
 def gpu_engine(

@@ -83,7 +83,8 @@ def product_form(
     batch, expressions = merge_axes(batch, expressions)
     r, expressions = merge_axes([axis for axis in found.r if axis.extent != 1], expressions)
     a_flat, b_flat, element, offset = expressions
-    stored_n = n[-1:] and (stored_axis(b_flat, n[-1], layouts),)
+    # Behind another axis of n the padding would lie between columns that tiles count as neighbours.
+    stored_n = (stored_axis(b_flat, n[-1], layouts),) if len(n) == 1 else n[-1:]
     b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
     everything = (*step.axes, *step.reduction)
     store_lanes = widest(element, n[-1], layouts, offset) if n else 1

@@ -1,0 +1,153 @@
+"""Runs networks on the GPU present under compute-sanitizer's checkers and records what each found.
+
+    python scripts/gpu_sanitize.py                      every network under every tool
+    python scripts/gpu_sanitize.py --tools memcheck --networks lenet5
+
+Kernels are compiled before, outside the checker. Each network is called twice under it, on fresh inputs, and its results are compared
+with PyTorch in float64 on the CPU, so that what is checked is known to have run. Writes bench/results/compute_sanitizer_DEVICE.json, and
+exits with 1 where anything was found or a network was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import tilewright
+from bench.common import write_results
+from tilewright import zoo
+from tilewright.runtime import Executable
+
+TOOLS = {
+    "memcheck": ("--leak-check", "no"),
+    "racecheck": ("--racecheck-report", "all"),
+    "initcheck": (),
+    "synccheck": (),
+}
+SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
+
+Built = tuple[nn.Module, Callable[[], tuple[Tensor, ...]]]
+
+
+class Tagger(nn.Module):
+    """An LSTM in both directions over embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm, self.head = nn.Embedding(100, 32), nn.LSTM(32, 40, bidirectional=True), nn.Linear(80, 17)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embedding(tokens))[0])
+
+
+class Sums(nn.Module):
+    """Long reductions to few results, which are split between blocks: products, sums, extremes, prefix sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.long = nn.Linear(20000, 24)
+
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        return [self.long(x), y.mT @ y, y.sum(), y.amax(0), y.argmax(), y.softmax(0), y.cumsum(0), y.var(1)]
+
+
+def from_zoo(name: str) -> Built:
+    module, _ = zoo.build(name)
+    return module, lambda: zoo.NETWORKS[name].example_inputs(1)
+
+
+NETWORKS: dict[str, Callable[[], Built]] = {
+    "lenet5": lambda: from_zoo("lenet5"),
+    "resnet18": lambda: from_zoo("resnet18"),
+    "mobilenet_v2": lambda: from_zoo("mobilenet_v2"),
+    "tagger": lambda: (Tagger(), lambda: (torch.randint(0, 100, (9, 2)),)),
+    "transformer": lambda: (nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), lambda: (torch.randn(2, 33, 64),)),
+    "sums": lambda: (Sums(), lambda: (torch.randn(3, 20000), torch.randn(6000, 20))),
+}
+
+
+def compiled(name: str) -> tuple[Executable, nn.Module, Callable[[], tuple[Tensor, ...]]]:
+    torch.manual_seed(7)
+    module, inputs = NETWORKS[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tilewright.compile(module.eval(), inputs(), target="cuda", unsupported="error"), module, inputs
+
+
+def check(name: str) -> None:
+    """Two calls; raises AssertionError for a wrong result."""
+    executable, module, inputs = compiled(name)
+    exact = copy.deepcopy(module).double()
+    for _ in range(2):
+        given = inputs()
+        found = executable(*(x.cuda() for x in given))
+        torch.cuda.synchronize()
+        with torch.no_grad():
+            expected = exact(*(x.double() if x.is_floating_point() else x for x in given))
+        for ours, theirs in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
+            scale = max(1.0, float(theirs.abs().max()))
+            torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=1e-3, atol=1e-3 * scale)
+    print(f"{name} is right")
+
+
+def under(tool: str, name: str) -> dict[str, object]:
+    """What the tool said of a network; `errors` is None where it came to no summary."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "--log-file", str(log), sys.executable, __file__, "--check", name]
+        start = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True)
+        text = log.read_text() if log.exists() else ""
+    found = SUMMARY.search(text)
+    errors = int(found[1] or found[2]) if found else None
+    return {
+        "network": name, "tool": tool, "errors": errors, "right": f"{name} is right" in done.stdout,
+        "seconds": round(time.perf_counter() - start, 1), "output": "" if errors == 0 else (text + done.stderr)[-4000:],
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--tools", nargs="*", default=list(TOOLS), choices=list(TOOLS))
+    parser.add_argument("--jobs", type=int, default=8, help="processes at a time")
+    parser.add_argument("--device", default="h200", help="the device's name in the result file's")
+    parser.add_argument("--check", metavar="NETWORK", help="only run one network, here")
+    options = parser.parse_args()
+    if options.check:
+        check(options.check)
+        return 0
+    if shutil.which("compute-sanitizer") is None:
+        print("compute-sanitizer is not here: it comes with the CUDA toolkit")
+        return 1
+    schedules = {}
+    for name in options.networks:
+        executable = compiled(name)[0]
+        schedules[name] = sorted({region.schedule for region in executable.image.program.regions if region.calls})
+        executable.close()
+    version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = list(pool.map(lambda pair: under(*pair), [(tool, name) for tool in options.tools for name in options.networks]))
+    for result in results:
+        print(f"{result['tool']:10} {result['network']:14} errors {result['errors']}, right {result['right']}, {result['seconds']} s")
+        if result["output"]:
+            print(result["output"])
+    write_results(f"compute_sanitizer_{options.device}", {"tool_version": version, "schedules": schedules}, results)
+    return 0 if all(result["errors"] == 0 and result["right"] for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
