@@ -107,7 +107,7 @@ def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message=r"(?s).*through PyTorch")  # no result of ours
-        executable = tilewright.compile(bundle, [x for case in cases for x in case.inputs], target=target)
+        executable = tilewright.compile(bundle, [x for case in cases for x in case.inputs], target=target, threads=2)
     try:
         poison(executable)
         for _ in range(calls):

@@ -397,6 +397,27 @@ def large_reductions(random: Random) -> list[Case]:
     ]
 
 
+def large_maps_and_windows(random: Random) -> list[Case]:
+    """Enough work for several threads: loops in chunks, collapsed loops, blocks of lanes with a rest."""
+    channels = random.choice((7, 16, 33, 64, 70))
+    size = random.randint(19, 30)
+    rows, columns = random.randint(3, 40), random.randint(600, 2500)
+    image, matrix = normal(2, channels, size, size + 3), normal(rows, columns)
+    chained = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+    return [
+        case(f"map {rows} {columns}", lambda x: [torch.tanh(x) * 2 + 1, x.T.contiguous() + 1, x.flatten() * 3, x[:, ::3] + x[:, 1::3][:, :1]], matrix),
+        case("long map", lambda x: F.relu(x.flatten()[: rows * columns - 5]) + 1, matrix),
+        case(f"last dimension first {image.shape}", lambda x: [x.permute(0, 2, 3, 1) * 2, x.permute(3, 1, 0, 2) + 1, x.permute(1, 0, 2, 3) + 2], image),
+        case(f"pools {image.shape}", lambda x: [F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 2, count_include_pad=False)], image),
+        case(f"depthwise {image.shape}", nn.Sequential(nn.Conv2d(channels, channels, 1), nn.ReLU(), chained, nn.ReLU6(), nn.MaxPool2d(2)), image),
+        case(f"products {rows}", lambda x: [x @ x.T, x[:, :50].T @ x[:, :70], F.gelu(x[:, :33] @ x[:, :33].T)], matrix, tolerance=1e-4),
+        case(f"convolution {image.shape}", nn.Sequential(nn.Conv2d(channels, 40, 3, 2, 1), nn.BatchNorm2d(40), nn.ReLU(), nn.Conv2d(40, 17, (1, 3))), image),
+        case(f"rows {rows} {columns}", lambda x: [F.softmax(x, 0), F.softmax(x, 1), x.argmax(0), x.sum(0), x.cumsum(0)], matrix, tolerance=1e-4),
+        case("group norm", randomised(nn.GroupNorm(channels, channels)), image),
+        case("over channels", lambda x: [F.softmax(x, 1), x.mean(1), x.amax((0, 2, 3)), x.argmax(1), F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],))], image),
+    ]
+
+
 # --- elementwise, shapes, indices -------------------------------------------------------------------------------------
 
 
@@ -542,6 +563,7 @@ FAMILIES: Mapping[str, Callable[[Random], list[Case]]] = {
     "resamplings": resamplings,
     "reductions": reductions,
     "large reductions": large_reductions,
+    "large maps and windows": large_maps_and_windows,
     "elementwise": elementwise,
     "shapes": shapes,
     "indexings": indexings,
