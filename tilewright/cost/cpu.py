@@ -8,14 +8,20 @@ AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loa
 
 from __future__ import annotations
 
+from math import prod
 from typing import Mapping
 
 import numpy as np
 
 from ..hardware.machine import Machine
+from ..ir.dtypes import size_of
 from ..ir.estimate import Estimate
+from ..ir.expr import loads
+from ..ir.graph import Value
+from ..ir.layout import Layout
+from ..ir.region import Region
 from ..schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule, cpu_contraction_space, schedule_of
-from ..schedule.gpu_columns import row, take
+from ..schedule.gpu_columns import row
 
 TILE_OVERHEAD_CYCLES = 30.0  # loop set-up, zeroing and first loads of a tile, before out-of-order overlap
 
@@ -65,6 +71,7 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Mapping[str, np.n
     a_beyond = np.where(problem.a_bytes / threads > 0.5 * l2.bytes, problem.a_bytes * a_passes, problem.a_bytes)
     b_total = np.where(problem.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, problem.b_bytes * b_passes, problem.b_bytes)
     memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth
+    row_vectors = problem.row_operations / lanes / machine.fma_ports / threads
     level_2 = (b_level_2 + problem.a_bytes * a_passes / threads) / (machine.cache_bandwidth(2) / machine.processors)
     return Estimate(
         {
@@ -72,17 +79,37 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Mapping[str, np.n
             "tile overhead": overhead,
             "L2 to registers": level_2,
             "memory": memory,
+            **({"row reductions": np.full(len(tile), row_vectors / machine.clock_hz)} if problem.whole_rows else {}),
             "dispatch": np.full(len(tile), machine.dispatch_seconds),
         },
         overlapped=("arithmetic", "L2 to registers", "memory"),
     )
 
 
+def stored_between(problem: CpuContractionProblem, machine: Machine, threads: int) -> dict[str, float]:
+    """What a kernel of its own for the rows of a contraction's result costs beside its arithmetic, as named terms in seconds: the result is
+    written and read back (through L2 where the threads' caches hold it), and one more parallel region starts."""
+    moved = 2 * 4.0 * problem.outer * problem.rows * problem.columns * problem.n
+    level_2 = machine.cache(2)
+    assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
+    if moved / 2 <= 0.5 * level_2.bytes * min(threads, machine.processors):
+        transfer = {"L2": moved / (machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors))}
+    else:
+        transfer = {"memory": moved / machine.memory_bandwidth}
+    return {**transfer, "dispatch": machine.dispatch_seconds}
+
+
 def choose_contraction(
     problem: CpuContractionProblem, machine: Machine, threads: int
 ) -> tuple[CpuContractionSchedule, float, dict[str, float], dict[str, int]]:
-    """The candidate with the least predicted time: (schedule, seconds, named terms, rejected by reason). Ties go to the first."""
+    """The candidate with the least predicted time: (schedule, seconds, named terms, rejected by reason). Ties go to the first.
+
+    Raises:
+        ValueError: no candidate is feasible, which only rows that have to be whole can cause (`longest_row` says up to which length).
+    """
     rows, rejected = cpu_contraction_space(problem, machine)
+    if not len(rows["vectors"]):
+        raise ValueError(f"no tile is feasible: {rejected}")
     estimate = estimate_contraction(problem, rows, machine, threads)
     seconds = estimate.seconds
     best = int(np.argmin(seconds))
@@ -90,4 +117,26 @@ def choose_contraction(
     return schedule_of(row(rows, best), machine.vector_lanes()), float(seconds[best]), terms, rejected
 
 
-__all__ = ["choose_contraction", "estimate_contraction", "take"]
+def estimate_simple(
+    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine, threads: int
+) -> tuple[float, dict[str, float]]:
+    """Seconds of a region without tiles (map, window, rows, prefix) and its named terms: each input and the output pass the caches' outer
+    edge once, and the arithmetic runs at half the vector peak (no multiply-add pairs). The greater of the two, and the dispatch of threads."""
+    moved = sum(min(layouts[name].size, _loaded(region, name)) * size_of(values[name].dtype) for name in region.inputs if name in layouts)
+    moved += sum(layouts[name].size * size_of(values[name].dtype) for name in region.outputs)
+    level_3 = machine.cache(3)
+    supply = machine.cache_bandwidth(3) if level_3 is not None and moved < level_3.bytes else machine.memory_bandwidth
+    terms = {
+        "memory": moved / supply,
+        "arithmetic": region.flops() / (machine.peak_flops["fp32"] / machine.processors * min(threads, machine.processors) / 2),
+        "dispatch": machine.dispatch_seconds,
+    }
+    return max(terms["memory"], terms["arithmetic"]) + terms["dispatch"], terms
+
+
+def _loaded(region: Region, name: str) -> int:
+    """Elements of a value that the region's loops load, repeated ones included."""
+    return sum(
+        prod(axis.extent or 0 for axis in (*step.axes, *step.reduction)) * sum(load.buffer == name for load in loads(*step.bodies))
+        for step in region.steps
+    )

@@ -8,7 +8,7 @@ from typing import Mapping
 
 from ..codegen.cpu import lower_cpu
 from ..codegen.cpu.contraction import contraction_problem
-from ..cost.cpu import choose_contraction
+from ..cost.cpu import choose_contraction, estimate_simple
 from ..graph.table import OPERATORS, STRUCTURAL, computation
 from ..hardware.machine import Machine
 from ..ir.computation import Computation
@@ -17,6 +17,7 @@ from ..ir.layout import Layout
 from ..ir.region import Lowered, Program, Region, Storage
 from .canonical import canonical, named
 from .fusion import partition
+from .joining import RowJudge
 from .layouts import LaidOut, assign_layouts
 from .scans import unfold, without_copies
 
@@ -36,7 +37,8 @@ class _Context:
 
 def plan_program(graph: Graph, machine: Machine, threads: int) -> Program:
     """Decides everything about how the graph runs on the machine, from models alone. `threads` is for CPUs."""
-    laid_out = lay_out(graph)
+    judge = RowJudge(machine, threads, {name: graph.values[name].shape for name in graph.constants})
+    laid_out = lay_out(graph, judge)
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
     lowered: list[Lowered] = []
     for region in laid_out.regions:
@@ -51,8 +53,8 @@ def plan_program(graph: Graph, machine: Machine, threads: int) -> Program:
     return Program(graph, machine.name, tuple(lowered), MappingProxyType(storage))
 
 
-def lay_out(graph: Graph) -> LaidOut:
-    """The graph's regions with the layouts of what they store."""
+def lay_out(graph: Graph, judge_rows: RowJudge | None = None) -> LaidOut:
+    """The graph's regions with the layouts of what they store. Without a judge no row reductions join a contraction."""
 
     def steps(node: Node) -> Computation | None:
         return None if node.operator in STRUCTURAL else computation(node, graph.values)
@@ -60,7 +62,7 @@ def lay_out(graph: Graph) -> LaidOut:
     def is_view(node: Node) -> bool:
         return node.operator in OPERATORS and OPERATORS[node.operator].view
 
-    return assign_layouts(graph, partition(graph, steps, is_view))
+    return assign_layouts(graph, partition(graph, steps, is_view, judge_rows))
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:
@@ -101,14 +103,17 @@ def _lower(region: Region, context: _Context) -> Lowered:
         schedule, seconds, terms, _ = choose_contraction(problem, context.machine, context.threads)
         lowered = lower_cpu(region, context.layouts, context.values, shapes, context.machine, schedule)
         return replace(lowered, predicted_seconds=seconds, terms=terms)
-    return lower_cpu(region, context.layouts, context.values, shapes, context.machine)
+    seconds, terms = estimate_simple(region, context.layouts, context.values, context.machine, context.threads)
+    return replace(lower_cpu(region, context.layouts, context.values, shapes, context.machine), predicted_seconds=seconds, terms=terms)
 
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
     """A loop as regions before it, one region that repeats, and regions after it."""
     node = without_copies(region.nodes[0])
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
-    loop = unfold(node, context.graph, lay_out(node.attributes["body"]), read)
+    body = node.attributes["body"]
+    judge = RowJudge(context.machine, context.threads, {name: body.values[name].shape for name in body.constants})
+    loop = unfold(node, context.graph, lay_out(body, judge), read)
     values = MappingProxyType({**context.values, **loop.values})
     layouts = MappingProxyType({**context.layouts, **loop.layouts})
     inside = replace(context, values=values, layouts=layouts)

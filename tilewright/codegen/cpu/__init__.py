@@ -10,7 +10,8 @@ from ...ir.layout import Layout
 from ...ir.region import Lowered, Region
 from ...schedule.cpu_contraction import CpuContractionSchedule
 from .contraction import lower_contraction
-from .simple import lower_map, lower_prefix, lower_rows, lower_window
+from .simple import lower_map, lower_prefix, lower_rows
+from .window import lower_window
 
 
 def lower_cpu(
@@ -25,5 +26,7 @@ def lower_cpu(
     if region.kind == "contraction":
         assert schedule is not None
         return lower_contraction(region, layouts, values, constants, machine, schedule)
-    lower = {"map": lower_map, "window": lower_window, "rows": lower_rows, "prefix": lower_prefix}[region.kind]
+    if region.kind == "window":
+        return lower_window(region, layouts, values, constants, machine)
+    lower = {"map": lower_map, "rows": lower_rows, "prefix": lower_prefix}[region.kind]
     return lower(region, layouts, values, machine)

@@ -6,17 +6,20 @@
             acc[pixel][vector] += A[pixel, r] * B[r, vector] (A broadcast, B a vector from a packed panel)
         out = epilogue(acc)
 
+Where reductions over all output channels follow (softmax, layer normalisation), a tile holds whole rows of channels, and reductions and epilogue
+run on the tile before anything is stored.
+
 The tile spans two M axes (rows and columns of an image), so it fits small images too; partial tiles get code of their own, partial vectors
 leave through a small buffer. Padding costs nothing where A has a zeroed halo.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Mapping, Sequence
 
-from ...graph.contraction import Contraction, contraction
+from ...graph.contraction import Contraction, anchor
 from ...hardware.machine import Machine
 from ...ir.computation import Step
 from ...ir.expr import Apply, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute, variables
@@ -28,7 +31,16 @@ from ...schedule.cpu_contraction import CpuContractionProblem, CpuContractionSch
 from ..access import bind_shared, flatten, merge_axes, vectorise
 from ..assemble import assemble, block, order_by
 from ..operand import operand_view
-from .simple import SERIAL_WORK, ZERO, count, lower_map
+from .simple import SERIAL_WORK, ZERO, _substituted, count, lower_map, reduction
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What happens to the tile's rows before the epilogue: a reduction over N, or (without one) a map that overwrites the tile."""
+
+    body: Expr
+    reduction: Step | None = None
+    result: Var | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class _Nest:
     offset: Expr
     epilogue: Expr | None
     n: Var
+    stages: tuple[_Stage, ...] = ()
 
     @property
     def n_outer(self) -> tuple[Var, ...]:
@@ -54,24 +67,53 @@ class _Nest:
 
 
 def _prepare(region: Region, layouts: Mapping[str, Layout], constants: Mapping[str, tuple[int, ...]]) -> _Nest:
-    found = contraction(region.steps[0], frozenset(constants))
+    found = anchor(region.steps, frozenset(constants))
     assert found is not None
     last = region.steps[-1]
     offset = layouts[region.outputs[0]].offset(last.index)
-    body = flatten(last.bodies[0], layouts) if last is not region.steps[0] else None
     a = flatten(found.a, layouts)
-    if body is not None:
-        # the sum is addressed by nothing while axes are merged: it is what the tile holds
-        body = rewrite(body, lambda x: Var(ACCUMULATOR, None, "f32") if isinstance(x, Load) and x.buffer == found.step.name else x)
+    # sums and totals are addressed by nothing while axes are merged: they are what the tile holds
+    held: dict[str, Expr] = {found.step.name: Var(ACCUMULATOR, None, "f32")}
+    stages: list[_Stage] = []
+    for step in region.steps[1:]:
+        body = rewrite(flatten(step.bodies[0], layouts), lambda x: held.get(x.buffer, x) if isinstance(x, Load) else x)
+        result = Var(f"total{len(stages)}", None, body.dtype) if step.combiner else None
+        stages.append(_Stage(body, step if step.combiner else None, result))
+        held[step.name] = result if result is not None else Var(ACCUMULATOR, None, "f32")
     ordered = order_by(found.m, offset)
-    expressions = [a, offset, *([body] if body is not None else [])]
-    axes, merged = merge_axes(ordered, expressions)
+    axes, merged = merge_axes(ordered, [a, offset, *(stage.body for stage in stages)])
     units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
     merged = tuple(substitute(e, units) for e in merged)
     columns = axes[-1] if axes else Var("m", 1)
     rows = axes[-2] if len(axes) > 1 else None
     n = max(found.n, key=lambda axis: axis.extent or 0)
-    return _Nest(found, axes[:-2], rows, columns, merged[0], merged[1], merged[2] if body is not None else None, n)
+    stages = [replace(stage, body=body) for stage, body in zip(stages, merged[2:], strict=True)]
+    epilogue: Expr | None = None
+    if stages:
+        epilogue = stages[-1].result or stages.pop().body
+    kept, epilogue = _kept(stages, epilogue)
+    return _Nest(found, axes[:-2], rows, columns, merged[0], merged[1], epilogue, n, kept)
+
+
+def _kept(stages: Sequence[_Stage], epilogue: Expr | None) -> tuple[tuple[_Stage, ...], Expr | None]:
+    """Stages and epilogue with what a reduction computes of each element written over the tile, where everything later needs that and nothing
+    else of the tile: a softmax then evaluates its exponential once."""
+    tile = Var(ACCUMULATOR, None, "f32")
+    result: list[_Stage] = []
+    rest = list(stages)
+    while rest:
+        stage = rest.pop(0)
+        body = stage.body
+        if stage.reduction is not None and isinstance(body, Apply) and body.dtype == "f32" and epilogue is not None:
+            later = [rewrite(e, lambda x: tile if x == body else x) for e in (*(s.body for s in rest), epilogue)]  # noqa: B023
+            without = [rewrite(e, lambda x: ZERO if x == body else x) for e in (*(s.body for s in rest), epilogue)]  # noqa: B023
+            if any(tile in variables(e) for e in later) and not any(tile in variables(e) for e in without):
+                result.append(_Stage(body))
+                stage = replace(stage, body=tile)
+                rest = [replace(s, body=e) for s, e in zip(rest, later[:-1], strict=True)]
+                epilogue = later[-1]
+        result.append(stage)
+    return tuple(result), epilogue
 
 
 ACCUMULATOR = "accumulated"
@@ -86,7 +128,10 @@ def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants
     a_values = {load.buffer for load in loads(nest.found.a)}
     a_bytes = sum(layouts[name].size for name in a_values if name in layouts) * 4
     b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
-    return CpuContractionProblem(outer, rows, nest.columns.extent or 0, nest.n.extent or 0, nest.found.size_r, a_bytes, 4 * b_size)
+    operations = sum(step.flops() for step in region.steps[1:]) if nest.stages else 0
+    return CpuContractionProblem(
+        outer, rows, nest.columns.extent or 0, nest.n.extent or 0, nest.found.size_r, a_bytes, 4 * b_size, bool(nest.stages), operations
+    )
 
 
 def lower_contraction(
@@ -188,8 +233,6 @@ def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile
     parallel += [axis for axis in order if axis.extent != 1]
     single: dict[Var, Expr] = {axis: ZERO for axis in order if axis.extent == 1}
     if single:
-        from .simple import _substituted
-
         inside = _substituted(inside, single)
     work = nest.found.flops
     result = inside
@@ -272,6 +315,8 @@ class _Tile:
 
     def _store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement:
         extent = self.nest.n.extent or 0
+        if self.nest.stages:
+            return self._row_store(row_start, column_start, rows, columns)
         vectored = self._vector_store(row_start, column_start, rows, columns)
         guarded = self._guarded_store(row_start, column_start, rows, columns)
         if vectored is None:
@@ -306,13 +351,53 @@ class _Tile:
         store = For(v, count(vectors), block(lets, Store(self.region.outputs[0], where, one)), "unroll")
         return self._over_pixels(store, i, j)
 
+    def _spill(self, vectors: int) -> list[Statement]:
+        """The accumulators as an array of elements."""
+        lanes = self.schedule.lanes
+        k = Var("k", vectors)
+        copy = Store("spill", k * lanes, Load("acc", (k * lanes,), "f32", lanes))
+        return [Allocate(Buffer("spill", "f32", vectors * lanes, "register")), For(k, count(vectors), copy, "unroll")]
+
+    def _row_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Block:
+        """Pixel by pixel: maps and reductions over the row of channels that the tile holds, then the epilogue."""
+        nest, extent = self.nest, self.nest.n.extent or 0
+        assert self.schedule.panel >= extent, "a tile holds whole rows"
+        row, column, lane = Var("row", rows), Var("column", columns), Var("lane", extent)
+        held = Load("spill", ((row * columns + column) * self.schedule.panel + lane,), "f32")
+        totals: dict[Var, Expr] = {}
+
+        def here(expr: Expr) -> Expr:
+            placed = self._at(substitute(expr, {nest.n: lane}), row_start + row, column_start + column)
+            narrow = Var(ACCUMULATOR, None, "f32")
+            return rewrite(placed, lambda x: held if x == narrow else totals.get(x, x) if isinstance(x, Var) else x)
+
+        parts: list[Statement] = []
+        for stage in nest.stages:
+            if stage.reduction is None or stage.result is None:
+                lets, (value,) = bind_shared([here(stage.body)])
+                parts.append(For(lane, count(extent), block(lets, Store("spill", held.index[0], value)), "simd"))
+                continue
+            reduce = replace(stage.reduction, reduction=(lane,))
+            accumulate, results = reduction(reduce, [here(stage.body)], "simd", f"{stage.result.name}_")
+            parts += accumulate
+            totals[stage.result] = results[0]
+        assert nest.epilogue is not None
+        lets, (value, where) = bind_shared([here(nest.epilogue), here(nest.offset)])
+        store: Statement = block(lets, Store(self.region.outputs[0], where, value))
+        if nest.n in variables(nest.offset):
+            store = For(lane, count(extent), store, "simd")
+        pixel: Statement = block(parts, store)
+        for axis in (column, row):
+            if axis.extent != 1:
+                pixel = For(axis, count(axis.extent or 0), pixel)
+            else:
+                pixel = _substituted(pixel, {axis: ZERO})
+        return block(self._spill(rows * columns * self.schedule.vectors), pixel)
+
     def _guarded_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Block:
         """Through a buffer, element by element: partial panels, results that do not lie along N, epilogues without vectors."""
-        lanes, panel_width, n = self.schedule.lanes, self.schedule.panel, self.nest.n
-        vectors = rows * columns * self.schedule.vectors
-        k = Var("k", vectors)
-        result: list[Statement] = [Allocate(Buffer("spill", "f32", vectors * lanes, "register"))]
-        result.append(For(k, count(vectors), Store("spill", k * lanes, Load("acc", (k * lanes,), "f32", lanes)), "unroll"))
+        panel_width, n = self.schedule.panel, self.nest.n
+        result = self._spill(rows * columns * self.schedule.vectors)
         row, column, lane = Var("row", rows), Var("column", columns), Var("lane", panel_width)
         held = Load("spill", ((row * columns + column) * panel_width + lane,), "f32")
         place: dict[Var, Expr] = {n: self.panel * panel_width + lane}

@@ -1,4 +1,4 @@
-"""CPU kernels without tiles: maps, windows, rows and prefixes, as loops over threads around loops over vector lanes."""
+"""CPU kernels without tiles: maps, rows and prefixes, as loops over threads around loops over vector lanes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Callable, Mapping, Sequence
 
 from ...hardware.machine import Machine
 from ...ir.computation import COMBINERS, Step
-from ...ir.expr import INDEX, TRUE, Apply, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute, variables
+from ...ir.expr import INDEX, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute
 from ...ir.graph import Value
-from ...ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store
+from ...ir.kernel import Allocate, Block, Buffer, For, Statement, Store
 from ...ir.layout import Layout
 from ...ir.region import Call, Lowered, Region
-from ..access import bind_shared, flatten, merge_axes, split_divided_axes, vectorise
+from ..access import bind_shared, flatten, merge_axes, split_divided_axes
 from ..assemble import assemble, block, order_by
 
 # Below this many element operations a parallel region costs more than it saves.
@@ -40,94 +40,6 @@ def lower_map(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
 
     flops = max(step.flops(), prod(step.shape))
     return _single(region, layouts, values, nest(axes, element, flops))
-
-
-def lower_window(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
-    """Each output element reduces its window serially; neighbouring channels fill the vector lanes."""
-    reduce = region.steps[0]
-    final = region.steps[-1]
-    bodies = [flatten(b, layouts) for b in reduce.bodies]
-    offset = layouts[region.outputs[0]].offset(final.index)
-    result = flatten(final.bodies[0], layouts) if final is not reduce else None
-    axes, merged = merge_axes(order_by(reduce.axes, offset), [*bodies, offset, *([result] if result is not None else [])])
-    points = prod(axis.extent or 0 for axis in reduce.reduction)
-
-    def element(_: Sequence[Var]) -> list[Statement]:
-        local = list(merged[: len(bodies)])
-        accumulate, totals = reduction(reduce, local, "unroll" if points <= UNROLLED_POINTS else "serial")
-        value = totals[0]
-        if result is not None:
-            value = with_results(merged[-1], reduce, totals)
-        lets, (value, where) = bind_shared([value, merged[len(bodies)]])
-        return [*accumulate, *lets, Store(region.outputs[0], where, value)]
-
-    vectors = _window_vectors(region, reduce, axes, merged, points, machine.vector_lanes(), element)
-    return _single(region, layouts, values, vectors or nest(axes, element, max(reduce.flops(), 1)))
-
-
-def _window_vectors(
-    region: Region,
-    reduce: Step,
-    axes: Sequence[Var],
-    merged: Sequence[Expr],
-    points: int,
-    lanes: int,
-    element: Callable[[Sequence[Var]], list[Statement]],
-) -> Statement | None:
-    """The window with accumulators in vector registers over the innermost axis; None where that axis is short or an access is no vector.
-
-    `merged` is (body, store offset, [value]). A guard that all lanes share becomes a branch around the whole tap."""
-    if not axes or len(reduce.bodies) != 1:
-        return None
-    *outer, lane = axes
-    body, offset = merged[0], merged[1]
-    value: Expr = Load(reduce.name, tuple(reduce.axes), body.dtype) if len(merged) == 2 else merged[2]
-    extent = lane.extent or 0
-    count_of = next((v for v in (4, 2, 1) if v * lanes <= extent and extent % (v * lanes) == 0), 1)
-    if extent < lanes or body.dtype != "f32" or coefficient(offset, lane) != 1:
-        return None
-    combiner = COMBINERS[reduce.combiner or ""]
-    guard = TRUE
-    (identity,) = combiner.identity((body.dtype,))
-    if isinstance(body, Apply) and body.operation == "select" and body.args[2] == identity and lane not in variables(body.args[0]):
-        guard, body = body.args[0], body.args[1]
-    wide = vectorise(body, lane, lanes)
-    wide_value = vectorise(value, lane, lanes, resident=lambda load: load.buffer == reduce.name)
-    if wide is None or wide_value is None:
-        return None
-    width = count_of * lanes
-    blocks = Var("lane_block", extent // width)
-    start: list[Statement] = [Allocate(Buffer("acc", "f32", width, "register", lanes))]
-    updates: list[Statement] = []
-    stores: list[Statement] = []
-    for v in range(count_of):
-        at = count(v * lanes)
-        held = Load("acc", (at,), "f32", lanes)
-        here: dict[Var, Expr] = {lane: blocks * width + v * lanes}
-        start.append(Store("acc", at, Apply("broadcast", (identity,), "f32", lanes)))
-        (combined,) = combiner.combine((held,), (substitute(wide, here),))
-        updates.append(Store("acc", at, combined))
-        result = rewrite(
-            substitute(wide_value, here), lambda n, held=held: held if isinstance(n, Load) and n.buffer == reduce.name else n  # type: ignore[misc]
-        )
-        if result.lanes == 1:
-            result = Apply("broadcast", (result,), "f32", lanes)
-        lets, (result, where) = bind_shared([result, substitute(offset, here)], f"e{v}_")
-        stores += [*lets, Store(region.outputs[0], where, result)]
-    tap: Statement = block(updates)
-    if guard != TRUE:
-        tap = If(guard, tap)
-    for axis in reversed([axis for axis in reduce.reduction if axis.extent != 1]):
-        tap = For(axis, count(axis.extent or 0), tap, "unroll" if points <= UNROLLED_POINTS else "serial")
-    zero: dict[Var, Expr] = {axis: ZERO for axis in reduce.reduction if axis.extent == 1}
-    main = _substituted(block(start, tap, stores), zero)
-    parallel = reduce.flops() > SERIAL_WORK
-    rest = extent % width
-    if not rest:
-        return loops([*outer, blocks] if blocks.extent != 1 else outer, main if blocks.extent != 1 else _substituted(main, {blocks: ZERO}), parallel)
-    within = Var("within", rest)
-    tail = For(within, count(rest), _substituted(block(element(axes)), {lane: within + (extent - rest)}), "simd")
-    return loops(outer, block(For(blocks, count(extent // width), main), tail), parallel)
 
 
 def lower_rows(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
