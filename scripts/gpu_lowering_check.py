@@ -1,7 +1,7 @@
 """Measures generated convolution kernels against the vendor library, layer by layer; compiling and measuring may be on different machines.
 
     python scripts/gpu_lowering_check.py compile FOLDER [--target h200] [--alternatives 8] [--layers R2,R12]
-    python scripts/gpu_lowering_check.py run FOLDER [--output FILE.json]
+    python scripts/gpu_lowering_check.py run FOLDER [--name gpu_layers_h200]
 
 `compile` needs no GPU: it builds the layers as regions, lowers the chosen schedule and alternatives from the space, and stores cubins with a
 manifest. `run` needs only PyTorch and the driver: it checks every kernel against PyTorch in float64, times CUDA-graph replays over buffers
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from itertools import islice
+from functools import partial
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,19 @@ MOST_SETS = 256
 
 def compile_layers(folder: Path, target: str, alternatives: int, names: list[str]) -> None:
     """Writes cubins and manifest.json to the folder."""
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import ProcessPoolExecutor
 
+    folder.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
+        manifest = list(pool.map(partial(compile_layer, folder, target, alternatives), names))
+    (folder / "manifest.json").write_text(json.dumps({"target": target, "layers": manifest}, indent=1))
+    everything = [record for entry in manifest for record in entry["candidates"]]
+    spilled = [record["schedule"] for record in everything if record["spill_bytes"]]
+    print(f"{len(everything)} candidates of {len(manifest)} layers in {folder}; {len(spilled)} spill registers: {spilled}")
+
+
+def compile_layer(folder: Path, target: str, alternatives: int, name: str) -> dict[str, Any]:
+    """One layer's entry of the manifest; its cubins are in the folder."""
     from tilewright.codegen.cuda import dynamic_shared_bytes, print_cuda
     from tilewright.codegen.gpu import lower_gpu
     from tilewright.cost.gpu_choice import rank
@@ -51,19 +64,26 @@ def compile_layers(folder: Path, target: str, alternatives: int, names: list[str
 
     machine = find_machine(target)
     compiler = NvrtcCompiler.find(machine)
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest: list[dict[str, Any]] = []
-    jobs: list[tuple[dict[str, Any], str, list[str]]] = []
-    for name in names:
-        region, layouts, values = layer_region(*LAYERS[name])
-        ranking = rank(region, layouts, values, frozenset({"w"}), machine)
-        candidates = []
-        for position, choice in sample(ranking, alternatives):
-            lowered = lower_gpu(region, layouts, values, frozenset({"w"}), machine, choice.schedule)
-            packed = {n: {"view": s.view, "pad": s.layout.size} for n, s in lowered.storage.items() if s.source}
-            record = {
+    region, layouts, values = layer_region(*LAYERS[name])
+    ranking = rank(region, layouts, values, frozenset({"w"}), machine)
+    candidates = []
+    for position, choice in sample(ranking, alternatives):
+        lowered = lower_gpu(region, layouts, values, frozenset({"w"}), machine, choice.schedule)
+        packed = {n: {"view": s.view, "pad": s.layout.size} for n, s in lowered.storage.items() if s.source}
+        place = folder / f"{name}_{position}"
+        place.mkdir(exist_ok=True)
+        distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
+        text = print_cuda(distinct)
+        (place / "kernel.cu").write_text(text)
+        outcome = compiler.compile(SourceFile("kernel.cu", text, "cuda", tuple(k.name for k in distinct)), place)
+        if not outcome.succeeded:
+            raise SystemExit(outcome.log)
+        found = parse_resources(outcome.log)
+        candidates.append(
+            {
                 "rank": position,
                 "schedule": lowered.schedule,
+                "parameters": dataclasses.asdict(choice.schedule),
                 "predicted_us": choice.seconds * 1e6,
                 "terms_us": {n: t * 1e6 for n, t in choice.terms.items()},
                 "kernels": {
@@ -74,30 +94,12 @@ def compile_layers(folder: Path, target: str, alternatives: int, names: list[str
                 "calls": [[call.kernel, list(call.arguments)] for call in lowered.calls],
                 "packed": packed,
                 "work": {n: s.layout.size for n, s in lowered.storage.items() if not s.source},
-                "cubin": f"{name}_{position}.cubin",
+                "folder": place.name,
+                "registers": {n: r.registers for n, r in found.items()},
+                "spill_bytes": {n: r.spill_bytes for n, r in found.items() if r.spill_bytes},
             }
-            candidates.append(record)
-            distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
-            jobs.append((record, print_cuda(distinct), [kernel.name for kernel in distinct]))
-        manifest.append({"layer": name, "candidates": candidates, "feasible": ranking.candidates})
-
-    def build(job: tuple[dict[str, Any], str, list[str]]) -> None:
-        record, text, entries = job
-        place = folder / record["cubin"].removesuffix(".cubin")
-        place.mkdir(exist_ok=True)
-        (place / "kernel.cu").write_text(text)
-        outcome = compiler.compile(SourceFile("kernel.cu", text, "cuda", tuple(entries)), place)
-        if not outcome.succeeded:
-            raise SystemExit(outcome.log)
-        found = parse_resources(outcome.log)
-        record["registers"] = {n: r.registers for n, r in found.items()}
-        record["spill_bytes"] = {n: r.spill_bytes for n, r in found.items() if r.spill_bytes}
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(build, jobs))
-    (folder / "manifest.json").write_text(json.dumps({"target": target, "layers": manifest}, indent=1))
-    spilled = [r["schedule"] for r, _, _ in jobs if r["spill_bytes"]]
-    print(f"{len(jobs)} candidates of {len(manifest)} layers in {folder}; {len(spilled)} spill registers: {spilled}")
+        )
+    return {"layer": name, "candidates": candidates, "feasible": ranking.candidates}
 
 
 def layer_region(outputs: int, channels: int, size: int, filter_size: int, stride: int):  # noqa: ANN201
@@ -132,25 +134,21 @@ def layer_region(outputs: int, channels: int, size: int, filter_size: int, strid
 
 
 def sample(ranking: Any, alternatives: int) -> Iterator[tuple[int, Any]]:
-    """The first choice, then the best of other tile shapes, then a few from further down; (rank, choice) each."""
+    """The first choice, its next of other tile shapes, and others ever further down (ranks in a geometric row); (rank, choice) each."""
+    near = max(1, alternatives // 3)
+    wanted: set[int] = set()
+    further = alternatives - near
+    for number in range(further):
+        wanted.add(int(2 * (ranking.candidates / 4) ** ((number + 1) / further)))
     seen: set[tuple[int, ...]] = set()
-    taken: set[int] = set()
-    further = [ranking.candidates // 8, ranking.candidates // 2] if alternatives >= 6 else []
-    wanted = 1 + alternatives - len(further)
+    last = max(wanted, default=0)
     for position, choice in enumerate(ranking):
-        schedule = choice.schedule
-        key = tuple(getattr(schedule, n, 0) for n in ("block_m", "block_n", "thread_m", "thread_n"))
-        if key in seen:
-            continue
-        seen.add(key)
-        taken.add(position)
-        yield position, choice
-        if len(taken) >= wanted:
+        key = tuple(getattr(choice.schedule, n, 0) for n in ("block_m", "block_n", "thread_m", "thread_n"))
+        if position in wanted or (key not in seen and len(seen) <= near):
+            seen.add(key)
+            yield position, choice
+        if position > last and len(seen) > near:
             break
-    for position in further:
-        if position not in taken:
-            taken.add(position)
-            yield from ((position, choice) for choice in islice(ranking, position, position + 1))
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -188,8 +186,8 @@ class Driver:
         )  # fmt: skip
 
 
-def run_layers(folder: Path, output: Path | None) -> None:
-    """Checks and times every candidate of the manifest on the GPU present; prints a table."""
+def run_layers(folder: Path, name: str) -> None:
+    """Checks and times every candidate of the manifest on the GPU present; prints a table and writes bench/results/`name`.json."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -199,7 +197,7 @@ def run_layers(folder: Path, output: Path | None) -> None:
     driver = Driver()
     torch.zeros(1, device="cuda")
     results = []
-    print(f"{'layer':6}{'library us':>11}{'chosen us':>11}{'best us':>9}{'predicted':>10}  chosen | best")
+    print(f"{'layer':6}{'library us':>11}{'chosen us':>11}{'best us':>9}{'predicted':>10}{'rank':>6}{'loss':>6}  chosen | best")
     for entry in manifest["layers"]:
         record = run_layer(torch, driver, folder, entry)
         results.append(record)
@@ -208,18 +206,35 @@ def run_layers(folder: Path, output: Path | None) -> None:
             print(f"{record['layer']:6} every candidate failed: {record['candidates'][0]['error']}")
             continue
         chosen, best = record["candidates"][0], min(good, key=lambda c: c["measured_us"])
+        if chosen["error"]:
+            print(f"{record['layer']:6} the chosen candidate failed: {chosen['error']}")
+            continue
+        record["spearman"] = spearman([c["predicted_us"] for c in good], [c["measured_us"] for c in good])
+        record["loss_of_chosen"] = chosen["measured_us"] / best["measured_us"] - 1
         print(
             f"{record['layer']:6}{record['library_us']:11.1f}{chosen['measured_us']:11.1f}{best['measured_us']:9.1f}"
-            f"{chosen['predicted_us']:10.1f}  {chosen['schedule']} | {best['schedule']} (rank {best['rank']})",
+            f"{chosen['predicted_us']:10.1f}{record['spearman']:6.2f}{record['loss_of_chosen']:6.2f}  "
+            f"{chosen['schedule'].removeprefix('contraction ')} | {best['schedule'].removeprefix('contraction ')} (rank {best['rank']})",
             flush=True,
         )
         for candidate in record["candidates"]:
             if candidate["error"]:
                 print(f"       FAILED {candidate['schedule']}: {candidate['error']}")
-    if output is not None:
-        device = torch.cuda.get_device_name()
-        facts = {"device": device, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-        output.write_text(json.dumps({**facts, "target": manifest["target"], "layers": results}, indent=1))
+    if name:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from bench.common import write_results
+
+        settings = {"target": manifest["target"], "rotated_bytes": ROTATED_BYTES, "cudnn": torch.backends.cudnn.version()}
+        print(write_results(name, settings, results))
+
+
+def spearman(first: list[float], second: list[float]) -> float:
+    """Rank correlation; ranks of equal values are not averaged (times are hardly ever equal)."""
+    ranks = [{at: rank for rank, at in enumerate(sorted(range(len(v)), key=v.__getitem__))} for v in (first, second)]
+    count = len(first)
+    if count < 2:
+        return 1.0
+    return 1 - 6 * sum((ranks[0][i] - ranks[1][i]) ** 2 for i in range(count)) / (count * (count**2 - 1))
 
 
 def run_layer(torch: Any, driver: Driver, folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
@@ -239,10 +254,10 @@ def run_layer(torch: Any, driver: Driver, folder: Path, entry: dict[str, Any]) -
     scale = expected.abs().max().item()
     candidates = []
     for candidate in entry["candidates"]:
-        found = {k: candidate[k] for k in ("rank", "schedule", "predicted_us", "terms_us", "registers", "spill_bytes")}
+        found = {k: candidate[k] for k in ("rank", "schedule", "parameters", "predicted_us", "terms_us", "registers", "spill_bytes")}
         found |= {"measured_us": None, "relative_error": None, "error": None}
         try:
-            path = folder / candidate["cubin"].removesuffix(".cubin") / "kernel.cubin"
+            path = folder / candidate["folder"] / "kernel.cubin"
             functions = driver.functions(path, candidate["kernels"])
             buffers = make_buffers(torch, candidate, padded, w, expected.numel(), sets)
 
@@ -294,7 +309,7 @@ def library_calls(
     return call
 
 
-def timed(torch: Any, call: Callable[[int], None], sets: int, repeats: int = 15) -> float:
+def timed(torch: Any, call: Callable[[int], None], sets: int, repeats: int = 9) -> float:
     """Microseconds a call: median over replays of a graph that makes the call once for each set of buffers."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
@@ -323,12 +338,12 @@ def main() -> int:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--alternatives", type=int, default=8)
     parser.add_argument("--layers", default=",".join(LAYERS))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--name", default="gpu_layers_h200", help="the result file's name in bench/results; empty for none")
     options = parser.parse_args()
     if options.mode == "compile":
         compile_layers(options.folder, options.target, options.alternatives, options.layers.split(","))
     else:
-        run_layers(options.folder, options.output)
+        run_layers(options.folder, options.name)
     return 0
 
 

@@ -240,6 +240,9 @@ SCHEDULES = (
     ContractionSchedule(64, 16, 16, 4, 2),
     ContractionSchedule(32, 64, 16, 8, 4, 2),
     ContractionSchedule(64, 64, 8, 8, 8, 3),
+    ContractionSchedule(32, 32, 16, 4, 4, 1, 2),
+    ContractionSchedule(16, 32, 8, 2, 4, 3, 4),
+    ContractionSchedule(64, 32, 8, 8, 4, 2, 3),
 )
 
 
@@ -288,7 +291,7 @@ def test_convolution(channels, outputs, size, filter_size, stride, groups, halo,
     transpose_a=st.booleans(),
     transpose_b=st.booleans(),
     constant=st.booleans(),
-    schedule=st.sampled_from(SCHEDULES[:3] + (ContractionSchedule(32, 32, 8, 4, 4, 2),)),
+    schedule=st.sampled_from(SCHEDULES[:3] + (ContractionSchedule(32, 32, 8, 4, 4, 2), ContractionSchedule(32, 32, 8, 4, 4, 2, 3))),
 )
 def test_matrix_product(batch, m, n, r, transpose_a, transpose_b, constant, schedule):  # noqa: ANN001, ANN201
     case = matmul_case(batch=batch, m=m, n=n, r=r, transpose_a=transpose_a, transpose_b=transpose_b, constant=constant)
@@ -337,6 +340,9 @@ TYPICAL = (
     ContractionSchedule(128, 64, 8, 8, 8),
     ContractionSchedule(32, 64, 16, 4, 4, 4),
     ContractionSchedule(64, 32, 32, 4, 8),
+    ContractionSchedule(64, 64, 16, 8, 8, 4, 4),
+    ContractionSchedule(32, 64, 32, 4, 4, 1, 4),
+    ContractionSchedule(64, 128, 16, 8, 8, 4, 3),
 )
 
 

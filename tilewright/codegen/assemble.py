@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Mapping, Sequence
 
 from ..ir.expr import Expr, Load, Var, loads, rewrite, variables
-from ..ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Prefetch, Statement, Store, statements
+from ..ir.kernel import Allocate, Block, Buffer, Copy, For, If, Kernel, Launch, Let, Prefetch, Statement, Store, statements
 from ..ir.layout import Layout
 from .source import source_text
 
@@ -23,6 +23,8 @@ def map_expressions(root: Statement, change) -> Statement:
         return Let(root.variable, change(root.value))
     if isinstance(root, Store):
         return Store(change.buffer(root.buffer), change(root.offset), change(root.value))
+    if isinstance(root, Copy):
+        return Copy(change.buffer(root.buffer), change(root.offset), change(root.value))
     if isinstance(root, Prefetch):
         return Prefetch(change.buffer(root.buffer), change(root.offset))
     if isinstance(root, For):
@@ -57,7 +59,7 @@ def expressions(root: Statement) -> list[Expr]:
     for s in statements(root):
         if isinstance(s, Let):
             result.append(s.value)
-        elif isinstance(s, Store):
+        elif isinstance(s, (Store, Copy)):
             result += [s.offset, s.value]
         elif isinstance(s, Prefetch):
             result.append(s.offset)

@@ -16,7 +16,7 @@ from typing import Iterator, Mapping, Sequence
 
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
-from tilewright.ir.kernel import Allocate, Buffer, For, Kernel, Store, statements
+from tilewright.ir.kernel import Allocate, Buffer, Copy, For, Kernel, Store, statements
 
 from .c import identifier_of
 from .helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper
@@ -83,18 +83,18 @@ def index_dtype(kernel: Kernel) -> str:
 
 class _Helpers(Mapping[str, Helper]):
     def __getitem__(self, name: str) -> Helper:
-        if name in _EXTREMA:
-            return _EXTREMA[name]
+        if name in _BUILTIN:
+            return _BUILTIN[name]
         found = typed_helper(name, CUDA_TYPES, "static __device__ __forceinline__", {"f32": "f"})
         if found is None:
             raise KeyError(name)
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_EXTREMA)
+        return iter(_BUILTIN)
 
     def __len__(self) -> int:
-        return len(_EXTREMA)
+        return len(_BUILTIN)
 
 
 def _nan_extremum(operation: str) -> Helper:
@@ -113,7 +113,34 @@ def _nan_extremum(operation: str) -> Helper:
     )
 
 
-_EXTREMA: Mapping[str, Helper] = {"tw_max_f32": _nan_extremum("max"), "tw_min_f32": _nan_extremum("min")}
+def _asynchronous_copy(count: int) -> Helper:
+    """What lies beyond the first `filled` bytes is zero. Sixteen bytes pass by the level-1 cache."""
+    return Helper(
+        f"""static __device__ __forceinline__ void tw_copy{count}(void *target, const void *source, int filled) {{
+    asm volatile("cp.async.{"cg" if count == 16 else "ca"}.shared.global [%0], [%1], {count}, %2;"
+                 :: "r"((unsigned)__cvta_generic_to_shared(target)), "l"(source), "r"(filled) : "memory");
+}}"""
+    )
+
+
+_BUILTIN: Mapping[str, Helper] = {
+    "tw_max_f32": _nan_extremum("max"),
+    "tw_min_f32": _nan_extremum("min"),
+    **{f"tw_copy{count}": _asynchronous_copy(count) for count in (4, 8, 16)},
+}
+
+
+def copied(root: Copy) -> tuple[Expr | None, Load]:
+    """(condition, load) of what a copy copies; the condition is None where there is none. Raises ValueError for any other value."""
+    value = root.value
+    if isinstance(value, Load):
+        return None, value
+    if isinstance(value, Apply) and value.operation == "select":
+        condition, load, otherwise = value.args
+        zero = otherwise.args[0] if isinstance(otherwise, Apply) and otherwise.operation == "broadcast" else otherwise
+        if isinstance(load, Load) and isinstance(zero, Const) and zero.value == 0 and condition.lanes == 1:
+            return condition, load
+    raise ValueError(f"an asynchronous copy copies a load, or zero: {value}")
 
 
 class CudaPrinter(Printer):
@@ -211,6 +238,22 @@ class CudaPrinter(Printer):
         else:
             target = self.vector_place(statement.buffer, statement.offset, value.lanes, True)
             self.line(f"{target.text} = {self.text(value)};")
+
+    def copy(self, root: Copy) -> None:
+        condition, source = copied(root)
+        self.prepare(root.offset, source.index[0], *([condition] if condition is not None else []))
+        target, buffer = self.buffer(root.buffer)
+        origin, _ = self.buffer(source.buffer)
+        count = source.lanes * size_of(source.dtype)
+        filled = f"{self.text(condition, OR)} ? {count} : 0" if condition is not None else str(count)
+        function = self.need(f"tw_copy{count}")
+        self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {origin} + {self.text(source.index[0], SUM)}, {filled});")
+
+    def commit_copies(self) -> None:
+        self.line('asm volatile("cp.async.commit_group;" ::: "memory");')
+
+    def await_copies(self, pending: int) -> None:
+        self.line(f'asm volatile("cp.async.wait_group {pending};" ::: "memory");')
 
     def allocate(self, buffer: Buffer) -> None:
         name = self.declare_buffer(buffer)

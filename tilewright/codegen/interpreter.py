@@ -3,6 +3,7 @@
 The kernel becomes C with a check on every access, which is compiled (unoptimised: it shall compile fast) and called. What is reported:
 
 - accesses out of bounds of global, shared and register buffers;
+- reads of what an asynchronous copy writes before it was waited for, and races with its arrival;
 - reads of shared and register elements, and of elements of output buffers, that were not written before;
 - races: two threads of a block touch the same element of shared or global memory between two barriers, or two blocks the same element of
   global memory, and one of them writes; in CPU kernels two iterations of a parallel loop;
@@ -35,7 +36,7 @@ from tilewright import settings
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
-from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, For, If, Kernel, Let, Prefetch, Statement, Store, statements
+from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, Copy, For, If, Kernel, Let, Prefetch, Statement, Store, statements
 
 from .c import CPrinter, c_type, perfect_depth
 from .printer import EQUALITY, UNARY, Code
@@ -81,7 +82,7 @@ class CheckedPrinter(CPrinter):
         self.setup: list[str] = []
         self.kept: list[list[str]] = []  # for each open region: what a thread's piece declares at its beginning
         self.parallel = False
-        self.stored = {s.buffer for s in statements(kernel.body) if isinstance(s, Store)}
+        self.stored = {s.buffer for s in statements(kernel.body) if isinstance(s, (Store, Copy))}
 
     # --- storage ---
 
@@ -161,6 +162,21 @@ class CheckedPrinter(CPrinter):
         pointer = kind if value.lanes == 1 else f"{kind}_u"
         name = self.fresh("value")
         self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_write(s, {text}, {self.text(statement.offset)}, {value.lanes}) = {name};")
+
+    def copy(self, root: Copy) -> None:
+        self.prepare(root.offset, root.value)
+        text, buffer = self.buffer(root.buffer)
+        code, lanes = self.expression(root.value), root.value.lanes
+        kind = c_type(buffer.dtype) if lanes == 1 else self.type_name(root.value.dtype, lanes)
+        pointer = kind if lanes == 1 else f"{kind}_u"
+        name = self.fresh("value")
+        self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_copy(s, {text}, {self.text(root.offset)}, {lanes}) = {name};")
+
+    def commit_copies(self) -> None:
+        self.line("++s->groups[s->thread];")
+
+    def await_copies(self, pending: int) -> None:
+        self.line(f"tw_await(s, {pending});")
 
     # --- pieces ---
 
@@ -339,7 +355,7 @@ class CheckedPrinter(CPrinter):
                 self.thread_indices.append(f"const int64_t {name} = thread / {below} % {extent};")
                 below *= extent
             self.line("{")
-            self.line("++s->block; ++s->epoch;")
+            self.line("++s->block; ++s->epoch; tw_no_copies(s);")
             start = len(self.lines)
             self.region(kernel.body.statements if isinstance(kernel.body, Block) else (kernel.body,))
             self.lines[start:start] = self.block_start
@@ -356,7 +372,8 @@ class CheckedPrinter(CPrinter):
             f"    char *const arena = aligned_alloc(64, {max(self.arena, 64)});",
             *("    " + text for text in self.setup),
         ]
-        tail = ["done:", *("    " + text for text in self.cleanup), "    *count = s->count;", "    free(arena);", "    free(s);", "}"]
+        end = ("    *count = s->count;", "    free(arena);", "    free(s->copies);", "    free(s);", "}")
+        tail = ["done:", *("    " + text for text in self.cleanup), *end]
         self.lines = [*head, *self.lines, *tail]
         return _runtime_text() + self.source()
 

@@ -28,10 +28,19 @@ typedef struct {
     int32_t global, aligned, writable;
 } tw_buffer;
 
+/* An asynchronous copy that its thread has not waited for; its elements count as not written. */
+typedef struct {
+    const tw_buffer *buffer;
+    int64_t offset, lanes, thread, group;
+} tw_pending;
+
 typedef struct {
     tw_fault *faults;
     int64_t count, block, thread, epoch;
-    char scratch[1024]; /* where accesses out of bounds go */
+    tw_pending *copies;
+    int64_t copying, capacity;
+    int64_t groups[1024]; /* per thread: groups of copies that are closed */
+    char scratch[1024];   /* where accesses out of bounds go */
 } tw_state;
 
 static __attribute__((noinline, cold)) void tw_report(
@@ -115,6 +124,38 @@ static void *tw_write(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
         for (int64_t i = 0; i < lanes; ++i)
             tw_check_write(s, b, offset + i);
     return b->data + offset * b->bytes;
+}
+
+/* The place of a copy that begins here: the value is there at once, but counts as unwritten until it is waited for. */
+static void *tw_copy(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {
+    void *place = tw_write(s, b, offset, lanes);
+    if (place == (void *)s->scratch)
+        return place;
+    if (b->set)
+        memset(b->set + offset, 0, (size_t)lanes);
+    if (s->copying == s->capacity) {
+        s->capacity = 2 * s->capacity + 64;
+        s->copies = realloc(s->copies, (size_t)s->capacity * sizeof *s->copies);
+    }
+    s->copies[s->copying++] = (tw_pending){b, offset, lanes, s->thread, s->groups[s->thread]};
+    return place;
+}
+
+static void tw_await(tw_state *s, int64_t pending) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < s->copying; ++i) {
+        const tw_pending c = s->copies[i];
+        if (c.thread != s->thread || c.group >= s->groups[s->thread] - pending)
+            s->copies[kept++] = c;
+        else
+            (void)tw_write(s, c.buffer, c.offset, c.lanes);
+    }
+    s->copying = kept;
+}
+
+static void tw_no_copies(tw_state *s) {
+    s->copying = 0;
+    memset(s->groups, 0, sizeof s->groups);
 }
 
 static void tw_forget(const tw_buffer *b) { memset(b->set, 0, (size_t)b->size); }

@@ -16,7 +16,23 @@ import numpy as np
 
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, range_of, walk
-from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, Comment, For, If, Kernel, Let, Prefetch, Statement, Store
+from tilewright.ir.kernel import (
+    Allocate,
+    AwaitCopies,
+    Barrier,
+    Block,
+    Buffer,
+    Comment,
+    CommitCopies,
+    Copy,
+    For,
+    If,
+    Kernel,
+    Let,
+    Prefetch,
+    Statement,
+    Store,
+)
 
 from .sharing import Guard, guards, is_risky
 
@@ -415,6 +431,12 @@ class Printer(ABC):
         elif isinstance(root, Prefetch):
             self.prepare(root.offset)
             self.prefetch(root)
+        elif isinstance(root, Copy):
+            self.copy(root)
+        elif isinstance(root, CommitCopies):
+            self.commit_copies()
+        elif isinstance(root, AwaitCopies):
+            self.await_copies(root.pending)
         elif isinstance(root, Comment):
             for text in root.text.splitlines():
                 self.line(f"// {text}".rstrip("\\"))
@@ -423,6 +445,15 @@ class Printer(ABC):
 
     def prefetch(self, root: Prefetch) -> None:  # noqa: B027 - overridden where the language has one
         """A hint; a language without one leaves it out."""
+
+    def copy(self, root: Copy) -> None:
+        raise ValueError("this language has no asynchronous copies")
+
+    def commit_copies(self) -> None:
+        raise ValueError("this language has no asynchronous copies")
+
+    def await_copies(self, pending: int) -> None:
+        raise ValueError("this language has no asynchronous copies")
 
     def block(self, root: Block) -> None:
         nested = any(isinstance(s, (Let, Allocate)) for s in root.statements)

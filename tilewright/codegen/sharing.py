@@ -10,7 +10,7 @@ from typing import Iterator, Sequence, TypeAlias
 
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, children, walk
-from tilewright.ir.kernel import For, If, Let, Statement, Store, statements
+from tilewright.ir.kernel import Copy, For, If, Let, Prefetch, Statement, Store, statements
 
 Guard: TypeAlias = tuple[tuple[Expr, bool], ...]
 """Conditions with the outcome that leads to a node, outermost first; empty where the node is always evaluated."""
@@ -74,9 +74,11 @@ def expressions(root: Statement) -> Iterator[Expr]:
     for statement in statements(root):
         if isinstance(statement, Let):
             yield statement.value
-        elif isinstance(statement, Store):
+        elif isinstance(statement, (Store, Copy)):
             yield statement.offset
             yield statement.value
+        elif isinstance(statement, Prefetch):
+            yield statement.offset
         elif isinstance(statement, For):
             yield statement.extent
         elif isinstance(statement, If):

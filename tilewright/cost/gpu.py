@@ -186,6 +186,7 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     and a last one with the rest (the tail). Fill and drain of the pipeline cost two memory latencies a wave. The sum is bounded from below
     by the distinct bytes from memory. A split adds its parts' traffic through level 2 and one more launch."""
     bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
+    copies = rows["stages"] > 1
     threads = threads_of(rows)
     warps = -(-threads // machine.warp_size)
     tiles = -(-problem.m // bm) * -(-problem.n // bn) * problem.batch
@@ -200,12 +201,11 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     for operand, extent in ((problem.a, bm), (problem.b, bn)):
         vectors = extent * bk / (threads * operand.lanes)
         address = ADDRESS_INSTRUCTIONS + operand.taps * DIVISION_INSTRUCTIONS / 2 + (8 if operand.guarded else 0)
-        pieces = operand.lanes if operand.along == "r" else 1
+        pieces = np.where(copies, 0, operand.lanes if operand.along == "r" else 1)
         fetch = fetch + vectors * (1 + address + pieces)
         # a transposed store is scalar, and half of its banks collide
-        stores = stores + extent * bk / operand.lanes / machine.warp_size * np.where(
-            operand.along == "r", 2.0 * operand.lanes, float(operand.lanes)
-        )
+        transposed = (operand.along == "r") & ~copies
+        stores = stores + extent * bk / machine.warp_size * np.where(transposed, 2.0, 1.0)
     issue = warps * (bk * (tm * tn + reads) + fetch + STEP_INSTRUCTIONS) / machine.schedulers_per_processor
     wavefronts = warps * bk * sum(np.where(size >= 4, FRAGMENT_WAVEFRONTS * (size // 4), 1.5) for size in (tm, tn))
     shared = (wavefronts + stores) * 128 / machine.shared_bytes_per_cycle
@@ -219,7 +219,7 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     barrier = 2 * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first fragments and for its own chain of multiply-adds
     inner = bk * np.maximum(tm * tn * 2.0, cache1.latency_cycles / 2) + cache1.latency_cycles
-    alone = np.maximum(np.maximum(through, inner), machine.memory_latency_cycles) + barrier
+    alone = np.maximum(np.maximum(through, inner), machine.memory_latency_cycles / np.maximum(rows["stages"] - 1, 1)) + barrier
     resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
     each = -(-blocks // machine.processors)
     full, rest = each // resident, each % resident

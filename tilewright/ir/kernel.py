@@ -5,6 +5,7 @@ Grammar::
     Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
               | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Prefetch(buffer, offset) | Comment(text)
+              | Copy(buffer, offset, value) | CommitCopies() | AwaitCopies(pending)
 
 Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
 `thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Frozen and cheap: built for each candidate lowered.
@@ -93,11 +94,34 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """Begins a copy from global to shared memory that needs no register: buffer[offset : offset + lanes] = value, which is a load of 4, 8 or
+    16 bytes, or `select(condition, load, 0)`. What it copies may be read by its thread after `AwaitCopies`, by others after a barrier too.
+    Compute capability 8.0 or higher (PTX: cp.async)."""
+
+    buffer: str
+    offset: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class CommitCopies:
+    """The thread's copies since the last one are a group (which may be empty)."""
+
+
+@dataclass(frozen=True)
+class AwaitCopies:
+    """Waits until at most `pending` of the thread's youngest groups of copies are not complete."""
+
+    pending: int
+
+
+@dataclass(frozen=True)
 class Comment:
     text: str
 
 
-Statement: TypeAlias = Union[Block, Let, Store, Allocate, For, If, Barrier, Prefetch, Comment]
+Statement: TypeAlias = Union[Block, Let, Store, Allocate, For, If, Barrier, Prefetch, Copy, CommitCopies, AwaitCopies, Comment]
 
 
 @dataclass(frozen=True)

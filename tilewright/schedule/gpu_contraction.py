@@ -21,13 +21,15 @@ PADDING = 4
 class Operand:
     """How a factor is read: vectors of `lanes` along "own" (m or n) or along "r". `bytes` are distinct bytes in memory.
 
-    `taps` counts index divisions for one load; `guarded`: zero padding is checked at each load."""
+    `taps` counts index divisions for one load; `guarded`: zero padding is checked at each load. `plain`: nothing is
+    computed with what is loaded, so that copies to shared memory need no registers."""
 
     along: str
     lanes: int
     bytes: int
     taps: int = 0
     guarded: bool = False
+    plain: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class ContractionProblem:
 
 @dataclass(frozen=True)
 class ContractionSchedule:
-    """One candidate; `split` blocks share the reduction of one output tile, a second kernel adds their parts in order."""
+    """One candidate; `split` blocks share the reduction of one output tile, a second kernel adds their parts in order. `stages` > 1: so many
+    buffers, filled by asynchronous copies that run one step less than that ahead; 1: two buffers, filled by way of registers."""
 
     block_m: int
     block_n: int
@@ -60,6 +63,7 @@ class ContractionSchedule:
     thread_m: int
     thread_n: int
     split: int = 1
+    stages: int = 1
 
     @property
     def threads(self) -> int:
@@ -68,32 +72,41 @@ class ContractionSchedule:
     def __str__(self) -> str:
         return (
             f"contraction block={self.block_m}x{self.block_n}x{self.block_k} "
-            f"thread={self.thread_m}x{self.thread_n} split={self.split}"
+            f"thread={self.thread_m}x{self.thread_n} split={self.split} stages={self.stages}"
         )
 
 
+TILE_AXES = {
+    "block_m": (16, 32, 64, 128),
+    "block_n": (16, 32, 64, 128),
+    "block_k": (8, 16, 32),
+    "thread_m": (2, 4, 8),
+    "thread_n": (2, 4, 8),
+}
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64)
+STAGES = (2, 4)
+"""Of asynchronous copies; 1, where the machine has none or a factor is computed while it is read."""
+AXES = (*TILE_AXES, "split", "stages")
+
+
 def contraction_space(problem: ContractionProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns block_m, block_n, block_k, thread_m, thread_n, split; and how many were rejected by reason."""
-    rows = product_of(
-        {
-            "block_m": (16, 32, 64, 128),
-            "block_n": (16, 32, 64, 128),
-            "block_k": (8, 16, 32),
-            "thread_m": (2, 4, 8),
-            "thread_n": (2, 4, 8),
-            "split": (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64),
-        }
-    )
-    return reject(rows, contraction_rules(rows, problem, machine))
+    """Candidates with the columns AXES; and how many were rejected by reason (tiles that are rejected count once for each split and stage)."""
+    copies = machine.compute_capability >= (8, 0) and problem.a.plain and problem.b.plain
+    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,)})
+    each = len(rest["split"])
+    tiles = product_of(TILE_AXES)
+    tiles, rejected = reject(tiles, tile_rules(tiles, problem, machine))
+    count = len(tiles["block_m"])
+    rows = {name: np.repeat(column, each) for name, column in tiles.items()}
+    rows |= {name: np.tile(column, count) for name, column in rest.items()}
+    rows, more = reject(rows, contraction_rules(rows, problem, machine))
+    return rows, {**{reason: number * each for reason, number in rejected.items()}, **more}
 
 
-def contraction_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> list[tuple[str, np.ndarray]]:
-    """The reasons for which candidates are infeasible or certainly wasteful, with the rows that each rejects."""
-    bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
+def tile_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> list[tuple[str, np.ndarray]]:
+    """The reasons for which tiles are infeasible or certainly wasteful whatever the split, with the rows that each rejects."""
+    bm, bn, bk = (rows[k] for k in ("block_m", "block_n", "block_k"))
     threads = threads_of(rows)
-    registers = registers_of(rows, problem)
-    steps = -(-problem.r // bk)
-    steps_each = -(-steps // split)
     a_vectors, b_vectors = bm * bk // problem.a.lanes, bn * bk // problem.b.lanes
     a_run = np.where(problem.a.along == "r", bk, bm) // problem.a.lanes
     b_run = np.where(problem.b.along == "r", bk, bn) // problem.b.lanes
@@ -109,9 +122,21 @@ def contraction_rules(rows: Columns, problem: ContractionProblem, machine: Machi
             | (threads % a_run != 0)
             | (threads % b_run != 0),
         ),
+    ]
+
+
+def contraction_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> list[tuple[str, np.ndarray]]:
+    """The reasons for which candidates whose tiles pass are infeasible or certainly wasteful, with the rows that each rejects."""
+    threads = threads_of(rows)
+    registers = registers_of(rows, problem)
+    split, stages = rows["split"], rows["stages"]
+    steps = -(-problem.r // rows["block_k"])
+    steps_each = -(-steps // split)
+    return [
         ("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
         ("registers exceed a thread's", registers > machine.registers_per_thread_max),
         ("registers exceed a processor's", registers * threads > machine.registers_per_processor),
+        ("more stages than steps", (stages > 2) & (stages > steps_each)),
         ("a split would have nothing to reduce", (split > 1) & ((split - 1) * steps_each >= steps)),
         ("a split reduces fewer than four steps", (split > 1) & (steps_each < 4)),
     ]
@@ -123,31 +148,41 @@ def threads_of(rows: Columns) -> np.ndarray:
 
 
 def shared_bytes_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
-    """Bytes of shared memory of a block: two buffers of both tiles, or one where there is a single step."""
-    pad_a = PADDING if problem.a.along == "r" else 0
-    pad_b = PADDING if problem.b.along == "r" else 0
-    steps = -(-problem.r // rows["block_k"])
-    buffers = np.where(-(-steps // rows["split"]) > 1, 2, 1)
-    return buffers * 4 * rows["block_k"] * (rows["block_m"] + pad_a + rows["block_n"] + pad_b)
+    """Bytes of shared memory of a block: as many buffers of both tiles as there are stages (at least two), or one where there is a single step.
+
+    Of 64 x 64 x 16 with four stages, A along r and B along n: 4 * 4 * (64 * (16 + 4) + 16 * 64) = 36864."""
+    bm, bn, bk, stages = rows["block_m"], rows["block_n"], rows["block_k"], rows["stages"]
+    steps = -(-problem.r // bk)
+    steps_each = -(-steps // rows["split"])
+    buffers = np.minimum(np.maximum(stages, 2), steps_each)
+    elements = np.zeros_like(bm)
+    for operand, extent in ((problem.a, bm), (problem.b, bn)):
+        flat = bk * (extent + (PADDING if operand.along == "r" else 0))
+        deep = extent * (bk + PADDING)
+        elements = elements + np.where((stages > 1) & (operand.along == "r"), deep, flat)
+    return buffers * 4 * elements
 
 
 def registers_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
     """Estimated 32-bit registers of a thread: accumulators, fragments that are read ahead, staged loads, and addresses. Fitted to what
     ptxas 13.0 took for thirty random candidates of three convolutions on sm_90a: mostly within 20 %."""
     threads = threads_of(rows)
+    copies = rows["stages"] > 1
     accumulators = 13 * rows["thread_m"] * rows["thread_n"] // 10
     fragments = 2 * (rows["thread_m"] + rows["thread_n"])
+    for operand, per_thread in ((problem.a, rows["thread_m"]), (problem.b, rows["thread_n"])):
+        fragments = fragments + np.where(copies & (operand.along == "r"), 2 * per_thread, 0)
     staged_a = -(-rows["block_m"] * rows["block_k"] // threads)
     staged_b = -(-rows["block_n"] * rows["block_k"] // threads)
     addresses = 36 + staged_a // problem.a.lanes * (3 if problem.a.guarded else 1) + staged_b // problem.b.lanes
-    return np.minimum(accumulators + fragments + staged_a + staged_b + addresses, 10_000)
+    staged = np.where(copies, 0, staged_a + staged_b)
+    return np.minimum(accumulators + fragments + staged + addresses, 10_000)
 
 
 def blocks_to_ask_for(schedule: ContractionSchedule, problem: ContractionProblem, machine: Machine) -> int:
     """The occupancy to ask of the assembler: it caps a thread's registers, at half as much again as the estimate. With no cap the assembler
     loads a whole tile's fragments ahead; left to itself it spills accumulators for occupancy that gains nothing."""
-    axes = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split")
-    estimate = registers_of({name: np.array([getattr(schedule, name)]) for name in axes}, problem)
+    estimate = registers_of({name: np.array([getattr(schedule, name)]) for name in AXES}, problem)
     return max(1, machine.registers_per_processor // (schedule.threads * (int(estimate[0]) * 3 // 2)))
 
 

@@ -1,8 +1,8 @@
 """Lowering of the `contraction` schema: implicit GEMM with tiles of both factors in shared memory and of the result in registers.
 
-Each block computes one tile of C. Per step over the reduction, threads fetch the next tiles of A and B from global memory to registers,
-multiply the present tiles out of shared memory, and then store what they fetched to the other of two buffers: one barrier a step. Tiles lie
-as [k][m] and [k][n], so that the inner product reads vectors. Rows past the end repeat the last one and are never stored; elements past
+Each block computes one tile of C. With one stage, threads fetch the next tiles of A and B from global memory to registers, multiply the present
+tiles out of shared memory, and then store what they fetched to the other of two buffers. With more, asynchronous copies run that many steps less
+one ahead, without registers. Either way there is one barrier a step. Rows past the end repeat the last one and are never stored; elements past
 the end of the reduction are zero.
 
 With `split` > 1 the blocks of a tile divide the reduction and store parts, which a second kernel adds in order: no atomics.
@@ -11,8 +11,9 @@ With `split` > 1 the blocks of a tile divide the reduction and store parts, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import assemble, block
@@ -27,6 +28,7 @@ from tilewright.codegen.gpu.common import (
     vectors_fit,
 )
 from tilewright.codegen.gpu.product import ProductForm, product_form
+from tilewright.codegen.gpu.tile import Tile, in_tile, loader
 from tilewright.codegen.gpu.window import lower_window, window_form
 from tilewright.graph.contraction import contraction
 from tilewright.hardware.machine import Machine
@@ -34,25 +36,20 @@ from tilewright.ir.expr import (
     TRUE,
     Const,
     Expr,
-    Linear,
     Load,
     Var,
     binary,
     compare,
-    from_linear,
-    linear,
-    range_of,
-    rewrite,
-    select,
     substitute,
-    variables,
 )
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
+    AwaitCopies,
     Barrier,
     Block,
     Buffer,
+    CommitCopies,
     For,
     If,
     Kernel,
@@ -65,12 +62,14 @@ from tilewright.ir.kernel import (
 )
 from tilewright.ir.layout import Layout, permuted
 from tilewright.ir.region import Call, Lowered, Region, Storage
-from tilewright.schedule.gpu_contraction import PADDING, ContractionSchedule, GemvSchedule, Operand, blocks_to_ask_for
+from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule, blocks_to_ask_for
 from tilewright.schedule.gpu_window import WindowSchedule
 
 UNROLLED_PRODUCTS = 1024
 """Multiply-adds that one unrolled stretch of the inner loop holds at most."""
 WARP = 32
+DEEP = 4
+"""Elements of k that a thread reads at once of a tile that lies along k."""
 
 
 def lower_contraction(
@@ -161,57 +160,6 @@ def split_regions(region: Region, constants: frozenset[str], split: int) -> tupl
     return first, second, name, work
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """One factor's tile: how threads share its loads. `own` are its axes besides r, `size` elements of them, `ld` the tile's row in elements."""
-
-    name: str
-    expr: Expr
-    own: tuple[Var, ...]
-    operand: Operand
-    size: int
-    depth: int
-    threads: int
-
-    @property
-    def along_r(self) -> bool:
-        return self.operand.along == "r"
-
-    @property
-    def ld(self) -> int:
-        return self.size + (PADDING if self.along_r else 0)
-
-    @property
-    def lanes(self) -> int:
-        return self.operand.lanes
-
-    @property
-    def run(self) -> int:
-        """Threads that load neighbouring vectors."""
-        return (self.depth if self.along_r else self.size) // self.lanes
-
-    @property
-    def reach(self) -> int:
-        """Lines (along the other direction) that all threads load at once."""
-        return self.threads // self.run
-
-    @property
-    def passes(self) -> int:
-        return -(-(self.size if self.along_r else self.depth) // self.reach)
-
-    @property
-    def lines(self) -> int:
-        return self.size if self.along_r else self.depth
-
-    @property
-    def stage(self) -> str:
-        return f"{self.name}_next"
-
-    @property
-    def tile(self) -> str:
-        return f"{self.name}_tile"
-
-
 def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Launch]:
     """The body of the tiled kernel. A form whose offset knows a variable `part` stores the parts of a split reduction."""
     problem = form.problem
@@ -230,15 +178,19 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     batch_lets, batch_values = named(decode(batch_, form.batch))
     root += batch_lets
     bind = {**batch_values, **({part: part_} if part in where else {})}
-    a = _Tile("a", substitute(form.a, bind), form.m, problem.a, bm, bk, schedule.threads)
-    b = _Tile("b", substitute(form.b, bind), form.b_n, problem.b, bn, bk, schedule.threads)
+    a = Tile("a", substitute(form.a, bind), form.m, problem.a, bm, bk, schedule.threads, schedule.stages)
+    b = Tile("b", substitute(form.b, bind), form.b_n, problem.b, bn, bk, schedule.threads, schedule.stages)
+    buffers = min(max(2, schedule.stages), steps_each)
+    if schedule.stages > 1 and not (problem.a.plain and problem.b.plain):
+        raise Unsuitable("a factor is computed while it is read: it cannot be copied asynchronously")
     first = tile_m_ * bm, tile_n_ * bn
     loads = []
     for tile, start in zip((a, b), first, strict=True):
-        setup, load = _loader(tile, start, form, thread, part_ * (steps_each * bk), bk)
+        setup, load = loader(tile, start, form, thread, part_ * (steps_each * bk), bk)
         root += setup
-        root.append(Allocate(Buffer(tile.stage, "f32", tile.passes * tile.lanes, "register", tile.lanes)))
-        root.append(Allocate(Buffer(tile.tile, "f32", min(2, steps_each) * bk * tile.ld, "shared")))
+        if schedule.stages == 1:
+            root.append(Allocate(Buffer(tile.stage, "f32", tile.passes * tile.lanes, "register", tile.lanes)))
+        root.append(Allocate(Buffer(tile.tile, "f32", buffers * tile.elements, "shared")))
         loads.append(load)
     root.append(Allocate(Buffer("acc", "f32", tm * tn, "register")))
     at = Var("at", tm * tn)
@@ -251,114 +203,79 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         root.append(Let(steps, binary("min", left, index_const(steps_each))))  # type: ignore[arg-type]
     else:
         steps = index_const(steps_each)
+    inner = lambda buffers: _inner_product(a, b, schedule, thread_m, thread_n, buffers)  # noqa: E731
+    if schedule.stages > 1:
+        root += _pipeline((a, b), loads, buffers, steps, steps_each, inner)
+    else:
+        root += _double_buffer((a, b), loads, thread, steps, steps_each, inner)
+    root += _epilogue(form, schedule, bind, first, (a, b), thread_m, thread_n)
+    return block(root), launch
+
+
+Loads: TypeAlias = Sequence[Callable[[Expr, Expr], list[Statement]]]
+
+
+def _pipeline(
+    pair: tuple[Tile, Tile],
+    loads: Loads,
+    buffers: int,
+    steps: Expr,
+    steps_each: int,
+    inner: Callable[[Sequence[Expr]], list[Statement]],
+) -> list[Statement]:
+    """Copies run `stages` - 1 steps ahead of the products; one barrier a step both makes a buffer's copies visible and frees the buffer that the
+    products of the step before have read."""
+    stages = max(2, min(pair[0].stages, steps_each))
+    statements: list[Statement] = []
+    for ahead in range(stages - 1):
+        copies = [s for tile, load in zip(pair, loads, strict=True) for s in load(index_const(ahead), index_const(ahead * tile.elements))]
+        some = compare("lt", index_const(ahead), steps)
+        statements += copies if some == TRUE else [If(some, block(copies))]
+        statements.append(CommitCopies())
+    step = Var("step", steps_each)
+    body: list[Statement] = [AwaitCopies(stages - 2), Barrier()]
+    if steps_each > stages - 1:
+        following = step + (stages - 1)
+        slot = Var("free_slot", buffers)
+        copies = [Let(slot, following % stages)]
+        copies += [s for tile, load in zip(pair, loads, strict=True) for s in load(following, slot * tile.elements)]
+        body.append(If(compare("lt", following, steps), block(copies)))
+    body.append(CommitCopies())
+    slot = Var("slot", buffers)
+    body.append(Let(slot, step % stages))
+    body += inner([slot * tile.elements for tile in pair])
+    return [*statements, For(step, steps, block(body))]
+
+
+def _double_buffer(
+    pair: tuple[Tile, Tile],
+    loads: Loads,
+    thread: Var,
+    steps: Expr,
+    steps_each: int,
+    inner: Callable[[Sequence[Expr]], list[Statement]],
+) -> list[Statement]:
+    """The next tiles are fetched to registers while the present ones are multiplied, and then stored to the other buffer."""
     zero = index_const(0)
-    root += [s for load in loads for s in load(zero)]
-    root += [s for tile in (a, b) for s in _to_shared(tile, thread, zero)]
+    root = [s for load in loads for s in load(zero, zero)]
+    root += [s for tile in pair for s in _to_shared(tile, thread, zero)]
     root.append(Barrier())
     step = Var("step", steps_each)
     more = compare("lt", step + 1, steps)
     body: list[Statement] = []
     if steps_each > 1:
-        body.append(If(more, block([s for load in loads for s in load(step + 1)])))
-    body += _inner_product(a, b, schedule, thread_m, thread_n, step % 2)
+        body.append(If(more, block([s for load in loads for s in load(step + 1, zero)])))
+    body += inner([step % 2 * tile.elements for tile in pair])
     if steps_each > 1:
-        body.append(If(more, block([s for t in (a, b) for s in _to_shared(t, thread, (step + 1) % 2)])))
+        body.append(If(more, block([s for t in pair for s in _to_shared(t, thread, (step + 1) % 2)])))
         body.append(Barrier())
-    root.append(For(step, steps, block(body)))
-    root += _epilogue(form, schedule, bind, first, thread_m, thread_n)
-    return block(root), launch
+    return [*root, For(step, steps, block(body))]
 
 
-def _loader(tile: _Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, bk: int):  # noqa: ANN202
-    """(statements before the loop, function from a step to the statements that fetch its elements to registers)."""
-    fastest = form.r[-1] if tile.along_r else tile.own[-1] if tile.own else None
-    expr = vectors_fit(tile.expr, fastest, tile.lanes, form.layouts) if tile.lanes > 1 and fastest else tile.expr
-    assert expr is not None
-    run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
-    setup: list[Statement] = [Let(run, thread % tile.run), Let(line, thread // tile.run)]
-    extent = prod(axis.extent or 1 for axis in tile.own)
-    own_lanes = 1 if tile.along_r else tile.lanes
-    total_r = prod(axis.extent or 1 for axis in form.r)
-    # the positions of this thread along m (or n): one for each pass along r, else a single one
-    rows: list[Expr] = []
-    for number in range(tile.passes if tile.along_r else 1):
-        position = start + (line + number * tile.reach if tile.along_r else run * tile.lanes)
-        last = extent - own_lanes
-        if range_of(position)[1] > last:
-            position = binary("min", position, index_const(last))
-        row = Var(f"{tile.name}_row{number}", extent)
-        setup.append(Let(row, position))
-        row_lets, mapping = named(_suffixed(decode(row, tile.own), f"_{tile.name}{number}", setup))
-        setup += row_lets
-        hoisted, based = _hoist(substitute(expr, mapping), set(form.r), f"{tile.name}{number}")
-        setup += hoisted
-        rows.append(based)
-
-    def load(step: Expr) -> list[Statement]:
-        statements: list[Statement] = []
-        for number in range(tile.passes):
-            along = run * tile.lanes if tile.along_r else line + number * tile.reach
-            position = first_r + step * bk + along
-            value = substitute(rows[number if tile.along_r else 0], decode(position, form.r))
-            value = as_lanes(value, tile.lanes)
-            if total_r % bk:
-                value = select(
-                    compare("lt", position, index_const(total_r)), value, as_lanes(Const(0.0, "f32"), tile.lanes)
-                )
-            one: Statement = Store(tile.stage, index_const(number * tile.lanes), value)
-            statements += _in_tile(tile, line, number, one)
-        return statements
-
-    return setup, load
-
-
-def _suffixed(axes: Mapping[Var, Expr], suffix: str, setup: list[Statement]) -> dict[Var, Expr]:
-    """Positions of axes under names of their own, where they are more than a variable."""
-    result: dict[Var, Expr] = {}
-    for axis, expr in axes.items():
-        if isinstance(expr, (Var, Const)):
-            result[axis] = expr
-        else:
-            variable = Var(axis.name + suffix, axis.extent)
-            setup.append(Let(variable, expr))
-            result[axis] = variable
-    return result
-
-
-def _in_tile(tile: _Tile, line: Var, number: int, statement: Statement) -> list[Statement]:
-    """The statement, for the threads whose line lies in the tile."""
-    condition = compare("lt", line + number * tile.reach, index_const(tile.lines))
-    return [statement] if condition == TRUE else [If(condition, block([statement]))]
-
-
-def _hoist(expr: Expr, varying: set[Var], name: str) -> tuple[list[Statement], Expr]:
-    """The part of every offset that no varying variable moves, under a name: it is computed once, before the loop."""
-    lets: list[Statement] = []
-    known: dict[Expr, Var] = {}
-
-    def visit(node: Expr) -> Expr:
-        if not isinstance(node, Load) or len(node.index) != 1:
-            return node
-        form = linear(node.index[0])
-        fixed = tuple(term for term in form.terms if not variables(term[0]) & varying)
-        if len(fixed) + (1 if form.constant else 0) < 2 and not (fixed and fixed[0][1] != 1):
-            return node
-        base = from_linear(Linear(fixed, form.constant))
-        if base not in known:
-            low, high = range_of(base)
-            bounded = low >= 0 and high != float("inf")
-            known[base] = Var(f"{name}_base{len(known)}", int(high) + 1 if bounded else None)
-            lets.append(Let(known[base], base))
-        rest = from_linear(Linear(tuple(term for term in form.terms if term not in fixed), 0))
-        return replace(node, index=(rest + known[base],))
-
-    return lets, rewrite(expr, visit)
-
-
-def _to_shared(tile: _Tile, thread: Var, buffer: Expr) -> list[Statement]:
+def _to_shared(tile: Tile, thread: Var, buffer: Expr) -> list[Statement]:
     """Stores what was fetched to one of the two tiles, [k][m] or [k][n]."""
     run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
-    base = buffer * (tile.depth * tile.ld)
+    base = buffer * tile.elements
     statements: list[Statement] = []
     for number in range(tile.passes):
         other = line + number * tile.reach
@@ -370,7 +287,7 @@ def _to_shared(tile: _Tile, thread: Var, buffer: Expr) -> list[Statement]:
         else:
             value = Load(tile.stage, (index_const(number * tile.lanes),), "f32", tile.lanes)
             inner.append(Store(tile.tile, base + other * tile.ld + run * tile.lanes, value))
-        statements += _in_tile(tile, line, number, block(inner))
+        statements += in_tile(tile, line, number, block(inner))
     return statements
 
 
@@ -392,40 +309,46 @@ def _thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, lis
     return m, n, [Let(m, warp // warps_n * warp_m + lane_m), Let(n, warp % warps_n * warp_n + lane_n)]
 
 
-def _spread(index: Expr | int, thread: Var, per_thread: int, size: int) -> Expr:
-    """The position in a tile of a thread's element `index`: vectors of four (or fewer) of neighbouring threads lie side by side, and a
-    thread's next vector a full row of threads further on."""
-    width = min(4, per_thread)
-    groups = per_thread // width
-    index = index_const(index) if isinstance(index, int) else index
-    return index // width * (size // groups) + thread * width + index % width
-
-
 def _inner_product(
-    a: _Tile, b: _Tile, schedule: ContractionSchedule, thread_m: Var, thread_n: Var, buffer: Expr
+    a: Tile, b: Tile, schedule: ContractionSchedule, thread_m: Var, thread_n: Var, buffers: Sequence[Expr]
 ) -> list[Statement]:
-    """acc[i, j] += a[k, i] * b[k, j] over the tile."""
+    """acc[i, j] += a[k, i] * b[k, j] over the tiles that start at the offsets `buffers`. Of a deep tile a thread reads four k at a time."""
     tm, tn, bk = schedule.thread_m, schedule.thread_n, schedule.block_k
+    group = DEEP if a.deep or b.deep else 1
     stretch = bk
     # a single step is straight code, of which the assembler would load every fragment first
-    limit = UNROLLED_PRODUCTS if buffer != index_const(0) else UNROLLED_PRODUCTS // 8
+    limit = UNROLLED_PRODUCTS if buffers[0] != index_const(0) else UNROLLED_PRODUCTS // 8
     while stretch * tm * tn > limit and stretch > 4:
         stretch //= 2
-    outer, inner = Var("k_outer", bk // stretch), Var("k", stretch)
-    k = outer * stretch + inner if stretch < bk else inner
+    outer, inner, within = Var("k_outer", bk // stretch), Var("k", stretch // group), Var("k_inner", group)
+    first = inner * group
+    k = outer * stretch + first if stretch < bk else first
     i, j = Var("i", tm), Var("j", tn)
     body: list[Statement] = []
-    for tile, count, thread, name in ((a, tm, thread_m, "a_part"), (b, tn, thread_n, "b_part")):
+    single: list[Statement] = []
+    factors = []
+    for tile, count, thread, part, at, start in (
+        (a, tm, thread_m, "a_part", i, buffers[0]),
+        (b, tn, thread_n, "b_part", j, buffers[1]),
+    ):
+        if tile.deep:
+            body.append(Allocate(Buffer(part, "f32", count * group, "register")))
+            for number in range(count):
+                offset = start + tile.spread(number, thread, count) * tile.ld + k
+                body.append(Store(part, index_const(number * group), Load(tile.tile, (offset,), "f32", group)))
+            factors.append(Load(part, (at * group + within,), "f32"))
+            continue
         width = min(4, count)
-        body.append(Allocate(Buffer(name, "f32", count, "register")))
-        for start in range(0, count, width):
-            offset = buffer * (tile.depth * tile.ld) + k * tile.ld + _spread(start, thread, count, tile.size)
-            body.append(Store(name, index_const(start), Load(tile.tile, (offset,), "f32", width)))
+        single.append(Allocate(Buffer(part, "f32", count, "register")))
+        for number in range(0, count, width):
+            offset = start + (k + within) * tile.ld + tile.spread(number, thread, count)
+            single.append(Store(part, index_const(number), Load(tile.tile, (offset,), "f32", width)))
+        factors.append(Load(part, (at,), "f32"))
     place = i * tn + j
-    product = Load("a_part", (i,), "f32") * Load("b_part", (j,), "f32")
-    update = Store("acc", place, Load("acc", (place,), "f32") + product)
-    body.append(For(i, index_const(tm), For(j, index_const(tn), update, "unroll"), "unroll"))
-    loop: Statement = For(inner, index_const(stretch), block(body), "unroll")
+    update = Store("acc", place, Load("acc", (place,), "f32") + factors[0] * factors[1])
+    single.append(For(i, index_const(tm), For(j, index_const(tn), update, "unroll"), "unroll"))
+    body.append(For(within, index_const(group), block(single), "unroll"))
+    loop: Statement = For(inner, index_const(stretch // group), block(body), "unroll")
     return [For(outer, index_const(bk // stretch), loop) if stretch < bk else loop]
 
 
@@ -434,12 +357,13 @@ def _epilogue(
     schedule: ContractionSchedule,
     bind: Mapping[Var, Expr],
     first: Sequence[Expr],
+    pair: tuple[Tile, Tile],
     thread_m: Var,
     thread_n: Var,
 ) -> list[Statement]:
     """Stores the thread's elements, in vectors along n where the output allows it."""
     tm, tn = schedule.thread_m, schedule.thread_n
-    lanes = min(form.problem.store_lanes, tn)
+    lanes = 1 if pair[1].deep else min(form.problem.store_lanes, tn)
     i, j = Var("i", tm), Var("j", tn // lanes)
     element, offset = substitute(form.element, bind), substitute(form.offset, bind)
     if lanes > 1:
@@ -456,7 +380,7 @@ def _epilogue(
             shared, (where, what) = bind_shared([substitute(offset, everything), substitute(element, everything)])
             return [*lets, *shared, Store(form.output, where, what)]
 
-        position = first[1] + _spread(j * lanes, thread_n, tn, schedule.block_n)
+        position = first[1] + pair[1].spread(j * lanes, thread_n, tn)
         inner = block(below(position, form.problem.n, "n", store))
         return [For(j, index_const(tn // lanes), inner, "unroll")]
 
@@ -464,5 +388,5 @@ def _epilogue(
         lets, mapping = named(decode(m, form.m))
         return [*lets, *columns(m, mapping)]
 
-    position = first[0] + _spread(i, thread_m, tm, schedule.block_m)
+    position = first[0] + pair[0].spread(i, thread_m, tm)
     return [For(i, index_const(tm), block(below(position, form.problem.m, "m", row)), "unroll")]

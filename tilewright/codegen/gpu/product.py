@@ -21,7 +21,20 @@ from tilewright.codegen.gpu.window import reduce_and_final
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, contraction
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import INDEX, Apply, Expr, Load, Var, coefficient, loads, substitute, walk
+from tilewright.ir.expr import (
+    INDEX,
+    TRUE,
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Var,
+    coefficient,
+    loads,
+    logical_and,
+    substitute,
+    walk,
+)
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Region, Storage
@@ -119,6 +132,20 @@ def product_form(
     )
 
 
+def guarded_load(expr: Expr) -> tuple[Expr, Load] | None:
+    """(condition, load) of a load, or of a load behind zero guards; None for what computes with it. A plain load's condition is true."""
+    if isinstance(expr, Load):
+        return (TRUE, expr) if expr.dtype == "f32" else None
+    if not (isinstance(expr, Apply) and expr.operation == "select" and expr.args[0].lanes == 1):
+        return None
+    condition, value, otherwise = expr.args
+    zero = otherwise.args[0] if isinstance(otherwise, Apply) and otherwise.operation == "broadcast" else otherwise
+    inner = guarded_load(value)
+    if inner is None or not isinstance(zero, Const) or zero.value != 0:
+        return None
+    return logical_and(condition, inner[0]), inner[1]
+
+
 def extent_of(axes: Iterable[Var]) -> int:
     """Points of the space that the axes span."""
     return prod(axis.extent or 0 for axis in axes)
@@ -167,7 +194,8 @@ def _operand(
     lanes, _, along = max(choices, key=lambda choice: choice[:2], default=(1, False, "own"))
     divisions = 2 * (len(r) - 1) if r else 0
     guarded = any(isinstance(node, Apply) and node.operation == "select" for node in walk(expr))
-    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), values), divisions, guarded)
+    plain = guarded_load(expr) is not None
+    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), values), divisions, guarded, plain)
 
 
 def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:
