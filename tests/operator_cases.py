@@ -137,7 +137,7 @@ def convolutions(random: Random, count: int = 6) -> list[Case]:
     for _ in range(count):
         rank = random.choice((1, 2, 2, 3))
         module = randomised(FusedConvolution(random, rank))
-        x = normal(random.choice((1, 2, 3)), module.channels, *(random.randint(5, 9) for _ in range(rank)))  # type: ignore[arg-type]
+        x = normal(random.choice((1, 2, 3)), module.channels, *(random.randint(6, 10) for _ in range(rank)))  # type: ignore[arg-type]
         residual = normal(*([1] * (rank + 1)), random.choice((1,)))
         result.append(case(module.description, module, x, residual))  # type: ignore[arg-type]
     return result
@@ -510,6 +510,36 @@ def other_types(random: Random) -> list[Case]:
     ]
 
 
+def special_values(random: Random) -> list[Case]:
+    """NaN and infinities stay in the elements that depend on them: what fills up tiles and borders must not let them out."""
+    size, channels, outputs = random.randint(5, 9), random.choice((3, 5, 16)), random.choice((5, 17))
+
+    def spoilt(*shape: int) -> Tensor:
+        x = normal(*shape)
+        flat = x.view(-1)
+        for value in (torch.inf, -torch.inf, torch.nan):
+            flat[random.randrange(flat.numel())] = value
+        flat[0], flat[-1] = torch.inf, torch.nan
+        return x
+
+    image, matrix = spoilt(2, channels, size, size), spoilt(7, channels + 2)
+    low = torch.where(torch.rand(6, 11) < 0.3, -torch.inf, normal(6, 11))
+    low[:, 0] = 1
+    return [
+        case("convolution", nn.Sequential(nn.Conv2d(channels, outputs, 3, 1, 1), nn.ReLU()), image, fixed=True),
+        case("strided convolution", nn.Conv2d(channels, outputs, 3, 2, 2), image, fixed=True),
+        case("depthwise", nn.Conv2d(channels, channels, 3, 1, 1, groups=channels), image, fixed=True),
+        case("two convolutions", nn.Sequential(nn.Conv2d(channels, 6, 1), nn.Conv2d(6, outputs, 3, 1, 1)), image, fixed=True),
+        case("linear", nn.Linear(channels + 2, outputs), matrix, fixed=True),
+        case("product", lambda x, y: [x @ y, y.T @ x.T, (y * 2).T @ y], matrix, spoilt(channels + 2, outputs), fixed=True),
+        case("pools", lambda x: [F.max_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 2), F.max_pool2d(x, 2, return_indices=True)], image, fixed=True),
+        case("rows", lambda x: [F.softmax(x, 1), F.layer_norm(x, x.shape[1:]), x.sum(0), x.amax(1), x.argmin(0), x.cumsum(1)], matrix, fixed=True),
+        case("masked softmax", lambda x: [F.softmax(x, 1), F.log_softmax(x, 1), torch.logsumexp(x, 1)], low, fixed=True),
+        case("maps", lambda x: [F.relu(x), x.clamp(-1, 1), F.gelu(x), torch.sigmoid(x), torch.tanh(x), F.hardswish(x), x > 0, F.silu(x), F.softplus(x)], matrix, fixed=True),
+        case("resampled", lambda x: [F.interpolate(x, scale_factor=2), F.pad(x, (1, 1)), x.tril()], image, fixed=True),
+    ]
+
+
 # --- recurrent networks -----------------------------------------------------------------------------------------------
 
 
@@ -568,5 +598,6 @@ FAMILIES: Mapping[str, Callable[[Random], list[Case]]] = {
     "shapes": shapes,
     "indexings": indexings,
     "other types": other_types,
+    "special values": special_values,
     "recurrent": recurrent,
 }
