@@ -103,20 +103,26 @@ def check(name: str) -> None:
     print(f"{name} is right")
 
 
-def under(tool: str, name: str) -> dict[str, object]:
-    """What the tool said of a network; `errors` is None where it came to no summary."""
+def under(tool: str, name: str, seconds: float) -> dict[str, object]:
+    """What the tool said of a network; `errors` is None where it came to no summary in that time."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "--log-file", str(log), sys.executable, __file__, "--check", name]
         start = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+            shown, failure = done.stdout, done.stderr
+        except subprocess.TimeoutExpired:
+            shown, failure = "", f"stopped after {seconds} s"
         text = log.read_text() if log.exists() else ""
     found = SUMMARY.search(text)
     errors = int(found[1] or found[2]) if found else None
-    return {
-        "network": name, "tool": tool, "errors": errors, "right": f"{name} is right" in done.stdout,
-        "seconds": round(time.perf_counter() - start, 1), "output": "" if errors == 0 else (text + done.stderr)[-4000:],
+    result: dict[str, object] = {
+        "network": name, "tool": tool, "errors": errors, "right": f"{name} is right" in shown,
+        "seconds": round(time.perf_counter() - start, 1), "output": "" if errors == 0 else text[:2000] + failure[-1000:],
     }  # fmt: skip
+    print(f"{tool:10} {name:14} errors {errors}, right {result['right']}, {result['seconds']} s\n{result['output']}".rstrip(), flush=True)
+    return result
 
 
 def main() -> int:
@@ -124,6 +130,7 @@ def main() -> int:
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--tools", nargs="*", default=list(TOOLS), choices=list(TOOLS))
     parser.add_argument("--jobs", type=int, default=8, help="processes at a time")
+    parser.add_argument("--seconds", type=float, default=600, help="for one network under one tool")
     parser.add_argument("--device", default="h200", help="the device's name in the result file's")
     parser.add_argument("--check", metavar="NETWORK", help="only run one network, here")
     options = parser.parse_args()
@@ -140,11 +147,7 @@ def main() -> int:
         executable.close()
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(lambda pair: under(*pair), [(tool, name) for tool in options.tools for name in options.networks]))
-    for result in results:
-        print(f"{result['tool']:10} {result['network']:14} errors {result['errors']}, right {result['right']}, {result['seconds']} s")
-        if result["output"]:
-            print(result["output"])
+        results = list(pool.map(lambda pair: under(*pair, options.seconds), [(tool, name) for tool in options.tools for name in options.networks]))
     write_results(f"compute_sanitizer_{options.device}", {"tool_version": version, "schedules": schedules}, results)
     return 0 if all(result["errors"] == 0 and result["right"] for result in results) else 1
 

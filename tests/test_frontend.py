@@ -209,3 +209,18 @@ def test_equal_inputs_are_not_assumed_equal() -> None:
     x = torch.randn(3)
     imported = import_module(Function(lambda a, b: a - b), (x, x))
     np.testing.assert_allclose(run(imported, x, x + 1)[0], [-1] * 3, rtol=1e-5)
+
+
+def test_final_states_of_an_lstm_have_their_shapes() -> None:
+    class Last(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = torch.nn.LSTM(4, 5, 2, bidirectional=True)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            _, (h, c) = self.lstm(x)
+            return h[-1] * 2, c
+
+    imported = import_module(Last().eval(), (torch.randn(6, 3, 4),))
+    assert [imported.graph.values[name].shape for name in imported.graph.outputs] == [(3, 5), (4, 3, 5)]
+    assert not any(node.operator == "torch" for node in imported.graph.nodes)

@@ -53,14 +53,31 @@ _VIEWS = frozenset(
 
 
 @contextmanager
-def _without_onednn() -> Iterator[None]:
-    """oneDNN's LSTM tells export wrong shapes of its final states in some releases (2.11); PyTorch's own tells the right ones."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
+def _lstm_states_in_shape() -> Iterator[None]:
+    """While exporting, an LSTM's final states have the shapes of its initial ones, as they have when it runs.
+
+    PyTorch's decomposition, which tells export the shapes, leaves a dimension of one in them up to release 2.11.
+    """
+    module: Any = torch._decomp.decompositions
+    select = getattr(module, "select_one_layer_lstm_function", None)
+    if select is None:
+        yield
+        return
+
+    def selected(*arguments: Any) -> Any:
+        layer = select(*arguments)
+
+        def run(sequence: Any, states: Any, *rest: Any, **options: Any) -> Any:
+            output, final = layer(sequence, states, *rest, **options)
+            return output, tuple(after.reshape(before.shape) for before, after in zip(states, final, strict=True))
+
+        return run
+
+    module.select_one_layer_lstm_function = selected
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(before)
+        module.select_one_layer_lstm_function = select
 
 
 def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None) -> Imported:
@@ -68,7 +85,7 @@ def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], exampl
 
     Raises InvalidModel where the module cannot be exported (its control flow depends on tensor values, say)."""
     try:
-        with torch.no_grad(), _without_onednn():
+        with torch.no_grad(), _lstm_states_in_shape():
             arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
             program = torch.export.export(module, arguments, keywords, strict=False)
     except Exception as error:

@@ -62,6 +62,7 @@ PROTOTYPES: dict[str, list[Any]] = {
     "cuMemcpyDtoDAsync_v2": [c_ulonglong, c_ulonglong, c_size_t, c_void_p],
     "cuEventCreate": [POINTER(c_void_p), c_uint],
     "cuEventRecord": [c_void_p, c_void_p],
+    "cuEventSynchronize": [c_void_p],
     "cuEventDestroy_v2": [c_void_p],
     "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],
@@ -192,6 +193,10 @@ class Driver:
 
     def wait_event(self, stream: int, event: int) -> None:
         self("cuStreamWaitEvent", stream, event, 0)
+
+    def wait_for_event(self, event: int) -> None:
+        """Let the host wait for what the event marks; for an event never recorded it returns at once."""
+        self("cuEventSynchronize", event)
 
     def destroy_event(self, event: int) -> None:
         self("cuEventDestroy_v2", event)

@@ -140,6 +140,8 @@ def _unload(driver: Driver, modules: Sequence[int], context: int) -> None:
 
 def _destroy(driver: Driver, graphs: list[tuple[int, int]], events: list[int]) -> None:
     try:
+        for event in events:
+            driver.wait_for_event(event)  # PyTorch's allocator does not know of streams from outside
         for graph, executable in graphs:
             driver.destroy_executable(executable)
             driver.destroy_graph(graph)
@@ -295,12 +297,14 @@ class GpuEngine:
         self._last, self._lasting = stream, self._streams[stream]
 
     def _adopt(self, stream: int) -> bool:
-        """Tell PyTorch's allocator that memory of ours is used on this stream as well. Returns whether the stream is
-        PyTorch's own or the default one, which are never destroyed."""
+        """Whether the stream is PyTorch's own or the default one, which are never destroyed: then PyTorch's allocator is
+        told that memory of ours is used on it as well."""
         current = torch.cuda.current_stream(self.buffers.device)
+        if stream and current.stream_id == stream:  # the identity of a stream from outside is its address
+            return False
         for tensor in (self.buffers.arena, *self.buffers.constants.values(), *self.staging.values()):
             tensor.record_stream(current)
-        return stream == 0 or current.stream_id != stream  # the identity of a stream from outside is its address
+        return True
 
     def run(self, first: int, last: int) -> None:
         """Enqueue the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node."""
