@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Sequence
 
 from ..ir.computation import Step
 from ..ir.expr import Apply, Expr, Load, Var, loads, variables
@@ -59,6 +60,20 @@ def contraction(step: Step, constants: frozenset[str] | set[str] = frozenset()) 
     first, second = body.args
     found = [c for c in (_with_factors(step, first, second), _with_factors(step, second, first)) if c is not None]
     return max(found, key=lambda c: (c.b.buffer in constants, c.b is second), default=None)
+
+
+def anchor(steps: Sequence[Step], constants: frozenset[str] | set[str] = frozenset()) -> Contraction | None:
+    """The contraction that a region's steps begin with. Where row reductions follow, the factors are taken so that they reduce N."""
+    rows = next((step.reduction for step in steps[1:] if step.kind == "reduce"), ())
+    step = steps[0]
+    found = contraction(step, constants)
+    if found is None or not rows or set(rows) <= set(found.n):
+        return found
+    body = step.bodies[0]
+    assert isinstance(body, Apply)
+    first, second = body.args
+    both = (_with_factors(step, first, second), _with_factors(step, second, first))
+    return next((c for c in both if c is not None and set(rows) <= set(c.n)), None)
 
 
 def _with_factors(step: Step, a: Expr, b: Expr) -> Contraction | None:

@@ -1,9 +1,10 @@
 """Regions: which operators share a kernel.
 
-Three rules, applied once in the order of the graph:
+Four rules, applied once in the order of the graph:
 
 * a *view* (pure index map) is never stored: whoever reads it reads through it;
 * a *map* joins the region that produces one of its inputs, as its epilogue, where it reads that input element for element and nobody else does;
+* *row reductions* (softmax, normalisation) join the contraction whose result they reduce, where one tile holds whole rows and the machine gains;
 * a map's result that has one reader is computed inside the reader, where that repeats no more arithmetic than it saves traffic.
 
 Everything else is stored. Each region carries the reasons for its extent.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
-from typing import Callable, Mapping
+from typing import Callable, Mapping, TypeAlias
 
 from ..codegen.access import split_divided_axes
 from ..graph.contraction import contraction
@@ -25,6 +26,7 @@ from ..ir.graph import Graph, Node, Value
 from ..ir.region import Region
 from ..ir.scalar import OPERATIONS
 from .inline import inline_step, slice_for
+from .joining import Verdict, owns_rows, with_rows
 
 # Beyond this many points a single reduction is worth the cooperation of several threads or lanes.
 WINDOW_POINTS = 64
@@ -53,14 +55,30 @@ class Partition:
     values: Mapping[str, Value]
 
 
-def partition(graph: Graph, computation: Callable[[Node], Computation | None], is_view: Callable[[Node], bool]) -> Partition:
-    """Groups the graph's nodes. `computation` gives a node's steps (None for nodes that run through PyTorch, or loops)."""
-    return _Partitioner(graph, computation, is_view).run()
+RowJudgement: TypeAlias = Callable[[tuple[Step, ...], Mapping[str, Value]], Verdict]
+
+
+def partition(
+    graph: Graph,
+    computation: Callable[[Node], Computation | None],
+    is_view: Callable[[Node], bool],
+    judge_rows: RowJudgement | None = None,
+) -> Partition:
+    """Groups the graph's nodes. `computation` gives a node's steps (None for nodes that run through PyTorch, or loops). `judge_rows` decides
+    whether row reductions join the contraction that they can join (None: never)."""
+    return _Partitioner(graph, computation, is_view, judge_rows).run()
 
 
 class _Partitioner:
-    def __init__(self, graph: Graph, computation: Callable[[Node], Computation | None], is_view: Callable[[Node], bool]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        computation: Callable[[Node], Computation | None],
+        is_view: Callable[[Node], bool],
+        judge_rows: RowJudgement | None,
+    ) -> None:
         self.graph = graph
+        self.judge_rows = judge_rows
         self.constants = frozenset(graph.constants)
         self.values = dict(graph.values)
         self.computations = {node.name: computation(node) for node in graph.nodes}
@@ -127,6 +145,8 @@ class _Partitioner:
         else:
             self._absorb_maps(group, node)
             group.kind = self._kind(group)
+            if group.kind in ("rows", "window"):
+                self._join_contraction(group, node)
         self.groups[output] = group
 
     def _add_view_nodes(self, group: _Group, name: str) -> None:
@@ -163,12 +183,17 @@ class _Partitioner:
         group.reasons = host.reasons + group.reasons + [f"{node.operator} {node.name} joins as epilogue: reads {host.output} element for element"]
         group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
 
-    def _refuse_epilogue(self, name: str, node: Node, step: Step, host: _Group) -> str:
+    def _refuse_reader(self, name: str, node: Node) -> str:
+        """Why the node cannot be the only one that sees the value; empty where it is."""
         if name in self.pinned:
             return f"{name} is also a result or read by PyTorch"
         others = self.readers[name] - {node.name}
-        if others:
-            return f"{name} is also read by {', '.join(sorted(others))}"
+        return f"{name} is also read by {', '.join(sorted(others))}" if others else ""
+
+    def _refuse_epilogue(self, name: str, node: Node, step: Step, host: _Group) -> str:
+        refusal = self._refuse_reader(name, node)
+        if refusal:
+            return refusal
         if self.values[name].shape != step.shape or any(
             not _elementwise(load, step.axes) for load in loads(step.bodies[0]) if load.buffer == name
         ):
@@ -186,6 +211,28 @@ class _Partitioner:
         body = _replace_loads(body, last.name, Load(last.name, tuple(last.axes), last.dtypes[0]))
         final = Step(step.name, step.shape, last.axes, (body,), index=last.index)
         return (*host.steps, final)
+
+    # -- row reductions look for their contraction ------------------------------------------------------------------
+
+    def _join_contraction(self, group: _Group, node: Node) -> None:
+        """One chain of row reductions runs on the tiles of the contraction whose result it reduces."""
+        for name in dict.fromkeys(load.buffer for step in group.steps for load in loads(*step.bodies)):
+            host = self.groups.get(name)
+            if host is None or host.kind != "contraction":
+                continue
+            refusal = self._refuse_reader(name, node)
+            joined = with_rows(host.steps, name, group.steps, self.constants) if not refusal else refusal
+            if not isinstance(joined, str) and self.judge_rows is not None:
+                verdict = self.judge_rows(joined, self.values)
+                if verdict.joins:
+                    del self.groups[name]
+                    group.kind, group.steps = host.kind, joined
+                    group.reasons = host.reasons + group.reasons + [f"{node.operator} {node.name} joins {name}: {verdict.reason}"]
+                    group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
+                    return
+                joined = verdict.reason
+            if isinstance(joined, str):
+                group.reasons.append(f"not joined to {name}: {joined}")
 
     # -- a reader looks at the maps it reads -----------------------------------------------------------------------
 
@@ -237,7 +284,7 @@ class _Partitioner:
         """A recurrent step: the gates' matrix product has one row a sequence, so no tile would reuse its weights, and each gate reads its own
         columns of it. Every reader then sums its own columns, and product, gates and new state are one kernel."""
         for name, host in list(self.groups.items()):
-            if host.kind != "contraction" or name in self.pinned:
+            if host.kind != "contraction" or name in self.pinned or owns_rows(host.steps):
                 continue
             found = contraction(host.steps[0], self.constants)
             if found is None or found.size_m * found.size_batch > THIN_ROWS:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Mapping
 
 from ..codegen.access import needed_halo
-from ..graph.contraction import contraction
+from ..graph.contraction import anchor
 from ..ir.computation import Step
 from ..ir.expr import Load, Var, loads, rewrite, variables
 from ..ir.graph import Graph, Value
@@ -52,7 +52,7 @@ def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], grap
     if region.reasons and region.reasons[0].startswith(PADDED_COPY):
         return channels_last(value.shape)
     if region.kind == "contraction":
-        found = contraction(region.steps[0], frozenset(graph.constants))
+        found = anchor(region.steps, frozenset(graph.constants))
         assert found is not None
         innermost = [dim for dim, position in enumerate(region.steps[-1].index) if found.n[-1] in variables(position)]
         rest = [dim for dim in range(len(value.shape)) if dim not in innermost]

@@ -14,7 +14,8 @@ from .gpu_columns import product_of, reject
 class CpuContractionProblem:
     """What the choice depends on: the two innermost M extents (rows may be 1), everything outside them, N and the reduction's size.
 
-    `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32."""
+    `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32. With `whole_rows` reductions over N
+    follow in the same kernel, so that one tile has to hold all of N; `row_operations` counts their arithmetic and that of the maps between."""
 
     outer: int
     rows: int
@@ -23,6 +24,8 @@ class CpuContractionProblem:
     r: int
     a_bytes: int
     b_bytes: int
+    whole_rows: bool = False
+    row_operations: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,31 +48,40 @@ class CpuContractionSchedule:
 
 
 ORDERS = ("n", "m")
+VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def cpu_contraction_space(problem: CpuContractionProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and how many were rejected by reason."""
     registers = machine.vector_registers
     lanes = machine.vector_lanes()
+    vectors = {*VECTORS, -(-problem.n // lanes)} if problem.whole_rows else VECTORS
     rows = product_of(
         {
             "tile_rows": range(1, min(problem.rows, 8) + 1),
             "tile_columns": range(1, min(problem.columns, registers) + 1),
-            "vectors": (1, 2, 3, 4, 6, 8, 12, 16),
+            "vectors": sorted(vectors),
             "order": range(len(ORDERS)),
         }
     )
     accumulators = rows["tile_rows"] * rows["tile_columns"] * rows["vectors"]
     # accumulators, one vector of B each, and the broadcast element of A
     needed = accumulators + rows["vectors"] + 1
+    part_of_a_row = (rows["vectors"] * lanes < problem.n) & problem.whole_rows
     return reject(
         rows,
         [
             (f"more than {registers} vector registers", needed > registers),
             ("more channels a tile than there are", (rows["vectors"] > 1) & ((rows["vectors"] - 1) * lanes >= problem.n)),
+            ("a tile would hold a part of a row that is reduced", part_of_a_row),
             ("two rows a tile while one is not filled", (rows["tile_rows"] > 1) & (rows["tile_columns"] < problem.columns)),
         ],
     )
+
+
+def longest_row(machine: Machine) -> int:
+    """The most channels that a tile of one pixel holds: accumulators, as many vectors of B, and the element of A are in registers."""
+    return machine.vector_lanes() * ((machine.vector_registers - 1) // 2)
 
 
 def schedule_of(row: dict[str, int], lanes: int) -> CpuContractionSchedule:

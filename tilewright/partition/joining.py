@@ -1,0 +1,149 @@
+"""Row reductions (softmax, normalisations) that join the contraction whose result they reduce: the form, and whether a machine gains by it.
+
+A reduction needs a whole row, so it joins only where one tile of the contraction's kernel holds all output channels of its pixels. The models
+decide: tiles of whole rows may compute slower than the best tiles, storing the result and reading it back costs traffic and a kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Mapping, Sequence
+
+from ..codegen.cpu.contraction import contraction_problem
+from ..cost.cpu import choose_contraction, stored_between
+from ..graph.contraction import anchor, contraction
+from ..hardware.machine import Machine
+from ..ir.computation import Step
+from ..ir.expr import INDEX, Const, Expr, Var, loads, substitute
+from ..ir.graph import Value
+from ..ir.layout import row_major
+from ..ir.region import Region
+from ..schedule.cpu_contraction import longest_row
+
+COMBINERS = ("sum", "prod", "max", "min")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether something joins, and why (or why not)."""
+
+    joins: bool
+    reason: str
+
+
+def owns_rows(steps: Sequence[Step]) -> bool:
+    """Whether the steps of a contraction go on with reductions of its rows."""
+    return any(step.kind == "reduce" for step in steps[1:])
+
+
+def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], constants: frozenset[str]) -> tuple[Step, ...] | str:
+    """The host's steps followed by `steps`, which reduce the host's result `name`, all over the axes of the contraction; or why that is not
+    possible. A map that the host ends with stays a step of its own: what it makes of the sums is reduced."""
+    found = contraction(host[0], constants)
+    assert found is not None
+    if owns_rows(host):
+        return f"{name} ends with reductions already"
+    wide = [axis for axis in found.n if axis.extent != 1]
+    if len(wide) != 1:
+        return f"the channels of {name} are {len(wide)} axes"
+    last = host[-1]
+    if last.dtypes[0] != "f32":
+        return f"{name} is {last.dtypes[0]}, a tile holds f32"
+    unit: dict[Var, Expr] = {axis: Const(0, INDEX) for axis in last.axes if axis.extent == 1}
+    places = tuple(substitute(position, unit) for position in last.index)
+    if any(not isinstance(place, Var) for place, extent in zip(places, last.shape, strict=True) if extent != 1):
+        return f"{name} is stored in another order than its axes"
+    channel = wide[0]
+    pixels = tuple(axis for axis in host[0].axes if axis != channel)
+    reducers: dict[str, dict[Var, Expr]] = {}
+    result: list[Step] = list(host)
+    for step in steps:
+        mapping: dict[Var, Expr] = {}
+        read = [load for load in loads(*step.bodies) if load.buffer == name or load.buffer in reducers]
+        for load in read:
+            inner = reducers.get(load.buffer)
+            targets = places if inner is None else tuple(inner.values())
+            for position, target, extent in zip(load.index, targets, [p.extent for p in inner] if inner else last.shape, strict=True):
+                if extent == 1:
+                    continue
+                if not isinstance(position, Var) or mapping.setdefault(position, target) != target or position.extent != extent:
+                    return f"does not read {name} row by row"
+        if step.kind == "reduce":
+            refusal = _refuse_reduction(step, mapping, channel, name, pixels)
+            if refusal:
+                return refusal
+        targets = list(mapping.values())
+        own = [axis for axis in step.axes if axis.extent != 1]
+        needed = {axis for axis in pixels if axis.extent != 1}
+        if len(set(targets)) != len(targets) or any(axis not in mapping for axis in own) or not needed <= set(targets):
+            return f"does not read {name} row by row"
+        mapping |= {axis: Const(0, INDEX) for axis in (*step.axes, *step.reduction) if axis.extent == 1}
+        whole = step.kind == "map" and channel in targets
+        moved = replace(
+            step,
+            axes=host[0].axes if whole else pixels,
+            bodies=tuple(substitute(body, mapping) for body in step.bodies),
+            reduction=(channel,) if step.kind == "reduce" else (),
+            index=tuple(substitute(position, mapping) for position in step.index),
+        )
+        reducers[step.name] = {axis: mapping[axis] for axis in step.axes}
+        result.append(moved)
+    return tuple(result)
+
+
+def _refuse_reduction(
+    step: Step, mapping: Mapping[Var, Expr], channel: Var, name: str, pixels: Sequence[Var]
+) -> str:
+    reduced = [axis for axis in step.reduction if axis.extent != 1]
+    if not step.identity_index:
+        return f"does not reduce rows of {name}"
+    if step.combiner not in COMBINERS or step.dtypes != ("f32",):
+        return f"a tile does not reduce with {step.combiner} over {', '.join(step.dtypes)}"
+    if not any(load.buffer == name for load in loads(*step.bodies)) or any(axis not in mapping for axis in reduced):
+        return f"does not reduce rows of {name}"
+    if any(mapping[axis] in pixels for axis in reduced):
+        points = prod(axis.extent or 0 for axis in reduced if mapping[axis] in pixels)
+        return f"reduces {points} pixels of {name}, and a tile holds whole rows of channels, not whole images"
+    if [mapping[axis] for axis in reduced] != [channel]:
+        return f"does not reduce rows of {name}"
+    return ""
+
+
+@dataclass(frozen=True)
+class RowJudge:
+    """Decides for one machine."""
+
+    machine: Machine
+    threads: int
+    constants: Mapping[str, tuple[int, ...]]
+
+    def __call__(self, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Verdict:
+        """Compares, for steps as `with_rows` makes them, the best tiles of whole rows with the best tiles and stored rows. Layouts are not
+        known yet, so both are taken as row-major."""
+        found = anchor(steps, frozenset(self.constants))
+        assert found is not None
+        length = found.size_n
+        if self.machine.is_gpu:
+            return Verdict(False, f"no block of a GPU kernel for products reduces rows; one of {length} is stored")
+        most = longest_row(self.machine)
+        if length > most:
+            return Verdict(False, f"a row of {length} does not fit one tile (at most {most})")
+        inner = {step.name for step in steps}
+        read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
+        last = steps[-1]
+        region = Region(last.name, "contraction", (), steps, read, (last.name,))
+        layouts = {name: row_major(values[name].shape) for name in read} | {last.name: row_major(last.shape)}
+        whole = contraction_problem(region, layouts, self.constants)
+        free = replace(whole, whole_rows=False, row_operations=0)
+        _, seconds, terms, _ = choose_contraction(whole, self.machine, self.threads)
+        tile_loss = seconds - terms["row reductions"] - choose_contraction(free, self.machine, self.threads)[1]
+        saved = stored_between(whole, self.machine, self.threads)
+        gains = ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in saved.items())
+        compared = f"tiles of whole rows cost {1e6 * tile_loss:.1f} us more, a stored result costs {gains}"
+        if tile_loss > sum(saved.values()):
+            return Verdict(False, f"a row of {length} fits one tile, but {compared}")
+        return Verdict(True, f"one tile owns the row of {length}: {compared}")
+
+
+__all__ = ["RowJudge", "Verdict", "owns_rows", "with_rows"]
