@@ -20,19 +20,25 @@ from tilewright.schedule.gpu_map import PointProblem
 from tilewright.schedule.gpu_prefix import PrefixProblem
 from tilewright.schedule.gpu_rows import RowsProblem
 
-ADDRESS_INSTRUCTIONS = 6
+ADDRESS_INSTRUCTIONS = 7
 """Integer instructions for the address of one load whose index needs no division."""
-DIVISION_INSTRUCTIONS = 6
+DIVISION_INSTRUCTIONS = 7
 """Instructions of a division by a constant (multiply high, shift, correction)."""
-STEP_INSTRUCTIONS = 12
+STEP_INSTRUCTIONS = 13
 """Loop control, buffer switch and barrier of one step of a tiled contraction."""
 LOADS_IN_FLIGHT = 4
 """Independent loads of a thread that the compiler issues ahead in a serial loop."""
 SIMPLE_REGISTERS = 40
 """Registers of a thread of the map, window, rows and prefix schemas."""
-FRAGMENT_WAVEFRONTS = 3.0
+FRAGMENT_WAVEFRONTS = 2.0
 """Cycles of shared memory for a warp's vector load of four: four without merging of equal addresses, two with."""
-OVERLAP = 3.0
+LOADED_LATENCY = 1.9
+"""How much longer a load that misses every cache takes when many do than one alone."""
+SCHEDULER_IMBALANCE = 0.8
+"""Share of the time that warps unevenly divided among the schedulers lose (one: they never even out)."""
+UNHIDDEN = 0.11
+"""Time that a scheduler with a single warp loses to latencies, as a share of its instructions."""
+OVERLAP = 3.4
 """Exponent with which pipelines of a processor overlap: infinite were the slowest all that counts, one were nothing hidden."""
 SECTOR_BYTES = 32
 """Least that a memory transaction moves."""
@@ -79,11 +85,6 @@ def _latency_seconds(machine: Machine) -> float:
 def _issue_seconds(machine: Machine, warp_instructions: np.ndarray) -> np.ndarray:
     """Seconds in which all schedulers issue so many warp instructions."""
     return warp_instructions / (machine.schedulers_per_processor * machine.processors * machine.clock_hz)
-
-
-def _overlapped(*cycles: np.ndarray) -> np.ndarray:
-    """The time of pipelines that run side by side, but not perfectly: (sum of t ** OVERLAP) ** (1 / OVERLAP)."""
-    return sum(np.asarray(t, dtype=float) ** OVERLAP for t in cycles) ** (1 / OVERLAP)
 
 
 def _streaming(
@@ -180,11 +181,16 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     """Implicit GEMM. For one step of one block, in cycles of a processor:
 
     fma = BM BN BK / lanes;  issue = warps (BK (TM TN + LDS) + loads, stores, addresses) / schedulers;  shared = wavefronts of LDS and STS;
-    l2 = (BM + BN) BK 4 / bytes a cycle;  through = these, overlapped;  alone = max(through, memory latency) + barrier, what a lone block takes.
+    l2 = (BM + BN) BK 4 / bytes a cycle;  through(n) = n blocks at once: these n-fold, overlapped, the first two raised by what n * warps leaves
+    uneven among the schedulers and by what few warps leave unhidden;  alone = max(through(1), memory latency / steps ahead) + barrier.
 
-    A processor gets b = ceil(blocks / processors) blocks, r of them at once (occupancy): floor(b / r) waves of max(r through, alone) a step
-    and a last one with the rest (the tail). Fill and drain of the pipeline cost two memory latencies a wave. The sum is bounded from below
-    by the distinct bytes from memory. A split adds its parts' traffic through level 2 and one more launch."""
+    A processor gets b = ceil(blocks / processors) blocks, r of them at once (occupancy): floor(b / r) waves of max(through(r), alone) a step
+    and a last one with the rest (the tail). Fill and drain of the pipeline cost some memory latencies a wave. The sum is bounded from below
+    by the distinct bytes from memory. A split adds its parts' traffic through level 2 and one more launch.
+
+    Worked example, fma alone: 64 x 64 x 16 on an h200 takes 64 * 64 * 16 / 128 = 512 cycles a step at peak; 3 blocks of two warps give the four
+    schedulers 6 warps, of which two schedulers have two: a third more, less what SCHEDULER_IMBALANCE leaves.
+    The constants were fitted to the 512 kernels of bench/results/gpu_layers_h200.json (20 convolutions, 25 schedules each)."""
     bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
     copies = rows["stages"] > 1
     threads = threads_of(rows)
@@ -215,18 +221,27 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     sectors_a = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.a.along == "r" else bm) * 4)
     sectors_b = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.b.along == "r" else bn) * 4)
     level2 = (bm * sectors_a + bn * sectors_b) * bk * 4 / cache2.bandwidth
-    through = _overlapped(fma, issue, shared, level2)
-    barrier = 2 * cache1.latency_cycles + 2 * warps
+    latency = LOADED_LATENCY * machine.memory_latency_cycles
+    barrier = 2.3 * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first fragments and for its own chain of multiply-adds
-    inner = bk * np.maximum(tm * tn * 2.0, cache1.latency_cycles / 2) + cache1.latency_cycles
-    alone = np.maximum(np.maximum(through, inner), machine.memory_latency_cycles / np.maximum(rows["stages"] - 1, 1)) + barrier
+    inner = bk * np.maximum(tm * tn * 1.8, 0.8 * cache1.latency_cycles) + cache1.latency_cycles
+    least = np.maximum(inner, latency / np.maximum(rows["stages"] - 1, 1))
+    # pipelines overlap: (sum of t ** OVERLAP) ** (1 / OVERLAP); the powers are taken once
+    arithmetic, traffic = fma**OVERLAP + issue**OVERLAP, shared**OVERLAP + level2**OVERLAP
+
+    def step_of(count: np.ndarray) -> np.ndarray:
+        """Cycles of one step of `count` blocks side by side."""
+        a_scheduler = count * warps / machine.schedulers_per_processor
+        uneven = 1 + SCHEDULER_IMBALANCE * (np.ceil(a_scheduler) / a_scheduler - 1)
+        slower = uneven * (1 + UNHIDDEN / np.maximum(a_scheduler, 0.25))
+        through = (arithmetic * slower**OVERLAP + traffic) ** (1 / OVERLAP)
+        return np.maximum(count * through, np.maximum(through, least) + barrier)
+
     resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
     each = -(-blocks // machine.processors)
     full, rest = each // resident, each % resident
-    wave = np.maximum(resident * through, alone)
-    last = np.where(rest > 0, np.maximum(rest * through, alone), 0.0)
-    cycles = steps * (full * wave + last)
-    ends = (full + (rest > 0)) * (2 * machine.memory_latency_cycles + tm * tn * warps / 4)
+    cycles = steps * (full * step_of(resident) + np.where(rest > 0, step_of(np.maximum(rest, 1)), 0.0))
+    ends = (full + (rest > 0)) * (3 * machine.memory_latency_cycles + tm * tn * warps / 4)
     compute = cycles / machine.clock_hz
     drain = ends / machine.clock_hz
     distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
@@ -235,7 +250,7 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     combine = np.where(
         split > 1,
         machine.launch_seconds
-        + 2 * part_bytes / l2_bandwidth(machine)
+        + 1.65 * part_bytes / l2_bandwidth(machine)
         + (1 + split / 8) * cache2.latency_cycles / machine.clock_hz,
         0.0,
     )

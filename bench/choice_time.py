@@ -1,0 +1,113 @@
+"""How long choosing a schedule takes: every candidate of a region predicted and the best found, from models alone.
+
+    python -m bench.choice_time
+
+For each convolution of `LAYERS` and each target the whole space is generated, pruned and costed, and the first of the ranking taken, several
+times; the fastest and the median count. `considered` counts candidates with those that rules reject, `feasible` those that are costed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.common import write_results
+from tilewright.cost.gpu_choice import rank_contraction
+from tilewright.hardware import machine as find_machine
+from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
+
+LAYERS = {"R2": (64, 64, 56, 3), "R6": (128, 128, 28, 3), "R12": (512, 512, 7, 3), "Y8": (256, 128, 68, 3), "Y18": (1024, 512, 17, 3)}
+"""Output channels, input channels, output width and height, filter; stride 1."""
+
+
+def gpu_problem(outputs: int, channels: int, size: int, filter_size: int) -> ContractionProblem:
+    a = Operand("r", 4, 4 * channels * size * size, 2)
+    b = Operand("own", 4, 4 * outputs * channels * filter_size**2)
+    return ContractionProblem(1, size * size, outputs, channels * filter_size**2, a, b, 4, 4 * size * size * outputs)
+
+
+def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target: str, threads: int) -> Callable[[], tuple[str, int, int]]:
+    """The CPU's choice of a tile for the same layer, zero border stored."""
+    from tilewright.codegen.cpu.contraction import contraction_problem
+    from tilewright.cost.cpu import choose_contraction
+    from tilewright.ir.computation import StepBuilder, Tensor
+    from tilewright.ir.layout import channels_last, row_major
+    from tilewright.ir.region import Region
+    from tilewright.schedule.cpu_contraction import cpu_contraction_space
+
+    half = filter_size // 2
+    x = Tensor("x", (1, channels, size, size), "f32")
+    w = Tensor("w", (outputs, channels, filter_size, filter_size), "f32")
+    builder = StepBuilder("conv")
+    (result,) = builder.reduce(
+        "sum", (1, outputs, size, size), (filter_size, filter_size, channels),
+        lambda n, k, y, z, i, j, c: x(n, c, y + i - half, z + j - half) * w(k, c, i, j),
+    )  # fmt: skip
+    steps = builder.finish([result], ["out"]).steps
+    halo = ((0, 0), (0, 0), (half, half), (half, half))
+    layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(result.shape)}
+    region = Region("out", "contraction", (), steps, ("x", "w"), ("out",))
+    problem = contraction_problem(region, layouts, {"w": w.shape})
+    machine = find_machine(target)
+    feasible = len(cpu_contraction_space(problem, machine)[0]["vectors"])
+
+    def choose() -> tuple[str, int, int]:
+        schedule, _, _, rejected = choose_contraction(problem, machine, threads)
+        return str(schedule), feasible, feasible + sum(rejected.values())
+
+    return choose
+
+
+def gpu_chooser(problem: ContractionProblem, target: str) -> Callable[[], tuple[str, int, int]]:
+    machine = find_machine(target)
+
+    def choose() -> tuple[str, int, int]:
+        ranking = rank_contraction(problem, machine)
+        return str(next(iter(ranking)).schedule), ranking.candidates, ranking.candidates + sum(ranking.rejected.values())
+
+    return choose
+
+
+def timed(choose: Callable[[], tuple[str, int, int]], repeats: int) -> dict[str, Any]:
+    chosen, feasible, considered = choose()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        again = choose()
+        seconds.append(time.perf_counter() - start)
+        assert again[0] == chosen, "the choice varies"
+    return {
+        "chosen": chosen, "feasible": feasible, "considered": considered,
+        "best_ms": min(seconds) * 1e3, "median_ms": statistics.median(seconds) * 1e3,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--gpus", default="h200,a100,rtx4090")
+    parser.add_argument("--cpus", default="x86-avx512,cortex-a53")
+    parser.add_argument("--name", default="choice_time")
+    options = parser.parse_args()
+    results = []
+    for name, layer in LAYERS.items():
+        for target in options.gpus.split(","):
+            results.append({"layer": name, "target": target, **timed(gpu_chooser(gpu_problem(*layer), target), options.repeats)})
+        for target in options.cpus.split(","):
+            results.append({"layer": name, "target": target, **timed(cpu_chooser(*layer, target, 2), options.repeats)})
+    write_results(options.name, vars(options), results)
+    table = Table("layer", "target", "considered", "feasible", "best ms", "median ms", "chosen")
+    for r in results:
+        cells = (r["layer"], r["target"], r["considered"], r["feasible"], f"{r['best_ms']:.1f}", f"{r['median_ms']:.1f}", r["chosen"])
+        table.add_row(*map(str, cells))
+    Console(width=170).print(table)
+
+
+if __name__ == "__main__":
+    main()
