@@ -64,6 +64,12 @@ class Sums(nn.Module):
         return [self.long(x), y.mT @ y, y.sum(), y.amax(0), y.argmax(), y.softmax(0), y.cumsum(0), y.var(1)]
 
 
+def inverted() -> nn.Module:
+    """MobileNet's block: expanded, depthwise with a stride, projected."""
+    parts = (nn.Conv2d(8, 48, 1), nn.BatchNorm2d(48), nn.ReLU6(), nn.Conv2d(48, 48, 3, 2, 1, groups=48), nn.BatchNorm2d(48), nn.ReLU6())
+    return nn.Sequential(*parts, nn.Conv2d(48, 24, 1), nn.BatchNorm2d(24))
+
+
 def from_zoo(name: str) -> Built:
     module, _ = zoo.build(name)
     return module, lambda: zoo.NETWORKS[name].example_inputs(1)
@@ -72,7 +78,7 @@ def from_zoo(name: str) -> Built:
 NETWORKS: dict[str, Callable[[], Built]] = {
     "lenet5": lambda: from_zoo("lenet5"),
     "resnet18": lambda: from_zoo("resnet18"),
-    "mobilenet_v2": lambda: from_zoo("mobilenet_v2"),
+    "inverted": lambda: (inverted(), lambda: (torch.randn(1, 8, 23, 23),)),
     "tagger": lambda: (Tagger(), lambda: (torch.randint(0, 100, (9, 2)),)),
     "transformer": lambda: (nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), lambda: (torch.randn(2, 33, 64),)),
     "sums": lambda: (Sums(), lambda: (torch.randn(3, 20000), torch.randn(6000, 20))),
@@ -89,6 +95,7 @@ def compiled(name: str) -> tuple[Executable, nn.Module, Callable[[], tuple[Tenso
 
 def check(name: str) -> None:
     """Two calls; raises AssertionError for a wrong result."""
+    torch.set_num_threads(1)  # many such processes run side by side
     executable, module, inputs = compiled(name)
     exact = copy.deepcopy(module).double()
     for _ in range(2):
