@@ -9,19 +9,19 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
-from . import settings
-from .codegen.source import source_text
-from .errors import InvalidModel, UnsupportedOperator, UnsupportedOption
-from .frontend.imported import Imported
-from .frontend.imported import unsupported as unsupported_nodes
-from .frontend.torch_export import import_exported, import_file, import_module
-from .graph.passes import simplify
-from .hardware import machine as find_machine
-from .hardware.machine import Machine
-from .ir.region import Program
-from .partition.plan import plan_program, without_kernels
-from .runtime.executable import Executable, executable_of
-from .toolchain import Binary, SourceFile, compile_kernels
+from tilewright import settings
+from tilewright.codegen.source import source_text
+from tilewright.errors import InvalidModel, UnsupportedOperator, UnsupportedOption
+from tilewright.frontend.imported import Imported
+from tilewright.frontend.imported import unsupported as unsupported_nodes
+from tilewright.frontend.torch_export import import_exported, import_file, import_module
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.region import Program
+from tilewright.partition.plan import plan_program, without_kernels
+from tilewright.runtime.executable import Executable, executable_of
+from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 Progress = Callable[[str, int, int], None]
 
@@ -77,7 +77,7 @@ def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None 
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
         return import_file(module)
     if type(module).__name__ == "ModelProto" or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
-        from .frontend.onnx_import import import_onnx
+        from tilewright.frontend.onnx_import import import_onnx
 
         return import_onnx(module, inputs or None)
     raise InvalidModel(

@@ -19,11 +19,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
-from .compile import compile as compile_model
-from .errors import TargetNotPresent, TilewrightError, UnsupportedOption
-from .hardware import is_present
-from .hardware import machine as find_machine
-from .runtime.executable import Executable
+from tilewright.compile import compile as compile_model
+from tilewright.errors import TargetNotPresent, TilewrightError, UnsupportedOption
+from tilewright.hardware import is_present
+from tilewright.hardware import machine as find_machine
+from tilewright.runtime.executable import Executable
 
 LOG = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from math import inf
 from typing import Callable, Iterable, Mapping, Sequence
 
-from ..ir.computation import Step
-from ..ir.expr import (
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import (
     INDEX,
     TRUE,
     Apply,
@@ -31,8 +31,8 @@ from ..ir.expr import (
     variables,
     walk,
 )
-from ..ir.kernel import Let
-from ..ir.layout import Layout
+from tilewright.ir.kernel import Let
+from tilewright.ir.layout import Layout
 
 
 def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Mapping, Sequence
 
-from ..ir.expr import Expr, Load, Var, loads, rewrite, variables
-from ..ir.kernel import Allocate, Block, Buffer, Copy, For, If, Kernel, Launch, Let, Prefetch, Statement, Store, statements
-from ..ir.layout import Layout
-from .source import source_text
+from tilewright.codegen.source import source_text
+from tilewright.ir.expr import Expr, Load, Var, loads, rewrite, variables
+from tilewright.ir.kernel import Allocate, Block, Buffer, Copy, For, If, Kernel, Launch, Let, Prefetch, Statement, Store, statements
+from tilewright.ir.layout import Layout
 
 
 def map_expressions(root: Statement, change) -> Statement:
@@ -80,6 +80,7 @@ def assemble(
     header: str = "",
     launch: Launch | None = None,
     blocks_per_processor: int = 0,
+    cluster: int = 1,
 ) -> tuple[Kernel, tuple[str, ...]]:
     """The kernel of a body whose loads and stores name stored values, and the values its parameters stand for, in order: what it
     reads by first use, then what it writes. Variables that no loop binds become scalars."""
@@ -95,7 +96,7 @@ def assemble(
     special = ("thread_", "block_")
     free = {v for e in expressions(body) for v in variables(e)} - bound
     scalars = tuple(sorted((v for v in free if not v.name.startswith(special)), key=lambda v: v.name))
-    kernel = Kernel("kernel", parameters, body, launch, scalars, header, blocks_per_processor)
+    kernel = Kernel("kernel", parameters, body, launch, scalars, header, blocks_per_processor, cluster)
     return replace(kernel, name=f"{kind}_{_digest(kernel)}"), tuple(arguments)
 
 
@@ -120,7 +121,7 @@ def block(*parts: Statement | Sequence[Statement]) -> Block:
 
 def order_by(axes: Sequence[Var], offset: Expr) -> tuple[Var, ...]:
     """Axes outermost first: by falling stride in `offset`; what the offset does not know stays in front."""
-    from ..ir.expr import coefficient
+    from tilewright.ir.expr import coefficient
 
     def stride(axis: Var) -> float:
         value = coefficient(offset, axis)

@@ -13,27 +13,12 @@ from __future__ import annotations
 
 from typing import Iterator, Mapping, Sequence
 
+from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, ordered, typed_helper
+from tilewright.codegen.printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, SUM, UNARY, Code, Printer
+from tilewright.codegen.sharing import used_variables
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
 from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Prefetch, Statement, Store
-
-from .helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, ordered, typed_helper
-from .printer import (
-    _INFIX,
-    ATOM,
-    BITAND,
-    BITOR,
-    BITXOR,
-    COMPARISONS,
-    CONDITIONAL,
-    EQUALITY,
-    OR,
-    SUM,
-    UNARY,
-    Code,
-    Printer,
-)
-from .sharing import used_variables
 
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
 """Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""

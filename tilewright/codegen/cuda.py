@@ -14,14 +14,13 @@ from __future__ import annotations
 from math import inf
 from typing import Iterator, Mapping, Sequence
 
+from tilewright.codegen.c import identifier_of
+from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper
+from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
+from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
 from tilewright.ir.kernel import Allocate, Buffer, Copy, For, Kernel, Store, statements
-
-from .c import identifier_of
-from .helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper
-from .printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
-from .sharing import certainly_evaluated, used_variables
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -53,21 +52,27 @@ def shared_offsets(kernel: Kernel) -> dict[str, int]:
     offsets: dict[str, int] = {}
     end = 0
     for statement in statements(kernel.body):
-        if isinstance(statement, Allocate) and statement.buffer.space == "shared":
+        if isinstance(statement, Allocate) and statement.buffer.space in ("shared", "cluster"):
             if statement.buffer.name in offsets:
                 raise ValueError(f"kernel {kernel.name} allocates the shared buffer {statement.buffer.name} twice")
             offsets[statement.buffer.name] = end
-            end += -(-statement.buffer.size * size_of(statement.buffer.dtype) // _ALIGNMENT) * _ALIGNMENT
+            end += _bytes_of_block(statement.buffer, kernel.cluster)
     return offsets
 
 
 def shared_bytes(kernel: Kernel) -> int:
     """Shared memory of one block, in bytes, whether static or dynamic."""
     return sum(
-        -(-s.buffer.size * size_of(s.buffer.dtype) // _ALIGNMENT) * _ALIGNMENT
+        _bytes_of_block(s.buffer, kernel.cluster)
         for s in statements(kernel.body)
-        if isinstance(s, Allocate) and s.buffer.space == "shared"
+        if isinstance(s, Allocate) and s.buffer.space in ("shared", "cluster")
     )
+
+
+def _bytes_of_block(buffer: Buffer, cluster: int) -> int:
+    """Bytes of shared memory that a buffer takes of one block."""
+    elements = buffer.size // cluster if buffer.space == "cluster" else buffer.size
+    return -(-elements * size_of(buffer.dtype) // _ALIGNMENT) * _ALIGNMENT
 
 
 def dynamic_shared_bytes(kernel: Kernel) -> int:
@@ -123,10 +128,29 @@ def _asynchronous_copy(count: int) -> Helper:
     )
 
 
+def _cluster_load(lanes: int) -> Helper:
+    """Reads shared memory of the block of a rank in the cluster."""
+    kind = "float" if lanes == 1 else f"float{lanes}"
+    fields = ["value"] if lanes == 1 else [f"value.{component}" for component in _COMPONENTS[:lanes]]
+    targets = ", ".join(f"%{i}" for i in range(lanes))
+    outputs = ", ".join(f'"=f"({field})' for field in fields)
+    shape, target = (".f32", targets) if lanes == 1 else (f".v{lanes}.f32", f"{{{targets}}}")
+    return Helper(
+        f"""static __device__ __forceinline__ {kind} tw_cluster_load{lanes}(const float *own, int rank) {{
+    unsigned address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"((unsigned)__cvta_generic_to_shared(own)), "r"(rank));
+    {kind} value;
+    asm volatile("ld.shared::cluster{shape} {target}, [%{lanes}];" : {outputs} : "r"(address) : "memory");
+    return value;
+}}"""
+    )
+
+
 _BUILTIN: Mapping[str, Helper] = {
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_copy{count}": _asynchronous_copy(count) for count in (4, 8, 16)},
+    **{f"tw_cluster_load{lanes}": _cluster_load(lanes) for lanes in (1, 2, 4)},
 }
 
 
@@ -154,6 +178,7 @@ class CudaPrinter(Printer):
         self.widen = False
         self.lane: int | None = None
         self.dynamic: dict[str, int] = {}
+        self.cluster = 1
 
     # --- types ---
 
@@ -215,15 +240,24 @@ class CudaPrinter(Printer):
         return buffer.space == "register" and buffer.lanes != lanes
 
     def load(self, node: Load) -> Code:
+        text, buffer = self.buffer(node.buffer)
+        if buffer.space == "cluster":
+            part = buffer.size // self.cluster
+            function = self.need(f"tw_cluster_load{node.lanes}")
+            within, rank = mod(node.index[0], part), floordiv(node.index[0], part)
+            return Code(f"{function}({text} + {self.text(within, SUM)}, {self.text(rank)})")
         if node.lanes == 1:
             return Code(self.place(node.buffer, node.index[0]))
-        _, buffer = self.buffer(node.buffer)
         if self.in_pieces(buffer, node.lanes):
             return self.gathered([self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], node.dtype)
         return self.vector_place(node.buffer, node.index[0], node.lanes, False)
 
     def store(self, statement: Store) -> None:
         value = statement.value
+        if self.buffer(statement.buffer)[1].space == "cluster":
+            # a block stores to its own part alone
+            own = mod(statement.offset, self.buffer(statement.buffer)[1].size // self.cluster)
+            statement = Store(statement.buffer, own, value)
         _, buffer = self.buffer(statement.buffer)
         if value.lanes == 1:
             self.assign(self.place(statement.buffer, statement.offset), statement)
@@ -258,10 +292,11 @@ class CudaPrinter(Printer):
     def allocate(self, buffer: Buffer) -> None:
         name = self.declare_buffer(buffer)
         kind = CUDA_TYPES[buffer.dtype] if buffer.lanes == 1 else self.type_name(buffer.dtype, buffer.lanes)
-        if buffer.space == "shared" and buffer.name in self.dynamic:
+        if buffer.space in ("shared", "cluster") and buffer.name in self.dynamic:
             self.line(f"{kind} *const {name} = reinterpret_cast<{kind} *>(shared_memory + {self.dynamic[buffer.name]});")
-        elif buffer.space == "shared":
-            self.line(f"__shared__ __align__({_ALIGNMENT}) {kind} {name}[{buffer.size}];")
+        elif buffer.space in ("shared", "cluster"):
+            size = buffer.size // self.cluster if buffer.space == "cluster" else buffer.size
+            self.line(f"__shared__ __align__({_ALIGNMENT}) {kind} {name}[{size}];")
         elif buffer.size == buffer.lanes:
             self.line(f"{kind} {name};")
         else:
@@ -371,8 +406,12 @@ class CudaPrinter(Printer):
     def barrier(self) -> None:
         self.line("__syncthreads();")
 
+    def cluster_barrier(self) -> None:
+        self.line('asm volatile("barrier.cluster.arrive.aligned;\\n\\tbarrier.cluster.wait.aligned;" ::: "memory");')
+
     def kernel(self, kernel: Kernel) -> None:
         launch = kernel.launch
+        self.cluster = kernel.cluster
         if launch is None:
             raise ValueError(f"kernel {kernel.name} has no launch: it is for a CPU")
         self.wide_index = index_dtype(kernel) == "i64"
@@ -386,7 +425,8 @@ class CudaPrinter(Printer):
             name = self.declare_buffer(buffer)
             arguments.append(f"{'' if buffer.writable else 'const '}{CUDA_TYPES[buffer.dtype]} *__restrict__ {name}")
         arguments += [f"{self.index_type} {self.declare(scalar)}" for scalar in kernel.scalars]
-        self.line(f'extern "C" __global__ void __launch_bounds__({bounds})')
+        cluster = f" __cluster_dims__({kernel.cluster}, 1, 1)" if kernel.cluster > 1 else ""
+        self.line(f'extern "C" __global__ void{cluster} __launch_bounds__({bounds})')
         self.line(f"{identifier_of(kernel)}({', '.join(arguments)}) {{")
         self.depth += 1
         if self.dynamic:

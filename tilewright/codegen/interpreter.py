@@ -10,7 +10,7 @@ The kernel becomes C with a check on every access, which is compiled (unoptimise
 - vectors that are not aligned to their size (GPU);
 - barriers that some threads of a block do not reach, or reach another number of times; stores to parameters that are not writable.
 
-Blocks run one after another. A block's body is split at its barriers: each piece runs for one thread after another, and what a thread keeps
+Blocks run one after another, those of a cluster in lockstep (any barrier of one then counts as one of all of them). A block's body is split at its barriers: each piece runs for one thread after another, and what a thread keeps
 across a barrier (variables, register buffers) lives in arrays over the threads. Loops with barriers inside run in lockstep.
 """
 
@@ -33,13 +33,12 @@ from typing import Mapping, Sequence
 import numpy as np
 
 from tilewright import settings
+from tilewright.codegen.c import CPrinter, c_type, perfect_depth
+from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
-from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, Copy, For, If, Kernel, Let, Prefetch, Statement, Store, statements
-
-from .c import CPrinter, c_type, perfect_depth
-from .printer import EQUALITY, UNARY, Code
+from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, ClusterBarrier, Copy, For, If, Kernel, Let, Prefetch, Statement, Store, statements
 
 _FLAGS = ("-O1", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")
 _FAULTS = 64  # as TW_FAULTS in interpreter_runtime.h
@@ -62,7 +61,7 @@ class Report:
 
 def synchronises(root: Statement) -> bool:
     """Whether a barrier is inside."""
-    return any(isinstance(s, Barrier) for s in statements(root))
+    return any(isinstance(s, (Barrier, ClusterBarrier)) for s in statements(root))
 
 
 class CheckedPrinter(CPrinter):
@@ -76,7 +75,9 @@ class CheckedPrinter(CPrinter):
         super().__init__()
         self.name = kernel.name
         self.is_gpu = kernel.is_gpu
-        self.threads = prod(kernel.launch.block) if kernel.launch else 1
+        self.cluster = kernel.cluster
+        self.block_threads = prod(kernel.launch.block) if kernel.launch else 1
+        self.threads = self.block_threads * self.cluster
         self.buffers: list[Buffer] = []
         self.arena = 0
         self.setup: list[str] = []
@@ -112,9 +113,20 @@ class CheckedPrinter(CPrinter):
         size = buffer.size * size_of(buffer.dtype)
         name = self.declare_buffer(buffer)
         shared = buffer.space == "shared"
-        aligned = buffer.lanes if buffer.lanes > 1 else int(shared)
+        aligned = buffer.lanes if buffer.lanes > 1 else int(shared or buffer.space == "cluster")
         facts = f"{buffer.size}, {size_of(buffer.dtype)}, {self.number(buffer)}"
-        if shared:
+        if shared and self.cluster > 1:
+            stride = -(-size // 64) * 64
+            data, flags = self.reserve(stride * self.cluster), self.reserve(buffer.size * self.cluster)
+            every = f"for (int rank = 0; rank < {self.cluster}; ++rank)"
+            self.setup.append(f"tw_buffer {name}__all[{self.cluster}]; {every} {name}__all[rank] = (tw_buffer){{arena + {data} + rank * {stride}, {facts}, "
+                              f"(uint8_t *)arena + {flags} + rank * {buffer.size}, tw_shadows({buffer.size}), 0, {aligned}, 1}};")  # fmt: skip
+            self.thread_indices.append(f"tw_buffer *const {name} = &{name}__all[rank];")
+            self.cleanup.append(f"{every} free({name}__all[rank].shadow);")
+            self.block_start.append(f"{every} tw_forget(&{name}__all[rank]);")
+            self.scopes[0].taken.add(name)
+            return
+        if shared or buffer.space == "cluster":
             data, flags = self.reserve(size), self.reserve(buffer.size)
             self.setup.append(
                 f"tw_buffer {name}__store = {{arena + {data}, {facts}, (uint8_t *)arena + {flags}, tw_shadows({buffer.size}), 0, {aligned}, 1}}, "
@@ -270,7 +282,7 @@ class CheckedPrinter(CPrinter):
 
     def synchronised(self, member: Statement) -> None:
         self.hoisted = {}
-        if isinstance(member, Barrier):
+        if isinstance(member, (Barrier, ClusterBarrier)):
             self.line("++s->epoch;")
         elif isinstance(member, For):
             extent = self.uniform(member.extent, "extent")
@@ -338,7 +350,7 @@ class CheckedPrinter(CPrinter):
         self.thread_indices: list[str] = []
         self.push()
         # names of the surrounding C
-        self.scopes[0].taken.update(("s", "set", "arena", "thread", "block", "mine", "faults", "count", "done", "state"))
+        self.scopes[0].taken.update(("s", "set", "arena", "thread", "block", "mine", "faults", "count", "done", "state", "rank", "cluster_first"))
         for position, buffer in enumerate(kernel.parameters):
             self.declare_parameter(buffer, position)
         for position, scalar in enumerate(kernel.scalars):
@@ -348,14 +360,18 @@ class CheckedPrinter(CPrinter):
         if launch is not None:
             for axis, extent in reversed(list(zip("xyz", launch.grid, strict=True))):
                 name = self.declare(Var(f"block_{axis}"))
-                self.line(f"for (int64_t {name} = 0; {name} < {extent}; ++{name})")
+                if axis == "x" and self.cluster > 1:
+                    self.line(f"for (int64_t cluster_first = 0; cluster_first < {extent}; cluster_first += {self.cluster})")
+                    self.thread_indices.append(f"const int64_t rank = thread / {self.block_threads}, {name} = cluster_first + rank;")
+                else:
+                    self.line(f"for (int64_t {name} = 0; {name} < {extent}; ++{name})")
             below = 1
             for axis, extent in zip("xyz", launch.block, strict=True):
                 name = self.declare(Var(f"thread_{axis}"))
                 self.thread_indices.append(f"const int64_t {name} = thread / {below} % {extent};")
                 below *= extent
             self.line("{")
-            self.line("++s->block; ++s->epoch; tw_no_copies(s);")
+            self.line(f"++s->block; ++s->epoch; tw_no_copies(s, {self.threads});")
             start = len(self.lines)
             self.region(kernel.body.statements if isinstance(kernel.body, Block) else (kernel.body,))
             self.lines[start:start] = self.block_start

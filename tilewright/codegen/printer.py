@@ -14,6 +14,7 @@ from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tilewright.codegen.sharing import Guard, guards, is_risky
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, range_of, walk
 from tilewright.ir.kernel import (
@@ -22,6 +23,7 @@ from tilewright.ir.kernel import (
     Barrier,
     Block,
     Buffer,
+    ClusterBarrier,
     Comment,
     CommitCopies,
     Copy,
@@ -33,8 +35,6 @@ from tilewright.ir.kernel import (
     Statement,
     Store,
 )
-
-from .sharing import Guard, guards, is_risky
 
 # Precedence of C operators; a larger number binds more tightly.
 ATOM, UNARY, PRODUCT, SUM, SHIFT, RELATION, EQUALITY, BITAND, BITXOR, BITOR, AND, OR, CONDITIONAL = range(16, 3, -1)
@@ -437,6 +437,8 @@ class Printer(ABC):
             self.commit_copies()
         elif isinstance(root, AwaitCopies):
             self.await_copies(root.pending)
+        elif isinstance(root, ClusterBarrier):
+            self.cluster_barrier()
         elif isinstance(root, Comment):
             for text in root.text.splitlines():
                 self.line(f"// {text}".rstrip("\\"))
@@ -454,6 +456,9 @@ class Printer(ABC):
 
     def await_copies(self, pending: int) -> None:
         raise ValueError("this language has no asynchronous copies")
+
+    def cluster_barrier(self) -> None:
+        raise ValueError("this language has no clusters of blocks")
 
     def block(self, root: Block) -> None:
         nested = any(isinstance(s, (Let, Allocate)) for s in root.statements)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ..ir.kernel import Kernel
-from .c import print_c
-from .cuda import print_cuda
+from tilewright.codegen.c import print_c
+from tilewright.codegen.cuda import print_cuda
+from tilewright.ir.kernel import Kernel
 
 _ANONYMOUS = "anonymous_kernel"
 

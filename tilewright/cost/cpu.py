@@ -13,15 +13,15 @@ from typing import Mapping
 
 import numpy as np
 
-from ..hardware.machine import Machine
-from ..ir.dtypes import size_of
-from ..ir.estimate import Estimate
-from ..ir.expr import loads
-from ..ir.graph import Value
-from ..ir.layout import Layout
-from ..ir.region import Region
-from ..schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule, cpu_contraction_space, schedule_of
-from ..schedule.gpu_columns import row
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.estimate import Estimate
+from tilewright.ir.expr import loads
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Region
+from tilewright.schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule, cpu_contraction_space, schedule_of
+from tilewright.schedule.gpu_columns import row
 
 TILE_OVERHEAD_CYCLES = 30.0  # loop set-up, zeroing and first loads of a tile, before out-of-order overlap
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from tilewright.frontend.handlers import Handlers, Unsupported, axes_of, elementwise, expanded
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
-
-from .handlers import Handlers, Unsupported, axes_of, elementwise, expanded
 
 HANDLERS = Handlers()
 

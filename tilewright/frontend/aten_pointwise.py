@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tilewright.frontend.handlers import Handlers, Unsupported, elementwise, result_type, simple
 from tilewright.graph.builder import GraphBuilder, Operand
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
-
-from .handlers import Handlers, Unsupported, elementwise, result_type, simple
 
 HANDLERS = Handlers()
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
+from tilewright.frontend.handlers import Handlers, Unsupported
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Graph, Value
-
-from .handlers import Handlers, Unsupported
 
 HANDLERS = Handlers()
 

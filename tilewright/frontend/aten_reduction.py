@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tilewright.frontend.handlers import Handlers, Unsupported, axes_of, elementwise
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
-
-from .handlers import Handlers, Unsupported, axes_of, elementwise
 
 HANDLERS = Handlers()
 

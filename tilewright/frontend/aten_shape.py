@@ -7,10 +7,9 @@ from typing import Any, Sequence
 
 import torch
 
+from tilewright.frontend.handlers import Handlers, Unsupported, expanded, torch_dtype
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
-
-from .handlers import Handlers, Unsupported, expanded, torch_dtype
 
 HANDLERS = Handlers()
 

@@ -20,16 +20,15 @@ from onnx.reference import ReferenceEvaluator
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.frontend import onnx_neural, onnx_pointwise, onnx_recurrent, onnx_reduction, onnx_resize, onnx_shape
+from tilewright.frontend.handlers import Unsupported
+from tilewright.frontend.imported import Imported, Output, Parameter, UnsupportedNode
+from tilewright.frontend.onnx_file import DEFAULT_DOMAIN, load
+from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler, dtype_of, numpy_dtype
+from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED
 from tilewright.ir.graph import Value
-
-from . import onnx_neural, onnx_pointwise, onnx_recurrent, onnx_reduction, onnx_resize, onnx_shape
-from .handlers import Unsupported
-from .imported import Imported, Output, Parameter, UnsupportedNode
-from .onnx_file import DEFAULT_DOMAIN, load
-from .onnx_node import Known, NodeCall, NodeHandler, dtype_of, numpy_dtype
-from .onnx_pointwise import element_type
 
 HANDLERS: Mapping[str, NodeHandler] = MappingProxyType(
     {

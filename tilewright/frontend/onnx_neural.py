@@ -7,16 +7,15 @@ from typing import Sequence
 
 import numpy as np
 
+from tilewright.frontend.aten_neural import biased
+from tilewright.frontend.aten_neural import matmul as matrix_product
+from tilewright.frontend.aten_reduction import attention as dot_product_attention
+from tilewright.frontend.aten_reduction import einsum as contraction
+from tilewright.frontend.handlers import Unsupported
+from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, axis_of, numpy_dtype, through_torch
 from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.operators.pooling import pooled_extent
 from tilewright.ir.graph import Value
-
-from .aten_neural import biased
-from .aten_neural import matmul as matrix_product
-from .aten_reduction import attention as dot_product_attention
-from .aten_reduction import einsum as contraction
-from .handlers import Unsupported
-from .onnx_node import NodeCall, NodeHandlers, axis_of, numpy_dtype, through_torch
 
 HANDLERS = NodeHandlers()
 Pairs = tuple[tuple[int, int], ...]

@@ -11,13 +11,12 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from tilewright.frontend.handlers import Unsupported, torch_dtype
 from tilewright.graph import reference
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES
 from tilewright.ir.graph import Node as GraphNode
 from tilewright.ir.graph import Value
-
-from .handlers import Unsupported, torch_dtype
 
 Known = Value | np.ndarray  # a tensor of the graph, or one whose elements are known at import
 Results = Known | tuple[Known | None, ...]

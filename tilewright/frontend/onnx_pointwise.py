@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
+from tilewright.frontend.handlers import Unsupported
+from tilewright.frontend.onnx_node import NodeCall, NodeHandler, NodeHandlers, dtype_of, dtype_of_numpy, numpy_dtype
 from tilewright.graph.builder import GraphBuilder, Operand
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
-
-from .handlers import Unsupported
-from .onnx_node import NodeCall, NodeHandler, NodeHandlers, dtype_of, dtype_of_numpy, numpy_dtype
 
 HANDLERS = NodeHandlers()
 

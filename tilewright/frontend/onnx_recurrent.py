@@ -6,12 +6,11 @@ from typing import Callable, Sequence
 
 import numpy as np
 
+from tilewright.frontend.aten_recurrent import Cell, gates_of, gru_step, lstm_step, one_direction, simple_step
+from tilewright.frontend.handlers import Unsupported
+from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, numpy_dtype
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
-
-from .aten_recurrent import Cell, gates_of, gru_step, lstm_step, one_direction, simple_step
-from .handlers import Unsupported
-from .onnx_node import NodeCall, NodeHandlers, numpy_dtype
 
 HANDLERS = NodeHandlers()
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.frontend.handlers import Unsupported
+from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, axis_of, through_torch
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
-
-from .handlers import Unsupported
-from .onnx_node import NodeCall, NodeHandlers, axis_of, through_torch
 
 HANDLERS = NodeHandlers()
 

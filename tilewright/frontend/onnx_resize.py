@@ -11,11 +11,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from tilewright.frontend.handlers import Unsupported
+from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, numpy_dtype
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
-
-from .handlers import Unsupported
-from .onnx_node import NodeCall, NodeHandlers, numpy_dtype
 
 HANDLERS = NodeHandlers()
 

@@ -6,12 +6,11 @@ from math import prod
 
 import numpy as np
 
+from tilewright.frontend.handlers import Unsupported
+from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandlers, axis_of, numpy_dtype, shape_of, through_torch
+from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
-
-from .handlers import Unsupported
-from .onnx_node import Known, NodeCall, NodeHandlers, axis_of, numpy_dtype, shape_of, through_torch
-from .onnx_pointwise import element_type
 
 HANDLERS = NodeHandlers()
 

@@ -22,13 +22,12 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_shape
+from tilewright.frontend.handlers import Handler, Unsupported
+from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
 from tilewright.ir.graph import Value
-
-from . import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_shape
-from .handlers import Handler, Unsupported
-from .imported import Imported, Output, Parameter, State
 
 HANDLERS: Mapping[str, Handler] = MappingProxyType(
     {

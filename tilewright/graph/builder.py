@@ -10,10 +10,9 @@ from typing import Any, Iterator, Sequence
 
 import torch
 
+from tilewright.graph import table
 from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch
 from tilewright.ir.graph import Graph, Node, Value
-
-from . import table
 
 Scalar = int | float | bool
 Operand = Value | Scalar

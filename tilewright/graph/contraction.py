@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Sequence
 
-from ..ir.computation import Step
-from ..ir.expr import Apply, Expr, Load, Var, loads, variables
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Apply, Expr, Load, Var, loads, variables
 
 
 @dataclass(frozen=True)

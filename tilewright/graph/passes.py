@@ -10,11 +10,10 @@ from typing import Any, Callable, Mapping
 import numpy as np
 import torch
 
+from tilewright.graph import table
+from tilewright.graph.builder import GraphBuilder
+from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.ir.graph import Graph, Node, Value
-
-from . import table
-from .builder import GraphBuilder
-from .reference import evaluate_node, to_numpy
 
 FOLDED_ELEMENTS = 1 << 24  # a folded constant is at most this large, or no larger than what it is made of
 REFERENCE_POINTS = 1 << 26  # iteration points that folding evaluates for one node

@@ -8,13 +8,12 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 import torch
 
+from tilewright.graph import table
 from tilewright.ir.computation import COMBINERS, Computation, Step
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, walk
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.scalar import OPERATIONS
-
-from . import table
 
 POINTS_AT_ONCE = 1 << 22  # iteration points evaluated together: bounds the memory of temporaries
 

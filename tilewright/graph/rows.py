@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir.computation import Step
-from ..ir.expr import Expr, Var, loads
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Expr, Var, loads
 
 
 def rows_of(steps: tuple[Step, ...]) -> tuple[Var, ...] | None:

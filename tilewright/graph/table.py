@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, Mapping, Protocol, Sequence
 
+from tilewright.graph.operators import convolution, indexing, matmul, normalisation, pointwise, pooling, reduction, resample, shape
+from tilewright.graph.operators.definition import Operator
 from tilewright.ir.computation import Computation, StepBuilder, Tensor
 from tilewright.ir.graph import Node, Value
-
-from .operators import convolution, indexing, matmul, normalisation, pointwise, pooling, reduction, resample, shape
-from .operators.definition import Operator
 
 __all__ = ["OPERATORS", "STRUCTURAL", "Operator", "computation", "infer"]
 

@@ -18,9 +18,9 @@ from math import prod
 from types import MappingProxyType
 from typing import Callable, Mapping, Sequence
 
-from .dtypes import is_float
-from .expr import INDEX, Apply, Expr, Load, Operand, Var, binary, compare, const, logical_and, rewrite, select, unary, walk, wrap
-from .scalar import OPERATIONS
+from tilewright.ir.dtypes import is_float
+from tilewright.ir.expr import INDEX, Apply, Expr, Load, Operand, Var, binary, compare, const, logical_and, rewrite, select, unary, walk, wrap
+from tilewright.ir.scalar import OPERATIONS
 
 
 @dataclass(frozen=True)

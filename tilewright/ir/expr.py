@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Callable, Iterator, Mapping, Sequence, TypeAlias, Union
 
-from .dtypes import is_float
+from tilewright.ir.dtypes import is_float
 
 INDEX = "i64"
 

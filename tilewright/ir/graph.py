@@ -16,7 +16,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Iterable, Mapping
 
-from .dtypes import size_of
+from tilewright.ir.dtypes import size_of
 
 
 @dataclass(frozen=True)

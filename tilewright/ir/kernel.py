@@ -5,7 +5,7 @@ Grammar::
     Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
               | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Prefetch(buffer, offset) | Comment(text)
-              | Copy(buffer, offset, value) | CommitCopies() | AwaitCopies(pending)
+              | Copy(buffer, offset, value) | CommitCopies() | AwaitCopies(pending) | ClusterBarrier()
 
 Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
 `thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Frozen and cheap: built for each candidate lowered.
@@ -16,12 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterator, TypeAlias, Union
 
-from .expr import Expr, Var
+from tilewright.ir.expr import Expr, Var
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Storage of `size` scalars. space: "global", "shared" (a GPU block's) or "register" (one thread's locals).
+    """Storage of `size` scalars. space: "global", "shared" (a GPU block's), "cluster" (in equal parts in the shared memory of the blocks of a
+    cluster, in their order; a block stores to its own part alone) or "register" (one thread's locals).
     `lanes` > 1 (register only): an array of size/lanes vectors. `writable` is for global parameters."""
 
     name: str
@@ -86,6 +87,12 @@ class Barrier:
 
 
 @dataclass(frozen=True)
+class ClusterBarrier:
+    """All threads of the blocks of a cluster; every one of them reaches it the same number of times. A block must not end while others read
+    its part of a "cluster" buffer."""
+
+
+@dataclass(frozen=True)
 class Prefetch:
     """A hint that the cache line at this offset of a global buffer is wanted soon; the offset may lie beyond the buffer."""
 
@@ -121,7 +128,7 @@ class Comment:
     text: str
 
 
-Statement: TypeAlias = Union[Block, Let, Store, Allocate, For, If, Barrier, Prefetch, Copy, CommitCopies, AwaitCopies, Comment]
+Statement: TypeAlias = Union[Block, Let, Store, Allocate, For, If, Barrier, Prefetch, Copy, CommitCopies, AwaitCopies, ClusterBarrier, Comment]
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,8 @@ class Launch:
 @dataclass(frozen=True)
 class Kernel:
     """`parameters` in the order of the call's arguments; `scalars` are index parameters that vary between calls (a scan's step).
-    `blocks_per_processor` is the occupancy asked of the GPU compiler (0: none asked)."""
+    `blocks_per_processor` is the occupancy asked of the GPU compiler (0: none asked); so many neighbouring blocks along x as `cluster` says run
+    at the same time and reach one another's shared memory (compute capability 9.0 or higher; at most 8 everywhere)."""
 
     name: str
     parameters: tuple[Buffer, ...]
@@ -144,6 +152,7 @@ class Kernel:
     scalars: tuple[Var, ...] = ()
     header: str = ""
     blocks_per_processor: int = 0
+    cluster: int = 1
 
     @property
     def is_gpu(self) -> bool:

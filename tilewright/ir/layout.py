@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Sequence
 
-from .expr import INDEX, Const, Expr, add, floordiv, mod, mul
+from tilewright.ir.expr import INDEX, Const, Expr, add, floordiv, mod, mul
 
 
 @dataclass(frozen=True)

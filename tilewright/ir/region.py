@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Mapping
 
-from .computation import Step
-from .graph import Graph, Node, Value
-from .kernel import Kernel
-from .layout import Layout
+from tilewright.ir.computation import Step
+from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.kernel import Kernel
+from tilewright.ir.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Mapping
 
-from ..ir.expr import Expr, Load, loads, rewrite
-from ..ir.region import Call, Lowered, Region
+from tilewright.ir.expr import Expr, Load, loads, rewrite
+from tilewright.ir.region import Call, Lowered, Region
 
 _SHORT = re.compile(r"\bvalue\d+\b")
 

@@ -17,16 +17,16 @@ from math import prod
 from types import MappingProxyType
 from typing import Callable, Mapping, TypeAlias
 
-from ..codegen.access import split_divided_axes
-from ..graph.contraction import contraction
-from ..graph.rows import rows_of
-from ..ir.computation import Computation, Step
-from ..ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, rewrite, substitute, walk
-from ..ir.graph import Graph, Node, Value
-from ..ir.region import Region
-from ..ir.scalar import OPERATIONS
-from .inline import inline_step, slice_for
-from .joining import Verdict, owns_rows, with_rows
+from tilewright.codegen.access import split_divided_axes
+from tilewright.graph.contraction import contraction
+from tilewright.graph.rows import rows_of
+from tilewright.ir.computation import Computation, Step
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, rewrite, substitute, walk
+from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.region import Region
+from tilewright.ir.scalar import OPERATIONS
+from tilewright.partition.inline import inline_step, slice_for
+from tilewright.partition.joining import Verdict, owns_rows, with_rows
 
 # Beyond this many points a single reduction is worth the cooperation of several threads or lanes.
 WINDOW_POINTS = 64

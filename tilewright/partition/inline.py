@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Mapping, Sequence
 
-from ..ir.computation import Computation, Step
-from ..ir.expr import Expr, Load, Var, loads, rewrite, substitute
+from tilewright.ir.computation import Computation, Step
+from tilewright.ir.expr import Expr, Load, Var, loads, rewrite, substitute
 
 
 def inline(expr: Expr, maps: Mapping[str, Step]) -> Expr:

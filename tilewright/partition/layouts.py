@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Mapping
 
-from ..codegen.access import needed_halo
-from ..graph.contraction import anchor
-from ..ir.computation import Step
-from ..ir.expr import Load, Var, loads, rewrite, variables
-from ..ir.graph import Graph, Value
-from ..ir.layout import Layout, channels_last, permuted, row_major
-from ..ir.region import Region
-from .fusion import Partition
+from tilewright.codegen.access import needed_halo
+from tilewright.graph.contraction import anchor
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Load, Var, loads, rewrite, variables
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.layout import Layout, channels_last, permuted, row_major
+from tilewright.ir.region import Region
+from tilewright.partition.fusion import Partition
 
 
 @dataclass(frozen=True)

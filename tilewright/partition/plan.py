@@ -6,20 +6,20 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Mapping
 
-from ..codegen.cpu import lower_cpu
-from ..codegen.cpu.contraction import contraction_problem
-from ..cost.cpu import choose_contraction, estimate_simple
-from ..graph.table import OPERATORS, STRUCTURAL, computation
-from ..hardware.machine import Machine
-from ..ir.computation import Computation
-from ..ir.graph import Graph, Node, Value
-from ..ir.layout import Layout
-from ..ir.region import Lowered, Program, Region, Storage
-from .canonical import canonical, named
-from .fusion import partition
-from .joining import RowJudge
-from .layouts import LaidOut, assign_layouts
-from .scans import unfold, without_copies
+from tilewright.codegen.cpu import lower_cpu
+from tilewright.codegen.cpu.contraction import contraction_problem
+from tilewright.cost.cpu import choose_contraction, estimate_simple
+from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import Computation
+from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Lowered, Program, Region, Storage
+from tilewright.partition.canonical import canonical, named
+from tilewright.partition.fusion import partition
+from tilewright.partition.joining import RowJudge
+from tilewright.partition.layouts import LaidOut, assign_layouts
+from tilewright.partition.scans import unfold, without_copies
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def lower_region(region: Region, context: _Context) -> Lowered:
 def _lower(region: Region, context: _Context) -> Lowered:
     shapes = {name: context.values[name].shape for name in context.graph.constants}
     if context.machine.is_gpu:
-        from ..codegen.gpu import lower_gpu
-        from ..cost.gpu_choice import choose as choose_gpu
+        from tilewright.codegen.gpu import lower_gpu
+        from tilewright.cost.gpu_choice import choose as choose_gpu
 
         choice = choose_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine)
         lowered = lower_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine, choice.schedule)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping
 
-from ..ir.computation import Step
-from ..ir.expr import INDEX, Const, Expr, Load, Var, rewrite
-from ..ir.graph import Graph, Node, Value
-from ..ir.layout import Layout, row_major
-from ..ir.region import Region
-from .layouts import LaidOut
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, rewrite
+from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.region import Region
+from tilewright.partition.layouts import LaidOut
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..hardware.machine import Machine
-from .gpu_columns import product_of, reject
+from tilewright.hardware.machine import Machine
+from tilewright.schedule.gpu_columns import product_of, reject
 
 
 @dataclass(frozen=True)

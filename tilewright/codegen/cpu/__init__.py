@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ...hardware.machine import Machine
-from ...ir.graph import Value
-from ...ir.layout import Layout
-from ...ir.region import Lowered, Region
-from ...schedule.cpu_contraction import CpuContractionSchedule
-from .contraction import lower_contraction
-from .simple import lower_map, lower_prefix, lower_rows
-from .window import lower_window
+from tilewright.codegen.cpu.contraction import lower_contraction
+from tilewright.codegen.cpu.simple import lower_map, lower_prefix, lower_rows
+from tilewright.codegen.cpu.window import lower_window
+from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Lowered, Region
+from tilewright.schedule.cpu_contraction import CpuContractionSchedule
 
 
 def lower_cpu(

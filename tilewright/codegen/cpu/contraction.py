@@ -19,19 +19,19 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Mapping, Sequence
 
-from ...graph.contraction import Contraction, anchor
-from ...hardware.machine import Machine
-from ...ir.computation import Step
-from ...ir.expr import Apply, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute, variables
-from ...ir.graph import Value
-from ...ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Let, Prefetch, Statement, Store
-from ...ir.layout import Layout
-from ...ir.region import Call, Lowered, Region, Storage
-from ...schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
-from ..access import bind_shared, flatten, merge_axes, vectorise
-from ..assemble import assemble, block, order_by
-from ..operand import operand_view
-from .simple import SERIAL_WORK, ZERO, _substituted, count, lower_map, reduction
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, vectorise
+from tilewright.codegen.assemble import assemble, block, order_by
+from tilewright.codegen.cpu.simple import SERIAL_WORK, ZERO, _substituted, count, lower_map, reduction
+from tilewright.codegen.operand import operand_view
+from tilewright.graph.contraction import Contraction, anchor
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Apply, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute, variables
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Let, Prefetch, Statement, Store
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Call, Lowered, Region, Storage
+from tilewright.schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
 
 
 @dataclass(frozen=True)

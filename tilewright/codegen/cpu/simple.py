@@ -6,15 +6,15 @@ from dataclasses import replace
 from math import prod
 from typing import Callable, Mapping, Sequence
 
-from ...hardware.machine import Machine
-from ...ir.computation import COMBINERS, Step
-from ...ir.expr import INDEX, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute
-from ...ir.graph import Value
-from ...ir.kernel import Allocate, Block, Buffer, For, Statement, Store
-from ...ir.layout import Layout
-from ...ir.region import Call, Lowered, Region
-from ..access import bind_shared, flatten, merge_axes, split_divided_axes
-from ..assemble import assemble, block, order_by
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes
+from tilewright.codegen.assemble import assemble, block, order_by
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import COMBINERS, Step
+from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Call, Lowered, Region
 
 # Below this many element operations a parallel region costs more than it saves.
 SERIAL_WORK = 1 << 14
@@ -45,7 +45,7 @@ def lower_map(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
 def lower_rows(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
     """Reductions over whole rows and the maps between them. Where neighbouring rows lie side by side in memory they fill the vector
     lanes; otherwise the lanes divide each row."""
-    from ...graph.rows import rows_of
+    from tilewright.graph.rows import rows_of
 
     steps = tuple(split_divided_axes(step) for step in region.steps)
     if rows_of(steps) is None:
@@ -146,7 +146,7 @@ def _rows_across(
 
 
 def _substituted(statement: Statement, mapping: Mapping[Var, Expr]) -> Statement:
-    from ..assemble import map_expressions
+    from tilewright.codegen.assemble import map_expressions
 
     class Change:
         def buffer(self, name: str) -> str:
@@ -236,7 +236,7 @@ def _combine(names: Sequence[str], values: Sequence[Expr], offset: Expr) -> list
     if len(names) == 1:
         lets, (value,) = bind_shared([values[0]], "w")
         return [*lets, Store(names[0], offset, value)]
-    from ...ir.kernel import Let
+    from tilewright.ir.kernel import Let
 
     lets, fresh = bind_shared(list(values), "w")
     held = [Let(Var(f"next{i}", None, value.dtype), value) for i, value in enumerate(fresh)]

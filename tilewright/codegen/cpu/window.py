@@ -16,16 +16,16 @@ from math import prod
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from ...hardware.machine import Machine
-from ...ir.computation import COMBINERS, Step
-from ...ir.expr import TRUE, Apply, Expr, Load, Var, coefficient, loads, rewrite, substitute, variables
-from ...ir.graph import Value
-from ...ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store
-from ...ir.layout import Layout, permuted
-from ...ir.region import Lowered, Region, Storage
-from ..access import bind_shared, flatten, merge_axes, vectorise
-from ..assemble import block, order_by
-from .simple import SERIAL_WORK, ZERO, _single, _substituted, count, loops, nest, reduction, with_results
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, vectorise
+from tilewright.codegen.assemble import block, order_by
+from tilewright.codegen.cpu.simple import SERIAL_WORK, ZERO, _single, _substituted, count, loops, nest, reduction, with_results
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import COMBINERS, Step
+from tilewright.ir.expr import TRUE, Apply, Expr, Load, Var, coefficient, loads, rewrite, substitute, variables
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store
+from tilewright.ir.layout import Layout, permuted
+from tilewright.ir.region import Lowered, Region, Storage
 
 UNROLLED_POINTS = 49
 VECTORS = (4, 2, 1)  # of channels a tile, the first that divides them

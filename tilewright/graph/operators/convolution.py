@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from tilewright.graph.operators.definition import Operator, in_bounds
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import Expr, const, floordiv, logical_and, mod, mul, select
-
-from .definition import Operator, in_bounds
 
 Pairs = Sequence[tuple[int, int]]
 

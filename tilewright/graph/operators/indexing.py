@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from tilewright.graph.operators.definition import Operator, broadcast, broadcast_load, unflatten, wrapped
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import INDEX, Expr, cast, compare, const, logical_and, select
-
-from .definition import Operator, broadcast, broadcast_load, unflatten, wrapped
 
 
 def _gather(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int) -> Tensor:

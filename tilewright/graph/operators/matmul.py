@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from tilewright.graph.operators.definition import Operator, broadcast, broadcast_load
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import mul
-
-from .definition import Operator, broadcast, broadcast_load
 
 
 def _matmul(b: StepBuilder, x: Tensor, y: Tensor) -> Tensor:

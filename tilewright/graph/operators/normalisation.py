@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
+from tilewright.graph.operators.definition import Operator
+from tilewright.graph.operators.reduction import reduced, spread, variance
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import Expr, floordiv, unary
-
-from .definition import Operator
-from .reduction import reduced, spread, variance
 
 
 def _shifted(b: StepBuilder, x: Tensor, axis: int) -> Tensor:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
+from tilewright.graph.operators.definition import Operator, convert, pointwise
 from tilewright.ir.computation import StepBuilder, Tensor, maximum, minimum
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import Apply, Const, Expr, add, binary, compare, const, select, unary
-
-from .definition import Operator, convert, pointwise
 
 
 def _is(value: Expr, number: float) -> bool:

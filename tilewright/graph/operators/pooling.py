@@ -5,11 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Sequence
 
+from tilewright.graph.operators.convolution import Pairs
+from tilewright.graph.operators.definition import Operator, flatten, in_bounds, number
 from tilewright.ir.computation import StepBuilder, Tensor, lowest, maximum, minimum
 from tilewright.ir.expr import Const, Expr, const, floordiv, logical_and, mul, select, sub
-
-from .convolution import Pairs
-from .definition import Operator, flatten, in_bounds, number
 
 
 def pooled_extent(size: int, window: int, stride: int, padding: tuple[int, int], dilation: int, ceil_mode: bool) -> int:

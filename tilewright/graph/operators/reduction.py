@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Callable, Sequence
 
+from tilewright.graph.operators.definition import Operator, convert
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import INDEX, Const, Expr, binary, unary
-
-from .definition import Operator, convert
 
 
 def spread(index: Sequence[Expr], axes: Sequence[int]) -> tuple[Expr, ...]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from itertools import product
 from typing import Sequence
 
+from tilewright.graph.operators.definition import Operator, number
 from tilewright.ir.computation import StepBuilder, Tensor, maximum, minimum
 from tilewright.ir.expr import Expr, floordiv, mod, mul, range_of
-
-from .definition import Operator, number
 
 Ratio = tuple[int, int]
 

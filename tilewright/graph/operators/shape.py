@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Sequence
 
+from tilewright.graph.operators.definition import Operator, broadcast_load, flatten, in_bounds, unflatten
 from tilewright.ir.computation import StepBuilder, Tensor, maximum, minimum
 from tilewright.ir.expr import Expr, compare, const, logical_and, mod, select, sub, wrap
-
-from .definition import Operator, broadcast_load, flatten, in_bounds, unflatten
 
 
 def _reshape(b: StepBuilder, x: Tensor, *, shape: Sequence[int]) -> Tensor:
