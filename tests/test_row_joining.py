@@ -130,10 +130,19 @@ def test_what_does_not_join_says_why(name: str) -> None:
 def test_a_tile_holds_whole_rows() -> None:
     for name in ("softmax of 48", "additive mask"):
         (lowered,) = [part for part in planned(JOINING[name]).regions if joined([part.region])]
-        extent = lowered.region.steps[1].reduction[0].extent if lowered.region.steps[1].combiner else lowered.region.steps[2].reduction[0].extent
+        extent = next(step.reduction[0].extent for step in lowered.region.steps[1:] if step.combiner)
+        assert extent is not None
         vectors, lanes = lowered.schedule.split(" by ")[1].split(" channels")[0].split("x")
         assert int(vectors) * int(lanes) >= extent
         assert "row reductions" in lowered.terms
+
+
+@pytest.mark.parametrize(("target", "reason"), [("x86-avx2", "fits one tile, but tiles of whole rows cost"), ("h100", "no block of a GPU kernel")])
+def test_a_machine_that_gains_nothing_keeps_rows_apart(target: str, reason: str) -> None:
+    case = Case("wide", Applied(after(lambda y: F.log_softmax(y, -1)), nn.Linear(1024, 29)), (torch.randn(600, 1024),))
+    regions = [lowered.region for lowered in planned(case, target).regions]
+    assert not joined(regions)
+    assert any(reason in text for region in regions for text in region.reasons)
 
 
 def test_interpreted() -> None:

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Mapping, Sequence
 
-from ..codegen.cpu.contraction import contraction_problem
-from ..cost.cpu import choose_contraction, stored_between
-from ..graph.contraction import anchor, contraction
-from ..hardware.machine import Machine
-from ..ir.computation import Step
-from ..ir.expr import INDEX, Const, Expr, Var, loads, substitute
-from ..ir.graph import Value
-from ..ir.layout import row_major
-from ..ir.region import Region
-from ..schedule.cpu_contraction import longest_row
+from tilewright.codegen.cpu.contraction import contraction_problem
+from tilewright.cost.cpu import choose_contraction, stored_between
+from tilewright.graph.contraction import anchor, contraction
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import INDEX, Const, Expr, Var, loads, substitute
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import row_major
+from tilewright.ir.region import Region
+from tilewright.schedule.cpu_contraction import longest_row
 
 COMBINERS = ("sum", "prod", "max", "min")
 
@@ -140,7 +140,7 @@ class RowJudge:
         tile_loss = seconds - terms["row reductions"] - choose_contraction(free, self.machine, self.threads)[1]
         saved = stored_between(whole, self.machine, self.threads)
         gains = ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in saved.items())
-        compared = f"tiles of whole rows cost {1e6 * tile_loss:.1f} us more, a stored result costs {gains}"
+        compared = f"tiles of whole rows cost {1e6 * max(tile_loss, 0.0):.1f} us more, a stored result costs {gains}"
         if tile_loss > sum(saved.values()):
             return Verdict(False, f"a row of {length} fits one tile, but {compared}")
         return Verdict(True, f"one tile owns the row of {length}: {compared}")
