@@ -120,10 +120,15 @@ class Step:
         points = prod(axis.extent or 1 for axis in (*self.axes, *self.reduction))
         if any(axis.extent == 0 for axis in (*self.axes, *self.reduction)):
             return 0
-        per_point = sum(
-            OPERATIONS[node.operation].flops for node in walk(*self.bodies) if isinstance(node, Apply) and node.dtype != INDEX
-        )
+        per_point = sum(OPERATIONS[node.operation].flops for node in walk(*self.bodies) if isinstance(node, Apply) and not _is_addressing(node))
         return points * (per_point + (len(self.bodies) if self.combiner else 0))
+
+
+def _is_addressing(node: Apply) -> bool:
+    """Whether the operation finds out where an element lies (index arithmetic, bounds checks) rather than what it is."""
+    if node.operation == "select":
+        node = node.args[0]  # type: ignore[assignment]
+    return node.dtype == INDEX or (node.dtype == "bool" and not any(isinstance(part, Load) for part in walk(node)))
 
 
 @dataclass(frozen=True)
