@@ -211,16 +211,29 @@ def test_equal_inputs_are_not_assumed_equal() -> None:
     np.testing.assert_allclose(run(imported, x, x + 1)[0], [-1] * 3, rtol=1e-5)
 
 
-def test_final_states_of_an_lstm_have_their_shapes() -> None:
+@pytest.mark.parametrize("wrong", [False, True])
+def test_final_states_of_an_lstm_have_their_shapes(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`wrong`: with PyTorch's decomposition as it was up to release 2.11."""
+    if wrong:
+        decompositions = torch._decomp.decompositions
+        layer = decompositions.one_layer_lstm
+
+        def with_a_dimension_more(*arguments: Any, **options: Any) -> Any:
+            output, states = layer(*arguments, **options)
+            return output, tuple(state[None] for state in states)
+
+        monkeypatch.setattr(decompositions, "one_layer_lstm", with_a_dimension_more)
+        monkeypatch.setattr(decompositions, "mkldnn_one_layer_lstm", with_a_dimension_more)
+
     class Last(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lstm = torch.nn.LSTM(4, 5, 2, bidirectional=True)
+            self.lstm = torch.nn.LSTM(4, 5 + wrong, 2, bidirectional=True)  # PyTorch remembers shapes that it has told
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             _, (h, c) = self.lstm(x)
             return h[-1] * 2, c
 
     imported = import_module(Last().eval(), (torch.randn(6, 3, 4),))
-    assert [imported.graph.values[name].shape for name in imported.graph.outputs] == [(3, 5), (4, 3, 5)]
+    assert [imported.graph.values[name].shape for name in imported.graph.outputs] == [(3, 5 + wrong), (4, 3, 5 + wrong)]
     assert not any(node.operator == "torch" for node in imported.graph.nodes)

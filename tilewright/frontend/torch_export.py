@@ -53,7 +53,7 @@ _VIEWS = frozenset(
 
 @contextmanager
 def _lstm_states_in_shape() -> Iterator[None]:
-    """While exporting, an LSTM's final states have the shapes of its initial ones, as they have when it runs.
+    """While exporting and decomposing, an LSTM's final states have the shapes of its initial ones, as they have when it runs.
 
     PyTorch's decomposition, which tells export the shapes, leaves a dimension of one in them up to release 2.11.
     """
@@ -134,7 +134,7 @@ def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor
 
     Raises InvalidModel for symbolic sizes, and UnsupportedOperator for complex or quantised tensors."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _lstm_states_in_shape():
             program = program.run_decompositions(dict(_decompositions()))
     except Exception as error:
         raise InvalidModel(f"the exported program cannot be made functional: {error}", "export the module again with this PyTorch release") from error
