@@ -29,7 +29,7 @@ def layer(k: int, c: int, o: int, f: int = 3) -> ContractionProblem:
 
 
 def columns(*schedules: ContractionSchedule) -> dict[str, np.ndarray]:
-    names = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split", "stages")
+    names = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split", "stages", "cluster")
     return {name: np.array([getattr(s, name) for s in schedules]) for name in names}
 
 

@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.gpu_cases import Case, check, convolution_case, double, exp, make_case, matmul_case, random, tensor
-from tilewright.codegen.gpu import lower_gpu
+from tilewright.codegen.gpu import Unsuitable, lower_gpu
 from tilewright.codegen.gpu.product import product_form
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
@@ -246,6 +246,29 @@ SCHEDULES = (
 )
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ContractionSchedule(32, 32, 8, 4, 4, 2, 2, 1),
+        ContractionSchedule(16, 32, 8, 2, 4, 4, 4, 1),
+        ContractionSchedule(64, 16, 8, 4, 2, 8, 2, 1),
+        ContractionSchedule(32, 64, 16, 8, 4, 4, 1, 1),
+    ],
+    ids=str,
+)
+def test_a_split_within_a_cluster(schedule: ContractionSchedule, last: bool) -> None:
+    case = convolution_case(channels=64, outputs=24, size=(7, 6), filter_size=1, halo=False, last=last, epilogue=True)
+    check(case, lower(case, schedule))
+    transposed = matmul_case(batch=(2,), m=20, n=37, r=128, transpose_b=True)
+    check(transposed, lower(transposed, schedule))
+
+
+def test_a_cluster_divides_the_steps_evenly() -> None:
+    with pytest.raises(Unsuitable, match="evenly"):
+        lower(matmul_case(m=20, n=32, r=40), ContractionSchedule(16, 32, 8, 2, 4, 2, 2, 1))
+
+
 @settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
     channels=st.sampled_from([2, 3, 4, 6, 16]),
@@ -343,6 +366,7 @@ TYPICAL = (
     ContractionSchedule(64, 64, 16, 8, 8, 4, 4),
     ContractionSchedule(32, 64, 32, 4, 4, 1, 4),
     ContractionSchedule(64, 128, 16, 8, 8, 4, 3),
+    ContractionSchedule(64, 64, 16, 4, 8, 4, 4, 1),
 )
 
 

@@ -7,67 +7,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 from tilewright.codegen.source import source_text
-from tilewright.ir.expr import Expr, Load, Var, loads, rewrite, variables
-from tilewright.ir.kernel import Allocate, Block, Buffer, Copy, For, If, Kernel, Launch, Let, Prefetch, Statement, Store, statements
+from tilewright.ir.expr import Expr, Load, loads, rewrite, variables
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import (
+    Allocate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Launch,
+    Let,
+    Statement,
+    Store,
+    expressions,
+    map_expressions,
+    statements,
+)
 from tilewright.ir.layout import Layout
-
-
-def map_expressions(root: Statement, change) -> Statement:
-    """The statement with `change` applied to every expression and `change.buffer(name)` to every stored-to buffer."""
-    if isinstance(root, Block):
-        return Block(tuple(map_expressions(s, change) for s in root.statements))
-    if isinstance(root, Let):
-        return Let(root.variable, change(root.value))
-    if isinstance(root, Store):
-        return Store(change.buffer(root.buffer), change(root.offset), change(root.value))
-    if isinstance(root, Copy):
-        return Copy(change.buffer(root.buffer), change(root.offset), change(root.value))
-    if isinstance(root, Prefetch):
-        return Prefetch(change.buffer(root.buffer), change(root.offset))
-    if isinstance(root, For):
-        return replace(root, extent=change(root.extent), body=map_expressions(root.body, change))
-    if isinstance(root, If):
-        otherwise = map_expressions(root.otherwise, change) if root.otherwise is not None else None
-        return If(change(root.condition), map_expressions(root.then, change), otherwise)
-    return root
-
-
-class _Renaming:
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-        self.done: dict[int, tuple[Expr, Expr]] = {}
-
-    def buffer(self, name: str) -> str:
-        return self.names.get(name, name)
-
-    def __call__(self, expr: Expr) -> Expr:
-        known = self.done.get(id(expr))
-        if known is None:
-            fresh = rewrite(
-                expr, lambda n: replace(n, buffer=self.names[n.buffer]) if isinstance(n, Load) and n.buffer in self.names else n
-            )
-            self.done[id(expr)] = known = (expr, fresh)
-        return known[1]
-
-
-def expressions(root: Statement) -> list[Expr]:
-    """Every expression of the statement, in order."""
-    result: list[Expr] = []
-    for s in statements(root):
-        if isinstance(s, Let):
-            result.append(s.value)
-        elif isinstance(s, (Store, Copy)):
-            result += [s.offset, s.value]
-        elif isinstance(s, Prefetch):
-            result.append(s.offset)
-        elif isinstance(s, For):
-            result.append(s.extent)
-        elif isinstance(s, If):
-            result.append(s.condition)
-    return result
+from tilewright.ir.region import Call, Lowered, Region
 
 
 def assemble(
@@ -91,13 +52,35 @@ def assemble(
     parameters = tuple(
         Buffer(names[name], dtypes[name], layouts[name].size, "global", 1, name in written) for name in arguments
     )
-    body = map_expressions(body, _Renaming(names))
+    body = map_expressions(body, _renaming(names), lambda name: names.get(name, name))
     bound = {s.variable for s in statements(body) if isinstance(s, (For, Let))}
     special = ("thread_", "block_")
     free = {v for e in expressions(body) for v in variables(e)} - bound
     scalars = tuple(sorted((v for v in free if not v.name.startswith(special)), key=lambda v: v.name))
     kernel = Kernel("kernel", parameters, body, launch, scalars, header, blocks_per_processor, cluster)
     return replace(kernel, name=f"{kind}_{_digest(kernel)}"), tuple(arguments)
+
+
+def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:
+    """Renames loaded buffers. Expressions of different statements that are one object stay one object."""
+    done: dict[int, tuple[Expr, Expr]] = {}  # by identity; the first of the pair keeps the key from being used again
+
+    def renamed(expr: Expr) -> Expr:
+        if id(expr) not in done:
+            fresh = rewrite(expr, lambda n: replace(n, buffer=names[n.buffer]) if isinstance(n, Load) and n.buffer in names else n)
+            done[id(expr)] = (expr, fresh)
+        return done[id(expr)][1]
+
+    return renamed
+
+
+def single(
+    region: Region, schedule: object, body: Statement, layouts: Mapping[str, Layout], values: Mapping[str, Value], launch: Launch | None = None
+) -> Lowered:
+    """A region as one kernel of that body, and its call."""
+    dtypes = {name: value.dtype for name, value in values.items()}
+    kernel, arguments = assemble(region.kind, body, layouts, dtypes, region.outputs, header=str(schedule), launch=launch)
+    return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
 
 
 def _digest(kernel: Kernel) -> str:
@@ -117,14 +100,3 @@ def block(*parts: Statement | Sequence[Statement]) -> Block:
         else:
             flat.extend(block(*part).statements)
     return Block(tuple(flat))
-
-
-def order_by(axes: Sequence[Var], offset: Expr) -> tuple[Var, ...]:
-    """Axes outermost first: by falling stride in `offset`; what the offset does not know stays in front."""
-    from tilewright.ir.expr import coefficient
-
-    def stride(axis: Var) -> float:
-        value = coefficient(offset, axis)
-        return float("inf") if not value else -abs(value) * -1
-
-    return tuple(sorted(axes, key=lambda axis: -stride(axis)))

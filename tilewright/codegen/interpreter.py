@@ -10,7 +10,8 @@ The kernel becomes C with a check on every access, which is compiled (unoptimise
 - vectors that are not aligned to their size (GPU);
 - barriers that some threads of a block do not reach, or reach another number of times; stores to parameters that are not writable.
 
-Blocks run one after another, those of a cluster in lockstep (any barrier of one then counts as one of all of them). A block's body is split at its barriers: each piece runs for one thread after another, and what a thread keeps
+Blocks run one after another, those of a cluster in lockstep (any barrier of one then counts as one of all of them).
+A block's body is split at its barriers: each piece runs for one thread after another, and what a thread keeps
 across a barrier (variables, register buffers) lives in arrays over the threads. Loops with barriers inside run in lockstep.
 """
 
@@ -119,8 +120,9 @@ class CheckedPrinter(CPrinter):
             stride = -(-size // 64) * 64
             data, flags = self.reserve(stride * self.cluster), self.reserve(buffer.size * self.cluster)
             every = f"for (int rank = 0; rank < {self.cluster}; ++rank)"
-            self.setup.append(f"tw_buffer {name}__all[{self.cluster}]; {every} {name}__all[rank] = (tw_buffer){{arena + {data} + rank * {stride}, {facts}, "
-                              f"(uint8_t *)arena + {flags} + rank * {buffer.size}, tw_shadows({buffer.size}), 0, {aligned}, 1}};")  # fmt: skip
+            marks = f"(uint8_t *)arena + {flags} + rank * {buffer.size}, tw_shadows({buffer.size})"
+            one = f"{{arena + {data} + rank * {stride}, {facts}, {marks}, 0, {aligned}, 1}}"
+            self.setup.append(f"tw_buffer {name}__all[{self.cluster}]; {every} {name}__all[rank] = (tw_buffer){one};")
             self.thread_indices.append(f"tw_buffer *const {name} = &{name}__all[rank];")
             self.cleanup.append(f"{every} free({name}__all[rank].shadow);")
             self.block_start.append(f"{every} tw_forget(&{name}__all[rank]);")

@@ -39,7 +39,7 @@ typedef struct {
     int64_t count, block, thread, epoch;
     tw_pending *copies;
     int64_t copying, capacity;
-    int64_t groups[1024]; /* per thread: groups of copies that are closed */
+    int64_t groups[16384]; /* per thread: groups of copies that are closed */
     char scratch[1024];   /* where accesses out of bounds go */
 } tw_state;
 
@@ -153,9 +153,9 @@ static void tw_await(tw_state *s, int64_t pending) {
     s->copying = kept;
 }
 
-static void tw_no_copies(tw_state *s) {
+static void tw_no_copies(tw_state *s, int64_t threads) {
     s->copying = 0;
-    memset(s->groups, 0, sizeof s->groups);
+    memset(s->groups, 0, (size_t)threads * sizeof *s->groups);
 }
 
 static void tw_forget(const tw_buffer *b) { memset(b->set, 0, (size_t)b->size); }

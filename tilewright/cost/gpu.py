@@ -186,7 +186,8 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
 
     A processor gets b = ceil(blocks / processors) blocks, r of them at once (occupancy): floor(b / r) waves of max(through(r), alone) a step
     and a last one with the rest (the tail). Fill and drain of the pipeline cost some memory latencies a wave. The sum is bounded from below
-    by the distinct bytes from memory. A split adds its parts' traffic through level 2 and one more launch.
+    by the distinct bytes from memory. A split adds its parts' traffic through level 2 and one more launch, or as a cluster two
+    barriers and the traffic between its blocks.
 
     Worked example, fma alone: 64 x 64 x 16 on an h200 takes 64 * 64 * 16 / 128 = 512 cycles a step at peak; 3 blocks of two warps give the four
     schedulers 6 warps, of which two schedulers have two: a third more, less what SCHEDULER_IMBALANCE leaves.
@@ -254,6 +255,9 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
         + (1 + split / 8) * cache2.latency_cycles / machine.clock_hz,
         0.0,
     )
+    # two barriers of the cluster, and every block reads a whole tile's worth of sums from its neighbours
+    meeting = (2 * cache2.latency_cycles + bm * bn * 4 / cache2.bandwidth * np.minimum(each, resident)) / machine.clock_hz
+    combine = np.where(rows["cluster"] > 0, meeting * (full + (rest > 0)), combine)
     seconds = machine.launch_seconds + drain + np.maximum(compute, memory) + combine
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),

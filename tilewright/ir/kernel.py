@@ -13,10 +13,10 @@ Offsets count elements (scalars, also where a vector is loaded or stored). A GPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Iterator, TypeAlias, Union
+from dataclasses import dataclass, replace
+from typing import Callable, Iterator, Mapping, TypeAlias, Union
 
-from tilewright.ir.expr import Expr, Var
+from tilewright.ir.expr import Expr, Var, substitute
 
 
 @dataclass(frozen=True)
@@ -179,3 +179,42 @@ def statements(root: Statement) -> Iterator[Statement]:
         yield from statements(root.then)
         if root.otherwise is not None:
             yield from statements(root.otherwise)
+
+
+def expressions(root: Statement) -> Iterator[Expr]:
+    """The expressions of every statement, in order."""
+    for statement in statements(root):
+        if isinstance(statement, Let):
+            yield statement.value
+        elif isinstance(statement, (Store, Copy)):
+            yield statement.offset
+            yield statement.value
+        elif isinstance(statement, Prefetch):
+            yield statement.offset
+        elif isinstance(statement, For):
+            yield statement.extent
+        elif isinstance(statement, If):
+            yield statement.condition
+
+
+def map_expressions(root: Statement, change: Callable[[Expr], Expr], buffer: Callable[[str], str] = lambda name: name) -> Statement:
+    """The statement with `change` applied to every expression and `buffer` to the name of every buffer that is stored to or prefetched."""
+    if isinstance(root, Block):
+        return Block(tuple(map_expressions(statement, change, buffer) for statement in root.statements))
+    if isinstance(root, Let):
+        return Let(root.variable, change(root.value))
+    if isinstance(root, (Store, Copy)):
+        return type(root)(buffer(root.buffer), change(root.offset), change(root.value))
+    if isinstance(root, Prefetch):
+        return Prefetch(buffer(root.buffer), change(root.offset))
+    if isinstance(root, For):
+        return replace(root, extent=change(root.extent), body=map_expressions(root.body, change, buffer))
+    if isinstance(root, If):
+        otherwise = map_expressions(root.otherwise, change, buffer) if root.otherwise is not None else None
+        return If(change(root.condition), map_expressions(root.then, change, buffer), otherwise)
+    return root
+
+
+def substitute_in(root: Statement, mapping: Mapping[Var, Expr]) -> Statement:
+    """The statement with variables replaced in every expression; a loop over one of them keeps its variable."""
+    return map_expressions(root, lambda expr: substitute(expr, mapping)) if mapping else root

@@ -46,6 +46,8 @@ class ContractionProblem:
     bytes_written: int
     epilogue_bytes: int = 0
     epilogue_flops: float = 0.0
+    row_stages: int = 0
+    """Reductions of whole rows of n, and maps before them, that the kernel does to its result: then a block has to hold whole rows."""
 
     @property
     def flops(self) -> float:
@@ -55,7 +57,8 @@ class ContractionProblem:
 @dataclass(frozen=True)
 class ContractionSchedule:
     """One candidate; `split` blocks share the reduction of one output tile, a second kernel adds their parts in order. `stages` > 1: so many
-    buffers, filled by asynchronous copies that run one step less than that ahead; 1: two buffers, filled by way of registers."""
+    buffers, filled by asynchronous copies that run one step less than that ahead; 1: two buffers, filled by way of registers. `cluster`
+    (0 or 1): the blocks of a split are a cluster that adds the parts through its shared memory, and there is no second kernel."""
 
     block_m: int
     block_n: int
@@ -64,6 +67,7 @@ class ContractionSchedule:
     thread_n: int
     split: int = 1
     stages: int = 1
+    cluster: int = 0
 
     @property
     def threads(self) -> int:
@@ -73,6 +77,7 @@ class ContractionSchedule:
         return (
             f"contraction block={self.block_m}x{self.block_n}x{self.block_k} "
             f"thread={self.thread_m}x{self.thread_n} split={self.split} stages={self.stages}"
+            + " cluster" * self.cluster
         )
 
 
@@ -86,13 +91,17 @@ TILE_AXES = {
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64)
 STAGES = (2, 4)
 """Of asynchronous copies; 1, where the machine has none or a factor is computed while it is read."""
-AXES = (*TILE_AXES, "split", "stages")
+CLUSTERS = (2, 4, 8)
+"""Blocks of a cluster: eight are portable (CUDA C++ Programming Guide, thread block clusters), and parts of a tile must be whole vectors."""
+AXES = (*TILE_AXES, "split", "stages", "cluster")
 
 
 def contraction_space(problem: ContractionProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES; and how many were rejected by reason (tiles that are rejected count once for each split and stage)."""
     copies = machine.compute_capability >= (8, 0) and problem.a.plain and problem.b.plain
-    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,)})
+    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1)})
+    possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
+    rest = {name: column[possible] for name, column in rest.items()}
     each = len(rest["split"])
     tiles = product_of(TILE_AXES)
     tiles, rejected = reject(tiles, tile_rules(tiles, problem, machine))
@@ -111,6 +120,7 @@ def tile_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> 
     a_run = np.where(problem.a.along == "r", bk, bm) // problem.a.lanes
     b_run = np.where(problem.b.along == "r", bk, bn) // problem.b.lanes
     return [
+        ("a block would hold a part of a row that is reduced", (bn < problem.n) & (problem.row_stages > 0)),
         ("threads below two warps or above 512", (threads < 64) | (threads > min(512, machine.threads_per_block))),
         ("tile of m is more than twice the extent", (bm >= 2 * max(problem.m, 8)) & (bm > 16)),
         ("tile of n is more than twice the extent", (bn >= 2 * max(problem.n, 8)) & (bn > 16)),
@@ -136,7 +146,9 @@ def contraction_rules(rows: Columns, problem: ContractionProblem, machine: Machi
         ("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
         ("registers exceed a thread's", registers > machine.registers_per_thread_max),
         ("registers exceed a processor's", registers * threads > machine.registers_per_processor),
+        ("a split block would hold parts of the sums of a row that is reduced", (split > 1) & (problem.row_stages > 0)),
         ("more stages than steps", (stages > 2) & (stages > steps_each)),
+        ("a cluster does not divide the steps evenly", (rows["cluster"] > 0) & (steps % split != 0)),
         ("a split would have nothing to reduce", (split > 1) & ((split - 1) * steps_each >= steps)),
         ("a split reduces fewer than four steps", (split > 1) & (steps_each < 4)),
     ]
@@ -160,7 +172,8 @@ def shared_bytes_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
         flat = bk * (extent + (PADDING if operand.along == "r" else 0))
         deep = extent * (bk + PADDING)
         elements = elements + np.where((stages > 1) & (operand.along == "r"), deep, flat)
-    return buffers * 4 * elements
+    row_elements = (bm * (problem.n + 1) + problem.row_stages * (bm + threads_of(rows))) * (problem.row_stages > 0)
+    return 4 * (buffers * elements + rows["cluster"] * bm * bn + row_elements)
 
 
 def registers_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
@@ -219,6 +232,7 @@ def gemv_space(problem: ContractionProblem, machine: Machine) -> tuple[dict[str,
     return reject(
         rows,
         [
+            ("rows of n are reduced, which no block holds", np.full(len(threads), problem.row_stages > 0)),
             ("too many rows of m", np.full(len(threads), problem.m > GEMV_ROWS)),
             ("threads below a warp or above 512", (threads < 32) | (threads > min(512, machine.threads_per_block))),
             ("more columns than n", (rows["columns"] > 1) & (rows["columns"] * lanes >= 2 * problem.n)),

@@ -5,7 +5,8 @@ tiles out of shared memory, and then store what they fetched to the other of two
 one ahead, without registers. Either way there is one barrier a step. Rows past the end repeat the last one and are never stored; elements past
 the end of the reduction are zero.
 
-With `split` > 1 the blocks of a tile divide the reduction and store parts, which a second kernel adds in order: no atomics.
+With `split` > 1 the blocks of a tile divide the reduction. Either they are a cluster, put their sums into their shared memory, and each adds up
+its share of the tile in the order of the parts; or they store parts, which a second kernel adds in order. No atomics.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tilewright.codegen.gpu.common import (
     vectors_fit,
 )
 from tilewright.codegen.gpu.product import ProductForm, product_form
+from tilewright.codegen.gpu.row_epilogue import TILE, RowBlock, row_epilogue
 from tilewright.codegen.gpu.tile import Tile, in_tile, loader
 from tilewright.codegen.gpu.window import lower_window, window_form
 from tilewright.graph.contraction import contraction
@@ -49,6 +51,7 @@ from tilewright.ir.kernel import (
     Barrier,
     Block,
     Buffer,
+    ClusterBarrier,
     CommitCopies,
     For,
     If,
@@ -68,6 +71,7 @@ from tilewright.schedule.gpu_window import WindowSchedule
 UNROLLED_PRODUCTS = 1024
 """Multiply-adds that one unrolled stretch of the inner loop holds at most."""
 WARP = 32
+PARTS = "parts"
 DEEP = 4
 """Elements of k that a thread reads at once of a tile that lies along k."""
 
@@ -100,7 +104,7 @@ def in_one_or_two(
     """One kernel that stores the region's output; with a split reduction one that stores parts and one that adds them in order.
 
     `lower` makes the body for a form, whose offset knows a variable `part` where it stores parts."""
-    if schedule.split == 1:
+    if schedule.split == 1 or isinstance(schedule, ContractionSchedule) and schedule.cluster:
         form = product_form(region, layouts, values, constants)
         body, launch = lower(form)
         kernel, names = _assembled(region, form, schedule, body, launch, machine)
@@ -140,6 +144,7 @@ def _assembled(
         header=str(schedule),
         launch=launch,
         blocks_per_processor=occupancy,
+        cluster=schedule.split if isinstance(schedule, ContractionSchedule) and schedule.cluster else 1,
     )
 
 
@@ -168,11 +173,15 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     steps_in_all = -(-problem.r // bk)
     steps_each = -(-steps_in_all // schedule.split)
     counts = (schedule.split, problem.batch, -(-problem.m // bm), -(-problem.n // bn))
+    if schedule.cluster and steps_in_all % schedule.split:
+        raise Unsuitable(f"a cluster of {schedule.split} does not divide {steps_in_all} steps evenly")
     launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
     part, batch = Var("part", counts[0]), Var("batch", counts[1])
     tile_m, tile_n = Var("tile_m", counts[2]), Var("tile_n", counts[3])
-    lets, where = named(decode(block_variable(launch), (part, batch, tile_m, tile_n)))
+    # the blocks of a cluster are neighbours
+    order = (batch, tile_m, tile_n, part) if schedule.cluster else (part, batch, tile_m, tile_n)
+    lets, where = named(decode(block_variable(launch), order))
     root: list[Statement] = list(lets)
     part_, batch_, tile_m_, tile_n_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n))
     batch_lets, batch_values = named(decode(batch_, form.batch))
@@ -208,7 +217,13 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         root += _pipeline((a, b), loads, buffers, steps, steps_each, inner)
     else:
         root += _double_buffer((a, b), loads, thread, steps, steps_each, inner)
-    root += _epilogue(form, schedule, bind, first, (a, b), thread_m, thread_n)
+    if form.row_stages:
+        root += _whole_rows(form, schedule, bind, first, (a, b), thread, thread_m, thread_n)
+    elif schedule.cluster:
+        root += _meeting(schedule, (a, b), part_, thread_m, thread_n)
+        root += _shared_epilogue(form, schedule, bind, first, part_, thread)
+    else:
+        root += _epilogue(form, schedule, bind, first, (a, b), thread_m, thread_n)
     return block(root), launch
 
 
@@ -352,6 +367,33 @@ def _inner_product(
     return [For(outer, index_const(bk // stretch), loop) if stretch < bk else loop]
 
 
+def _whole_rows(
+    form: ProductForm,
+    schedule: ContractionSchedule,
+    bind: Mapping[Var, Expr],
+    first: Sequence[Expr],
+    pair: tuple[Tile, Tile],
+    thread: Var,
+    thread_m: Var,
+    thread_n: Var,
+) -> list[Statement]:
+    """Reductions over n, for which the block holds whole rows, and then the store."""
+    tm, tn = schedule.thread_m, schedule.thread_n
+    if schedule.block_n < form.problem.n or schedule.split > 1:
+        raise Unsuitable("a block does not hold whole rows")
+    i, j = Var("i", tm), Var("j", tn)
+
+    def spill(place: Callable[[Expr, Expr], Expr]) -> Statement:
+        column = pair[1].spread(j, thread_n, tn)
+        store = Store(TILE, place(pair[0].spread(i, thread_m, tm), column), Load("acc", (i * tn + j,), "f32"))
+        held: Statement = store if schedule.block_n == form.problem.n else If(compare("lt", column, index_const(form.problem.n)), store)
+        return For(i, index_const(tm), For(j, index_const(tn), held, "unroll"), "unroll")
+
+    at = RowBlock(form.step.name, schedule.block_m, form.problem.n, schedule.threads, form.problem.m, first[0], form.m, form.n, thread)
+    stages = [replace(stage, body=substitute(stage.body, bind)) for stage in form.row_stages]
+    return row_epilogue(at, stages, substitute(form.element, bind), substitute(form.offset, bind), form.output, spill)
+
+
 def _epilogue(
     form: ProductForm,
     schedule: ContractionSchedule,
@@ -390,3 +432,65 @@ def _epilogue(
 
     position = first[0] + pair[0].spread(i, thread_m, tm)
     return [For(i, index_const(tm), block(below(position, form.problem.m, "m", row)), "unroll")]
+
+
+def _meeting(
+    schedule: ContractionSchedule, pair: tuple[Tile, Tile], part: Expr, thread_m: Var, thread_n: Var
+) -> list[Statement]:
+    """Puts the thread's sums into the block's part of `parts` [part, m, n], and meets the other blocks of the cluster."""
+    bm, bn, tm, tn = schedule.block_m, schedule.block_n, schedule.thread_m, schedule.thread_n
+    lanes = 1 if pair[1].deep else min(4, tn)
+    i, j = Var("i", tm), Var("j", tn // lanes)
+    m, n = pair[0].spread(i, thread_m, tm), pair[1].spread(j * lanes, thread_n, tn)
+    put = Store(PARTS, part * (bm * bn) + m * bn + n, Load("acc", (i * tn + j * lanes,), "f32", lanes))
+    return [
+        Allocate(Buffer(PARTS, "f32", schedule.split * bm * bn, "cluster")),
+        For(i, index_const(tm), For(j, index_const(tn // lanes), put, "unroll"), "unroll"),
+        ClusterBarrier(),
+    ]
+
+
+def _shared_epilogue(
+    form: ProductForm,
+    schedule: ContractionSchedule,
+    bind: Mapping[Var, Expr],
+    first: Sequence[Expr],
+    part: Expr,
+    thread: Var,
+) -> list[Statement]:
+    """Each block of the cluster adds up and stores its share of the tile, in vectors along n where the output allows it."""
+    bm, bn = schedule.block_m, schedule.block_n
+    lanes = form.problem.store_lanes
+    share = bm * bn // (schedule.split * lanes)
+    element, offset = substitute(form.element, bind), substitute(form.offset, bind)
+    if lanes > 1:
+        wide = vectors_fit(element, form.n[-1], lanes, form.layouts)
+        assert wide is not None
+        element = as_lanes(wide, lanes)
+    turn = Var("turn", -(-share // schedule.threads))
+
+    def vector(at: Var) -> list[Statement]:
+        place = Var("place", bm * bn)
+        mine = part * share + at
+        total: Expr = Load(PARTS, (place,), "f32", lanes)
+        for other in range(1, schedule.split):
+            total = total + Load(PARTS, (place + other * bm * bn,), "f32", lanes)
+        held = Var("sum", None, "f32", lanes)
+        value = replace_loads(element, {form.step.name: held})
+
+        def row(m: Var) -> list[Statement]:
+            m_lets, mapping = named(decode(m, form.m))
+
+            def store(n: Var) -> list[Statement]:
+                n_lets, more = named(decode(n, form.n))
+                everything = {**mapping, **more}
+                shared, (where, what) = bind_shared([substitute(offset, everything), substitute(value, everything)])
+                return [*n_lets, *shared, Store(form.output, where, what)]
+
+            return [*m_lets, *below(first[1] + place % bn, form.problem.n, "n", store)]
+
+        return [Let(place, mine * lanes), Let(held, total), *below(first[0] + place // bn, form.problem.m, "m", row)]
+
+    body = block(below(turn * schedule.threads + thread, share, "at", vector))
+    # no block ends while others read its sums
+    return [For(turn, index_const(turn.extent or 1), body, "unroll"), ClusterBarrier()]
