@@ -359,7 +359,7 @@ def eliminate_common_subexpressions(graph: Graph) -> Graph:
     key: Any
     for name, tensor in graph.constants.items():
         if tensor.numel() <= 4096:
-            key = (tuple(tensor.shape), tensor.dtype, tensor.numpy().tobytes())
+            key = (tuple(tensor.shape), tensor.dtype, tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
             if tensors.setdefault(key, name) != name and name not in outputs:
                 names[name] = tensors[key]
     changed = bool(names)

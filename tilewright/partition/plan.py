@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from tilewright.codegen.cpu import lower_cpu
 from tilewright.codegen.cpu.contraction import contraction_problem
@@ -137,12 +137,71 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
 
 
 def without_kernels(program: Program, failures: Mapping[str, str]) -> Program:
-    """The program with every region that calls one of the failed kernels run through PyTorch; `failures` says why, by kernel."""
-    regions = []
-    for lowered in program.regions:
+    """The program with every region that calls one of the failed kernels run by PyTorch or by its operators' definitions; `failures` says
+    why, by kernel. A loop of which one part failed runs as a whole; a copy that only lowering needed becomes a node of the graph."""
+    graph = program.graph
+    lost: dict[int, list[str]] = {}
+    for index, lowered in enumerate(program.regions):
         why = [failures[kernel.name] for kernel in lowered.kernels if kernel.name in failures]
         if why:
-            region = replace(lowered.region, kind="torch", reasons=(*lowered.region.reasons, *(f"kernel failed: {w}" for w in why)))
+            lost[index] = why
+    loops = {index: _loop_parts(program, lowered.region) for index, lowered in enumerate(program.regions) if lowered.region.kind == "scan"}
+    skipped: set[int] = set()
+    for index, parts in loops.items():
+        why = list(dict.fromkeys(reason for part in parts for reason in lost.pop(part, [])))
+        if why:
+            lost[index] = why
+            skipped |= parts - {index}
+    for index in lost:
+        region = program.regions[index].region
+        if not region.nodes:
+            graph = _with_copy(graph, region)
+    made = graph.producers()
+    regions = []
+    for index, lowered in enumerate(program.regions):
+        if index in skipped:
+            continue
+        if index in lost:
+            region, reasons = lowered.region, tuple(f"kernel failed: {why}" for why in lost[index])
+            outputs = region.outputs
+            if index in loops:
+                written = {name for part in loops[index] for name in program.regions[part].region.outputs}
+                outputs = tuple(name for name in region.nodes[0].outputs if name in written)
+            nodes = _sufficient(graph, made, outputs, frozenset(program.storage) - frozenset(outputs))
+            own = {name for node in nodes for name in node.outputs}
+            inputs = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name not in own))
+            region = replace(region, kind="torch", nodes=nodes, inputs=inputs, outputs=outputs, reasons=(*region.reasons, *reasons))
             lowered = Lowered(region, "PyTorch", (), ())
         regions.append(lowered)
-    return replace(program, regions=tuple(regions))
+    return replace(program, graph=graph, regions=tuple(regions))
+
+
+def _loop_parts(program: Program, loop: Region) -> frozenset[int]:
+    """Positions of the regions that a loop became: itself, and those that write or read its states' histories."""
+    histories = {f"{loop.nodes[0].name}.state{i}" for i in range(loop.nodes[0].attributes["states"])}
+    return frozenset(
+        index
+        for index, lowered in enumerate(program.regions)
+        if lowered.region is loop or histories.intersection((*lowered.region.inputs, *lowered.region.outputs))
+    )
+
+
+def _with_copy(graph: Graph, region: Region) -> Graph:
+    """The graph with a node for a region that no node asked for: it copies its one input into another layout."""
+    (source,), (target,) = region.inputs, region.outputs
+    value = graph.values[source]
+    values = MappingProxyType({**graph.values, target: Value(target, value.shape, value.dtype)})
+    return replace(graph, nodes=(*graph.nodes, Node(target, "copy", (source,), (target,))), values=values)
+
+
+def _sufficient(graph: Graph, made: Mapping[str, Node], outputs: Sequence[str], stored: frozenset[str]) -> tuple[Node, ...]:
+    """The nodes that make the outputs from stored values and constants, in the graph's order."""
+    needed: set[str] = set()
+    waiting = list(outputs)
+    while waiting:
+        node = made.get(waiting.pop())
+        if node is None or node.name in needed:
+            continue
+        needed.add(node.name)
+        waiting += [name for name in node.inputs if name not in stored]
+    return tuple(node for node in graph.nodes if node.name in needed)
