@@ -156,6 +156,12 @@ def _divided_axis(step: Step) -> tuple[Var, int] | None:
     return None
 
 
+def storage_order(axes: Sequence[Var], offset: Expr) -> tuple[Var, ...]:
+    """The axes by their stride in a flat offset, largest first; those that the offset does not know, or not linearly, come first."""
+    strides = {axis: coefficient(offset, axis) for axis in axes}
+    return tuple(sorted(axes, key=lambda axis: -abs(strides[axis] or (1 << 62))))
+
+
 def mergeable(outer: Var, inner: Var, offsets: Iterable[Expr]) -> bool:
     """Whether every offset walks (outer, inner) as one axis: linear in both, outer's stride = inner's stride * inner's extent."""
     for offset in offsets:

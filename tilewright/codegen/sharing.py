@@ -6,11 +6,11 @@ would have 2^d leaves; so nodes in several places get a name. But a load that st
 
 from __future__ import annotations
 
-from typing import Iterator, Sequence, TypeAlias
+from typing import Sequence, TypeAlias
 
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, children, walk
-from tilewright.ir.kernel import Copy, For, If, Let, Prefetch, Statement, Store, statements
+from tilewright.ir.kernel import Statement, expressions
 
 Guard: TypeAlias = tuple[tuple[Expr, bool], ...]
 """Conditions with the outcome that leads to a node, outermost first; empty where the node is always evaluated."""
@@ -67,22 +67,6 @@ def is_risky(node: Expr) -> bool:
         return True
     divides = isinstance(node, Apply) and node.operation in ("floordiv", "mod", "truncdiv", "fmod") and not is_float(node.dtype)
     return divides and not (isinstance(node, Apply) and isinstance(node.args[1], Const) and node.args[1].value != 0)
-
-
-def expressions(root: Statement) -> Iterator[Expr]:
-    """The expressions of every statement."""
-    for statement in statements(root):
-        if isinstance(statement, Let):
-            yield statement.value
-        elif isinstance(statement, (Store, Copy)):
-            yield statement.offset
-            yield statement.value
-        elif isinstance(statement, Prefetch):
-            yield statement.offset
-        elif isinstance(statement, For):
-            yield statement.extent
-        elif isinstance(statement, If):
-            yield statement.condition
 
 
 def used_variables(root: Statement) -> frozenset[str]:

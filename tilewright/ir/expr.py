@@ -154,6 +154,11 @@ def const(value: float | int | bool, dtype: str) -> Const:
     return Const(bool(value) if dtype == "bool" else int(value), dtype)
 
 
+def index_const(value: int) -> Const:
+    """An integer as an index."""
+    return Const(value, INDEX)
+
+
 def wrap(value: Operand, like: str = INDEX) -> Expr:
     """A Python number as a constant of the type `like`; an expression as it is."""
     if isinstance(value, (bool, int, float)):
@@ -249,6 +254,7 @@ def cast(a: Expr, dtype: str) -> Expr:
 
 TRUE: Expr = Const(True, "bool")
 FALSE: Expr = Const(False, "bool")
+ZERO: Expr = index_const(0)
 
 
 # --- index arithmetic -------------------------------------------------------------------------------------------------
@@ -543,3 +549,10 @@ def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
 def substitute(root: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     """The expression with variables replaced, simplified."""
     return rewrite(root, lambda node: mapping.get(node, node) if isinstance(node, Var) else node)
+
+
+def replace_loads(root: Expr, mapping: Mapping[str, Expr]) -> Expr:
+    """The expression with loads of the named buffers, at whatever index, replaced by expressions."""
+    if not mapping:
+        return root
+    return rewrite(root, lambda node: mapping.get(node.buffer, node) if isinstance(node, Load) else node)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Mapping
 
 from tilewright.codegen.cpu.contraction import lower_contraction
-from tilewright.codegen.cpu.simple import lower_map, lower_prefix, lower_rows
+from tilewright.codegen.cpu.map import lower_map
+from tilewright.codegen.cpu.prefix import lower_prefix
+from tilewright.codegen.cpu.rows import lower_rows
 from tilewright.codegen.cpu.window import lower_window
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value

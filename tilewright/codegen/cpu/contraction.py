@@ -19,16 +19,31 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Mapping, Sequence
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, vectorise
-from tilewright.codegen.assemble import assemble, block, order_by
-from tilewright.codegen.cpu.simple import SERIAL_WORK, ZERO, _substituted, count, lower_map, reduction
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
+from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.cpu.common import SERIAL_WORK, reduction
+from tilewright.codegen.cpu.map import lower_map
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import Apply, Const, Expr, Load, Var, binary, coefficient, loads, rewrite, substitute, variables
+from tilewright.ir.expr import (
+    ZERO,
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    coefficient,
+    index_const,
+    loads,
+    rewrite,
+    substitute,
+    variables,
+)
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Let, Prefetch, Statement, Store
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Let, Prefetch, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, Lowered, Region, Storage
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
@@ -80,7 +95,7 @@ def _prepare(region: Region, layouts: Mapping[str, Layout], constants: Mapping[s
         result = Var(f"total{len(stages)}", None, body.dtype) if step.combiner else None
         stages.append(_Stage(body, step if step.combiner else None, result))
         held[step.name] = result if result is not None else Var(ACCUMULATOR, None, "f32")
-    ordered = order_by(found.m, offset)
+    ordered = storage_order(found.m, offset)
     axes, merged = merge_axes(ordered, [a, offset, *(stage.body for stage in stages)])
     units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
     merged = tuple(substitute(e, units) for e in merged)
@@ -205,9 +220,9 @@ def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile
             parts.append(tile.emit(row_start, rows, ZERO, width))
         elif full:
             at = Var("tile_column", full)
-            parts.append(For(at, count(full), tile.emit(row_start, rows, at * width, width)))
+            parts.append(For(at, index_const(full), tile.emit(row_start, rows, at * width, width)))
         if columns % width:
-            parts.append(tile.emit(row_start, rows, count(full * width), columns % width))
+            parts.append(tile.emit(row_start, rows, index_const(full * width), columns % width))
         return parts
 
     parallel: list[Var] = [*nest.batch, *nest.n_outer]
@@ -216,14 +231,14 @@ def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile
         inside: Statement
         whole = tile.emit(ZERO, 1, at * width, width)
         if columns % width:
-            rest = tile.emit(ZERO, 1, count(columns // width * width), columns % width)
+            rest = tile.emit(ZERO, 1, index_const(columns // width * width), columns % width)
             inside = If(at < columns // width, whole, rest)
         else:
             inside = whole
         m_axes: list[Var] = [*nest.outer, at]
     elif row_extent % height:
         full = row_extent // height
-        last = block(column_tiles(count(full * height), row_extent % height))
+        last = block(column_tiles(index_const(full * height), row_extent % height))
         inside = If(row_tile < full, block(column_tiles(row_tile * height, height)), last) if full else last
         m_axes = [*nest.outer, row_tile]
     else:
@@ -233,11 +248,11 @@ def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile
     parallel += [axis for axis in order if axis.extent != 1]
     single: dict[Var, Expr] = {axis: ZERO for axis in order if axis.extent == 1}
     if single:
-        inside = _substituted(inside, single)
+        inside = substitute_in(inside, single)
     work = nest.found.flops
     result = inside
     for axis in reversed(parallel):
-        result = For(axis, count(axis.extent or 0), result, "parallel" if work > 8 * SERIAL_WORK else "serial")
+        result = For(axis, index_const(axis.extent or 0), result, "parallel" if work > 8 * SERIAL_WORK else "serial")
     return result
 
 
@@ -262,10 +277,10 @@ class _Tile:
         zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
         k = Var("k", size)
         start: list[Statement] = [Allocate(Buffer("acc", "f32", size * lanes, "register", lanes))]
-        start.append(For(k, count(size), Store("acc", k * lanes, zero), "unroll"))
+        start.append(For(k, index_const(size), Store("acc", k * lanes, zero), "unroll"))
         inner: Statement = block(self._accumulate(row_start, rows, column_start, columns))
         for axis in reversed(self.nest.found.r):
-            inner = For(axis, count(axis.extent or 0), inner)
+            inner = For(axis, index_const(axis.extent or 0), inner)
         return block(start, inner, self._store(row_start, column_start, rows, columns))
 
     def _at(self, expr: Expr, row: Expr, column: Expr) -> Expr:
@@ -282,13 +297,13 @@ class _Tile:
         i, j, v = Var("i", rows), Var("j", columns), Var("v", vectors)
         weight = Load("b", (v * lanes,), "f32", lanes)
         result: list[Statement] = [Allocate(Buffer("b", "f32", vectors * lanes, "register", lanes))]
-        result.append(For(v, count(vectors), Store("b", v * lanes, Load(self.packed, (base + v * lanes,), "f32", lanes)), "unroll"))
+        result.append(For(v, index_const(vectors), Store("b", v * lanes, Load(self.packed, (base + v * lanes,), "f32", lanes)), "unroll"))
         pixel = Var("a", None, "f32")
         at = (i * columns + j) * (vectors * lanes) + v * lanes
         old = Load("acc", (at,), "f32", lanes)
         update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), "f32", lanes)), "f32", lanes))
         element = self._at(self.nest.a, row_start + i, column_start + j)
-        body: Statement = block(Let(pixel, element), For(v, count(vectors), update, "unroll"))
+        body: Statement = block(Let(pixel, element), For(v, index_const(vectors), update, "unroll"))
         return [*result, *self._prefetch(), self._over_pixels(body, i, j)]
 
     def _prefetch(self) -> list[Statement]:
@@ -310,7 +325,7 @@ class _Tile:
     def _over_pixels(body: Statement, i: Var, j: Var) -> Statement:
         for axis in (j, i):
             if axis.extent != 1:
-                body = For(axis, count(axis.extent or 0), body, "unroll")
+                body = For(axis, index_const(axis.extent or 0), body, "unroll")
         return body
 
     def _store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement:
@@ -348,7 +363,7 @@ class _Tile:
         one = rewrite(one, lambda x: held_at if x == accumulated else x)
         where = self._at(substitute(self.nest.offset, place), row_start + i, column_start + j)
         lets, (one, where) = bind_shared([one, where])
-        store = For(v, count(vectors), block(lets, Store(self.region.outputs[0], where, one)), "unroll")
+        store = For(v, index_const(vectors), block(lets, Store(self.region.outputs[0], where, one)), "unroll")
         return self._over_pixels(store, i, j)
 
     def _spill(self, vectors: int) -> list[Statement]:
@@ -356,7 +371,7 @@ class _Tile:
         lanes = self.schedule.lanes
         k = Var("k", vectors)
         copy = Store("spill", k * lanes, Load("acc", (k * lanes,), "f32", lanes))
-        return [Allocate(Buffer("spill", "f32", vectors * lanes, "register")), For(k, count(vectors), copy, "unroll")]
+        return [Allocate(Buffer("spill", "f32", vectors * lanes, "register")), For(k, index_const(vectors), copy, "unroll")]
 
     def _row_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Block:
         """Pixel by pixel: maps and reductions over the row of channels that the tile holds, then the epilogue."""
@@ -375,7 +390,7 @@ class _Tile:
         for stage in nest.stages:
             if stage.reduction is None or stage.result is None:
                 lets, (value,) = bind_shared([here(stage.body)])
-                parts.append(For(lane, count(extent), block(lets, Store("spill", held.index[0], value)), "simd"))
+                parts.append(For(lane, index_const(extent), block(lets, Store("spill", held.index[0], value)), "simd"))
                 continue
             reduce = replace(stage.reduction, reduction=(lane,))
             accumulate, results = reduction(reduce, [here(stage.body)], "simd", f"{stage.result.name}_")
@@ -385,13 +400,13 @@ class _Tile:
         lets, (value, where) = bind_shared([here(nest.epilogue), here(nest.offset)])
         store: Statement = block(lets, Store(self.region.outputs[0], where, value))
         if nest.n in variables(nest.offset):
-            store = For(lane, count(extent), store, "simd")
+            store = For(lane, index_const(extent), store, "simd")
         pixel: Statement = block(parts, store)
         for axis in (column, row):
             if axis.extent != 1:
-                pixel = For(axis, count(axis.extent or 0), pixel)
+                pixel = For(axis, index_const(axis.extent or 0), pixel)
             else:
-                pixel = _substituted(pixel, {axis: ZERO})
+                pixel = substitute_in(pixel, {axis: ZERO})
         return block(self._spill(rows * columns * self.schedule.vectors), pixel)
 
     def _guarded_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Block:
@@ -409,15 +424,15 @@ class _Tile:
         where = self._at(substitute(self.nest.offset, place), row_start + row, column_start + column)
         lets, (value, where) = bind_shared([value, where])
         extent = n.extent or 0
-        width: Expr = count(panel_width)
+        width: Expr = index_const(panel_width)
         if extent % panel_width:
-            width = count(extent) if extent < panel_width else binary("min", extent - self.panel * panel_width, count(panel_width))
+            width = index_const(extent) if extent < panel_width else binary("min", extent - self.panel * panel_width, index_const(panel_width))
         store: Statement = block(lets, Store(self.region.outputs[0], where, value))
         # the axis along which the result is contiguous goes innermost
         if coefficient(self.nest.offset, n) == 1 or self.nest.columns.extent == 1:
-            order: tuple[tuple[Var, Expr], ...] = ((lane, width), (column, count(columns)), (row, count(rows)))
+            order: tuple[tuple[Var, Expr], ...] = ((lane, width), (column, index_const(columns)), (row, index_const(rows)))
         else:
-            order = ((column, count(columns)), (lane, width), (row, count(rows)))
+            order = ((column, index_const(columns)), (lane, width), (row, index_const(rows)))
         for axis, bound in order:
             store = For(axis, bound, store)
         return block(result, store)

@@ -16,14 +16,14 @@ from math import prod
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, vectorise
-from tilewright.codegen.assemble import block, order_by
-from tilewright.codegen.cpu.simple import SERIAL_WORK, ZERO, _single, _substituted, count, loops, nest, reduction, with_results
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
+from tilewright.codegen.assemble import block, single
+from tilewright.codegen.cpu.common import SERIAL_WORK, loops, nest, reduction, with_results
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import COMBINERS, Step
-from tilewright.ir.expr import TRUE, Apply, Expr, Load, Var, coefficient, loads, rewrite, substitute, variables
+from tilewright.ir.expr import TRUE, ZERO, Apply, Expr, Load, Var, coefficient, index_const, loads, rewrite, substitute, variables
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, permuted
 from tilewright.ir.region import Lowered, Region, Storage
 
@@ -37,25 +37,23 @@ def lower_window(
 ) -> Lowered:
     """Each output element reduces its window serially; neighbouring channels fill the vector lanes."""
     offset = layouts[region.outputs[0]].offset(region.steps[-1].index)
-    lane = order_by(region.steps[0].axes, offset)[-1:]
+    lane = storage_order(region.steps[0].axes, offset)[-1:]
     region, storage = _packed_along(region, lane, layouts, values, constants)
     layouts = {**layouts, **{name: entry.layout for name, entry in storage.items()}}
     values = {**values, **{name: entry.value for name, entry in storage.items()}}
     reduce, final = region.steps[0], region.steps[-1]
     bodies = [flatten(b, layouts) for b in reduce.bodies]
     result = flatten(final.bodies[0], layouts) if final is not reduce else None
-    axes, merged = merge_axes(order_by(reduce.axes, offset), [*bodies, offset, *([result] if result is not None else [])])
+    axes, merged = merge_axes(storage_order(reduce.axes, offset), [*bodies, offset, *([result] if result is not None else [])])
     points = prod(axis.extent or 0 for axis in reduce.reduction)
 
-    def element(_: Sequence[Var]) -> list[Statement]:
-        accumulate, totals = reduction(reduce, list(merged[: len(bodies)]), "unroll" if points <= UNROLLED_POINTS else "serial")
-        component = reduce.names.index(region.outputs[0]) if region.outputs[0] in reduce.names else 0
-        value = totals[component] if result is None else with_results(merged[-1], reduce, totals)
-        lets, (value, where) = bind_shared([value, merged[len(bodies)]])
-        return [*accumulate, *lets, Store(region.outputs[0], where, value)]
-
-    body = _vector_tiles(region, reduce, axes, merged, points, machine.vector_lanes(), block(element(axes)))
-    lowered = _single(region, layouts, values, body or nest(axes, element, max(reduce.flops(), 1)))
+    accumulate, totals = reduction(reduce, list(merged[: len(bodies)]), "unroll" if points <= UNROLLED_POINTS else "serial")
+    component = reduce.names.index(region.outputs[0]) if region.outputs[0] in reduce.names else 0
+    value = totals[component] if result is None else with_results(merged[-1], reduce, totals)
+    lets, (value, where) = bind_shared([value, merged[len(bodies)]])
+    element = block(accumulate, lets, Store(region.outputs[0], where, value))
+    tiles = _vector_tiles(region, reduce, axes, merged, points, machine.vector_lanes(), element)
+    lowered = single(region, "loops", tiles or nest(axes, element, max(reduce.flops(), 1)), layouts, values)
     return replace(lowered, storage=MappingProxyType(storage))
 
 
@@ -121,7 +119,7 @@ class _Tile:
         if self.guard != TRUE:
             tap = If(substitute(self.guard, here), tap)
         for axis in reversed([axis for axis in self.reduce.reduction if axis.extent != 1]):
-            tap = For(axis, count(axis.extent or 0), tap, "unroll" if self.unrolled else "serial")
+            tap = For(axis, index_const(axis.extent or 0), tap, "unroll" if self.unrolled else "serial")
         result = rewrite(substitute(self.value, here), lambda n: held if isinstance(n, Load) and n.buffer == self.reduce.name else n)
         if result.lanes == 1:
             result = Apply("broadcast", (result,), "f32", self.lanes)
@@ -129,7 +127,7 @@ class _Tile:
         zero = Apply("broadcast", (identity,), "f32", self.lanes)
         return block(
             Allocate(Buffer("acc", "f32", size * self.lanes, "register", self.lanes)),
-            For(k, count(size), Store("acc", k * self.lanes, zero), "unroll"),
+            For(k, index_const(size), Store("acc", k * self.lanes, zero), "unroll"),
             tap,
             _over(block(lets, Store(self.region.outputs[0], where, result)), j, v),
         )
@@ -138,7 +136,7 @@ class _Tile:
 def _over(body: Statement, *axes: Var) -> Statement:
     for axis in reversed(axes):
         if axis.extent != 1:
-            body = For(axis, count(axis.extent or 0), body, "unroll")
+            body = For(axis, index_const(axis.extent or 0), body, "unroll")
     return body
 
 
@@ -177,16 +175,16 @@ def _vector_tiles(
         at = Var("tile", across // size)
         full = tile.emit(at * size, size)
         inside = block(
-            For(at, count(across // size), full) if at.extent != 1 else _substituted(full, {at: ZERO}),
-            [tile.emit(count(across // size * size), across % size)] if across % size else [],
+            For(at, index_const(across // size), full) if at.extent != 1 else substitute_in(full, {at: ZERO}),
+            [tile.emit(index_const(across // size * size), across % size)] if across % size else [],
         )
     parallel = reduce.flops() > SERIAL_WORK
     rest = extent % width
     if not rest:
         kept = [axis for axis in (*outer, blocks) if axis.extent != 1]
-        return loops(kept, inside if blocks.extent != 1 else _substituted(inside, {blocks: ZERO}), parallel)
+        return loops(kept, inside if blocks.extent != 1 else substitute_in(inside, {blocks: ZERO}), parallel)
     within = Var("within", rest)
-    last: Statement = For(within, count(rest), _substituted(element, {lane: within + (extent - rest)}), "simd")
+    last: Statement = For(within, index_const(rest), substitute_in(element, {lane: within + (extent - rest)}), "simd")
     if pixel is not None:
-        last = For(pixel, count(pixel.extent or 0), last)
-    return loops(outer, block(For(blocks, count(extent // width), inside), last), parallel)
+        last = For(pixel, index_const(pixel.extent or 0), last)
+    return loops(outer, block(For(blocks, index_const(extent // width), inside), last), parallel)

@@ -1,0 +1,89 @@
+"""What the CPU schemas share: loops over threads and vector lanes, and reductions into scalars."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Sequence
+
+from tilewright.codegen.access import bind_shared
+from tilewright.codegen.assemble import block
+from tilewright.ir.computation import COMBINERS, Step
+from tilewright.ir.expr import ZERO, Expr, Load, Var, binary, index_const, replace_loads, substitute
+from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store, substitute_in
+
+SERIAL_WORK = 1 << 14
+"""Below this many element operations a parallel region costs more than it saves."""
+CHUNK = 2048
+"""Elements of a single long axis that a thread takes at a time."""
+
+
+def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = False) -> Statement:
+    """Loops over the axes, outermost first; parallel: all of them (collapsed) across threads; simd: the innermost across lanes."""
+    result = body
+    for depth, axis in enumerate(reversed(axes)):
+        kind = "parallel" if parallel else "simd" if simd and depth == 0 else "serial"
+        result = For(axis, index_const(axis.extent or 0), result, kind)
+    return result
+
+
+def nest(axes: Sequence[Var], body: Statement, work: int) -> Statement:
+    """Threads over the outer axes and lanes over the innermost; a long single axis is cut into chunks for the threads."""
+    if not axes:
+        return body
+    if work <= SERIAL_WORK:
+        return loops(axes, body, False, simd=True)
+    *outer, inner = axes
+    extent = inner.extent or 0
+    if prod(axis.extent or 0 for axis in outer) >= 32:
+        return loops(outer, For(inner, index_const(extent), body, "simd"), True)
+    chunks = -(-extent // CHUNK)
+    if chunks <= 1:
+        return loops(outer, For(inner, index_const(extent), body, "simd"), bool(outer))
+    chunk, within = Var("chunk", chunks), Var("within", CHUNK)
+    length: Expr = index_const(CHUNK)
+    if extent % CHUNK:
+        length = binary("min", extent - chunk * CHUNK, index_const(CHUNK))
+    moved = substitute_in(body, {inner: chunk * CHUNK + within})
+    return loops([*outer, chunk], For(within, length, moved, "simd"), True)
+
+
+def with_results(body: Expr, step: Step, totals: Sequence[Expr]) -> Expr:
+    """The body with loads of the step's results replaced by where they are held."""
+    held = dict(zip(step.names, totals, strict=True))
+    return replace_loads(body, held)
+
+
+def reduction(step: Step, bodies: Sequence[Expr], kind: str, prefix: str = "acc") -> tuple[list[Statement], list[Expr]]:
+    """Statements that reduce flat bodies over the step's reduced axes into scalars, and loads of the results."""
+    combiner = COMBINERS[step.combiner or ""]
+    names = [f"{prefix}{i}" for i in range(combiner.components)]
+    dtypes = tuple(body.dtype for body in bodies)
+    held = tuple(Load(name, (ZERO,), dtype) for name, dtype in zip(names, dtypes, strict=True))
+    result: list[Statement] = []
+    for name, dtype, identity in zip(names, dtypes, combiner.identity(dtypes), strict=True):
+        result += [Allocate(Buffer(name, dtype, 1, "register")), Store(name, ZERO, identity)]
+    zero: dict[Var, Expr] = {axis: ZERO for axis in step.reduction if axis.extent == 1}
+    bodies = [substitute(b, zero) for b in bodies] if zero else bodies
+    update = block(combined(names, combiner.combine(held, tuple(bodies)), ZERO))
+    axes = [axis for axis in step.reduction if axis.extent != 1]
+    simd_safe = combiner.components == 1 and step.combiner in ("sum", "prod", "max", "min") and dtypes[0] in ("f32", "f64", "i32", "i64")
+    inner: Statement = update
+    for depth, axis in enumerate(reversed(axes)):
+        if kind == "simd":
+            if depth == 0 and simd_safe:
+                inner = For(axis, index_const(axis.extent or 0), inner, "simd", ((names[0], step.combiner or ""),))
+            else:
+                inner = For(axis, index_const(axis.extent or 0), inner)
+        else:
+            inner = For(axis, index_const(axis.extent or 0), inner, kind)
+    return [*result, inner], list(held)
+
+
+def combined(names: Sequence[str], values: Sequence[Expr], offset: Expr) -> list[Statement]:
+    """acc = combined, all components at once (a component's update must not see another's new value)."""
+    if len(names) == 1:
+        lets, (value,) = bind_shared([values[0]], "w")
+        return [*lets, Store(names[0], offset, value)]
+    lets, fresh = bind_shared(list(values), "w")
+    held = [Let(Var(f"next{i}", None, value.dtype), value) for i, value in enumerate(fresh)]
+    return [*lets, *held, *[Store(name, offset, h.variable) for name, h in zip(names, held, strict=True)]]

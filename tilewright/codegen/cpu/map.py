@@ -1,0 +1,33 @@
+"""Lowering of the `map` schema on CPUs: every element of the output in the order of its storage."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Mapping
+
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order
+from tilewright.codegen.assemble import block, single
+from tilewright.codegen.cpu.common import nest
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Expr
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Store
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Lowered, Region
+
+
+def lower_map(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
+    """out[index] = body, in the order of the output's layout, contiguous axes merged."""
+    step = split_divided_axes(region.steps[-1])
+    body, offset = flat_step(step, region, layouts)
+    axes, (body, offset) = merge_axes(storage_order(step.axes, offset), [body, offset])
+
+    lets, (value, where) = bind_shared([body, offset])
+    element = block(lets, Store(region.outputs[0], where, value))
+    return single(region, "loops", nest(axes, element, max(step.flops(), prod(step.shape))), layouts, values)
+
+
+def flat_step(step: Step, region: Region, layouts: Mapping[str, Layout]) -> tuple[Expr, Expr]:
+    """(body, store offset) of a map with flat loads."""
+    return flatten(step.bodies[0], layouts), layouts[region.outputs[0]].offset(step.index)
