@@ -137,12 +137,24 @@ def test_a_tile_holds_whole_rows() -> None:
         assert "row reductions" in lowered.terms
 
 
-@pytest.mark.parametrize(("target", "reason"), [("x86-avx2", "fits one tile, but tiles of whole rows cost"), ("h100", "no block of a GPU kernel")])
-def test_a_machine_that_gains_nothing_keeps_rows_apart(target: str, reason: str) -> None:
-    case = Case("wide", Applied(after(lambda y: F.log_softmax(y, -1)), nn.Linear(1024, 29)), (torch.randn(600, 1024),))
+@pytest.mark.parametrize(("target", "rows", "columns"), [("x86-avx2", 600, 1024), ("h200", 1, 84)])
+def test_a_machine_that_gains_nothing_keeps_rows_apart(target: str, rows: int, columns: int) -> None:
+    case = Case("wide", Applied(after(lambda y: F.log_softmax(y, -1)), nn.Linear(columns, 29)), (torch.randn(rows, columns),))
     regions = [lowered.region for lowered in planned(case, target).regions]
     assert not joined(regions)
-    assert any(reason in text for region in regions for text in region.reasons)
+    assert any("a row of 29 fits one" in text for region in regions for text in region.reasons)
+
+
+def test_blocks_hold_whole_rows_and_do_not_split_the_sum() -> None:
+    region = planned(JOINING["additive mask"], "h200").regions[0]
+    assert joined([region.region]) and "split=1" in region.schedule and "rows" in region.terms
+    assert int(region.schedule.split("block=")[1].split("x")[1]) >= 37
+    regions = [lowered.region for lowered in planned(JOINING["softmax of 150"], "h200").regions]
+    assert any("a block would hold a part of a row" in text for other in regions for text in other.reasons)
+
+
+def test_interpreted_blocks() -> None:
+    check_interpreted(list(JOINING.values()), machine("h200"))
 
 
 def test_interpreted() -> None:

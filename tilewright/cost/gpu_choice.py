@@ -16,6 +16,7 @@ from tilewright.codegen.gpu.product import product_form
 from tilewright.codegen.gpu.rows import rows_form
 from tilewright.codegen.gpu.window import window_form
 from tilewright.cost.gpu import Estimate, contraction_cost, gemv_cost, point_cost, prefix_cost, rows_cost
+from tilewright.cost.gpu_row_epilogue import with_row_stages
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
@@ -114,9 +115,10 @@ def rank_contraction(problem: ContractionProblem, machine: Machine) -> Ranking:
     """Tiled candidates and those for few rows together."""
     tiled, rejected = contraction_space(problem, machine)
     few, more = gemv_space(problem, machine)
-    parts: list[tuple[type[Any], Columns, Estimate]] = [
-        (ContractionSchedule, tiled, contraction_cost(tiled, problem, machine))
-    ]
+    cost = contraction_cost(tiled, problem, machine)
+    if problem.row_stages:
+        cost = with_row_stages(cost, tiled, problem, machine)
+    parts: list[tuple[type[Any], Columns, Estimate]] = [(ContractionSchedule, tiled, cost)]
     if length(few):
         parts.append((GemvSchedule, few, gemv_cost(few, problem, machine)))
     for reason, count in more.items():

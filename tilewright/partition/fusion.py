@@ -55,7 +55,7 @@ class Partition:
     values: Mapping[str, Value]
 
 
-RowJudgement: TypeAlias = Callable[[tuple[Step, ...], Mapping[str, Value]], Verdict]
+RowJudgement: TypeAlias = Callable[[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...], Mapping[str, Value]], Verdict]
 
 
 def partition(
@@ -223,7 +223,7 @@ class _Partitioner:
             refusal = self._refuse_reader(name, node)
             joined = with_rows(host.steps, name, group.steps, self.constants) if not refusal else refusal
             if not isinstance(joined, str) and self.judge_rows is not None:
-                verdict = self.judge_rows(joined, self.values)
+                verdict = self.judge_rows(joined, host.steps, group.steps, self.values)
                 if verdict.joins:
                     del self.groups[name]
                     group.kind, group.steps = host.kind, joined

@@ -11,7 +11,9 @@ from math import prod
 from typing import Mapping, Sequence
 
 from tilewright.codegen.cpu.contraction import contraction_problem
+from tilewright.codegen.gpu import Unsuitable
 from tilewright.cost.cpu import choose_contraction, stored_between
+from tilewright.cost.gpu_choice import choose
 from tilewright.graph.contraction import anchor, contraction
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
@@ -118,22 +120,21 @@ class RowJudge:
     threads: int
     constants: Mapping[str, tuple[int, ...]]
 
-    def __call__(self, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Verdict:
-        """Compares, for steps as `with_rows` makes them, the best tiles of whole rows with the best tiles and stored rows. Layouts are not
-        known yet, so both are taken as row-major."""
+    def __call__(
+        self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
+    ) -> Verdict:
+        """Compares, for the host's and the rows' steps and what `with_rows` makes of them, the best tiles of whole rows with the best tiles and
+        stored rows. Layouts are not known yet, so all are taken as row-major."""
         found = anchor(steps, frozenset(self.constants))
         assert found is not None
         length = found.size_n
         if self.machine.is_gpu:
-            return Verdict(False, f"no block of a GPU kernel for products reduces rows; one of {length} is stored")
+            return self._on_gpu(steps, host, rows, values, length)
         most = longest_row(self.machine)
         if length > most:
             return Verdict(False, f"a row of {length} does not fit one tile (at most {most})")
-        inner = {step.name for step in steps}
-        read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
-        last = steps[-1]
-        region = Region(last.name, "contraction", (), steps, read, (last.name,))
-        layouts = {name: row_major(values[name].shape) for name in read} | {last.name: row_major(last.shape)}
+        region = _alone("contraction", steps)
+        layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
         whole = contraction_problem(region, layouts, self.constants)
         free = replace(whole, whole_rows=False, row_operations=0)
         _, seconds, terms, _ = choose_contraction(whole, self.machine, self.threads)
@@ -144,6 +145,30 @@ class RowJudge:
         if tile_loss > sum(saved.values()):
             return Verdict(False, f"a row of {length} fits one tile, but {compared}")
         return Verdict(True, f"one tile owns the row of {length}: {compared}")
+
+    def _on_gpu(
+        self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value], length: int
+    ) -> Verdict:
+        regions = (_alone("contraction", steps), _alone("contraction", host), _alone("rows", rows))
+        try:
+            whole, product, stored = (self._gpu_seconds(region, values) for region in regions)
+        except Unsuitable as problem:
+            return Verdict(False, f"a row of {length} is not reduced in a block: {problem}")
+        compared = f"{1e6 * whole:.1f} us, with a stored result {1e6 * product:.1f} + {1e6 * stored:.1f} us"
+        if whole > product + stored:
+            return Verdict(False, f"a row of {length} fits one block, but that costs {compared}")
+        return Verdict(True, f"one block owns the row of {length}: {compared}")
+
+    def _gpu_seconds(self, region: Region, values: Mapping[str, Value]) -> float:
+        layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
+        return choose(region, layouts, values, self.constants, self.machine).seconds
+
+
+def _alone(kind: str, steps: tuple[Step, ...]) -> Region:
+    """The steps as a region of their own."""
+    inner = {name for step in steps for name in step.names}
+    read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
+    return Region(steps[-1].name, kind, (), steps, read, (steps[-1].name,))
 
 
 __all__ = ["RowJudge", "Verdict", "owns_rows", "with_rows"]

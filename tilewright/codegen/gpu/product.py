@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.codegen.access import merge_axes
@@ -17,9 +17,10 @@ from tilewright.codegen.gpu.common import (
     storage_order,
     widest,
 )
+from tilewright.codegen.gpu.row_epilogue import RowStage
 from tilewright.codegen.gpu.window import reduce_and_final
 from tilewright.codegen.operand import operand_view
-from tilewright.graph.contraction import Contraction, contraction
+from tilewright.graph.contraction import Contraction, anchor
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import (
     INDEX,
@@ -63,14 +64,15 @@ class ProductForm:
     values: Mapping[str, Value]
     storage: Mapping[str, Storage]
     problem: ContractionProblem
+    row_stages: tuple[RowStage, ...] = ()
 
 
 def product_form(
     region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]
 ) -> ProductForm:
     """Raises Unsuitable where the region is not one sum of products with at most one map behind it."""
-    step, element, index = reduce_and_final(region)
-    found = contraction(step, constants)
+    step, element, index, row_stages = _chain(region)
+    found = anchor(region.steps, constants)
     if found is None:
         raise Unsuitable(f"the sum of region {region.name} is not a matrix product")
     output = region.outputs[0]
@@ -90,17 +92,19 @@ def product_form(
     batch = storage_order([axis for axis in found.batch if axis.extent != 1], offset)
     m = storage_order([axis for axis in found.m if axis.extent != 1], offset)
     n = storage_order([axis for axis in found.n if axis.extent != 1], offset)
-    expressions: tuple[Expr, ...] = (a_flat, b_flat, element, offset)
+    bodies = [substitute(_without_index(flat(stage.body, layouts, values), step), ones) for stage in row_stages]
+    expressions: tuple[Expr, ...] = (a_flat, b_flat, element, offset, *bodies)
     m, expressions = merge_axes(m, expressions)
     n, expressions = merge_axes(n, expressions)
     batch, expressions = merge_axes(batch, expressions)
     r, expressions = merge_axes([axis for axis in found.r if axis.extent != 1], expressions)
-    a_flat, b_flat, element, offset = expressions
+    a_flat, b_flat, element, offset, *bodies = expressions
+    row_stages = tuple(replace(stage, body=body) for stage, body in zip(row_stages, bodies, strict=True))
     # Behind another axis of n the padding would lie between columns that tiles count as neighbours.
     stored_n = (stored_axis(b_flat, n[-1], layouts),) if len(n) == 1 else n[-1:]
     b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
     everything = (*step.axes, *step.reduction)
-    store_lanes = widest(element, n[-1], layouts, offset) if n else 1
+    store_lanes = widest(element, n[-1], layouts, offset) if n and not row_stages else 1
     problem = ContractionProblem(
         extent_of(batch),
         extent_of(m),
@@ -110,8 +114,9 @@ def product_form(
         b=_operand(b_flat, (*n[:-1], *stored_n), r, layouts, values, everything),
         store_lanes=store_lanes,
         bytes_written=values[output].bytes,
-        epilogue_bytes=bytes_touched([element], (*batch, *m, *n), values),
-        epilogue_flops=expression_flops(element),
+        epilogue_bytes=bytes_touched([element, *bodies], (*batch, *m, *n), values),
+        epilogue_flops=expression_flops(element) + sum(expression_flops(body) + 1 for body in bodies),
+        row_stages=len(row_stages),
     )
     return ProductForm(
         output,
@@ -129,7 +134,23 @@ def product_form(
         values,
         storage,
         problem,
+        row_stages,
     )
+
+
+def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage, ...]]:
+    """As `reduce_and_final`, and what happens to whole rows between the sum and the element stored."""
+    if not any(step.kind == "reduce" for step in region.steps[1:]):
+        return (*reduce_and_final(region), ())
+    step, last = region.steps[0], region.steps[-1]
+    held: dict[str, Expr] = {step.name: Load(step.name, (index_const(0),), step.dtypes[0])}
+    stages: list[RowStage] = []
+    for other in region.steps[1:]:
+        result = f"row_result{len(stages)}"
+        stages.append(RowStage(replace_loads(other.bodies[0], held), other, result))
+        held[other.name] = Load(result if other.kind == "reduce" else step.name, (index_const(0),), other.dtypes[0])
+    element = held[last.name] if last.kind == "reduce" else stages.pop().body
+    return step, element, last.index, tuple(stages)
 
 
 def guarded_load(expr: Expr) -> tuple[Expr, Load] | None:

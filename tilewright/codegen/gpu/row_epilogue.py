@@ -1,0 +1,166 @@
+"""What a block does with whole rows of a product's result before it stores them: softmax and normalisations over n in the contraction's kernel.
+
+The accumulators go to shared memory; then come, with a barrier after each, maps over the tile, reductions of its rows (several threads share a
+row and combine their parts in a tree), and the final map, whose stores run along n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.codegen.access import bind_shared
+from tilewright.codegen.assemble import block
+from tilewright.codegen.gpu.common import below, combine, decode, identity, index_const, named, replace_loads
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Expr, Load, Var, binary, compare, substitute, variables
+from tilewright.ir.kernel import Allocate, Barrier, Buffer, For, If, Let, Statement, Store
+
+TILE = "row_tile"
+
+
+@dataclass(frozen=True)
+class RowStage:
+    """A reduction of each row (`step` has the combiner; `result` names it), or a map that overwrites the tile. Bodies load the tile's element
+    by the name of the sum, and earlier results by their names."""
+
+    body: Expr
+    step: Step
+    result: str = ""
+
+    @property
+    def reduces(self) -> bool:
+        return self.step.kind == "reduce"
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """The block's tile of rows: `rows` x `columns` elements from row `start` of `m` on, over the axes `m_axes` and `n_axes`."""
+
+    sum_name: str
+    rows: int
+    columns: int
+    threads: int
+    m: int
+    start: Expr
+    m_axes: tuple[Var, ...]
+    n_axes: tuple[Var, ...]
+    thread: Var
+
+    @property
+    def ld(self) -> int:
+        """One more than the columns, so that threads on neighbouring rows meet different banks."""
+        return self.columns + 1
+
+    @property
+    def sharers(self) -> int:
+        """Threads that share a row: a power of two."""
+        return 1 << max(0, (self.threads // self.rows).bit_length() - 1)
+
+
+def shared_elements(rows: int, columns: int, threads: int, stages: int) -> int:
+    """Elements of shared memory that `row_epilogue` takes (n itself may be less than `columns`)."""
+    return rows * (columns + 1) + stages * (rows + threads)
+
+
+def row_epilogue(
+    at: RowBlock, stages: Sequence[RowStage], element: Expr, offset: Expr, output: str, spill: Callable[[Callable[[Expr, Expr], Expr]], Statement]
+) -> list[Statement]:
+    """`spill` is given the tile's offset of a (row, column) and returns the statement that stores the thread's accumulators there."""
+    root: list[Statement] = [Allocate(Buffer(TILE, "f32", at.rows * at.ld, "shared")), spill(lambda row, column: row * at.ld + column), Barrier()]
+    results: set[str] = set()
+    for number, stage in enumerate(stages):
+        if stage.reduces:
+            root += _reduce(at, stage, number, results)
+            results.add(stage.result)
+        else:
+            root += _everywhere(at, lambda row, where, mapping, stage=stage: _kept(at, stage, row, where, mapping, results))  # type: ignore[misc]
+        root.append(Barrier())
+    per_row = not set(at.n_axes) & variables(offset)
+
+    def store(row: Expr, where: Expr, mapping: Mapping[Var, Expr]) -> list[Statement]:
+        value = _held(at, substitute(element, mapping), row, where, results)
+        lets, (target, value) = bind_shared([substitute(offset, mapping), value])
+        return [*lets, Store(output, target, value)]
+
+    return [*root, *_everywhere(at, store, per_row)]
+
+
+def _held(at: RowBlock, body: Expr, row: Expr, where: Expr, results: set[str]) -> Expr:
+    """The body with the tile's element and the row's results where they lie in shared memory."""
+    held: dict[str, Expr] = {name: Load(name, (row,), "f32") for name in results}
+    return replace_loads(body, {at.sum_name: Load(TILE, (where,), "f32"), **held})
+
+
+def _kept(at: RowBlock, stage: RowStage, row: Expr, where: Expr, mapping: Mapping[Var, Expr], results: set[str]) -> list[Statement]:
+    lets, (value,) = bind_shared([_held(at, substitute(stage.body, mapping), row, where, results)])
+    return [*lets, Store(TILE, where, value)]
+
+
+def _everywhere(
+    at: RowBlock, body: Callable[[Expr, Expr, Mapping[Var, Expr]], list[Statement]], per_row: bool = False
+) -> list[Statement]:
+    """The body for each element of the tile (or each row) that exists, neighbouring threads on neighbouring columns."""
+    width = 1 if per_row else at.columns
+    points = at.rows * width
+    turn = Var("turn", -(-points // at.threads))
+
+    def element(position: Var) -> list[Statement]:
+        row = Var("row", at.rows)
+        column: Expr = position % width if width > 1 else index_const(0)
+
+        def inside(m: Var) -> list[Statement]:
+            lets, mapping = named({**decode(m, at.m_axes), **decode(column, at.n_axes)})
+            return [*lets, *body(row, row * at.ld + column, mapping)]
+
+        return [Let(row, position // width), *below(at.start + row, at.m, "m", inside)]
+
+    return [For(turn, index_const(turn.extent or 1), block(below(turn * at.threads + at.thread, points, "position", element)))]
+
+
+def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> list[Statement]:
+    """The total of every row of the tile in the shared buffer `stage.result`. Rows past the end repeat the last one."""
+    sharers, combiner = at.sharers, stage.step.combiner or ""
+    together = at.threads // sharers
+    lane, group = Var("lane", sharers), Var("group", together)
+    part, row = Var("pass", -(-at.rows // together)), Var("row", at.rows)
+    accumulator = f"row_sum{number}"
+    held = Load(accumulator, (index_const(0),), "f32")
+    (start,) = identity(stage.step)
+    turn = Var("turn", -(-at.columns // sharers))
+
+    m = Var("m", at.m)
+    m_lets, m_axes = named(decode(m, at.m_axes))
+
+    def column(n: Var) -> list[Statement]:
+        lets, mapping = named(decode(n, at.n_axes))
+        body = _held(at, substitute(stage.body, {**m_axes, **mapping}), row, row * at.ld + n, results)
+        (total,) = combine(combiner, (held,), (body,))
+        shared, (total,) = bind_shared([total])
+        return [*lets, *shared, Store(accumulator, index_const(0), total)]
+
+    clamped = binary("min", at.start + row, index_const(at.m - 1))
+    loop = For(turn, index_const(turn.extent or 1), block(below(turn * sharers + lane, at.columns, "column", column)))
+    serial: list[Statement] = [
+        Let(m, clamped), *m_lets,
+        Allocate(Buffer(accumulator, "f32", 1, "register")),
+        Store(accumulator, index_const(0), start),
+        loop,
+    ]  # fmt: skip
+    root: list[Statement] = [Allocate(Buffer(stage.result, "f32", at.rows, "shared"))]
+    root += [Let(lane, at.thread % sharers), Let(group, at.thread // sharers)]
+    if sharers == 1:
+        one = block(below(part * together + group, at.rows, "row", lambda _: [*serial, Store(stage.result, row, held)]))
+        return [block(root), For(part, index_const(part.extent or 1), one)]
+    parts = f"row_part{number}"
+    root += [Allocate(Buffer(parts, "f32", at.threads, "shared")), Let(row, binary("min", group, index_const(at.rows - 1))), *serial]
+    root.append(Store(parts, at.thread, held))
+    stride = sharers // 2
+    while stride:
+        (total,) = combine(combiner, (Load(parts, (at.thread,), "f32"),), (Load(parts, (at.thread + stride,), "f32"),))
+        fresh = Var("fresh", None, "f32")
+        root += [Barrier(), If(compare("lt", lane, index_const(stride)), block([Let(fresh, total), Store(parts, at.thread, fresh)]))]
+        stride //= 2
+    first = compare("eq", lane, index_const(0))
+    keep = below(group, at.rows, "own_row", lambda own: [Store(stage.result, own, Load(parts, (at.thread,), "f32"))])
+    return [*root, If(first, block(keep))]
