@@ -5,11 +5,13 @@
 Every round times a block of calls of each contender in turn, and a block counts as its mean; minimum, median and quartiles are over the
 rounds. On a GPU only the host is timed: the GPU catches up between blocks. "kernel alone" is the same kernels launched through the driver as
 one CUDA graph (on a CPU: called) with arguments made beforehand, "fresh outputs" keeps each result, so that the next is at another address.
+A machine that others use at the same time shows in the upper quartile and the load; the minimum is nearest to what a call costs.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 import warnings
@@ -109,6 +111,7 @@ def main() -> None:
     options = parser.parse_args()
     options.name = options.name or f"call_overhead_{options.device}"
     torch.set_num_threads(1)
+    load = os.getloadavg()[0]
     results = []
     for program, module in (("one kernel", Tiny()), (f"{options.kernels} kernels", Line(options.kernels))):
         x = torch.randn(1, ELEMENTS, device=options.device)
@@ -139,7 +142,7 @@ def main() -> None:
                 }
             )  # fmt: skip
             print(f"{program:12} {name:20} median {median:7.2f} us, quartiles {lower:.2f} to {upper:.2f}, minimum {min(values):.2f}")
-    write_results(options.name, vars(options), results)
+    write_results(options.name, {**vars(options), "load_average_before": load}, results)
 
 
 if __name__ == "__main__":
