@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.gpu_cases import convolution_case, matmul_case
-from tilewright.codegen.gpu import Unsuitable, lower_gpu
+from tilewright.codegen.gpu import lower_gpu
 from tilewright.cost.gpu import contraction_cost, gemv_cost, resident_blocks
 from tilewright.cost.gpu_choice import choose, rank, rank_contraction
 from tilewright.hardware import machine
-from tilewright.ir.region import Region
-from tilewright.schedule.gpu_columns import length
+from tilewright.ir.region import Region, Unsuitable
+from tilewright.schedule.columns import length
 from tilewright.schedule.gpu_contraction import (
     ContractionProblem,
     ContractionSchedule,

@@ -10,13 +10,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.gpu_cases import Case, check, convolution_case, double, exp, make_case, matmul_case, random, tensor
-from tilewright.codegen.gpu import Unsuitable, lower_gpu
+from tilewright.codegen.gpu import lower_gpu
 from tilewright.codegen.gpu.product import product_form
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
 from tilewright.ir.expr import logical_and, select
 from tilewright.ir.layout import channels_last, row_major
-from tilewright.schedule.gpu_columns import length, row
+from tilewright.ir.region import Unsuitable
+from tilewright.schedule.columns import length, row
 from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule, contraction_space, gemv_space
 from tilewright.schedule.gpu_map import MapSchedule
 from tilewright.schedule.gpu_prefix import PrefixSchedule

@@ -20,8 +20,8 @@ from tilewright.ir.expr import loads
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region
+from tilewright.schedule.columns import row
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule, cpu_contraction_space, schedule_of
-from tilewright.schedule.gpu_columns import row
 
 TILE_OVERHEAD_CYCLES = 30.0  # loop set-up, zeroing and first loads of a tile, before out-of-order overlap
 

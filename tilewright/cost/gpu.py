@@ -14,32 +14,34 @@ from types import MappingProxyType
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.schedule.gpu_columns import Columns
+from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_contraction import ContractionProblem, registers_of, shared_bytes_of, threads_of
 from tilewright.schedule.gpu_map import PointProblem
 from tilewright.schedule.gpu_prefix import PrefixProblem
 from tilewright.schedule.gpu_rows import RowsProblem
 
-ADDRESS_INSTRUCTIONS = 7
+ADDRESS_INSTRUCTIONS = 8
 """Integer instructions for the address of one load whose index needs no division."""
-DIVISION_INSTRUCTIONS = 7
+DIVISION_INSTRUCTIONS = 8
 """Instructions of a division by a constant (multiply high, shift, correction)."""
-STEP_INSTRUCTIONS = 13
+STEP_INSTRUCTIONS = 19
 """Loop control, buffer switch and barrier of one step of a tiled contraction."""
 LOADS_IN_FLIGHT = 4
 """Independent loads of a thread that the compiler issues ahead in a serial loop."""
 SIMPLE_REGISTERS = 40
 """Registers of a thread of the map, window, rows and prefix schemas."""
-FRAGMENT_WAVEFRONTS = 2.0
-"""Cycles of shared memory for a warp's vector load of four: four without merging of equal addresses, two with."""
+FRAGMENT_WAVEFRONTS = 1.65
+"""Cycles of shared memory for a warp's vector load of four: four without merging of equal addresses, one where all threads read one vector."""
 LOADED_LATENCY = 1.9
 """How much longer a load that misses every cache takes when many do than one alone."""
-SCHEDULER_IMBALANCE = 0.8
+SCHEDULER_IMBALANCE = 0.68
 """Share of the time that warps unevenly divided among the schedulers lose (one: they never even out)."""
-UNHIDDEN = 0.11
+UNHIDDEN = 0.16
 """Time that a scheduler with a single warp loses to latencies, as a share of its instructions."""
-OVERLAP = 3.4
+OVERLAP = 3.74
 """Exponent with which pipelines of a processor overlap: infinite were the slowest all that counts, one were nothing hidden."""
+CLUSTERED_SHARE = MappingProxyType({2: 0.99, 4: 0.95, 8: 0.93})
+"""Share of the processors that clusters of so many blocks reach, one block a processor: a cluster lies within one group of processors."""
 SECTOR_BYTES = 32
 """Least that a memory transaction moves."""
 
@@ -191,7 +193,7 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
 
     Worked example, fma alone: 64 x 64 x 16 on an h200 takes 64 * 64 * 16 / 128 = 512 cycles a step at peak; 3 blocks of two warps give the four
     schedulers 6 warps, of which two schedulers have two: a third more, less what SCHEDULER_IMBALANCE leaves.
-    The constants were fitted to the 512 kernels of bench/results/gpu_layers_h200.json (20 convolutions, 25 schedules each)."""
+    The constants were fitted to measured kernels of the 20 convolutions of scripts/gpu_lowering_check.py, 60 schedules each, on an h200."""
     bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
     copies = rows["stages"] > 1
     threads = threads_of(rows)
@@ -239,10 +241,15 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
         return np.maximum(count * through, np.maximum(through, least) + barrier)
 
     resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
-    each = -(-blocks // machine.processors)
+    share = np.ones(len(threads))
+    for size, reached in CLUSTERED_SHARE.items():
+        share = np.where((rows["cluster"] > 0) & (split == size), reached, share)
+    reached_each = blocks / (machine.processors * share)
+    # the busiest processor's blocks: one more than one where clusters do not find room for all side by side
+    each = np.maximum(np.maximum(-(-blocks // machine.processors), reached_each), np.where(reached_each > 1, 2, 1))
     full, rest = each // resident, each % resident
-    cycles = steps * (full * step_of(resident) + np.where(rest > 0, step_of(np.maximum(rest, 1)), 0.0))
-    ends = (full + (rest > 0)) * (3 * machine.memory_latency_cycles + tm * tn * warps / 4)
+    cycles = steps * (full * step_of(resident) + np.where(rest > 0, step_of(np.where(rest > 0, rest, 1.0)), 0.0))
+    ends = (full + (rest > 0)) * (4 * machine.memory_latency_cycles + tm * tn * warps / 4)
     compute = cycles / machine.clock_hz
     drain = ends / machine.clock_hz
     distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
@@ -251,12 +258,12 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     combine = np.where(
         split > 1,
         machine.launch_seconds
-        + 1.65 * part_bytes / l2_bandwidth(machine)
+        + 1.55 * part_bytes / l2_bandwidth(machine)
         + (1 + split / 8) * cache2.latency_cycles / machine.clock_hz,
         0.0,
     )
     # two barriers of the cluster, and every block reads a whole tile's worth of sums from its neighbours
-    meeting = (2 * cache2.latency_cycles + bm * bn * 4 / cache2.bandwidth * np.minimum(each, resident)) / machine.clock_hz
+    meeting = (cache2.latency_cycles + 2 * bm * bn * 4 / cache2.bandwidth * np.minimum(each, resident)) / machine.clock_hz
     combine = np.where(rows["cluster"] > 0, meeting * (full + (rest > 0)), combine)
     seconds = machine.launch_seconds + drain + np.maximum(compute, memory) + combine
     terms = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.codegen.gpu import GpuSchedule, Unsuitable
+from tilewright.codegen.gpu import GpuSchedule
 from tilewright.codegen.gpu.map import map_form
 from tilewright.codegen.gpu.prefix import prefix_form
 from tilewright.codegen.gpu.product import product_form
@@ -20,8 +20,8 @@ from tilewright.cost.gpu_row_epilogue import with_row_stages
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region
-from tilewright.schedule.gpu_columns import Columns, length, row
+from tilewright.ir.region import Region, Unsuitable
+from tilewright.schedule.columns import Columns, length, row
 from tilewright.schedule.gpu_contraction import (
     ContractionProblem,
     ContractionSchedule,

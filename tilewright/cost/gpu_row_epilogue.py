@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.cost.gpu import Estimate, resident_blocks
 from tilewright.hardware.machine import Machine
-from tilewright.schedule.gpu_columns import Columns
+from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_contraction import ContractionProblem, registers_of, shared_bytes_of, threads_of
 
 ELEMENT_INSTRUCTIONS = 12.0

@@ -36,6 +36,10 @@ class Region:
         return sum(step.flops() for step in self.steps)
 
 
+class Unsuitable(ValueError):
+    """The region does not have the form that a schema lowers, or no schedule of it is feasible; the text says what is missing."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One kernel call; arguments name stored values, workspaces or packed constants, in the order of the kernel's parameters."""

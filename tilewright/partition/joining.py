@@ -11,7 +11,6 @@ from math import prod
 from typing import Mapping, Sequence
 
 from tilewright.codegen.cpu.contraction import contraction_problem
-from tilewright.codegen.gpu import Unsuitable
 from tilewright.cost.cpu import choose_contraction, stored_between
 from tilewright.cost.gpu_choice import choose
 from tilewright.graph.contraction import anchor, contraction
@@ -20,7 +19,7 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import INDEX, Const, Expr, Var, loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import row_major
-from tilewright.ir.region import Region
+from tilewright.ir.region import Region, Unsuitable
 from tilewright.schedule.cpu_contraction import longest_row
 
 COMBINERS = ("sum", "prod", "max", "min")
@@ -65,8 +64,8 @@ def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], consta
         read = [load for load in loads(*step.bodies) if load.buffer == name or load.buffer in reducers]
         for load in read:
             inner = reducers.get(load.buffer)
-            targets = places if inner is None else tuple(inner.values())
-            for position, target, extent in zip(load.index, targets, [p.extent for p in inner] if inner else last.shape, strict=True):
+            held_at = places if inner is None else tuple(inner.values())
+            for position, target, extent in zip(load.index, held_at, [p.extent for p in inner] if inner else last.shape, strict=True):
                 if extent == 1:
                     continue
                 if not isinstance(position, Var) or mapping.setdefault(position, target) != target or position.extent != extent:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.schedule.gpu_columns import Columns, product_of, reject
+from tilewright.schedule.columns import Columns, product_of, reject
 
 PADDING = 4
 """Elements between the rows of a shared tile that is stored transposed: four keep vectors aligned and halve bank conflicts."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.schedule.gpu_columns import product_of, reject
+from tilewright.schedule.columns import product_of, reject
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from tilewright.codegen.gpu.common import Unsuitable as Unsuitable
 from tilewright.codegen.gpu.contraction import lower_contraction
 from tilewright.codegen.gpu.gemv import lower_gemv
 from tilewright.codegen.gpu.map import lower_map
@@ -17,6 +16,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region
+from tilewright.ir.region import Unsuitable as Unsuitable
 from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule
 from tilewright.schedule.gpu_map import MapSchedule
 from tilewright.schedule.gpu_prefix import PrefixSchedule

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import divide_linear, flatten, merge_axes, vectorise
-from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.access import divide_linear, flatten, merge_axes, storage_order, vectorise
+from tilewright.codegen.assemble import block
 from tilewright.ir.computation import COMBINERS, Step
 from tilewright.ir.expr import (
     INDEX,
@@ -15,29 +15,19 @@ from tilewright.ir.expr import (
     Apply,
     Const,
     Expr,
-    Load,
     Var,
     coefficient,
+    index_const,
     linear,
     loads,
-    rewrite,
     substitute,
     variables,
     walk,
 )
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import If, Launch, Let, Statement
+from tilewright.ir.kernel import If, Let, Statement
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Call, Lowered, Region
 from tilewright.ir.scalar import OPERATIONS
-
-
-class Unsuitable(ValueError):
-    """The region does not have the form that the schema lowers; the text says what is missing."""
-
-
-def index_const(value: int) -> Expr:
-    return Const(value, INDEX)
 
 
 def below(where: Expr, limit: int, name: str, body: Callable[[Var], Sequence[Statement]]) -> list[Statement]:
@@ -58,28 +48,6 @@ def named(axes: Mapping[Var, Expr]) -> tuple[list[Statement], dict[Var, Expr]]:
         else:
             mapping[axis] = expr
     return lets, mapping
-
-
-def lowered(
-    region: Region,
-    schedule: object,
-    body: Statement,
-    launch: Launch,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-) -> Lowered:
-    """One kernel and its call."""
-    dtypes = {name: value.dtype for name, value in values.items()}
-    kernel, arguments = assemble(
-        region.kind, body, layouts, dtypes, region.outputs, header=str(schedule), launch=launch
-    )
-    return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
-
-
-def storage_order(axes: Sequence[Var], offset: Expr) -> tuple[Var, ...]:
-    """The axes by their stride in an offset, largest first; axes that the offset does not know, or not linearly, come first."""
-    strides = {axis: coefficient(offset, axis) for axis in axes}
-    return tuple(sorted(axes, key=lambda axis: -abs(strides[axis] or (1 << 62))))
 
 
 def is_aligned(offset: Expr, axis: Var, lanes: int) -> bool:
@@ -122,11 +90,6 @@ def as_lanes(expr: Expr, lanes: int) -> Expr:
     if lanes == 1 or expr.lanes == lanes:
         return expr
     return Apply("broadcast", (expr,), expr.dtype, lanes)
-
-
-def replace_loads(expr: Expr, mapping: Mapping[str, Expr]) -> Expr:
-    """Loads of results inside the kernel become the expressions that hold them."""
-    return rewrite(expr, lambda node: mapping.get(node.buffer, node) if isinstance(node, Load) else node)
 
 
 def with_zero_axes(expr: Expr, axes: Iterable[Var]) -> Expr:

@@ -18,16 +18,7 @@ from typing import TypeAlias
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.gpu.common import (
-    Unsuitable,
-    as_lanes,
-    below,
-    decode,
-    index_const,
-    named,
-    replace_loads,
-    vectors_fit,
-)
+from tilewright.codegen.gpu.common import as_lanes, below, decode, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm, product_form
 from tilewright.codegen.gpu.row_epilogue import TILE, RowBlock, row_epilogue
 from tilewright.codegen.gpu.tile import Tile, in_tile, loader
@@ -42,6 +33,8 @@ from tilewright.ir.expr import (
     Var,
     binary,
     compare,
+    index_const,
+    replace_loads,
     substitute,
 )
 from tilewright.ir.graph import Value
@@ -64,7 +57,7 @@ from tilewright.ir.kernel import (
     thread_variable,
 )
 from tilewright.ir.layout import Layout, permuted
-from tilewright.ir.region import Call, Lowered, Region, Storage
+from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
 from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule, blocks_to_ask_for
 from tilewright.schedule.gpu_window import WindowSchedule
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.codegen.access import bind_shared, split_divided_axes
-from tilewright.codegen.assemble import block
+from tilewright.codegen.assemble import block, single
 from tilewright.codegen.gpu.common import (
-    Unsuitable,
     Walk,
     as_lanes,
     below,
@@ -16,19 +15,17 @@ from tilewright.codegen.gpu.common import (
     decode,
     expression_flops,
     flat,
-    index_const,
-    lowered,
     named,
     vectors_fit,
     walk_in_order,
     widest,
 )
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import Expr, Var, loads, substitute
+from tilewright.ir.expr import Expr, Var, index_const, loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import For, Launch, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.schedule.gpu_map import MapSchedule, PointProblem
 
 
@@ -90,7 +87,7 @@ def lower_map(
     )
     if schedule.items > 1:
         root = block(For(item, index_const(schedule.items), root, "unroll"))
-    return lowered(region, schedule, root, launch, layouts, values)
+    return single(region, schedule, root, layouts, values, launch)
 
 
 def wide_or_refuse(expr: Expr, axis: Var | None, lanes: int, widest_lanes: int, stored: Mapping[str, Layout]) -> Expr:

@@ -10,24 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, merge_axes
-from tilewright.codegen.assemble import block
-from tilewright.codegen.gpu.common import (
-    below,
-    bytes_touched,
-    decode,
-    flat,
-    index_const,
-    lowered,
-    named,
-    replace_loads,
-    storage_order,
-)
+from tilewright.codegen.access import bind_shared, merge_axes, storage_order
+from tilewright.codegen.assemble import block, single
+from tilewright.codegen.gpu.common import below, bytes_touched, decode, flat, named
 from tilewright.codegen.gpu.window import accumulator, reduce_and_final
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, compare, substitute
+from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, compare, index_const, replace_loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
@@ -139,4 +129,4 @@ def lower_prefix(
         return [*step_in, *(stores if valid == TRUE else [If(valid, block(stores))])]
 
     root.append(over_chunk(emit))
-    return lowered(region, schedule, block(root), launch, layouts, values)
+    return single(region, schedule, block(root), layouts, values, launch)

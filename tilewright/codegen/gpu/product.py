@@ -6,17 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.codegen.access import merge_axes
-from tilewright.codegen.gpu.common import (
-    Unsuitable,
-    bytes_touched,
-    expression_flops,
-    flat,
-    index_const,
-    replace_loads,
-    storage_order,
-    widest,
-)
+from tilewright.codegen.access import merge_axes, storage_order
+from tilewright.codegen.gpu.common import bytes_touched, expression_flops, flat, widest
 from tilewright.codegen.gpu.row_epilogue import RowStage
 from tilewright.codegen.gpu.window import reduce_and_final
 from tilewright.codegen.operand import operand_view
@@ -31,14 +22,16 @@ from tilewright.ir.expr import (
     Load,
     Var,
     coefficient,
+    index_const,
     loads,
     logical_and,
+    replace_loads,
     substitute,
     walk,
 )
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
-from tilewright.ir.region import Region, Storage
+from tilewright.ir.region import Region, Storage, Unsuitable
 from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
 
 

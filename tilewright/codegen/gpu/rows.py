@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, merge_axes, split_divided_axes
-from tilewright.codegen.assemble import block
+from tilewright.codegen.access import bind_shared, merge_axes, split_divided_axes, storage_order
+from tilewright.codegen.assemble import block, single
 from tilewright.codegen.gpu.common import (
-    Unsuitable,
     Walk,
     as_lanes,
     below,
@@ -23,12 +22,8 @@ from tilewright.codegen.gpu.common import (
     decode,
     expression_flops,
     flat,
-    index_const,
-    lowered,
     main_offset,
     named,
-    replace_loads,
-    storage_order,
     vectors_fit,
     walk_in_order,
     widest,
@@ -39,7 +34,7 @@ from tilewright.graph.rows import rows_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, coefficient, compare, loads, logical_and, substitute
+from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, coefficient, compare, index_const, loads, logical_and, replace_loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
@@ -55,7 +50,7 @@ from tilewright.ir.kernel import (
     thread_variable,
 )
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.schedule.gpu_rows import RowsProblem, RowsSchedule
 
 UNROLLED_ITERATIONS = 8
@@ -216,7 +211,7 @@ def lower_rows(
         component = step.names.index(form.output) if form.output in step.names else 0
         store = Store(form.output, substitute(form.where, row_mapping), results[step.names[component]])
         root += _guard(logical_and(compare("eq", lane, index_const(0)), valid), [store])
-    return lowered(region, schedule, block(root), launch, layouts, values)
+    return single(region, schedule, block(root), layouts, values, launch)
 
 
 def _guard(condition: Expr, body: list[Statement]) -> list[Statement]:

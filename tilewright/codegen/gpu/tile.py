@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.gpu.common import as_lanes, decode, index_const, named, vectors_fit
+from tilewright.codegen.gpu.common import as_lanes, decode, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm, guarded_load
 from tilewright.ir.expr import (
     TRUE,
@@ -24,6 +24,7 @@ from tilewright.ir.expr import (
     binary,
     compare,
     from_linear,
+    index_const,
     linear,
     loads,
     range_of,

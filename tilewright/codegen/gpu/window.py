@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.codegen.access import bind_shared
-from tilewright.codegen.assemble import block
+from tilewright.codegen.access import bind_shared, storage_order
+from tilewright.codegen.assemble import block, single
 from tilewright.codegen.gpu.common import (
-    Unsuitable,
     Walk,
     below,
     bytes_touched,
@@ -22,11 +21,7 @@ from tilewright.codegen.gpu.common import (
     expression_flops,
     flat,
     identity,
-    index_const,
-    lowered,
     named,
-    replace_loads,
-    storage_order,
     vectors_fit,
     walk_in_order,
     widest,
@@ -35,11 +30,11 @@ from tilewright.codegen.gpu.map import wide_or_refuse
 from tilewright.codegen.operand import operand_view
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import Expr, Load, Var, coefficient, loads, rewrite, substitute, variables
+from tilewright.ir.expr import Expr, Load, Var, coefficient, index_const, loads, replace_loads, rewrite, substitute, variables
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
-from tilewright.ir.region import Lowered, Region, Storage
+from tilewright.ir.region import Lowered, Region, Storage, Unsuitable
 from tilewright.schedule.gpu_map import PointProblem
 from tilewright.schedule.gpu_window import UNROLLED_WINDOW, WindowSchedule
 
@@ -206,9 +201,8 @@ def lower_window(
         return statements
 
     root = block(below(position, total, "position", thread))
-    result = lowered(
-        region, schedule, root, launch, form.layouts, {**values, **{n: s.value for n, s in form.storage.items()}}
-    )
+    packed = {name: entry.value for name, entry in form.storage.items()}
+    result = single(region, schedule, root, form.layouts, {**values, **packed}, launch)
     return replace(result, storage=form.storage)
 
 

@@ -1,4 +1,4 @@
-"""Columns of schedule candidates for GPUs: products of axes, rules that reject rows for a named reason, and one row back as numbers."""
+"""Columns of schedule candidates: products of axes, rules that reject rows for a named reason, and one row back as numbers."""
 
 from __future__ import annotations
 
