@@ -81,7 +81,7 @@ def test_zero_sized_inputs() -> None:
         ((), ["expected 1 positional", "got 0"]),
         ((torch.zeros(6, 7), torch.zeros(1)), ["expected 1 positional", "got 2"]),
         ((torch.zeros(7, 6),), ["args[0]", "[6, 7]", "[7, 6]"]),
-        ((torch.zeros(6, 7, dtype=torch.float64),), ["args[0]", "f32", "float64"]),
+        ((torch.zeros(6, 7, dtype=torch.float64),), ["args[0]", "float32", "float64"]),
         ((torch.zeros(6, 7, device="meta"),), ["args[0]", "cpu", "meta"]),
         ((torch.zeros(6, 7).to_sparse(),), ["args[0]", "sparse"]),
         ((3,), ["args[0]", "3", "int"]),

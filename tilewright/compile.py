@@ -20,7 +20,8 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program, without_kernels
-from tilewright.runtime.executable import Executable, executable_of
+from tilewright.runtime.executable import Executable, check_threads, executable_of
+from tilewright.runtime.signature import CONSTANT_TYPES
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 Progress = Callable[[str, int, int], None]
@@ -46,13 +47,13 @@ def compile(
         example_inputs: positional inputs; their shapes and dtypes are what the executable accepts.
         target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
         unsupported: "warn" runs operators that are not covered through PyTorch and lists them once; "error" refuses the model.
-        threads: CPU threads to plan for and to run with (default: PyTorch's setting).
+        threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS, else OMP_NUM_THREADS, else the cores available).
         progress: called as progress(stage, done, total).
 
     Raises:
         UnknownTarget, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing: each with cause and remedy.
     """
-    _check_options(precision, trials, vendor, unsupported)
+    _check_options(precision, trials, vendor, unsupported, threads)
     report = progress or (lambda stage, done, total: None)
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs or ())
     machine = find_machine(_default_target(inputs) if target is None else target)
@@ -61,11 +62,11 @@ def compile(
     graph, _ = simplify(imported.graph)
     _report_unsupported(graph, unsupported)
     report("plan", 0, 1)
-    count = threads or settings.threads() or torch.get_num_threads()
+    count = threads or settings.threads()
     program = plan_program(graph, machine, count)
     program, binaries = build(program, machine, report)
     live = module if isinstance(module, torch.nn.Module) else None
-    return executable_of(program, imported, machine, binaries, _texts(program, machine), live, _parameters(module), threads)
+    return executable_of(program, imported, machine, binaries, _texts(program, machine), live, _parameters(module), threads, _defaults(module))
 
 
 def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:
@@ -111,7 +112,7 @@ def _default_target(inputs: Sequence[Any]) -> str:
     return "cuda" if any(tensor.is_cuda for tensor in tensors) else "native"
 
 
-def _check_options(precision: str, trials: int, vendor: bool, unsupported: str) -> None:
+def _check_options(precision: str, trials: int, vendor: bool, unsupported: str, threads: int | None) -> None:
     if precision != "fp32":
         raise UnsupportedOption(f"precision {precision!r} is not supported yet", 'use precision="fp32"')
     if trials != 0:
@@ -120,6 +121,8 @@ def _check_options(precision: str, trials: int, vendor: bool, unsupported: str) 
         raise UnsupportedOption("vendor=True: library kernels are not candidates yet", "use vendor=False")
     if unsupported not in ("warn", "error"):
         raise UnsupportedOption(f"unsupported={unsupported!r} is not known", 'use "warn" or "error"')
+    if threads is not None:
+        check_threads(threads)
 
 
 def _report_unsupported(graph: Any, action: str) -> None:
@@ -127,9 +130,11 @@ def _report_unsupported(graph: Any, action: str) -> None:
     if not nodes:
         return
     listing = "\n".join(f"  {node}" for node in nodes)
+    one = len(nodes) == 1
     if action == "error":
-        raise UnsupportedOperator(f"{len(nodes)} operators are not covered:\n{listing}", 'use unsupported="warn" to run them through PyTorch')
-    warnings.warn(f"{len(nodes)} operators run through PyTorch:\n{listing}", stacklevel=3)
+        covered = "1 operator is" if one else f"{len(nodes)} operators are"
+        raise UnsupportedOperator(f"{covered} not covered:\n{listing}", 'use unsupported="warn" to run them through PyTorch')
+    warnings.warn(f"{'1 operator runs' if one else f'{len(nodes)} operators run'} through PyTorch:\n{listing}", stacklevel=3)
 
 
 def _parameters(module: Any) -> tuple[str, ...]:
@@ -141,3 +146,14 @@ def _parameters(module: Any) -> tuple[str, ...]:
     except (TypeError, ValueError):
         return ()
     return tuple(p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _defaults(module: Any) -> dict[str, Any]:
+    """Defaults of the module's parameters that are numbers, strings or None: a caller may also pass them."""
+    if not isinstance(module, torch.nn.Module):
+        return {}
+    try:
+        parameters = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {name: p.default for name, p in parameters.items() if type(p.default) in CONSTANT_TYPES}

@@ -121,14 +121,12 @@ def _file(text: str, batch: int | None, chosen: Callable[[int], tuple[Any, ...]]
         raise UnsupportedOption("--batch is given, and a file has its own input shapes", "export it with this batch, or give --input")
     if path.suffix == ".onnx":
         return Model(path.stem, str(path), chosen)
-    import torch
+    from tilewright.frontend.torch_export import load_exported
 
-    try:
-        program = torch.export.load(str(path))
-    except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InvalidModel(f"{path} cannot be read as an exported program: {first}", "write it again with torch.export.save") from error
-    return Model(path.stem, program, _like(program.example_inputs[0]) if program.example_inputs else chosen)
+    if chosen is not None:
+        raise UnsupportedOption("--input is given, and an exported program has the shapes that it was exported with", "leave it out, or export again")
+    program = load_exported(path)
+    return Model(path.stem, program, _like(program.example_inputs[0]) if program.example_inputs else None)
 
 
 def _like(examples: Sequence[Any]) -> Callable[[int], tuple[Any, ...]]:

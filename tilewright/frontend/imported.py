@@ -54,15 +54,19 @@ class State:
 
 @dataclass(frozen=True)
 class UnsupportedNode:
-    """A node that runs through PyTorch: the ATen operator, where in the user's model it is, and why it is not compiled."""
+    """A node that runs through PyTorch: the ATen operator, the shapes of what it makes, where in the user's model it is, and why it is not
+    compiled."""
 
     node: str
     target: str
     place: str
     reason: str
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.target} at {self.place or 'an unknown place'}: {self.reason}"
+        shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes)
+        made = f" of {shapes}" if shapes else ""
+        return f"{self.target}{made} at {self.place or 'an unknown place'}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ def unsupported(graph: Graph) -> tuple[UnsupportedNode, ...]:
     found: list[UnsupportedNode] = []
     for node in graph.nodes:
         if node.operator == "torch":
-            found.append(UnsupportedNode(node.name, node.attributes["target"], node.place, node.attributes.get("reason", "")))
+            shapes = tuple(graph.values[name].shape for name in node.outputs if name in graph.values)
+            found.append(UnsupportedNode(node.name, node.attributes["target"], node.place, node.attributes.get("reason", ""), shapes))
         elif node.operator == "scan":
             found.extend(unsupported(node.attributes["body"]))
     return tuple(found)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import operator
 import re
 import weakref
+import zipfile
+import zlib
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,7 @@ from tilewright.errors import InvalidModel, UnsupportedOperator
 from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_shape
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
+from tilewright.frontend.quiet import quiet_exporter
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
 from tilewright.ir.graph import Value
@@ -84,7 +87,7 @@ def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], exampl
 
     Raises InvalidModel where the module cannot be exported (its control flow depends on tensor values, say)."""
     try:
-        with torch.no_grad(), _lstm_states_in_shape():
+        with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape():
             arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
             program = torch.export.export(module, arguments, keywords, strict=False)
     except Exception as error:
@@ -114,19 +117,33 @@ def _distinct(inputs: Any) -> Any:
 
 
 def import_file(path: str | Path) -> Imported:
-    """Reads a .pt2 file. `torch.export.load` reads a graph as JSON and weights as tensors with `weights_only`; it runs no code of the file,
-    but operators of extension libraries must be registered before.
+    """Reads a .pt2 file; see `load_exported`."""
+    return import_exported(load_exported(path))
 
-    Raises InvalidModel naming the file where it is missing, truncated or not an exported program."""
+
+def load_exported(path: str | Path) -> ExportedProgram:
+    """The exported program in a .pt2 file. `torch.export.load` reads a graph as JSON and weights as tensors with `weights_only`; it runs no
+    code of the file, but operators of extension libraries must be registered before. PyTorch does not look at the checksums in the file, so
+    they are compared first.
+
+    Raises InvalidModel naming the file where it is missing, truncated, damaged or not an exported program."""
     file = Path(path)
+    again = "write it again with torch.export.save"
     if not file.is_file():
         raise InvalidModel(f"{file} is not a file", "give the path of a file written by torch.export.save")
     try:
-        program = torch.export.load(str(file))
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError, EOFError, zlib.error) as error:
+        raise InvalidModel(f"{file} cannot be read as an exported program: {error}", again) from error
+    if damaged is not None:
+        raise InvalidModel(f"{file} is damaged: the checksum of {damaged} is not the one that was written", again)
+    try:
+        with quiet_exporter():
+            return torch.export.load(str(file))
     except Exception as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
-        raise InvalidModel(f"{file} cannot be read as an exported program: {first[0]}", "write it again with torch.export.save") from error
-    return import_exported(program)
+        raise InvalidModel(f"{file} cannot be read as an exported program: {first[0]}", again) from error
 
 
 def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None) -> Imported:
@@ -134,7 +151,7 @@ def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor
 
     Raises InvalidModel for symbolic sizes, and UnsupportedOperator for complex or quantised tensors."""
     try:
-        with torch.no_grad(), _lstm_states_in_shape():
+        with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape():
             program = program.run_decompositions(dict(_decompositions()))
     except Exception as error:
         raise InvalidModel(f"the exported program cannot be made functional: {error}", "export the module again with this PyTorch release") from error
@@ -232,6 +249,11 @@ class _Importer:
                 raise InvalidModel("the program computes with symbolic sizes", "export it with static shapes")
             raise UnsupportedOperator(f"{node.target} at {place_of(node)} is not an ATen operator", "replace it by tensor operations")
         target = str(node.target).removeprefix("aten.")
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise InvalidModel(
+                f"{node.target} at {place_of(node) or 'an unknown place'} makes a Python number from a tensor, which differs from call to call",
+                "keep it a tensor, or compile the parts of the module around it",
+            )
         if target.startswith(("_assert_", "sym_constrain")):
             return None
         self._note_view(node, target)

@@ -24,9 +24,12 @@ from tilewright.runtime.buffers import Buffers, allocation, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.plan import Plan, plan_of
-from tilewright.runtime.signature import Signature, signature_of, unflatten
+from tilewright.runtime.signature import Signature, described, signature_of, unflatten
 from tilewright.runtime.torch_nodes import check_nodes, resolve_operator, run_region
 from tilewright.runtime.verify import Verification, compare, reference_values
+
+MOST_THREADS = 1024
+"""Of one executable: more than any CPU of the catalogue has, and fewer than a process may start."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +256,8 @@ class Executable:
         grad = torch.is_grad_enabled()
         if self._simple_count < 0:
             self._check_constants(leaves)
+        if self.image.signature.mutations:
+            self._check_overlaps(leaves)
         for source, (shape, dtype) in zip(self._sources, self._checks, strict=True):
             tensor = leaves[source] if source >= 0 else self._states[-1 - source]
             if (
@@ -276,22 +281,35 @@ class Executable:
                 continue
             if type(value) is not type(leaf.constant) or (value != leaf.constant and not (value != value)):
                 raise InvalidInput(
-                    f"input {leaf.place}: compiled for the constant {leaf.constant!r}, got {_describe(value)}",
+                    f"input {leaf.place}: compiled for the constant {leaf.constant!r}, got {described(value)}",
                     "compile the model for this value",
                 )
+
+    def _check_overlaps(self, leaves: Sequence[Any]) -> None:
+        """A model that writes to an input would have to see the change in every other input of the same memory; it was compiled for inputs
+        of their own."""
+        storages = [x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) and x.numel() else 0 for x in leaves]
+        for leaf, _ in self.image.signature.mutations:
+            for other, storage in enumerate(storages):
+                if other != leaf and storage and storage == storages[leaf]:
+                    places = self.image.signature.inputs
+                    raise InvalidInput(
+                        f"inputs {places[leaf].place} and {places[other].place} share memory, and the model writes to {places[leaf].place}",
+                        "pass a copy of one of them",
+                    )
 
     def _refuse(self, source: int, value: Any) -> None:
         if source < 0:
             name = self.image.signature.states[-1 - source].name
-            raise InvalidInput(f"the module's buffer {name} is now {_describe(value)}", "compile the module again")
+            raise InvalidInput(f"the module's buffer {name} is now {described(value)}", "compile the module again")
         spec = self.image.signature.inputs[source]
-        expected = f"a {spec.dtype} tensor of shape {list(spec.shape)} on {self._device}"
+        expected = f"a {str(torch_dtype(spec.dtype)).removeprefix('torch.')} tensor of shape {list(spec.shape)} on {self._device}"
         if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise InvalidInput(
                 f"input {spec.place} requires gradients, and compiled models compute none",
                 "call under torch.no_grad(), or pass a detached tensor",
             )
-        raise InvalidInput(f"input {spec.place}: expected {expected}, got {_describe(value)}", "compile the model for such inputs")
+        raise InvalidInput(f"input {spec.place}: expected {expected}, got {described(value)}", "compile the model for such inputs")
 
     def _run_segments(self, engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         for kind, first, last in self._segments:
@@ -363,8 +381,7 @@ class Executable:
 
     @threads.setter
     def threads(self, count: int) -> None:
-        if count < 1:
-            raise UnsupportedOption(f"threads = {count} is not a positive number", "pass 1 or more")
+        check_threads(count)
         with self._lock:
             self._threads = count
             self._require_engine().threads = count
@@ -460,18 +477,19 @@ def executable_of(
     module: torch.nn.Module | None = None,
     parameters: Sequence[str] = (),
     threads: int | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Executable:
     """The executable of a program that was made of what a front end read, with its kernels compiled.
 
     `sources` maps file names to kernel text; `module` is the live module, for `is_stale`; `parameters` names the
-    positional parameters of its forward function. The module's buffers that the model changes are changed by calls as
-    PyTorch would.
+    positional parameters of its forward function, `defaults` the values of those that have one. The module's buffers
+    that the model changes are changed by calls as PyTorch would.
 
     Raises:
         ValueError: where the program is inconsistent.
         KernelFailed: where a binary cannot be loaded or lacks a kernel.
     """
-    signature = signature_of(imported, parameters)
+    signature = signature_of(imported, parameters, defaults)
     ready = loadable(program)
     # a parameter that is only returned is in no region; simplifying passes may have dropped it
     returned = {leaf.value for leaf in signature.outputs if leaf.kind == "parameter"} - set(ready.graph.constants)
@@ -490,9 +508,7 @@ def executable_of(
     return Executable(image, stamp, threads, sources_of_parameters)
 
 
-def _describe(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return f"{value!r} of type {type(value).__name__}" if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
-    name = str(value.dtype).removeprefix("torch.")
-    layout = "" if value.layout is torch.strided else f" and layout {value.layout}"
-    return f"a {name} tensor of shape {list(value.shape)} on {value.device}{layout}"
+def check_threads(count: Any) -> None:
+    """Raises UnsupportedOption for anything but a number of threads that a process can start."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_THREADS:
+        raise UnsupportedOption(f"threads = {count!r} is no number of threads", f"pass a whole number from 1 to {MOST_THREADS}")

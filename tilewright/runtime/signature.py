@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from tilewright.errors import InvalidArtifact, InvalidInput
 from tilewright.frontend.imported import Imported
@@ -171,6 +174,8 @@ class Signature:
     mutations: tuple[tuple[int, int], ...] = ()
     states: tuple[StateLeaf, ...] = ()
     parameters: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Parameters that the model was compiled without, by name, and the values that it was compiled for: a caller may pass those too."""
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call's arguments, in order.
@@ -179,6 +184,8 @@ class Signature:
             InvalidInput: for arguments of another number or nesting.
         """
         positional = self.input_tree.children[0]
+        if self.defaults:
+            args, kwargs = self._without_defaults(args, kwargs, len(positional.children))
         if len(args) < len(positional.children) and self.parameters:
             args, kwargs = list(args), dict(kwargs)
             for name in self.parameters[len(args) : len(positional.children)]:
@@ -187,8 +194,9 @@ class Signature:
                 args.append(kwargs.pop(name))
         if len(args) != len(positional.children):
             expected = ", ".join(leaf.place for leaf in self.inputs)
+            named = f" and {', '.join(kwargs)}" if kwargs else ""
             raise InvalidInput(
-                f"expected {len(positional.children)} positional inputs, got {len(args)}",
+                f"expected {len(positional.children)} positional inputs, got {len(args)}{named}",
                 f"the inputs are {expected or 'none'}",
             )
         keywords = self.input_tree.children[1]
@@ -203,6 +211,35 @@ class Signature:
         for child, key in zip(keywords.children, keywords.keys, strict=True):
             result.extend(flatten(child, kwargs[key], f"kwargs[{key!r}]"))
         return result
+
+
+    def _without_defaults(self, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments less those that repeat the defaults which the model was compiled for."""
+        surplus = dict(zip(self.parameters[count:], args[count:], strict=False))
+        if len(args) > count and len(surplus) == len(args) - count and not surplus.keys() & kwargs.keys():
+            args = args[:count]
+            kwargs = {**surplus, **kwargs}
+        for name in self.defaults.keys() & kwargs.keys():
+            value, default = kwargs[name], self.defaults[name]
+            if type(value) is not type(default) or (value != default and value == value):
+                raise InvalidInput(
+                    f"input {name}: compiled without it, for its default {default!r}, got {described(value)}",
+                    "compile the model with it as an example input",
+                )
+        return args, {name: value for name, value in kwargs.items() if name not in self.defaults}
+
+
+def described(value: Any) -> str:
+    """What a caller passed, for a message."""
+    if value is None:
+        return "None"
+    if isinstance(value, (int, float, str, bool)):
+        return f"{value!r} of type {type(value).__name__}"
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
+    name = str(value.dtype).removeprefix("torch.")
+    layout = "" if value.layout is torch.strided else f" and layout {value.layout}"
+    return f"a {name} tensor of shape {list(value.shape)} on {value.device}{layout}"
 
 
 def positional_signature(inputs: Sequence[tuple[str, tuple[int, ...], str]], outputs: int, mutations: Sequence[tuple[int, int]] = ()) -> Signature:
@@ -225,8 +262,8 @@ def places(tree: Tree, place: str = "") -> Iterator[str]:
         yield from places(child, f"{place}[{tree.keys[index]!r}]" if tree.kind == "dict" else f"{place}[{index}]")
 
 
-def signature_of(imported: Imported, parameters: Sequence[str] = ()) -> Signature:
-    """The signature of a model that a front end has read; `parameters` names its positional parameters."""
+def signature_of(imported: Imported, parameters: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Signature:
+    """The signature of a model that a front end has read; `parameters` names its positional parameters, `defaults` are those of all."""
     graph = imported.graph
     input_tree = tree_of(imported.in_spec)
     words = [*places(input_tree.children[0], "args"), *places(input_tree.children[1], "kwargs")]
@@ -241,7 +278,9 @@ def signature_of(imported: Imported, parameters: Sequence[str] = ()) -> Signatur
     outputs = tuple(OutputLeaf(o.kind, o.index, constants[o.value] if o.kind == "parameter" else o.value) for o in imported.outputs)
     states = tuple(StateLeaf(state.name, graph.inputs[state.input], state.output) for state in imported.states)
     output_tree = tree_of(imported.out_spec)
-    return Signature(tuple(inputs), input_tree, outputs, output_tree, imported.mutations, states, tuple(parameters))
+    given = {*parameters[: len(input_tree.children[0].children)], *input_tree.children[1].keys}
+    absent = MappingProxyType({name: value for name, value in (defaults or {}).items() if name not in given})
+    return Signature(tuple(inputs), input_tree, outputs, output_tree, imported.mutations, states, tuple(parameters), absent)
 
 
 # JSON
@@ -316,6 +355,7 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
         "mutations": [list(pair) for pair in signature.mutations],
         "states": [[state.name, state.input, state.output] for state in signature.states],
         "parameters": list(signature.parameters),
+        "defaults": {name: encode_literal(value) for name, value in signature.defaults.items()},
     }
 
 
@@ -330,6 +370,7 @@ def decode_signature(data: Mapping[str, Any]) -> Signature:
         tuple((int(leaf), int(output)) for leaf, output in data["mutations"]),
         tuple(StateLeaf(str(name), str(value), int(output)) for name, value, output in data["states"]),
         tuple(map(str, data["parameters"])),
+        MappingProxyType({str(name): decode_literal(value) for name, value in data.get("defaults", {}).items()}),
     )
     if result.input_tree.leaves != len(inputs) or result.output_tree.leaves != len(result.outputs):
         raise ValueError("the trees of inputs and outputs do not have as many leaves as there are inputs and outputs")

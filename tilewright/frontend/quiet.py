@@ -1,0 +1,47 @@
+"""PyTorch's exporter without what it says to its own developers.
+
+It warns of its own deprecated calls, logs tracebacks of errors that it also raises, and prints the half-made graph. A user of the compiler
+gets the error, in one line; with logging of ``tilewright`` at INFO (`--debug`), or ``TILEWRIGHT_DEBUG=1``, everything is shown.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+
+from tilewright import settings
+
+ASSIGNED = r"The tensor attributes? (.|\n)* (was|were) assigned during export"
+"""Of a recurrent network's list of its own weights: nothing that a user could change."""
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Runs the exporter; only what the model itself warns of or prints is let through."""
+    if settings.debug() or logging.getLogger("tilewright").isEnabledFor(logging.INFO):
+        yield
+        return
+    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.partition(".")[0] == "torch"]
+    before = [logger.disabled for logger in loggers]
+    printed = io.StringIO()
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with warnings.catch_warnings(), redirect_stderr(printed):
+            for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            warnings.filterwarnings("ignore", ASSIGNED, UserWarning)
+            yield
+    except Exception as error:
+        listing = str(getattr(error, "partial_fx_graph", "") or "")
+        sys.stderr.write(printed.getvalue().replace(f"{listing}\n", "") if listing else printed.getvalue())
+        raise
+    else:
+        sys.stderr.write(printed.getvalue())
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
