@@ -9,6 +9,7 @@ import pytest
 from tilewright.errors import TargetNotPresent, UnknownTarget
 from tilewright.hardware import Machine, catalogue, host_cpu, is_present, machine, target_names
 from tilewright.hardware.device import DeviceAttributes, identify_gpu, read_device
+from tilewright.hardware.documents import DOCUMENTS, clauses_without_origin
 from tilewright.hardware.host import CpuIdentity, identify_cpu, parse_cpuinfo
 
 EXPECTED_ARCHITECTURES = {
@@ -36,6 +37,15 @@ model\t\t: 60
 model name\t: Intel(R) Core(TM) i7-4770 CPU @ 3.40GHz
 flags\t\t: pni ssse3 sse4_1 sse4_2 popcnt avx f16c fma bmi1 bmi2 movbe abm avx2
 """
+SERVER_WITH_AMX = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 167
+model name\t: Intel(R) Xeon(R) Processor
+bogomips\t: 5400.00
+flags\t\t: pni ssse3 sse4_1 sse4_2 popcnt avx f16c fma bmi1 bmi2 movbe abm avx2 avx512f avx512bw avx512cd avx512dq \
+avx512vl avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8
+"""
 GRAVITON2 = """processor\t: 0
 BogoMIPS\t: 243.75
 Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
@@ -60,6 +70,37 @@ def test_every_entry_is_complete_and_every_number_has_a_source(name: str) -> Non
     entry = catalogue()[name]
     assert entry.architecture == EXPECTED_ARCHITECTURES[name]
     assert entry.missing_facts() == ()
+
+
+def described_machines() -> dict[str, Machine]:
+    """Every catalogue entry, and hosts and GPUs identified by each of the ways that there are."""
+    old = HASWELL.replace("avx f16c fma", "").replace("avx2", "")
+    texts = {"zen4": ZEN4, "haswell": HASWELL, "baseline": old, "server with AMX": SERVER_WITH_AMX}
+    hosts = {name: identify_cpu(identity(text)) for name, text in texts.items()}
+    for name, text in {"graviton2": GRAVITON2, "unknown Arm core": GRAVITON2.replace("0xd0c", "0xd40")}.items():
+        hosts[name] = identify_cpu(identity(text, "aarch64"))
+    for capability in ((8, 6), (9, 0), (12, 0)):
+        device = replace(H200_DEVICE, name="a chip", major=capability[0], minor=capability[1], processors=99)
+        found = identify_gpu(device)
+        assert found is not None
+        hosts[f"capability {capability}"] = found
+    return {**catalogue(), **hosts, "native": host_cpu()}
+
+
+DESCRIBED = described_machines()
+
+
+@pytest.mark.parametrize("entry", DESCRIBED.values(), ids=DESCRIBED)
+def test_every_source_is_a_document_a_derivation_an_assumption_or_a_measurement(entry: Machine) -> None:
+    broken = {field: clauses for field, text in entry.sources.items() if (clauses := clauses_without_origin(text))}
+    assert broken == {}
+
+
+def test_the_check_of_sources_finds_those_that_say_nothing() -> None:
+    for text in ("AVX2", "", "assumed:", "a hundred", f"{DOCUMENTS[0]}; sizes as usual", "about, after a paper", "measured"):
+        assert clauses_without_origin(text) != ()
+    for text in (DOCUMENTS[0], "derived: a * b", f"sizes from {DOCUMENTS[1]}: table 3; latencies assumed: as on the v100"):
+        assert clauses_without_origin(text) == ()
 
 
 def test_the_check_for_completeness_finds_gaps() -> None:
@@ -146,6 +187,23 @@ def test_identify_zen4_counts_one_512_bit_multiply_add_a_cycle() -> None:
     assert found.missing_facts() == ()
 
 
+def test_identify_zen4_loads_one_512_bit_vector_a_cycle() -> None:
+    found = identify_cpu(identity(ZEN4))
+    assert (found.load_ports, found.store_ports, found.fma_latency_cycles, found.issue_width) == (1, 0.5, 4, 6)
+    zen2 = identify_cpu(identity(HASWELL.replace("GenuineIntel", "AuthenticAMD").replace("family\t: 6", "family\t: 23")))
+    assert (zen2.fma_ports, zen2.fma_latency_cycles) == (2, 5)
+
+
+def test_identify_server_with_amx_assumes_its_turbo() -> None:
+    found = identify_cpu(identity(SERVER_WITH_AMX, cores=2))
+    assert found.clock_hz == pytest.approx(3.7e9) and "turbo assumed" in found.sources["clock_hz"]
+    assert found.fma_ports == 2 and found.peak_flops["fp32"] == pytest.approx(2 * 3.7e9 * 64)
+    fast = identify_cpu(identity(SERVER_WITH_AMX.replace("5400", "7200")))
+    assert fast.clock_hz == pytest.approx(3.8e9)
+    faster = identify_cpu(identity(SERVER_WITH_AMX.replace("5400", "8000")))
+    assert faster.clock_hz == pytest.approx(4.0e9) and "turbo" not in faster.sources["clock_hz"]
+
+
 def test_identify_haswell_takes_the_clock_from_its_name() -> None:
     found = identify_cpu(identity(HASWELL))
     assert found.clock_hz == 3.4e9 and found.vector_bits == 256 and found.compiler_flags == ("-march=x86-64-v3",)
@@ -172,4 +230,8 @@ def test_identify_gpu_builds_a_part_that_is_not_in_the_catalogue() -> None:
     assert found is not None and found.architecture == "sm_90a" and found.missing_facts() == ()
     assert found.processors == 114 and found.caches[1].bytes == 50 << 20
     assert found.peak_flops["fp32"] == pytest.approx(114 * 128 * 2 * 1.755e9)
+    geforce = identify_gpu(replace(H200_DEVICE, name="NVIDIA GeForce RTX 5090", major=12, minor=0, processors=170, clock_khz=2_407_000))
+    ada = catalogue()["rtx4090"]
+    assert geforce is not None
+    assert geforce.peak_flops["fp16"] / geforce.peak_flops["fp32"] == pytest.approx(ada.peak_flops["fp16"] / ada.peak_flops["fp32"], rel=0.01)
     assert identify_gpu(replace(H200_DEVICE, name="Tesla K80", major=3, minor=7)) is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tilewright.hardware import documents as named
 from tilewright.hardware.machine import Cache, Machine
 
 KB = 1024
@@ -16,10 +19,8 @@ X86_V4 = (*X86_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 ARMV8 = ("fp", "asimd")
 ARMV8_2 = (*ARMV8, "crc32", "atomics", "fphp", "asimdhp", "asimdrdm", "lrcpc", "asimddp")
 
-INTEL_MANUAL = "Intel 64 and IA-32 Architectures Optimization Reference Manual"
-FOG = "A. Fog, Instruction tables, and The microarchitecture of Intel, AMD and VIA CPUs"
-GENERIC = "assumption: a typical machine of this instruction set"
-DISPATCH = "assumption: order of magnitude of an empty parallel region of libgomp with spinning threads"
+GENERIC = "assumed: a typical machine of this instruction set"
+DISPATCH = "assumed: order of magnitude of an empty parallel region of libgomp with spinning threads"
 DERIVED = "derived: processors * clock_hz * fma_ports * lanes * 2"
 
 
@@ -61,32 +62,36 @@ X86_AVX2 = Machine(
         "processors": GENERIC,
         "clock_hz": GENERIC,
         "peak_flops": DERIVED,
-        "memory_bandwidth": "assumption: two channels of DDR4-2400",
+        "memory_bandwidth": "assumed: two channels of DDR4-2400",
         "memory_bytes": GENERIC,
-        "memory_latency_cycles": "assumption: 80 ns",
-        "caches": f"{INTEL_MANUAL}, Haswell: cache parameters; level 3 bandwidth assumed",
-        "fma_latency_cycles": f"{INTEL_MANUAL}, Haswell",
-        "vector_bits": "AVX2",
-        "vector_registers": "AVX2",
-        "fma_ports": f"{INTEL_MANUAL}, Haswell: ports 0 and 1",
-        "load_ports": f"{INTEL_MANUAL}, Haswell: ports 2 and 3",
-        "store_ports": f"{INTEL_MANUAL}, Haswell: port 4",
-        "issue_width": f"{INTEL_MANUAL}, Haswell",
+        "memory_latency_cycles": "assumed: 80 ns",
+        "caches": f"level 1 and 2 sizes, ways and level 1 bandwidth from {named.INTEL_MANUAL}, Haswell: cache parameters; "
+        "level 1 and 2 latencies assumed: one cycle above the 4 and 11 there, for vectors; level 2 bandwidth assumed: half of its path of "
+        "64 bytes; level 3 assumed: 2 MB a core, 40 cycles, 16 bytes a cycle",
+        "fma_latency_cycles": f"{named.FOG}, Haswell",
+        "vector_bits": f"{named.INTEL_X86_LEVELS}: x86-64-v3",
+        "vector_registers": f"{named.INTEL_X86_LEVELS}: x86-64-v3",
+        "fma_ports": f"{named.FOG}, Haswell: ports 0 and 1",
+        "load_ports": f"{named.FOG}, Haswell: ports 2 and 3",
+        "store_ports": f"{named.FOG}, Haswell: port 4",
+        "issue_width": f"{named.FOG}, Haswell",
         "dispatch_seconds": DISPATCH,
     },
 )
 
 SKYLAKE_SOURCES = {
     "peak_flops": DERIVED,
-    "memory_latency_cycles": "assumption: 90 ns",
-    "caches": f"{INTEL_MANUAL}, Skylake Server: cache parameters; level 3 bandwidth assumed",
-    "fma_latency_cycles": f"{INTEL_MANUAL}, Skylake Server",
-    "vector_bits": "AVX-512",
-    "vector_registers": "AVX-512",
-    "fma_ports": f"{INTEL_MANUAL}, Skylake Server: ports 0+1 fused and 5",
-    "load_ports": f"{INTEL_MANUAL}, Skylake Server: ports 2 and 3",
-    "store_ports": f"{INTEL_MANUAL}, Skylake Server: port 4",
-    "issue_width": f"{INTEL_MANUAL}, Skylake Server",
+    "memory_latency_cycles": "assumed: 90 ns",
+    "caches": f"sizes, ways, level 1 and 2 bandwidths, level 2 latency from {named.INTEL_MANUAL}, Skylake Server: cache parameters "
+    "(the most, not what is sustained); level 1 latency assumed: 5 cycles, for vectors; level 3 bandwidth assumed: 10 bytes a cycle; "
+    "level 3 latency assumed: 60 cycles of the 50 to 70",
+    "fma_latency_cycles": f"{named.FOG}, Skylake",
+    "vector_bits": f"{named.INTEL_X86_LEVELS}: x86-64-v4",
+    "vector_registers": f"{named.INTEL_X86_LEVELS}: x86-64-v4",
+    "fma_ports": f"{named.INTEL_MANUAL}, Skylake Server: ports 0 and 1 fused, and port 5",
+    "load_ports": f"{named.INTEL_MANUAL}, Skylake Server: ports 2 and 3",
+    "store_ports": f"{named.INTEL_MANUAL}, Skylake Server: port 4",
+    "issue_width": f"{named.FOG}, Skylake",
     "dispatch_seconds": DISPATCH,
 }
 
@@ -129,17 +134,25 @@ X86_AVX512 = Machine(
         **SKYLAKE_SOURCES,
         "processors": GENERIC,
         "clock_hz": GENERIC,
-        "memory_bandwidth": "assumption: six channels of DDR4-2666",
+        "memory_bandwidth": "assumed: six channels of DDR4-2666 of 8 bytes",
         "memory_bytes": GENERIC,
     },
 )
+
+GOLDEN_COVE_SOURCES = {
+    **X86_AVX512.sources,
+    "issue_width": f"{named.INTEL_MANUAL}, Golden Cove: six",
+    "memory_latency_cycles": "assumed: 90 ns, as of x86-avx512",
+}
+GOLDEN_COVE = replace(X86_AVX512, issue_width=6, sources=GOLDEN_COVE_SOURCES)
+"""The core of Xeons with AMX, for this host's identification: two 512-bit multiply-adds, loads, and one store a cycle too."""
 
 XEON_8124M = Machine(
     name="xeon-8124m",
     kind="cpu",
     vendor="Intel",
     architecture="x86-64",
-    description="Intel Xeon Platinum 8124M (Skylake Server), one socket of 18 cores, as in AWS c5.9xlarge",
+    description="Intel Xeon Platinum 8124M (Skylake Server) at its base clock, one socket of 18 cores, as in AWS c5.9xlarge",
     processors=18,
     clock_hz=3.0e9,
     peak_flops=peak(18, 3.0e9, 2, 512),
@@ -160,10 +173,10 @@ XEON_8124M = Machine(
     dispatch_seconds=4e-6,
     sources={
         **SKYLAKE_SOURCES,
-        "processors": "AWS instance types: c5.9xlarge has 36 virtual processors, two a core",
-        "clock_hz": "AWS instance types: c5, base clock 3.0 GHz",
-        "memory_bandwidth": "Intel Xeon Scalable (Skylake) product brief: six channels of DDR4-2666",
-        "memory_bytes": "AWS instance types: c5.9xlarge",
+        "processors": f"{named.AWS_INSTANCES}: c5.9xlarge has 36 virtual processors, two a core",
+        "clock_hz": "assumed: the base clock, 3.0 GHz, as the 3.4 GHz that AWS gives for all cores is more than 512-bit code gets",
+        "memory_bandwidth": "derived: six channels of DDR4-2666 of 8 bytes",
+        "memory_bytes": f"{named.AWS_INSTANCES}: c5.9xlarge",
     },
 )
 
@@ -183,7 +196,7 @@ CORTEX_A53 = Machine(
         Cache(level=1, bytes=32 * KB, line_bytes=64, ways=4, shared_by=1, bandwidth=8, latency_cycles=3),
         Cache(level=2, bytes=512 * KB, line_bytes=64, ways=16, shared_by=4, bandwidth=8, latency_cycles=15),
     ),
-    fma_latency_cycles=8,
+    fma_latency_cycles=4,
     vector_bits=128,
     vector_registers=32,
     fma_ports=1,
@@ -195,26 +208,25 @@ CORTEX_A53 = Machine(
     target_triple="aarch64-linux-gnu",
     dispatch_seconds=6e-6,
     sources={
-        "processors": "Broadcom BCM2837, Raspberry Pi documentation",
-        "clock_hz": "Broadcom BCM2837, Raspberry Pi documentation",
+        "processors": named.RASPBERRY,
+        "clock_hz": f"{named.RASPBERRY}: maximum clock",
         "peak_flops": DERIVED,
-        "memory_bandwidth": "derived: 32-bit LPDDR2 at 900 MT/s (Raspberry Pi documentation)",
-        "memory_bytes": "Raspberry Pi 3 Model B",
-        "memory_latency_cycles": "assumption: 150 ns",
-        "caches": "Arm Cortex-A53 Technical Reference Manual (sizes as in BCM2837); bandwidths and latencies assumed",
-        "fma_latency_cycles": "GCC, config/arm/cortex-a53.md, cortex_a53_fpmac",
-        "vector_bits": "Armv8-A Advanced SIMD",
-        "vector_registers": "Armv8-A Advanced SIMD",
-        "fma_ports": "assumption: two 64-bit pipes together take one 128-bit FMLA a cycle",
-        "load_ports": "assumption: 64-bit path, a 128-bit load takes two cycles",
-        "store_ports": "assumption: 64-bit path, a 128-bit store takes two cycles",
-        "issue_width": "Arm Cortex-A53 Technical Reference Manual: two, in order",
+        "memory_bandwidth": f"derived: 32-bit LPDDR2 at 900 MT/s ({named.RASPBERRY})",
+        "memory_bytes": f"{named.RASPBERRY}: Raspberry Pi 3 Model B",
+        "memory_latency_cycles": "assumed: 150 ns",
+        "caches": f"lines and ways from {named.A53_MANUAL}; sizes from {named.RASPBERRY}; level 1 latency from {named.LLVM_A53}: "
+        f"LoadLatency; level 1 bandwidth from {named.GCC_A53}: 64 bits a cycle; level 2 assumed: 8 bytes a cycle, 15 cycles",
+        "fma_latency_cycles": f"{named.GCC_A53}: cortex_a53_advsimd_mul_q, and the bypass of accumulators; the same from {named.LLVM_A53}",
+        "vector_bits": f"{named.ARM_ARCHITECTURE}: Advanced SIMD",
+        "vector_registers": f"{named.ARM_ARCHITECTURE}: Advanced SIMD",
+        "fma_ports": f"{named.GCC_A53}: two 64-bit units, which a 128-bit instruction takes together for one cycle (LLVM's model "
+        "has it take two)",
+        "load_ports": f"{named.GCC_A53}: a 128-bit load takes two cycles; the same from {named.NCNN_A53}",
+        "store_ports": f"{named.GCC_A53}: a 128-bit store takes two cycles",
+        "issue_width": f"{named.LLVM_A53}: two, in order",
         "dispatch_seconds": DISPATCH,
     },
 )
-
-N1_GUIDE = "Arm Neoverse N1 Software Optimization Guide"
-N1_MANUAL = "Arm Neoverse N1 Technical Reference Manual"
 
 NEOVERSE_N1 = Machine(
     name="neoverse-n1",
@@ -227,13 +239,13 @@ NEOVERSE_N1 = Machine(
     peak_flops=peak(64, 2.5e9, 2, 128, fp16=True),
     memory_bandwidth=204.8e9,
     memory_bytes=128 * GB,
-    memory_latency_cycles=240,
+    memory_latency_cycles=202,
     caches=(
         Cache(level=1, bytes=64 * KB, line_bytes=64, ways=4, shared_by=1, bandwidth=32, latency_cycles=5),
         Cache(level=2, bytes=1 * MB, line_bytes=64, ways=8, shared_by=1, bandwidth=19, latency_cycles=11),
         Cache(level=3, bytes=32 * MB, line_bytes=64, ways=16, shared_by=64, bandwidth=8, latency_cycles=75),
     ),
-    fma_latency_cycles=4,
+    fma_latency_cycles=2,
     vector_bits=128,
     vector_registers=32,
     fma_ports=2,
@@ -245,21 +257,23 @@ NEOVERSE_N1 = Machine(
     target_triple="aarch64-linux-gnu",
     dispatch_seconds=6e-6,
     sources={
-        "processors": "AWS instance types: m6g.16xlarge",
-        "clock_hz": "AWS Graviton2 announcement",
+        "processors": f"{named.ARM_GRAVITON2}: c6g.16xlarge",
+        "clock_hz": named.ANANDTECH_GRAVITON2,
         "peak_flops": DERIVED + ", twice that with half-precision vectors",
-        "memory_bandwidth": "AWS Graviton2 announcement: eight channels of DDR4-3200",
-        "memory_bytes": "AWS instance types: c6g.16xlarge",
-        "memory_latency_cycles": "assumption: 96 ns",
-        "caches": f"{N1_MANUAL}, sizes of Graviton2; level 2: Chips and Cheese, Deep Diving Neoverse N1 (2021): "
-        "19.3 bytes a cycle; level 3 associativity and bandwidth assumed",
-        "fma_latency_cycles": f"{N1_GUIDE}: 4, and 2 between dependent accumulations",
-        "vector_bits": "Armv8-A Advanced SIMD",
-        "vector_registers": "Armv8-A Advanced SIMD",
-        "fma_ports": f"{N1_GUIDE}: pipes V0 and V1",
-        "load_ports": f"{N1_GUIDE}: two load/store pipes",
-        "store_ports": f"{N1_GUIDE}",
-        "issue_width": f"{N1_GUIDE}: four decoded a cycle",
+        "memory_bandwidth": f"{named.ANANDTECH_GRAVITON2}: eight channels of DDR4-3200",
+        "memory_bytes": f"{named.ARM_GRAVITON2}: c6g.16xlarge",
+        "memory_latency_cycles": f"derived: 81 ns at 2.5 GHz ({named.ANANDTECH_GRAVITON2}: structural estimate)",
+        "caches": f"sizes and ways of level 1 and 2 from {named.ARM_GRAVITON2}; level 3 size from {named.ARM_GRAVITON2}; "
+        f"level 1 latency from {named.LLVM_N1}: vector loads; level 1 bandwidth derived: two loads of 16 bytes; "
+        f"level 2 latency from {named.ANANDTECH_GRAVITON2}; level 2 bandwidth assumed: six tenths of its path of 32 bytes; "
+        "level 3 assumed: 16 ways, 30 ns, 8 bytes a cycle with every core at it",
+        "fma_latency_cycles": f"{named.N1_GUIDE}: 4, and 2 from accumulation to accumulation",
+        "vector_bits": f"{named.ARM_ARCHITECTURE}: Advanced SIMD",
+        "vector_registers": f"{named.ARM_ARCHITECTURE}: Advanced SIMD",
+        "fma_ports": f"{named.LLVM_N1}: N1UnitV0 and N1UnitV1",
+        "load_ports": f"{named.LLVM_N1}: two pipes N1UnitL",
+        "store_ports": "assumed: one 16-byte store a cycle",
+        "issue_width": f"{named.N1_GUIDE}: four decoded a cycle",
         "dispatch_seconds": DISPATCH,
     },
 )

@@ -6,10 +6,13 @@ import ctypes
 import re
 from dataclasses import dataclass, replace
 
+from tilewright.hardware import documents as named
 from tilewright.hardware.gpus import GPUS, KB, capability_facts
 from tilewright.hardware.machine import Machine
 
-DRIVER = "CUDA driver: cuDeviceGetAttribute"
+DRIVER = f"{named.DRIVER}: cuDeviceGetAttribute"
+GEFORCE_LIKE = {(8, 6): "rtx4090", (12, 0): "rtx4090"}
+"""Capabilities whose tensor cores and caches are nearer to those of a GeForce than to the entry of the capability before."""
 ATTRIBUTES = {
     "threads_per_block": 1,
     "warp_size": 10,
@@ -112,7 +115,8 @@ def identify_gpu(attributes: DeviceAttributes) -> Machine | None:
         return None
     same = [gpu for gpu in GPUS if gpu.compute_capability == attributes.capability]
     near = [gpu for gpu in GPUS if gpu.compute_capability <= attributes.capability]
-    like = same[-1] if same else near[-1]
+    alike = [gpu for gpu in GPUS if gpu.name == GEFORCE_LIKE.get(attributes.capability)]
+    like = (same or alike or near)[-1]
     suffix = "a" if attributes.capability >= (9, 0) else ""
     clock = attributes.clock_khz * 1e3 or like.clock_hz
     lanes = facts["fp32_lanes_per_processor"]
@@ -120,9 +124,9 @@ def identify_gpu(attributes: DeviceAttributes) -> Machine | None:
     peaks = {dtype: rate * scale for dtype, rate in like.peak_flops.items()}
     peaks["fp32"] = attributes.processors * lanes * 2 * clock
     bandwidth = 2 * attributes.memory_clock_khz * 1e3 * attributes.memory_bus_bits / 8
-    bandwidth_source = f"{DRIVER}: twice the memory clock times the bus width"
+    bandwidth_source = f"derived: twice the memory clock times the bus width ({DRIVER})"
     if not bandwidth:  # recent drivers no longer give the memory clock
-        bandwidth, bandwidth_source = like.memory_bandwidth, f"assumption: as of the {like.name}"
+        bandwidth, bandwidth_source = like.memory_bandwidth, f"assumed: as of the {like.name}"
     first, second = like.caches
     caches = (
         first,
@@ -136,17 +140,16 @@ def identify_gpu(attributes: DeviceAttributes) -> Machine | None:
         )
         if getattr(attributes, field)
     }  # fmt: skip
-    scaled = f"scaled from the {like.name} by processors and clock"
     sources = {
         **facts.pop("sources"),
         **dict.fromkeys(told, DRIVER),
         "processors": DRIVER,
-        "clock_hz": f"{DRIVER}: maximum clock",
-        "peak_flops": f"fp32 from lanes and clock; others {scaled}",
+        "clock_hz": f"{DRIVER}, the maximum clock" if attributes.clock_khz else f"assumed: as of the {like.name}",
+        "peak_flops": f"fp32 derived: processors, lanes and clock; others assumed: the {like.name}'s, scaled by processors and clock",
         "memory_bandwidth": bandwidth_source,
-        "memory_bytes": "CUDA driver: cuDeviceTotalMem",
-        "memory_latency_cycles": f"assumption: as of the {like.name}",
-        "caches": f"{DRIVER}: level 2 size; the rest as of the {like.name}",
+        "memory_bytes": f"{named.DRIVER}: cuDeviceTotalMem",
+        "memory_latency_cycles": f"assumed: as of the {like.name}",
+        "caches": f"level 2 size from {DRIVER}; the rest assumed: as of the {like.name}",
     }
     return Machine(
         name="-".join(_words(attributes.name)),

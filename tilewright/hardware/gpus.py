@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tilewright.hardware import documents as named
 from tilewright.hardware.machine import Cache, Machine
 
 KB = 1024
 MB = 1024 * KB
 GB = 1024 * MB
 
-GUIDE = "CUDA C++ Programming Guide, table of technical specifications per compute capability"
-ARITHMETIC = "CUDA C++ Programming Guide, table of arithmetic throughput per compute capability"
-MEASURED = "measured, bench: NVIDIA H200, CUDA-graph replays, 2026-11-21"
-LIKE_H200 = "assumption: as measured on the h200"
-JIA_VOLTA = "about, after Z. Jia et al., Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking (2018)"
-JIA_TURING = "about, after Z. Jia et al., Dissecting the NVidia Turing T4 GPU via Microbenchmarking (2019)"
-LUO = "about, after W. Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture (2024)"
-CHEESE_B200 = "Chips and Cheese, Nvidia's B200 (2025)"
+BENCH = "one NVIDIA H200, CUDA 13.0 driver, CUDA-graph replays, 2026-11-21"
+LIKE_H200 = "assumed: as measured on the h200"
 
 LAUNCH_SECONDS = 1.1e-6
 
@@ -26,7 +21,7 @@ LAUNCH_SECONDS = 1.1e-6
 def capability_facts(capability: tuple[int, int]) -> dict[str, Any]:
     """What every GPU of a compute capability has in common, with its sources; KeyError for one not listed.
 
-    Those of 7.0 to 10.0 are in the programming guide; the unified L1 and shared memory's size is not included.
+    The size of the unified L1 and shared memory is not included.
     """
     # shared memory of a processor and of a block (KB), threads and blocks of a processor, fp32 lanes, bytes a cycle
     shared_processor, shared_block, threads, blocks, lanes, bytes_per_cycle = {
@@ -65,14 +60,15 @@ def capability_facts(capability: tuple[int, int]) -> dict[str, Any]:
         "launch_seconds": LAUNCH_SECONDS,
         "toolchain_extra": "cuda13" if capability >= (7, 5) else "cuda12",
         "sources": {
-            **dict.fromkeys(guide_fields, GUIDE),
-            "register_allocation_unit": "CUDA occupancy calculator: 256 registers a warp",
-            "shared_reserved_bytes": "CUDA C++ Programming Guide, shared memory of compute capability 8.x and later",
-            "shared_bytes_per_cycle": "32 banks of 4 bytes; Turing: half (NVIDIA Ampere GA102 whitepaper)",
-            "schedulers_per_processor": "CUDA C++ Programming Guide, architecture of each compute capability",
-            "fp32_lanes_per_processor": ARITHMETIC,
-            "special_lanes_per_processor": ARITHMETIC,
-            "fma_latency_cycles": f"{JIA_VOLTA}; later architectures: {LUO}",
+            **dict.fromkeys(guide_fields, f"{named.CCCL}; 7.2 and 8.7 from {named.GUIDE}"),
+            "register_allocation_unit": f"{named.OCCUPANCY}: cudaOccRegAllocationGranularity",
+            "shared_reserved_bytes": f"{named.CCCL}: reserved_shared_memory_per_block",
+            "shared_bytes_per_cycle": f"derived: 32 banks of 4 bytes; 7.5 from {named.GA102_PAPER}: half that of GA10x",
+            "schedulers_per_processor": f"{named.OCCUPANCY}: cudaOccSubPartitionsPerMultiprocessor",
+            "fp32_lanes_per_processor": named.ARITHMETIC,
+            "special_lanes_per_processor": named.ARITHMETIC,
+            "fma_latency_cycles": f"7.0 from {named.JIA_VOLTA}; 7.5 from {named.JIA_TURING}; "
+            f"8.0 from {named.AMPERE_CYCLES}; others assumed: the same",
             "launch_seconds": LIKE_H200,
         },
     }
@@ -94,9 +90,18 @@ def _gpu(architecture: str, sources: dict[str, str], **facts: Any) -> Machine:
     return Machine(kind="gpu", vendor="NVIDIA", architecture=architecture, sources=merged, **{**common, **facts})
 
 
-def _sheet(sheet: str, caches: str, latency: str) -> dict[str, str]:
-    fields = ("processors", "clock_hz", "peak_flops", "memory_bandwidth", "memory_bytes")
-    return {**dict.fromkeys(fields, sheet), "caches": f"sizes: {sheet}; {caches}", "memory_latency_cycles": latency}
+L1_BANDWIDTH = "level 1 bandwidth assumed: that of shared memory, which is the same memory"
+
+
+def _sheet(sheet: str, clock: str, caches: str, latency: str) -> dict[str, str]:
+    """Sources of a chip's own numbers: its data sheet or whitepaper, which clock that means, and the rest of ``caches``."""
+    fields = ("processors", "peak_flops", "memory_bandwidth", "memory_bytes")
+    return {
+        **dict.fromkeys(fields, sheet),
+        "clock_hz": f"{sheet}: {clock}",
+        "caches": f"sizes from {sheet}; {L1_BANDWIDTH}; {caches}",
+        "memory_latency_cycles": latency,
+    }
 
 
 V100 = _gpu(
@@ -111,9 +116,10 @@ V100 = _gpu(
     memory_latency_cycles=375,
     caches=_caches(128, 128, 28, 6 * MB, 80, 25.6, 193),
     sources=_sheet(
-        "NVIDIA Tesla V100 GPU Architecture whitepaper",
-        f"latencies: {JIA_VOLTA}; level 2: 2048 bytes a cycle (NVIDIA A100 whitepaper, comparison)",
-        JIA_VOLTA,
+        named.V100_PAPER,
+        "boost clock",
+        f"latencies from {named.JIA_VOLTA}; level 2 bandwidth from {named.A100_PAPER}: 2048 bytes a cycle in all",
+        f"assumed: about the miss of level 2 in {named.JIA_VOLTA}",
     ),
 )
 
@@ -129,14 +135,21 @@ XAVIER = _gpu(
     memory_latency_cycles=400,
     caches=_caches(128, 128, 28, 512 * KB, 8, 25.6, 193),
     sources=_sheet(
-        "NVIDIA Jetson AGX Xavier System-on-Module data sheet",
-        "bandwidths and latencies assumed as on the v100",
-        "assumption: the v100's and the slower memory's",
-    ),
+        named.XAVIER_SHEET,
+        "maximum clock",
+        "bandwidths and latencies assumed: as on the v100",
+        "assumed: somewhat above the v100's, for the slower memory",
+    )
+    | {"peak_flops": f"fp16 from {named.XAVIER_SHEET}; fp32 derived: 8 processors of 64 lanes at 1.377 GHz"},
 )
 
-TURING = "NVIDIA Turing GPU Architecture whitepaper (reference clocks, half precision with fp32 accumulation)"
-TURING_CACHES = f"latencies and level 2 bandwidth a processor: {JIA_TURING}"
+TURING_CLOCK = "boost clock of the reference card"
+TURING_CACHES = (
+    f"latencies from {named.JIA_TURING}; "
+    "level 2 bandwidth assumed: 20 bytes a cycle each, about 1270 GB/s on the 40 processors of a T4"
+)
+TURING_LATENCY = f"assumed: about the T4's miss of level 2 in {named.JIA_TURING}"
+TURING_PEAKS = f"{named.TURING_PAPER}: reference card; fp16 from {named.TURING_PAPER}: tensor cores, accumulated in fp32"
 
 RTX2080 = _gpu(
     "sm_75",
@@ -149,7 +162,7 @@ RTX2080 = _gpu(
     memory_bytes=8 * GB,
     memory_latency_cycles=296,
     caches=_caches(96, 64, 32, 4 * MB, 46, 20, 188),
-    sources=_sheet(TURING, TURING_CACHES, JIA_TURING),
+    sources=_sheet(named.TURING_PAPER, TURING_CLOCK, TURING_CACHES, TURING_LATENCY) | {"peak_flops": TURING_PEAKS},
 )
 
 RTX2080TI = _gpu(
@@ -163,7 +176,7 @@ RTX2080TI = _gpu(
     memory_bytes=11 * GB,
     memory_latency_cycles=296,
     caches=_caches(96, 64, 32, 5632 * KB, 68, 20, 188),
-    sources=_sheet(TURING, TURING_CACHES, JIA_TURING),
+    sources=_sheet(named.TURING_PAPER, TURING_CLOCK, TURING_CACHES, TURING_LATENCY) | {"peak_flops": TURING_PEAKS},
 )
 
 A100 = _gpu(
@@ -178,7 +191,10 @@ A100 = _gpu(
     memory_latency_cycles=466,
     caches=_caches(192, 128, 38, 40 * MB, 108, 5120 / 108, 262),
     sources=_sheet(
-        "NVIDIA A100 Tensor Core GPU Architecture whitepaper", f"level 2: 5120 bytes a cycle; latencies: {LUO}", LUO
+        named.A100_PAPER,
+        "boost clock",
+        f"level 2 bandwidth from {named.A100_PAPER}: 5120 bytes a cycle in all; latencies from {named.LUO}",
+        f"{named.LUO}: latencies of memory scopes, A100",
     ),
 )
 
@@ -194,8 +210,12 @@ RTX4090 = _gpu(
     memory_latency_cycles=542,
     caches=_caches(128, 128, 43, 72 * MB, 128, 15.5, 273),
     sources=_sheet(
-        "NVIDIA Ada GPU Architecture whitepaper", f"level 2 bandwidth assumed: 5 TB/s in all; latencies: {LUO}", LUO
-    ),
+        named.ADA_PAPER,
+        "boost clock",
+        f"level 2 bandwidth assumed: 5 TB/s in all; latencies from {named.LUO}",
+        f"{named.LUO}: latencies of memory scopes, RTX 4090",
+    )
+    | {"peak_flops": f"{named.ADA_PAPER}: dense, fp16 accumulated in fp32"},
 )
 
 H100 = _gpu(
@@ -210,10 +230,12 @@ H100 = _gpu(
     memory_latency_cycles=479,
     caches=_caches(256, 128, 41, 50 * MB, 132, 21.4, 263),
     sources=_sheet(
-        "NVIDIA H100 Tensor Core GPU Architecture whitepaper",
-        f"level 2 bandwidth: {LIKE_H200}, the same chip; latencies: {LUO}",
-        LUO,
-    ),
+        named.H100_PAPER,
+        "maximum boost clock; under tensor-core load assumed: 1.83 GHz, the clock that the dense tensor peaks imply",
+        f"level 2 bandwidth {LIKE_H200}, the same chip; latencies from {named.LUO}",
+        f"{named.LUO}: latencies of memory scopes, H800 PCIe",
+    )
+    | {"peak_flops": f"{named.H100_PAPER}: dense"},
 )
 
 H200 = replace(
@@ -227,14 +249,18 @@ H200 = replace(
     sustained_memory_bandwidth=4.3e12,
     sources={
         **H100.sources,
-        "peak_flops": "NVIDIA H200 datasheet: as the H100",
-        "memory_bandwidth": "NVIDIA H200 datasheet",
-        "memory_bytes": "NVIDIA H200 datasheet",
-        "caches": f"level 2 size as the driver reports it on the measured machine; its bandwidth: 5.6 TB/s copied in "
-        f"all, {MEASURED}; latencies: {LUO}, on an H100",
-        "sustained_flops": f"{MEASURED}, matrix products of 8192",
-        "sustained_memory_bandwidth": "measured, bench: copies, the best of several runs, which gave 2.8 to 4.3 TB/s",
-        "launch_seconds": MEASURED,
+        "processors": f"{named.DRIVER}: cuDeviceGetAttribute on an H200",
+        "clock_hz": f"{named.DRIVER}: cuDeviceGetAttribute on an H200, the maximum clock",
+        "peak_flops": f"{named.H200_SHEET}: as the H100, dense",
+        "memory_bandwidth": named.H200_SHEET,
+        "memory_bytes": named.H200_SHEET,
+        "memory_latency_cycles": f"assumed: as of the H800 PCIe in {named.LUO}",
+        "caches": f"level 1 size from {named.H100_PAPER}; level 2 size from {named.DRIVER}: cuDeviceGetAttribute on an "
+        f"H200; {L1_BANDWIDTH}; level 2 bandwidth measured: copies that stay in level 2, the best of 3.8 to 5.6 TB/s, "
+        f"{BENCH}; latencies assumed: as of the H800 PCIe in {named.LUO}",
+        "sustained_flops": f"measured: matrix products of 8192, {BENCH}",
+        "sustained_memory_bandwidth": f"measured: copies, the best of runs that gave 2.8 to 4.3 TB/s, {BENCH}",
+        "launch_seconds": f"measured: tiny dependent kernels, {BENCH}",
     },
 )
 
@@ -250,13 +276,15 @@ B200 = _gpu(
     memory_latency_cycles=550,
     caches=_caches(256, 128, 39, 126 * MB, 148, 64, 297),
     sources={
-        **_sheet(
-            "NVIDIA HGX B200 datasheet",
-            f"level 1 and 2 sizes and latencies: {CHEESE_B200}; level 2 bandwidth assumed: 64 bytes a cycle each",
-            "assumption: somewhat above the h100's",
-        ),
-        "processors": CHEESE_B200,
-        "clock_hz": "derived: the datasheet's 75 TFLOP/s of fp32 on 148 processors of 128 lanes",
+        "processors": named.CHEESE_B200,
+        "clock_hz": "derived: the clock at which 148 processors of 128 lanes reach 75 TFLOP/s",
+        "peak_flops": f"tensor cores from {named.BLACKWELL_BRIEF}: HGX B200 at 1000 W, dense; "
+        "fp32 derived: 600 TFLOP/s of the eight GPUs of an HGX B200 (the technical brief rounds up to 80 each)",
+        "memory_bandwidth": f"{named.B200_SHEET}: 64 TB/s of eight GPUs",
+        "memory_bytes": f"{named.B200_SHEET}: 1440 GB of eight GPUs",
+        "memory_latency_cycles": "assumed: somewhat above the h100's",
+        "caches": f"level 1 size from {named.CHEESE_B200}; level 2 size from {named.CHEESE_B200}; {L1_BANDWIDTH}; "
+        "level 2 bandwidth assumed: 64 bytes a cycle each; latencies assumed: 20 ns and 150 ns",
     },
 )
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tilewright.errors import UnsupportedOption
 from tilewright.hardware import cpus
+from tilewright.hardware import documents as named
+from tilewright.hardware.documents import CPUINFO, SYSFS
 from tilewright.hardware.machine import Cache, Machine
 
-CPUINFO = "/proc/cpuinfo"
-SYSFS = "sysfs: /sys/devices/system/cpu"
 EXTRA_X86 = {
     "avx512_vnni": "-mavx512vnni",
     "avx512_bf16": "-mavx512bf16",
@@ -32,6 +32,35 @@ AMX_BF16_FLOPS_PER_CYCLE = 1024
 EXTRA_AARCH64 = {"atomics": "lse", "asimdrdm": "rdma", "asimddp": "dotprod", "asimdhp": "fp16", "bf16": "bf16"}
 SINGLE_PORT_AVX512_MODELS = frozenset({0x66, 0x7D, 0x7E, 0x8C, 0x8D, 0xA7})
 """Intel client cores (Cannon, Ice, Tiger and Rocket Lake), which have one 512-bit multiply-add port."""
+
+SERVER_TURBO_HZ = 1.0e9
+SERVER_TURBO_LIMIT_HZ = 3.8e9
+"""How far all cores of an Intel server with AMX run above their base clock, and up to which clock.
+
+Published base and all-core clocks in GHz: Xeon 6980P 2.0 and 3.2, 6960P 2.7 and 3.8 (PurePC, 2025); Intel lists 8480+ 2.0 and 3.0,
+8490H and 8592+ 1.9 and 2.9. The least of the differences is taken, as 512-bit multiply-adds lower the clock. Model numbers would
+tell more, but virtual machines hide them.
+"""
+
+
+@dataclass(frozen=True)
+class AmdCore:
+    """What a generation of AMD's cores does each cycle, in vectors of the widest kind that it has."""
+
+    multiply_adds: float
+    loads: float
+    stores: float
+    multiply_add_latency: float
+    issue_width: int
+
+
+AMD_CORES = {
+    "zen": AmdCore(1.0, 1.0, 0.5, 5, 6),  # 128-bit pipes take 256 bits in two cycles
+    "zen2": AmdCore(2.0, 2.0, 1.0, 5, 6),
+    "zen3": AmdCore(2.0, 2.0, 1.0, 4, 6),
+    "zen4": AmdCore(1.0, 1.0, 0.5, 4, 6),  # 256-bit pipes take 512 bits in two cycles
+    "zen5": AmdCore(2.0, 2.0, 1.0, 4, 8),
+}
 
 
 @dataclass(frozen=True)
@@ -108,30 +137,61 @@ def read_cpu_identity(root: Path = Path("/sys/devices/system/cpu"), cpuinfo: Pat
     return CpuIdentity(platform.machine(), properties, len(cores), 1e3 * float(base), tuple(sorted(caches)), memory)
 
 
-def _x86_clock(identity: CpuIdentity) -> tuple[float, str]:
-    """Nominal clock and its source: the model's name, sysfs, or the constant rate of the time-stamp counter."""
-    named = re.search(r"@\s*([\d.]+)\s*GHz", identity.properties.get("model name", ""))
-    if named:
-        return float(named[1]) * 1e9, f"{CPUINFO}: model name"
+def _x86_base_clock(identity: CpuIdentity) -> tuple[float, str]:
+    """Base clock and its source: the model's name, sysfs, or the constant rate of the time-stamp counter."""
+    frequency = re.search(r"@\s*([\d.]+)\s*GHz", identity.properties.get("model name", ""))
+    if frequency:
+        return float(frequency[1]) * 1e9, f"{CPUINFO}: model name, the base clock"
     if identity.base_hz:
         return identity.base_hz, f"{SYSFS}: base_frequency"
     bogomips = float(identity.properties.get("bogomips", "0") or 0)
     if bogomips:
-        return bogomips / 2 * 1e6, f"{CPUINFO}: bogomips, which is twice the rate of the time-stamp counter"
+        return bogomips / 2 * 1e6, f"{CPUINFO}: bogomips, which is twice the rate of the time-stamp counter, and that the base clock"
     return cpus.X86_AVX2.clock_hz, cpus.GENERIC
 
 
-def _x86_multiply_add_ports(properties: Mapping[str, str], flags: set[str]) -> float:
-    """Full-width vector multiply-adds a cycle of the core kind."""
-    family, model = int(properties.get("cpu family", "6")), int(properties.get("model", "0"))
+def _x86_clock(identity: CpuIdentity, flags: set[str]) -> tuple[float, str]:
+    """Clock under load of all cores, and its source: the base clock, plus what is known of turbo for the kind of chip."""
+    base, source = _x86_base_clock(identity)
+    turbo = min(base + SERVER_TURBO_HZ, SERVER_TURBO_LIMIT_HZ)
+    if identity.properties.get("vendor_id") != "GenuineIntel" or "amx_tile" not in flags or turbo <= base:
+        return base, source
+    rule = f"{SERVER_TURBO_HZ / 1e9:g} GHz above base and at most {SERVER_TURBO_LIMIT_HZ / 1e9:g} GHz"
+    return turbo, f"base clock from {source}; all-core turbo assumed: {rule}, as of Xeons with AMX ({named.XEON_6_LISTS}, and Intel's)"
+
+
+def _amd_core(properties: Mapping[str, str], flags: set[str]) -> AmdCore:
+    family, model = int(properties.get("cpu family", "23")), int(properties.get("model", "0"))
+    if family >= 26:
+        return AMD_CORES["zen5"]
+    if family == 25:
+        return AMD_CORES["zen4" if "avx512f" in flags else "zen3"]
+    return AMD_CORES["zen2" if model >= 0x30 else "zen"]
+
+
+def _x86_core(base: Machine, properties: Mapping[str, str], flags: set[str]) -> Machine:
+    """The base with the rates of this vendor's core, as far as family and model tell."""
     if properties.get("vendor_id") == "AuthenticAMD":
-        if "avx512f" in flags:
-            return 2.0 if family >= 26 else 1.0  # family 25 (Zen 4) takes two cycles for 512 bits
-        return 2.0 if family >= 25 or model >= 0x30 else 1.0  # the first Zen had 128-bit pipes
+        core = _amd_core(properties, flags)
+        told = ("fma_ports", "load_ports", "store_ports", "fma_latency_cycles", "issue_width")
+        return replace(
+            base,
+            fma_ports=core.multiply_adds,
+            load_ports=core.loads,
+            store_ports=core.stores,
+            fma_latency_cycles=core.multiply_add_latency,
+            issue_width=core.issue_width,
+            sources={**base.sources, **dict.fromkeys(told, f"{named.FOG}; chosen from {CPUINFO}: family, model")},
+        )
+    if properties.get("vendor_id") != "GenuineIntel":
+        return base
     if "avx512f" in flags:
         # Only server cores have AMX; a virtual machine may show another model number.
-        return 1.0 if model in SINGLE_PORT_AVX512_MODELS and "amx_tile" not in flags else 2.0
-    return 2.0 if "avx2" in flags else 1.0
+        single = int(properties.get("model", "0")) in SINGLE_PORT_AVX512_MODELS and "amx_tile" not in flags
+        ports = 1.0 if single else 2.0
+    else:
+        ports = 2.0 if "avx2" in flags else 1.0
+    return replace(base, fma_ports=ports, sources={**base.sources, "fma_ports": f"{named.INTEL_MANUAL}; chosen from {CPUINFO}: model, flags"})
 
 
 def _caches(identity: CpuIdentity, like: Machine) -> tuple[Cache, ...]:
@@ -146,21 +206,27 @@ def _caches(identity: CpuIdentity, like: Machine) -> tuple[Cache, ...]:
     return tuple(found) or like.caches
 
 
+def _peak_source(peaks: Mapping[str, float]) -> str:
+    tiles = f"; bf16 derived: {AMX_BF16_FLOPS_PER_CYCLE} operations a cycle of the tile unit" if "bf16" in peaks else ""
+    return f"{cpus.DERIVED}{', twice that for fp16' if 'fp16' in peaks else ''}{tiles}"
+
+
 def _x86_machine(identity: CpuIdentity) -> Machine:
     flags = set(identity.properties.get("flags", "").split())
     if set(cpus.X86_V4) <= flags:
-        base = cpus.X86_AVX512
+        base = cpus.GOLDEN_COVE if "amx_tile" in flags else cpus.X86_AVX512
         extras = [flag for flag in EXTRA_X86 if flag in flags]
         isa = (*cpus.X86_V4, *extras)
         compiler_flags = (*base.compiler_flags, *(EXTRA_X86[flag] for flag in extras))
     elif set(cpus.X86_V3) <= flags:
         base, isa, compiler_flags = cpus.X86_AVX2, cpus.X86_V3, cpus.X86_AVX2.compiler_flags
     else:
-        base = replace(cpus.X86_AVX2, vector_bits=128)
+        vectors = dict.fromkeys(("vector_bits", "vector_registers"), f"{named.INTEL_X86_LEVELS}: baseline")
+        base = replace(cpus.X86_AVX2, vector_bits=128, sources={**cpus.X86_AVX2.sources, **vectors})
         isa, compiler_flags = ("sse2",), ("-march=x86-64",)
-    ports = _x86_multiply_add_ports(identity.properties, flags)
-    clock, clock_source = _x86_clock(identity)
-    peaks = cpus.peak(identity.cores, clock, ports, base.vector_bits, fp16="avx512_fp16" in isa)
+    base = _x86_core(base, identity.properties, flags)
+    clock, clock_source = _x86_clock(identity, flags)
+    peaks = cpus.peak(identity.cores, clock, base.fma_ports, base.vector_bits, fp16="avx512_fp16" in isa)
     if "amx_bf16" in isa:
         peaks["bf16"] = identity.cores * clock * AMX_BF16_FLOPS_PER_CYCLE
     return replace(
@@ -169,10 +235,9 @@ def _x86_machine(identity: CpuIdentity) -> Machine:
         description=identity.properties.get("model name") or "x86-64 processor",
         clock_hz=clock,
         peak_flops=peaks,
-        fma_ports=ports,
         isa=isa,
         compiler_flags=compiler_flags,
-        sources={**base.sources, "clock_hz": clock_source, "fma_ports": f"{cpus.FOG}; chosen by {CPUINFO}"},
+        sources={**base.sources, "clock_hz": clock_source, "peak_flops": _peak_source(peaks)},
     )
 
 
@@ -187,16 +252,19 @@ def _aarch64_machine(identity: CpuIdentity) -> Machine:
         extras = [name for name in EXTRA_AARCH64 if name in features]
         isa = (*cpus.ARMV8, *extras)
         compiler_flags = ("+".join(["-march=armv8-a", *(EXTRA_AARCH64[name] for name in extras)]),)
-    clock = identity.base_hz or base.clock_hz
+    clock, clock_source = base.clock_hz, f"assumed: as of {base.name}"
+    if identity.base_hz:
+        clock, clock_source = identity.base_hz, f"{SYSFS}: base_frequency"
+    peaks = cpus.peak(identity.cores, clock, base.fma_ports, 128, fp16="asimdhp" in isa)
     return replace(
         base,
         vendor="Arm",
         description=f"aarch64 processor, part {part or 'unknown'}",
         clock_hz=clock,
-        peak_flops=cpus.peak(identity.cores, clock, base.fma_ports, 128, fp16="asimdhp" in isa),
+        peak_flops=peaks,
         isa=isa,
         compiler_flags=compiler_flags,
-        sources={**base.sources, "clock_hz": f"{SYSFS}: base_frequency" if identity.base_hz else cpus.GENERIC},
+        sources={**base.sources, "peak_flops": _peak_source(peaks), "clock_hz": clock_source},
     )
 
 
@@ -226,9 +294,10 @@ def identify_cpu(identity: CpuIdentity) -> Machine:
         sources={
             **machine.sources,
             "processors": f"{SYSFS}: physical cores in this process's affinity mask",
-            "memory_bandwidth": f"assumption: {per_core / 1e9:.0f} GB/s a core, at most that of {machine.name}",
-            "memory_bytes": "sysconf",
-            "caches": f"{SYSFS}: sizes; bandwidths and latencies as of {machine.name}",
+            "memory_bandwidth": f"assumed: {per_core / 1e9:.0f} GB/s a core, at most that of {machine.name}",
+            "memory_bytes": named.SYSCONF,
+            "memory_latency_cycles": f"assumed: as of {machine.name}",
+            "caches": f"sizes from {SYSFS}; bandwidths and latencies assumed: as of {machine.name}",
         },
     )
 
