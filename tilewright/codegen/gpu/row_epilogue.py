@@ -17,6 +17,7 @@ from tilewright.ir.expr import Expr, Load, Var, binary, compare, index_const, re
 from tilewright.ir.kernel import Allocate, Barrier, Buffer, For, If, Let, Statement, Store
 
 TILE = "row_tile"
+UNROLLED_TURNS = 16
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,13 @@ def _everywhere(
 
         return [Let(row, position // width), *below(at.start + row, at.m, "m", inside)]
 
-    return [For(turn, index_const(turn.extent or 1), block(below(turn * at.threads + at.thread, points, "position", element)))]
+    return [_over(turn, below(turn * at.threads + at.thread, points, "position", element))]
+
+
+def _over(turn: Var, body: Sequence[Statement]) -> Statement:
+    """The loop, unrolled where it is short, so that the loads of several turns are under way together."""
+    turns = turn.extent or 1
+    return For(turn, index_const(turns), block(body), "unroll" if turns <= UNROLLED_TURNS else "serial")
 
 
 def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> list[Statement]:
@@ -140,7 +147,7 @@ def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> li
         return [*lets, *shared, Store(accumulator, index_const(0), total)]
 
     clamped = binary("min", at.start + row, index_const(at.m - 1))
-    loop = For(turn, index_const(turn.extent or 1), block(below(turn * sharers + lane, at.columns, "column", column)))
+    loop = _over(turn, below(turn * sharers + lane, at.columns, "column", column))
     serial: list[Statement] = [
         Let(m, clamped), *m_lets,
         Allocate(Buffer(accumulator, "f32", 1, "register")),
