@@ -35,11 +35,10 @@ def gpu_problem(outputs: int, channels: int, size: int, filter_size: int) -> Con
 def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target: str, threads: int) -> Callable[[], tuple[str, int, int]]:
     """The CPU's choice of a tile for the same layer, zero border stored."""
     from tilewright.codegen.cpu.contraction import contraction_problem
-    from tilewright.cost.cpu import choose_contraction
+    from tilewright.cost.cpu_choice import rank_contraction as rank_cpu_contraction
     from tilewright.ir.computation import StepBuilder, Tensor
     from tilewright.ir.layout import channels_last, row_major
     from tilewright.ir.region import Region
-    from tilewright.schedule.cpu_contraction import cpu_contraction_space
 
     half = filter_size // 2
     x = Tensor("x", (1, channels, size, size), "f32")
@@ -53,13 +52,12 @@ def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target
     halo = ((0, 0), (0, 0), (half, half), (half, half))
     layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(result.shape)}
     region = Region("out", "contraction", (), steps, ("x", "w"), ("out",))
-    problem = contraction_problem(region, layouts, {"w": w.shape})
+    problem = contraction_problem(region, layouts, frozenset({"w"}))
     machine = find_machine(target)
-    feasible = len(cpu_contraction_space(problem, machine)[0]["vectors"])
 
     def choose() -> tuple[str, int, int]:
-        schedule, _, _, rejected = choose_contraction(problem, machine, threads)
-        return str(schedule), feasible, feasible + sum(rejected.values())
+        ranking = rank_cpu_contraction(problem, machine, threads)
+        return str(ranking.first().schedule), ranking.candidates, ranking.candidates + sum(ranking.rejected.values())
 
     return choose
 
@@ -69,7 +67,7 @@ def gpu_chooser(problem: ContractionProblem, target: str) -> Callable[[], tuple[
 
     def choose() -> tuple[str, int, int]:
         ranking = rank_contraction(problem, machine)
-        return str(next(iter(ranking)).schedule), ranking.candidates, ranking.candidates + sum(ranking.rejected.values())
+        return str(ranking.first().schedule), ranking.candidates, ranking.candidates + sum(ranking.rejected.values())
 
     return choose
 

@@ -7,13 +7,12 @@ as in CNNOpt (PACT 2022); bytes in flight by Little's law (Volkov, Better Perfor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_contraction import ContractionProblem, registers_of, shared_bytes_of, threads_of
 from tilewright.schedule.gpu_map import PointProblem
@@ -44,14 +43,6 @@ CLUSTERED_SHARE = MappingProxyType({2: 0.99, 4: 0.95, 8: 0.93})
 """Share of the processors that clusters of so many blocks reach, one block a processor: a cluster lies within one group of processors."""
 SECTOR_BYTES = 32
 """Least that a memory transaction moves."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Predicted seconds for each candidate. `terms`: named parts in seconds; `seconds` combines them as the maker says."""
-
-    seconds: np.ndarray
-    terms: Mapping[str, np.ndarray] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def bandwidth(machine: Machine) -> float:
@@ -120,7 +111,7 @@ def point_cost(rows: Columns, problem: PointProblem, machine: Machine) -> Estima
         "memory": memory,
         "issue": issue,
     }
-    return Estimate(machine.launch_seconds + latency + np.maximum(memory, issue), MappingProxyType(terms))
+    return Estimate(terms, overlapped=("memory", "issue"))
 
 
 def rows_cost(rows: Columns, problem: RowsProblem, machine: Machine) -> Estimate:
@@ -159,8 +150,7 @@ def rows_cost(rows: Columns, problem: RowsProblem, machine: Machine) -> Estimate
         "l2": level2,
         "issue": issue,
     }
-    total = machine.launch_seconds + latency + np.maximum(memory, np.maximum(level2, issue))
-    return Estimate(total, MappingProxyType(terms))
+    return Estimate(terms, overlapped=("memory", "l2", "issue"))
 
 
 def prefix_cost(rows: Columns, problem: PrefixProblem, machine: Machine) -> Estimate:
@@ -176,7 +166,7 @@ def prefix_cost(rows: Columns, problem: PrefixProblem, machine: Machine) -> Esti
     )
     memory = np.full(len(owned), (problem.bytes_read + problem.bytes_written) / bandwidth(machine))
     terms = {"launch": np.full(len(owned), machine.launch_seconds), "latency": latency, "memory": memory}
-    return Estimate(machine.launch_seconds + latency + memory, MappingProxyType(terms))
+    return Estimate(terms)
 
 
 def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
@@ -265,7 +255,6 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     # two barriers of the cluster, and every block reads a whole tile's worth of sums from its neighbours
     meeting = (cache2.latency_cycles + 2 * bm * bn * 4 / cache2.bandwidth * np.minimum(each, resident)) / machine.clock_hz
     combine = np.where(rows["cluster"] > 0, meeting * (full + (rest > 0)), combine)
-    seconds = machine.launch_seconds + drain + np.maximum(compute, memory) + combine
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": compute,
@@ -273,7 +262,7 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
         "drain": drain,
         "split": combine,
     }
-    return Estimate(seconds, MappingProxyType(terms))
+    return Estimate(terms, overlapped=("compute", "memory"))
 
 
 def gemv_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
@@ -312,4 +301,4 @@ def gemv_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> E
         "issue": issue,
         "split": combine,
     }
-    return Estimate(machine.launch_seconds + latency + np.maximum(memory, issue) + combine, MappingProxyType(terms))
+    return Estimate(terms, overlapped=("memory", "issue"))

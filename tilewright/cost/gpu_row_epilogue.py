@@ -6,12 +6,11 @@ thread's N / sharers combinations and for the tree over the sharers. Blocks of o
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 import numpy as np
 
-from tilewright.cost.gpu import Estimate, resident_blocks
+from tilewright.cost.gpu import resident_blocks
 from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_contraction import ContractionProblem, registers_of, shared_bytes_of, threads_of
 
@@ -34,4 +33,4 @@ def with_row_stages(estimate: Estimate, rows: Columns, problem: ContractionProbl
     resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
     waves = -(-blocks // (resident * machine.processors))
     seconds = (issue + waves * problem.row_stages * (chain + tree)) / machine.clock_hz
-    return Estimate(estimate.seconds + seconds, MappingProxyType({**estimate.terms, "rows": seconds}))
+    return Estimate({**estimate.terms, "rows": seconds}, estimate.overlapped)

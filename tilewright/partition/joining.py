@@ -11,8 +11,9 @@ from math import prod
 from typing import Mapping, Sequence
 
 from tilewright.codegen.cpu.contraction import contraction_problem
-from tilewright.cost.cpu import choose_contraction, stored_between
-from tilewright.cost.gpu_choice import choose
+from tilewright.cost.choice import choose
+from tilewright.cost.cpu import stored_between
+from tilewright.cost.cpu_choice import rank_contraction
 from tilewright.graph.contraction import anchor, contraction
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
@@ -117,14 +118,16 @@ class RowJudge:
 
     machine: Machine
     threads: int
-    constants: Mapping[str, tuple[int, ...]]
+    constants: frozenset[str]
 
     def __call__(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
     ) -> Verdict:
         """Compares, for the host's and the rows' steps and what `with_rows` makes of them, the best tiles of whole rows with the best tiles and
         stored rows. Layouts are not known yet, so all are taken as row-major."""
-        found = anchor(steps, frozenset(self.constants))
+        if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
+            return Verdict(False, "there is nothing to compute")
+        found = anchor(steps, self.constants)
         assert found is not None
         length = found.size_n
         if self.machine.is_gpu:
@@ -136,8 +139,8 @@ class RowJudge:
         layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
         whole = contraction_problem(region, layouts, self.constants)
         free = replace(whole, whole_rows=False, row_operations=0)
-        _, seconds, terms, _ = choose_contraction(whole, self.machine, self.threads)
-        tile_loss = seconds - terms["row reductions"] - choose_contraction(free, self.machine, self.threads)[1]
+        best = rank_contraction(whole, self.machine, self.threads).first()
+        tile_loss = best.seconds - best.terms["row reductions"] - rank_contraction(free, self.machine, self.threads).first().seconds
         saved = stored_between(whole, self.machine, self.threads)
         gains = ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in saved.items())
         compared = f"tiles of whole rows cost {1e6 * max(tile_loss, 0.0):.1f} us more, a stored result costs {gains}"
@@ -160,7 +163,7 @@ class RowJudge:
 
     def _gpu_seconds(self, region: Region, values: Mapping[str, Value]) -> float:
         layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
-        return choose(region, layouts, values, self.constants, self.machine).seconds
+        return choose(region, layouts, values, self.constants, self.machine, self.threads).seconds
 
 
 def _alone(kind: str, steps: tuple[Step, ...]) -> Region:

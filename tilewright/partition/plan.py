@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from tilewright.codegen.cpu import lower_cpu
-from tilewright.codegen.cpu.contraction import contraction_problem
-from tilewright.cost.cpu import choose_contraction, estimate_simple
+from tilewright.codegen.lower import lower
+from tilewright.cost.choice import choose
 from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
@@ -37,7 +36,7 @@ class _Context:
 
 def plan_program(graph: Graph, machine: Machine, threads: int) -> Program:
     """Decides everything about how the graph runs on the machine, from models alone. `threads` is for CPUs."""
-    judge = RowJudge(machine, threads, {name: graph.values[name].shape for name in graph.constants})
+    judge = RowJudge(machine, threads, frozenset(graph.constants))
     laid_out = lay_out(graph, judge)
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
     lowered: list[Lowered] = []
@@ -90,21 +89,9 @@ def lower_region(region: Region, context: _Context) -> Lowered:
 
 
 def _lower(region: Region, context: _Context) -> Lowered:
-    shapes = {name: context.values[name].shape for name in context.graph.constants}
-    if context.machine.is_gpu:
-        from tilewright.codegen.gpu import lower_gpu
-        from tilewright.cost.gpu_choice import choose as choose_gpu
-
-        choice = choose_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine)
-        lowered = lower_gpu(region, context.layouts, context.values, frozenset(shapes), context.machine, choice.schedule)
-        return replace(lowered, predicted_seconds=choice.seconds, terms=choice.terms)
-    if region.kind == "contraction":
-        problem = contraction_problem(region, context.layouts, shapes)
-        schedule, seconds, terms, _ = choose_contraction(problem, context.machine, context.threads)
-        lowered = lower_cpu(region, context.layouts, context.values, shapes, context.machine, schedule)
-        return replace(lowered, predicted_seconds=seconds, terms=terms)
-    seconds, terms = estimate_simple(region, context.layouts, context.values, context.machine, context.threads)
-    return replace(lower_cpu(region, context.layouts, context.values, shapes, context.machine), predicted_seconds=seconds, terms=terms)
+    of = (region, context.layouts, context.values, frozenset(context.graph.constants), context.machine)
+    choice = choose(*of, context.threads)
+    return replace(lower(*of, choice.schedule), predicted_seconds=choice.seconds, terms=choice.terms)
 
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
@@ -112,7 +99,7 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
     node = without_copies(region.nodes[0])
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
     body = node.attributes["body"]
-    judge = RowJudge(context.machine, context.threads, {name: body.values[name].shape for name in body.constants})
+    judge = RowJudge(context.machine, context.threads, frozenset(body.constants))
     loop = unfold(node, context.graph, lay_out(body, judge), read)
     values = MappingProxyType({**context.values, **loop.values})
     layouts = MappingProxyType({**context.layouts, **loop.layouts})

@@ -84,5 +84,6 @@ def longest_row(machine: Machine) -> int:
     return machine.vector_lanes() * ((machine.vector_registers - 1) // 2)
 
 
-def schedule_of(row: dict[str, int], lanes: int) -> CpuContractionSchedule:
-    return CpuContractionSchedule(row["tile_rows"], row["tile_columns"], row["vectors"], lanes, ORDERS[row["order"]])
+def schedule_of(lanes: int, *, tile_rows: int, tile_columns: int, vectors: int, order: int) -> CpuContractionSchedule:
+    """The schedule of one row of the space on a machine with vectors of so many lanes."""
+    return CpuContractionSchedule(tile_rows, tile_columns, vectors, lanes, ORDERS[order])

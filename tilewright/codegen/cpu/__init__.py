@@ -1,8 +1,10 @@
-"""Lowering regions to kernels for CPUs: OpenMP threads outside, vector lanes inside."""
+"""Lowering regions to CPU kernels: OpenMP threads outside, vector lanes inside; which schedule is best is `tilewright.cost.cpu`'s business."""
 
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
 
 from tilewright.codegen.cpu.contraction import lower_contraction
 from tilewright.codegen.cpu.map import lower_map
@@ -12,23 +14,37 @@ from tilewright.codegen.cpu.window import lower_window
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule
+from tilewright.schedule.cpu_loops import LoopSchedule
+
+CpuSchedule: TypeAlias = CpuContractionSchedule | LoopSchedule
+
+_LOWERINGS: Mapping[tuple[str, type], Callable[..., Lowered]] = MappingProxyType(
+    {
+        ("contraction", CpuContractionSchedule): lower_contraction,
+        ("map", LoopSchedule): lower_map,
+        ("window", LoopSchedule): lower_window,
+        ("rows", LoopSchedule): lower_rows,
+        ("prefix", LoopSchedule): lower_prefix,
+    }
+)
 
 
 def lower_cpu(
     region: Region,
     layouts: Mapping[str, Layout],
     values: Mapping[str, Value],
-    constants: Mapping[str, tuple[int, ...]],
+    constants: frozenset[str],
     machine: Machine,
-    schedule: CpuContractionSchedule | None = None,
+    schedule: CpuSchedule,
 ) -> Lowered:
-    """Kernels and calls of one region. `constants` maps the names of compile-time constants to their shapes. Contractions need a schedule."""
-    if region.kind == "contraction":
-        assert schedule is not None
-        return lower_contraction(region, layouts, values, constants, machine, schedule)
-    if region.kind == "window":
-        return lower_window(region, layouts, values, constants, machine)
-    lower = {"map": lower_map, "rows": lower_rows, "prefix": lower_prefix}[region.kind]
-    return lower(region, layouts, values, machine)
+    """Kernels, calls and extra storage of one region under a schedule of its schema. `constants` names what may be packed when compiling.
+
+    Raises:
+        Unsuitable: where the schedule is not one for this kind of region.
+    """
+    lowering = _LOWERINGS.get((region.kind, type(schedule)))
+    if lowering is None:
+        raise Unsuitable(f"no {type(schedule).__name__} lowers a region of kind {region.kind}")
+    return lowering(region, layouts, values, constants, machine, schedule)

@@ -47,6 +47,7 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Let, 
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, Lowered, Region, Storage
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
+from tilewright.schedule.cpu_loops import LoopSchedule
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ class _Nest:
         return tuple(axis for axis in self.found.batch if axis.extent != 1)
 
 
-def _prepare(region: Region, layouts: Mapping[str, Layout], constants: Mapping[str, tuple[int, ...]]) -> _Nest:
-    found = anchor(region.steps, frozenset(constants))
+def _prepare(region: Region, layouts: Mapping[str, Layout], constants: frozenset[str]) -> _Nest:
+    found = anchor(region.steps, constants)
     assert found is not None
     last = region.steps[-1]
     offset = layouts[region.outputs[0]].offset(last.index)
@@ -135,7 +136,7 @@ ACCUMULATOR = "accumulated"
 LINE = 16  # float32 in a cache line
 
 
-def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants: Mapping[str, tuple[int, ...]]) -> CpuContractionProblem:
+def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants: frozenset[str]) -> CpuContractionProblem:
     """The extents that the schedule's choice depends on."""
     nest = _prepare(region, layouts, constants)
     outer = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
@@ -153,7 +154,7 @@ def lower_contraction(
     region: Region,
     layouts: Mapping[str, Layout],
     values: Mapping[str, Value],
-    constants: Mapping[str, tuple[int, ...]],
+    constants: frozenset[str],
     machine: Machine,
     schedule: CpuContractionSchedule,
 ) -> Lowered:
@@ -170,14 +171,14 @@ def lower_contraction(
     kernels: list[Kernel] = []
     calls: list[Call] = []
     value = Value(packed, sizes, "f32")
-    view = operand_view(found.b, constants[found.b.buffer], axes) if found.b.buffer in constants else None
+    view = operand_view(found.b, values[found.b.buffer].shape, axes) if found.b.buffer in constants else None
     if view is not None:
         storage[packed] = Storage(value, layout, found.b.buffer, view)
     else:
         storage[packed] = Storage(value, layout)
         step = Step(packed, sizes, axes, (found.b,))
         copy = Region(packed, "map", (), (step,), (found.b.buffer,), (packed,))
-        lowered = lower_map(copy, {**layouts, packed: layout}, {**values, packed: value}, machine)
+        lowered = lower_map(copy, {**layouts, packed: layout}, {**values, packed: value}, constants, machine, LoopSchedule(schedule.lanes))
         kernels += lowered.kernels
         calls += lowered.calls
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))

@@ -15,9 +15,17 @@ from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Store
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region
+from tilewright.schedule.cpu_loops import LoopSchedule
 
 
-def lower_map(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
+def lower_map(
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    schedule: LoopSchedule,
+) -> Lowered:
     """out[index] = body, in the order of the output's layout, contiguous axes merged."""
     step = split_divided_axes(region.steps[-1])
     body, offset = flat_step(step, region, layouts)
@@ -25,7 +33,7 @@ def lower_map(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
 
     lets, (value, where) = bind_shared([body, offset])
     element = block(lets, Store(region.outputs[0], where, value))
-    return single(region, "loops", nest(axes, element, max(step.flops(), prod(step.shape))), layouts, values)
+    return single(region, schedule, nest(axes, element, max(step.flops(), prod(step.shape))), layouts, values)
 
 
 def flat_step(step: Step, region: Region, layouts: Mapping[str, Layout]) -> tuple[Expr, Expr]:

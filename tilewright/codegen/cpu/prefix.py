@@ -14,9 +14,17 @@ from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, Store, substitute_in
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region
+from tilewright.schedule.cpu_loops import LoopSchedule
 
 
-def lower_prefix(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
+def lower_prefix(
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    schedule: LoopSchedule,
+) -> Lowered:
     """An inclusive scan: rows in parallel, serial along the scanned axis."""
     step = region.steps[0]
     final = region.steps[-1]
@@ -40,4 +48,4 @@ def lower_prefix(region: Region, layouts: Mapping[str, Layout], values: Mapping[
     row = block(start, For(along, index_const(along.extent or 0), inside))
     rows = [axis for axis in storage_order(step.axes, offset) if axis is not along and axis != along and axis.extent != 1]
     zero: dict[Var, Expr] = {axis: ZERO for axis in step.axes if axis.extent == 1 and axis != along}
-    return single(region, "loops", loops(rows, block(substitute_in(row, zero)), step.flops() > SERIAL_WORK), layouts, values)
+    return single(region, schedule, loops(rows, block(substitute_in(row, zero)), step.flops() > SERIAL_WORK), layouts, values)

@@ -19,12 +19,20 @@ from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region
+from tilewright.schedule.cpu_loops import LoopSchedule
 
 LANE_BLOCK = 64
 """Neighbouring rows that one thread reduces side by side."""
 
 
-def lower_rows(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
+def lower_rows(
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    schedule: LoopSchedule,
+) -> Lowered:
     """Reductions over whole rows and the maps between them. Where neighbouring rows lie side by side in memory they fill the vector
     lanes; otherwise the lanes divide each row."""
     steps = tuple(split_divided_axes(step) for step in region.steps)
@@ -52,7 +60,7 @@ def lower_rows(region: Region, layouts: Mapping[str, Layout], values: Mapping[st
         work = sum(step.flops() for step in steps)
         outer = [axis for axis in row_axes if axis is not lane and axis.extent != 1]
         blocks = Var("lane_block", -(-(lane.extent or 1) // LANE_BLOCK))
-        return single(region, "loops", loops([*outer, blocks], statements, work > SERIAL_WORK), layouts, values)
+        return single(region, schedule, loops([*outer, blocks], statements, work > SERIAL_WORK), layouts, values)
 
     result: list[Statement] = []
     totals: dict[str, Expr] = {}
@@ -73,7 +81,7 @@ def lower_rows(region: Region, layouts: Mapping[str, Layout], values: Mapping[st
         result.append(loops(inner, store, False, simd=True))
     work = sum(step.flops() for step in steps)
     rows = [axis for axis in row_axes if axis.extent != 1]
-    return single(region, "loops", loops(rows, block(result), work > SERIAL_WORK), layouts, values)
+    return single(region, schedule, loops(rows, block(result), work > SERIAL_WORK), layouts, values)
 
 
 def _rows_across(

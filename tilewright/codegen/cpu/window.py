@@ -26,6 +26,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, permuted
 from tilewright.ir.region import Lowered, Region, Storage
+from tilewright.schedule.cpu_loops import LoopSchedule
 
 UNROLLED_POINTS = 49
 VECTORS = (4, 2, 1)  # of channels a tile, the first that divides them
@@ -33,7 +34,12 @@ PIXELS = 7  # a tile, where no tap is guarded: the taps of a filter are loaded o
 
 
 def lower_window(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: Mapping[str, tuple[int, ...]], machine: Machine
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    schedule: LoopSchedule,
 ) -> Lowered:
     """Each output element reduces its window serially; neighbouring channels fill the vector lanes."""
     offset = layouts[region.outputs[0]].offset(region.steps[-1].index)
@@ -52,8 +58,8 @@ def lower_window(
     value = totals[component] if result is None else with_results(merged[-1], reduce, totals)
     lets, (value, where) = bind_shared([value, merged[len(bodies)]])
     element = block(accumulate, lets, Store(region.outputs[0], where, value))
-    tiles = _vector_tiles(region, reduce, axes, merged, points, machine.vector_lanes(), element)
-    lowered = single(region, "loops", tiles or nest(axes, element, max(reduce.flops(), 1)), layouts, values)
+    tiles = _vector_tiles(region, reduce, axes, merged, points, schedule.lanes, element)
+    lowered = single(region, schedule, tiles or nest(axes, element, max(reduce.flops(), 1)), layouts, values)
     return replace(lowered, storage=MappingProxyType(storage))
 
 
@@ -62,7 +68,7 @@ def _packed_along(
     lane: Sequence[Var],
     layouts: Mapping[str, Layout],
     values: Mapping[str, Value],
-    constants: Mapping[str, tuple[int, ...]],
+    constants: frozenset[str],
 ) -> tuple[Region, dict[str, Storage]]:
     """The region reading copies of those constants that step through memory along the lane axis, with that dimension innermost."""
     storage: dict[str, Storage] = {}
@@ -73,7 +79,7 @@ def _packed_along(
         known = [dim for dim, position in enumerate(load.index) if lane[0] in variables(position)]
         if len(known) != 1 or coefficient(layouts[load.buffer].offset(load.index), lane[0]) in (0, 1, None):
             continue
-        shape = constants[load.buffer]
+        shape = values[load.buffer].shape
         order = (*(dim for dim in range(len(shape)) if dim != known[0]), known[0])
         names[load.buffer] = packed = f"{load.buffer}@{region.name}"
         storage[packed] = Storage(replace(values[load.buffer], name=packed), permuted(shape, order), load.buffer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tilewright.codegen.gpu.contraction import lower_contraction
 from tilewright.codegen.gpu.gemv import lower_gemv
@@ -43,7 +43,7 @@ def lower_gpu(
     region: Region,
     layouts: Mapping[str, Layout],
     values: Mapping[str, Value],
-    constants: frozenset[str] | Mapping[str, Any],
+    constants: frozenset[str],
     machine: Machine,
     schedule: GpuSchedule,
 ) -> Lowered:
@@ -52,4 +52,4 @@ def lower_gpu(
     Raises:
         Unsuitable: where the region does not have the form that the schedule's schema lowers.
     """
-    return _LOWERINGS[type(schedule)](region, layouts, values, frozenset(constants), machine, schedule)
+    return _LOWERINGS[type(schedule)](region, layouts, values, constants, machine, schedule)

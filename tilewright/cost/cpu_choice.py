@@ -1,0 +1,39 @@
+"""The CPU schedules of a region with their predictions: its problem, the space of its schema, the estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from tilewright.codegen.cpu.contraction import contraction_problem
+from tilewright.cost.cpu import estimate_contraction, estimate_loops
+from tilewright.cost.ranking import Ranking
+from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Region, Unsuitable
+from tilewright.schedule.cpu_contraction import CpuContractionProblem, cpu_contraction_space, schedule_of
+from tilewright.schedule.cpu_loops import LoopSchedule, loop_space
+
+
+def rank(
+    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
+) -> Ranking:
+    """The candidates of a region's schema with their predictions.
+
+    Raises:
+        Unsuitable: where the region has no CPU schema.
+    """
+    if region.kind == "contraction":
+        return rank_contraction(contraction_problem(region, layouts, constants), machine, threads)
+    if region.kind in ("map", "window", "rows", "prefix"):
+        rows, rejected = loop_space(machine)
+        return Ranking(((LoopSchedule, rows, estimate_loops(rows, region, layouts, values, machine, threads)),), rejected)
+    raise Unsuitable(f"no CPU schema for a region of kind {region.kind}")
+
+
+def rank_contraction(problem: CpuContractionProblem, machine: Machine, threads: int) -> Ranking:
+    """Tiles of every size. None is feasible only where rows have to be whole and are too long (`longest_row` says up to which length)."""
+    rows, rejected = cpu_contraction_space(problem, machine)
+    schedule = partial(schedule_of, machine.vector_lanes())
+    return Ranking(((schedule, rows, estimate_contraction(problem, rows, machine, threads)),), rejected)

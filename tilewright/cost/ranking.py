@@ -1,0 +1,65 @@
+"""The candidates of a region in their predicted order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir.estimate import Estimate
+from tilewright.ir.region import Unsuitable
+from tilewright.schedule.columns import Columns, length, row
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One candidate with its prediction; `rejected` counts the infeasible ones by reason, `candidates` the feasible ones."""
+
+    schedule: Any
+    seconds: float
+    terms: Mapping[str, float]
+    rejected: Mapping[str, int]
+    candidates: int
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Every feasible candidate of a region; iterating gives them from the fastest predicted on, equal ones in the order of the space.
+
+    `parts`: for each schema that could lower the region what makes its schedule of a row, the rows, and their estimate."""
+
+    parts: tuple[tuple[Callable[..., Any], Columns, Estimate], ...]
+    rejected: Mapping[str, int]
+
+    @property
+    def candidates(self) -> int:
+        return sum(length(rows) for _, rows, _ in self.parts)
+
+    @property
+    def seconds(self) -> np.ndarray:
+        return np.concatenate([estimate.seconds for _, _, estimate in self.parts])
+
+    def __iter__(self) -> Iterator[Choice]:
+        for position in np.argsort(self.seconds, kind="stable"):
+            yield self._choice(int(position))
+
+    def first(self) -> Choice:
+        """The candidate with the least predicted time; of equal ones the first in the order of the space.
+
+        Raises:
+            Unsuitable: where no candidate is feasible.
+        """
+        if not self.candidates:
+            raise Unsuitable("no schedule is feasible: " + ", ".join(f"{reason} ({count})" for reason, count in self.rejected.items()))
+        return self._choice(int(np.argmin(self.seconds)))
+
+    def _choice(self, position: int) -> Choice:
+        starts = np.cumsum([0, *(length(rows) for _, rows, _ in self.parts)])
+        number = int(np.searchsorted(starts, position, side="right")) - 1
+        schedule, rows, estimate = self.parts[number]
+        at = int(position - starts[number])
+        terms = MappingProxyType({name: float(term[at]) for name, term in estimate.terms.items()})
+        return Choice(schedule(**row(rows, at)), float(estimate.seconds[at]), terms, self.rejected, self.candidates)
