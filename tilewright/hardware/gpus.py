@@ -250,7 +250,7 @@ H200 = replace(
     sources={
         **H100.sources,
         "processors": f"{named.DRIVER}: cuDeviceGetAttribute on an H200",
-        "clock_hz": f"{named.DRIVER}: cuDeviceGetAttribute on an H200, the maximum clock",
+        "clock_hz": "assumed: as of the h100",
         "peak_flops": f"{named.H200_SHEET}: as the H100, dense",
         "memory_bandwidth": named.H200_SHEET,
         "memory_bytes": named.H200_SHEET,
