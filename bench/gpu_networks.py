@@ -41,7 +41,7 @@ def captured(module: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Run:
         with torch.cuda.graph(graph):
             outputs = module(*inputs)
 
-    def run(*given: Tensor) -> object:
+    def run(*given: Tensor, kept: object = module) -> object:  # the graph reads the module's parameters, which must live as long
         for mine, theirs in zip(inputs, given, strict=True):
             if mine.data_ptr() != theirs.data_ptr():
                 mine.copy_(theirs)

@@ -19,7 +19,7 @@ from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typ
 from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import is_float, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, select, walk
 from tilewright.ir.kernel import Allocate, Buffer, Copy, For, Kernel, Store, statements
 
 STATIC_SHARED_LIMIT = 48 * 1024
@@ -275,13 +275,16 @@ class CudaPrinter(Printer):
 
     def copy(self, root: Copy) -> None:
         condition, source = copied(root)
-        self.prepare(root.offset, source.index[0], *([condition] if condition is not None else []))
+        where = source.index[0]
+        if condition is not None:
+            where = select(condition, where, 0)  # what is not read has a valid address nevertheless
+        self.prepare(root.offset, where)
         target, buffer = self.buffer(root.buffer)
         origin, _ = self.buffer(source.buffer)
         count = source.lanes * size_of(source.dtype)
         filled = f"{self.text(condition, OR)} ? {count} : 0" if condition is not None else str(count)
         function = self.need(f"tw_copy{count}")
-        self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {origin} + {self.text(source.index[0], SUM)}, {filled});")
+        self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {origin} + {self.text(where, SUM)}, {filled});")
 
     def commit_copies(self) -> None:
         self.line('asm volatile("cp.async.commit_group;" ::: "memory");')
@@ -407,7 +410,7 @@ class CudaPrinter(Printer):
         self.line("__syncthreads();")
 
     def cluster_barrier(self) -> None:
-        self.line('asm volatile("barrier.cluster.arrive.aligned;\\n\\tbarrier.cluster.wait.aligned;" ::: "memory");')
+        self.line('asm volatile("barrier.cluster.arrive;\\n\\tbarrier.cluster.wait;" ::: "memory");')
 
     def kernel(self, kernel: Kernel) -> None:
         launch = kernel.launch
