@@ -13,6 +13,7 @@ import argparse
 import gc
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def bounds(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> dict[st
     """(operations, distinct bytes) by region."""
     graph, _ = simplify(import_module(module, inputs).graph)
     program = plan_program(graph, find_machine("cuda"), 1)
-    found = {}
+    found: dict[str, tuple[float, float]] = {}
     for lowered in program.regions:
         region = lowered.region
         values = {name: program.storage[name].value for name in (*region.inputs, *region.outputs) if name in program.storage}
@@ -71,7 +72,7 @@ def profile(name: str, batch: int, repeats: int, scratch: torch.Tensor) -> dict[
     rows = []
     before = 0.0
     for number, row in enumerate(executable.plan.rows):
-        after = median_seconds(lambda last=number + 1: run(last), scratch, repeats)
+        after = median_seconds(partial(run, number + 1), scratch, repeats)
         flops, moved = operations[row.name]
         rows.append(
             {
