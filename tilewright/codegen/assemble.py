@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Callable, Mapping, Sequence
 
+from tilewright.codegen.describe import parameter, problem
 from tilewright.codegen.source import source_text
 from tilewright.ir.expr import Expr, Load, loads, rewrite, variables
 from tilewright.ir.graph import Value
@@ -39,12 +41,14 @@ def assemble(
     written: Sequence[str],
     *,
     header: str = "",
+    roles: Mapping[str, str] = MappingProxyType({}),
     launch: Launch | None = None,
     blocks_per_processor: int = 0,
     cluster: int = 1,
 ) -> tuple[Kernel, tuple[str, ...]]:
     """The kernel of a body whose loads and stores name stored values, and the values its parameters stand for, in order: what it
-    reads by first use, then what it writes. Variables that no loop binds become scalars."""
+    reads by first use, then what it writes. Variables that no loop binds become scalars. `header` is text for the reader, to which every parameter
+    adds a line; `roles` says of values what they are in it."""
     used = list(dict.fromkeys(load.buffer for load in loads(*expressions(body)) if load.buffer in layouts and load.buffer not in written))
     arguments = (*used, *written)
     names = {name: f"in{i}" for i, name in enumerate(used)}
@@ -57,8 +61,10 @@ def assemble(
     special = ("thread_", "block_")
     free = {v for e in expressions(body) for v in variables(e)} - bound
     scalars = tuple(sorted((v for v in free if not v.name.startswith(special)), key=lambda v: v.name))
-    kernel = Kernel("kernel", parameters, body, launch, scalars, header, blocks_per_processor, cluster)
-    return replace(kernel, name=f"{kind}_{_digest(kernel)}"), tuple(arguments)
+    kernel = Kernel("kernel", parameters, body, launch, scalars, "", blocks_per_processor, cluster)
+    lines = (parameter(buffer, layouts[name], roles.get(name, "")) for buffer, name in zip(parameters, arguments, strict=True))
+    text = "\n".join(line for line in (header, *lines) if line)
+    return replace(kernel, name=f"{kind}_{_digest(kernel)}", header=text), tuple(arguments)
 
 
 def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:
@@ -79,11 +85,12 @@ def single(
 ) -> Lowered:
     """A region as one kernel of that body, and its call."""
     dtypes = {name: value.dtype for name, value in values.items()}
-    kernel, arguments = assemble(region.kind, body, layouts, dtypes, region.outputs, header=str(schedule), launch=launch)
+    kernel, arguments = assemble(region.kind, body, layouts, dtypes, region.outputs, header=f"{problem(region)}\n{schedule}", launch=launch)
     return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
 
 
 def _digest(kernel: Kernel) -> str:
+    """Of the code alone: a header says things (shapes, predictions) that may differ where the code does not."""
     text = source_text(kernel)
     text += "".join(f"{buffer.dtype} {buffer.size};" for buffer in kernel.parameters)  # one name, one kernel: bounds are a part of it
     return sha256(text.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""The source text of a kernel in its language, printed once whatever the kernel is called."""
+"""The source text of a kernel in its language, printed once whatever the kernel is called and whatever its header says."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from tilewright.codegen.cuda import print_cuda
 from tilewright.ir.kernel import Kernel
 
 _ANONYMOUS = "anonymous_kernel"
+_HEADER = "header of the kernel"
 
 
 def source_text(kernel: Kernel) -> str:
     """One complete source file that holds the kernel: CUDA C++ where it has a launch, else C."""
-    return _anonymous_text(replace(kernel, name=_ANONYMOUS)).replace(_ANONYMOUS, kernel.name)
+    text = _anonymous_text(replace(kernel, name=_ANONYMOUS, header=_HEADER))
+    header = "".join(f"// {line}\n" for line in kernel.header.splitlines())
+    return text.replace(f"// {_HEADER}\n", header).replace(_ANONYMOUS, kernel.name)
 
 
 @lru_cache(maxsize=1024)

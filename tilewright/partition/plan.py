@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
+from tilewright.codegen.describe import prediction
 from tilewright.codegen.lower import lower
 from tilewright.cost.choice import choose
 from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
@@ -91,7 +92,10 @@ def lower_region(region: Region, context: _Context) -> Lowered:
 def _lower(region: Region, context: _Context) -> Lowered:
     of = (region, context.layouts, context.values, frozenset(context.graph.constants), context.machine)
     choice = choose(*of, context.threads)
-    return replace(lower(*of, choice.schedule), predicted_seconds=choice.seconds, terms=choice.terms)
+    lowered = lower(*of, choice.schedule)
+    said = prediction(choice.seconds, choice.terms, len(lowered.kernels))
+    kernels = tuple(replace(kernel, header=f"{kernel.header}\n{said}") for kernel in lowered.kernels)
+    return replace(lowered, kernels=kernels, predicted_seconds=choice.seconds, terms=choice.terms)
 
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:

@@ -23,6 +23,7 @@ from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.cpu.common import SERIAL_WORK, reduction
 from tilewright.codegen.cpu.map import lower_map
+from tilewright.codegen.describe import problem
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.hardware.machine import Machine
@@ -185,9 +186,10 @@ def lower_contraction(
     level_2 = machine.cache(2)
     emitter = _Tile(region, nest, schedule, panel, packed, layout, axes, _tile_axis(nest, schedule), level_2.bytes // 2 if level_2 is not None else 0)
     body = _outer_loops(nest, schedule, panel, emitter)
-    header = f"{found.size_batch} x {found.size_m} x {found.size_n} sums of {found.size_r} products; {schedule}"
+    header = f"{problem(region, constants)}\n{schedule}"
+    roles = {**{load.buffer: "A" for load in loads(found.a)}, packed: f"B in panels of {schedule.panel}"}
     dtypes = {**{name: v.dtype for name, v in values.items()}, packed: "f32"}
-    kernel, arguments = assemble("contraction", body, {**layouts, packed: layout}, dtypes, region.outputs, header=header)
+    kernel, arguments = assemble("contraction", body, {**layouts, packed: layout}, dtypes, region.outputs, header=header, roles=roles)
     return Lowered(region, str(schedule), (*kernels, kernel), (*calls, Call(kernel.name, arguments)), storage)
 
 

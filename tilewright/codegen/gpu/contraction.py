@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.describe import problem
 from tilewright.codegen.gpu.common import as_lanes, below, decode, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm, product_form
 from tilewright.codegen.gpu.row_epilogue import TILE, RowBlock, row_epilogue
@@ -34,6 +35,7 @@ from tilewright.ir.expr import (
     binary,
     compare,
     index_const,
+    loads,
     replace_loads,
     substitute,
 )
@@ -100,13 +102,13 @@ def in_one_or_two(
     if schedule.split == 1 or isinstance(schedule, ContractionSchedule) and schedule.cluster:
         form = product_form(region, layouts, values, constants)
         body, launch = lower(form)
-        kernel, names = _assembled(region, form, schedule, body, launch, machine)
+        kernel, names = _assembled(region, constants, form, schedule, body, launch, machine)
         return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, names),), form.storage)
     first, second, name, work = split_regions(region, constants, schedule.split)
     layouts, values = {**layouts, name: work.layout}, {**values, name: work.value}
     form = product_form(first, layouts, values, constants)
     body, launch = lower(form)
-    kernel, names = _assembled(first, form, schedule, body, launch, machine)
+    kernel, names = _assembled(first, constants, form, schedule, body, launch, machine)
     lanes = window_form(second, layouts, values, frozenset()).problem.lanes
     threads = 64 if work.value.elements // schedule.split < 64 * 4 * machine.processors else 256
     adding = lower_window(second, layouts, values, frozenset(), machine, WindowSchedule(threads, 1, lanes))
@@ -121,6 +123,7 @@ def in_one_or_two(
 
 def _assembled(
     region: Region,
+    constants: frozenset[str],
     form: ProductForm,
     schedule: ContractionSchedule | GemvSchedule,
     body: Block,
@@ -134,7 +137,8 @@ def _assembled(
         form.layouts,
         {name: value.dtype for name, value in form.values.items()},
         (form.output,),
-        header=str(schedule),
+        header=f"{problem(region, constants)}\n{schedule}",
+        roles={**{load.buffer: "A" for load in loads(form.a)}, **{load.buffer: "B" for load in loads(form.b)}},
         launch=launch,
         blocks_per_processor=occupancy,
         cluster=schedule.split if isinstance(schedule, ContractionSchedule) and schedule.cluster else 1,
