@@ -133,6 +133,8 @@ def main() -> None:
     parser.add_argument("--target", default="native", help="a target that is present (default: this CPU)")
     options = parser.parse_args()
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a file or a pipe: tables need not fold
     warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     torch.manual_seed(0)
     classify_digits(options.seconds, options.target, console)

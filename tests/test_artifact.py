@@ -277,13 +277,18 @@ def test_nothing_half_written_and_nothing_foreign_replaced(tmp_path: Path, monke
     with pytest.raises(InvalidArtifact, match="no artifact"):
         exe.save(tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "keep"
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("photo.jpg", b"keep")
+    with pytest.raises(InvalidArtifact, match="no artifact"):
+        exe.save(tmp_path / "photos.zip")
+    (tmp_path / "photos.zip").unlink()
     exe.save(tmp_path / "m")
 
     def broken(*_: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "write_bytes", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(InvalidArtifact, match="m cannot be written: disk full"):
         exe.save(tmp_path / "m")
     monkeypatch.undo()
     x = torch.randn(6, 7)

@@ -106,8 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     bench.add_argument("--against", default="eager,eager_cl", metavar="NAMES", help="of eager, eager_cl, inductor, onnxruntime, openvino")
     bench.add_argument("--rounds", type=_positive, default=10, help="turns of each contender (default 10)")
-    bench.add_argument("--seconds", type=float, default=0.3, help="least time of one turn (default 0.3)")
-    bench.add_argument("--tolerance", type=float, default=1e-3, help="largest error relative to the largest output (default 1e-3)")
+    bench.add_argument("--seconds", type=_amount, default=0.3, help="least time of one turn (default 0.3)")
+    bench.add_argument("--tolerance", type=_amount, default=1e-3, help="largest error relative to the largest output (default 1e-3)")
     explain = command("explain", _explain, "explain region by region what a compiled model does, and why")
     explain.add_argument("model", metavar="PATH|MODEL", help=f"an artifact, or {MODEL_HELP}")
     explain.add_argument("--html", metavar="FILE", help="write the explanation as a web page too")
@@ -115,14 +115,14 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("model", metavar="PATH|MODEL", help=f"an artifact, or {MODEL_HELP}")
     verify.add_argument("--all", action="store_true", help="list every value, not the 20 worst")
     verify.add_argument("--seed", type=int, default=1, help="of the random inputs (default 1)")
-    verify.add_argument("--tolerance", type=float, help="replaces the tolerance that each dtype implies")
+    verify.add_argument("--tolerance", type=_amount, help="replaces the tolerance that each dtype implies")
     targets = command("targets", _targets, "list the targets that code can be generated for", common)
     targets.add_argument("names", nargs="*", metavar="NAME", help="show every fact about these targets")
     targets.add_argument("--sources", action="store_true", help="show where each fact is from")
     cache = command("cache", _cache, "show, check or prune the cache of compiled kernels", common)
     cache.add_argument("action", choices=("show", "check", "prune"), nargs="?", default="show")
-    cache.add_argument("--older-than", type=float, metavar="DAYS", help="prune: entries older than this")
-    cache.add_argument("--limit", type=float, metavar="MB", help="prune: the oldest entries beyond this size")
+    cache.add_argument("--older-than", type=_amount, metavar="DAYS", help="prune: entries older than this")
+    cache.add_argument("--limit", type=_amount, metavar="MB", help="prune: the oldest entries beyond this size")
     cache.add_argument("--all", action="store_true", help="prune: every entry")
     return parser
 
@@ -141,6 +141,16 @@ def _positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
+    return value
 
 
 def _console(error: bool = False) -> Console:
@@ -246,13 +256,17 @@ def _compile(options: argparse.Namespace) -> int:
     from tilewright.report.tables import plan_table
 
     _check_options(options)
+    if options.output is not None:
+        from tilewright.runtime.artifact import check_path
+
+        check_path(options.output)
     console = _console()
     start = time.perf_counter()
     executable = _compiled(_resolve(options), options, _console(error=True))
     image = executable.image
     console.print(plan_table(image, f"{options.model} for {image.machine.name} ({image.machine.architecture})"))
     console.print(f"compiled in {time.perf_counter() - start:.1f} s: {len(image.program.kernels)} kernels")
-    if options.output:
+    if options.output is not None:
         executable.save(options.output)
         console.print(f"written to {options.output}", soft_wrap=True)
     return 0
@@ -327,6 +341,14 @@ def _drawn_inputs(executable: Executable, seed: int) -> tuple[tuple[Any, ...], d
     return tuple(arguments), dict(keywords)
 
 
+def _without_guards(program: Any) -> Any:
+    """The program as a module that does not compare its inputs' sizes in Python at each call: a plain module would not either."""
+    import inspect
+
+    optional = "check_guards" in inspect.signature(program.module).parameters
+    return program.module(check_guards=False) if optional else program.module()
+
+
 def _bench(options: argparse.Namespace) -> int:
     import torch
 
@@ -338,10 +360,12 @@ def _bench(options: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise UnsupportedOption(f"--against {', '.join(unknown)} is not known", f"choose from {', '.join(PEERS)}")
+    if _is_artifact(options.model):
+        raise InvalidModel(f"{options.model} holds no PyTorch module to time PyTorch with", "give the module that it was made from")
     model = _resolve(options)
-    module = model.module.module() if isinstance(model.module, torch.export.ExportedProgram) else model.module
+    module = _without_guards(model.module) if isinstance(model.module, torch.export.ExportedProgram) else model.module
     if not isinstance(module, torch.nn.Module) or model.inputs is None:
-        raise InvalidModel(f"{options.model} is no PyTorch module to time PyTorch with", "give the module that it was exported from")
+        raise InvalidModel(f"{options.model} holds no PyTorch module to time PyTorch with", "give the module that it was made from")
     console, messages = _console(), _console(error=True)
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -91,8 +91,11 @@ def build(program: Program, machine: Machine, progress: Progress) -> tuple[Progr
     """Compiles the program's kernels. A region whose kernel does not compile runs through PyTorch instead, and says why."""
     results = compile_kernels(source_files(program, machine), machine, progress=lambda done, total: progress("build", done, total))
     failed = {name: result for name, result in zip(program.kernels(), results, strict=True) if not isinstance(result, Binary)}
-    for name, failure in failed.items():
-        warnings.warn(f"kernel {name} does not compile and its region runs through PyTorch: {failure}", stacklevel=3)
+    if failed:
+        listing = "\n".join(f"  {failure}" for failure in failed.values())
+        many = f"{len(failed)} kernels do not compile, and their regions run"
+        what = many if len(failed) > 1 else "1 kernel does not compile, and its region runs"
+        warnings.warn(f"{what} through PyTorch:\n{listing}", stacklevel=3)
     binaries = tuple(result for result in results if isinstance(result, Binary))
     return without_kernels(program, {name: str(failure) for name, failure in failed.items()}) if failed else program, binaries
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.errors import InvalidModel, UnknownModel, UnsupportedOption
+from tilewright.errors import InvalidModel, TilewrightError, UnknownModel, UnsupportedOption
 
 if TYPE_CHECKING:
     import torch
@@ -207,10 +207,19 @@ def _callable(text: str, package: str, name: str, batch: int | None, has_inputs:
     if not callable(function):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UnknownModel(f"{package} has no callable {name!r}", _nearest(name, public) if public else "check the name")
-    accepts = "batch" in inspect.signature(function).parameters
+    try:
+        accepts = "batch" in inspect.signature(function).parameters
+    except ValueError:  # of a function written in C
+        accepts = False
     if batch is not None and not accepts:
         raise UnsupportedOption(f"--batch is given, and {text} has no parameter 'batch'", "add one, or give --input")
-    result = _seeded(lambda: function(batch=batch or 1) if accepts else function())
+    try:
+        result = _seeded(lambda: function(batch=batch or 1) if accepts else function())
+    except TilewrightError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or "no message").splitlines()[0]
+        raise InvalidModel(f"{text} raised {type(error).__name__}: {first}", "it must return (module, inputs) without arguments") from error
     return _returned(text, result, has_inputs)
 
 

@@ -18,6 +18,7 @@ across a barrier (variables, register buffers) lives in arrays over the threads.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import shutil
@@ -36,7 +37,7 @@ import numpy as np
 from tilewright import settings
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
 from tilewright.codegen.printer import EQUALITY, UNARY, Code
-from tilewright.errors import CompilerMissing, KernelFailed
+from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
 from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, ClusterBarrier, Copy, For, If, Kernel, Let, Prefetch, Statement, Store, statements
@@ -413,21 +414,42 @@ def _compiler() -> str:
 
 @lru_cache(maxsize=1024)
 def _library(source: str) -> ctypes.CDLL:
-    """The compiled source, from the cache folder where it is there."""
+    """The compiled source, from the cache folder where it is there and sound; from a temporary one where the cache cannot be written."""
     compiler = _compiler()
     key = hashlib.sha256("\0".join((compiler, *_FLAGS, source)).encode()).hexdigest()[:32]
     folder = settings.cache_directory() / "interpreter"
     path = folder / f"{key}.so"
-    if not path.exists():
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # it is not there, or damaged
+        pass
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            (Path(work) / "kernel.c").write_text(source)
-            command = [compiler, *_FLAGS, "-o", "kernel.so", "kernel.c", "-lm"]
-            done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise KernelFailed(f"the interpreter's code does not compile: {done.stderr[:2000]}", "report this as a defect")
-            os.replace(Path(work) / "kernel.so", path)
-    return ctypes.CDLL(str(path))
+            os.replace(_built(compiler, source, Path(work)), path)
+        return ctypes.CDLL(str(path))
+    except OSError:  # full or read-only
+        pass
+    try:
+        with tempfile.TemporaryDirectory() as work:
+            return ctypes.CDLL(str(_built(compiler, source, Path(work))))  # stays mapped when its name is gone
+    except OSError as error:
+        raise CacheError(
+            f"neither {folder} nor the temporary folder can be written: {' '.join(str(error).split())}",
+            "free some space, or set TILEWRIGHT_CACHE or TMPDIR to a folder that can be written",
+        ) from error
+
+
+def _built(compiler: str, source: str, folder: Path) -> Path:
+    """The compiled source in a folder. Raises OSError where the disk is at fault, KernelFailed where the source is."""
+    (folder / "kernel.c").write_text(source)
+    command = [compiler, *_FLAGS, "-o", "kernel.so", "kernel.c", "-lm"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if any(os.strerror(code) in done.stderr for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)):
+            raise OSError(f"the compiler could not write: {done.stderr[-200:]}")
+        raise KernelFailed(f"the interpreter's code does not compile: {done.stderr[:2000]}", "report this as a defect")
+    return folder / "kernel.so"
 
 
 @lru_cache(maxsize=256)

@@ -73,14 +73,40 @@ def save(image: Image, path: str | Path) -> None:
     """Write an artifact; an existing one at the path is replaced. The machine need not be here.
 
     Raises:
-        InvalidArtifact: where the model has inputs, outputs or attributes that JSON cannot hold, or the path is
-        something else's.
+        InvalidArtifact: where the model has inputs, outputs or attributes that JSON cannot hold, the path is something
+        else's, or nothing can be written there.
     """
     target = Path(path)
-    packed = target.suffix == ".zip"
-    if target.exists() and not packed and not (target / MANIFEST).is_file():
-        raise InvalidArtifact(f"{target} exists and is no artifact", "choose another path")
+    check_path(target)
     files = _files(image)
+    try:
+        _write(files, target)
+    except OSError as error:
+        raise InvalidArtifact(f"{target} cannot be written: {error.strerror or error}", "check the path and the free space") from error
+
+
+def check_path(path: str | Path) -> None:
+    """Raises InvalidArtifact where an artifact would replace something else."""
+    target = Path(path)
+    if target.suffix == ".zip":
+        ours = not target.exists() or (target.is_file() and (not target.stat().st_size or _is_packed_artifact(target)))
+    else:
+        ours = not target.exists() or (target / MANIFEST).is_file()
+    if not ours:
+        raise InvalidArtifact(f"{target} exists and is no artifact", "choose another path")
+
+
+def _is_packed_artifact(path: Path) -> bool:
+    """Whether the file is a zip file with a manifest, or damaged beyond that."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return MANIFEST in archive.namelist()
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError):
+        return True
+
+
+def _write(files: Mapping[str, bytes], target: Path) -> None:
+    packed = target.suffix == ".zip"
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -279,7 +305,7 @@ def _manifest(reader: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
             f"{path} has format version {manifest.get('version')!r}, and this release reads version {FORMAT_VERSION}",
             "load it with the release that saved it, or compile the model again",
         )
-    if _read(reader, path, MANIFEST_HASH).strip() != hashlib.sha256(text).hexdigest().encode():
+    if _read(reader, path, MANIFEST_HASH).rstrip(b"\n") != hashlib.sha256(text).hexdigest().encode():
         raise _broken(path, f"{MANIFEST} was changed after it was written")
     missing = {"machine", "machine_digest", "program", "signature", "states", "binaries", "files"} - set(manifest)
     if missing:

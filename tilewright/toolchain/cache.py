@@ -77,6 +77,19 @@ def _private_folder() -> Path:
     return folder
 
 
+def _warn_unwritable(root: Path, why: str) -> None:
+    """Says once in a process that a cache is of no use."""
+    if root not in _unwritable():
+        _unwritable().add(root)
+        log.warning("kernel cache %s cannot be written (%s); kernels are kept for this process only", root, why)
+
+
+@lru_cache(maxsize=1)
+def _unwritable() -> set[Path]:
+    """The caches of which the process knows it."""
+    return set()
+
+
 def _alive(name: str) -> bool:
     """Whether the process that is making the folder ``building-HOST-PID-RANDOM`` still runs, as far as can be told."""
     host, _, rest = name.removeprefix(BUILDING).partition("-")
@@ -138,7 +151,7 @@ class KernelCache:
         try:
             return self._build(self.root, key, source, compiler, machine)
         except OSError as error:
-            log.warning("kernel cache %s cannot be written (%s); kernel kept for this process only", self.root, error)
+            _warn_unwritable(self.root, " ".join(str(error).split()))
         try:
             private = KernelCache(_private_folder())
             return private.load(key, source) or self._build(private.root, key, source, compiler, machine)
@@ -159,7 +172,7 @@ class KernelCache:
             outcome = compiler.compile(source, folder)
             (folder / "log").write_text(outcome.log)
             if not outcome.succeeded and any(words in outcome.log for words in DISK_WORDS):
-                raise OSError(f"the compiler could not write: {outcome.log.strip()[-200:]}")
+                raise OSError(f"the compiler could not write: {' '.join(outcome.log.split())[-200:]}")
             if not outcome.succeeded:
                 return self._keep_failure(root, folder, key, source, machine, outcome.log)
             metadata = {
@@ -201,7 +214,7 @@ class KernelCache:
             if not (kept / "log").exists():
                 raise
         errors = [line for line in words.splitlines() if "error" in line.lower()]
-        first = errors[0] if errors else words.strip().partition("\n")[0]
+        first = errors[0] if errors else words.strip().partition("\n")[0] or "the compiler failed without a word"
         return KernelFailed(
             f"kernel {source.name!r} does not compile for {machine.name}: {first}",
             f"the source and the compiler's log are in {kept}",
