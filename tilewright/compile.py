@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 

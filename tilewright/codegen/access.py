@@ -6,9 +6,9 @@ needless, axes that are walked contiguously together are merged, and axes that t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Callable, Iterable, Mapping, Sequence
 
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import (

@@ -5,10 +5,10 @@ Two regions that compute the same thing on other values become the same kernel, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Callable, Mapping, Sequence
 
 from tilewright.codegen.describe import parameter, problem
 from tilewright.codegen.source import source_text

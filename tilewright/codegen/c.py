@@ -11,7 +11,7 @@ vector are evaluated, guarded loads included; a scalar condition guards.
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, ordered, typed_helper
 from tilewright.codegen.printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, SUM, UNARY, Code, Printer

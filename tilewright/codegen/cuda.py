@@ -11,8 +11,8 @@ wraps on the machine; a floating-point number that does not fit the integer it i
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
-from typing import Iterator, Mapping, Sequence
 
 from tilewright.codegen.c import identifier_of
 from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper

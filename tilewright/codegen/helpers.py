@@ -14,9 +14,9 @@ A helper's name is `tw_OPERATION_TYPE`, in C with `xLANES` for vectors.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Iterable, Mapping
 
 from tilewright.ir.dtypes import is_float, size_of
 

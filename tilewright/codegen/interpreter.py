@@ -24,13 +24,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Mapping, Sequence
 
 import numpy as np
 

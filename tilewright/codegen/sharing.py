@@ -6,7 +6,8 @@ would have 2^d leaves; so nodes in several places get a name. But a load that st
 
 from __future__ import annotations
 
-from typing import Sequence, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, children, walk

@@ -8,8 +8,8 @@ AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
-from typing import Mapping
 
 import numpy as np
 

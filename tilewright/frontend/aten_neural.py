@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from tilewright.frontend.handlers import Handlers, Unsupported, axes_of, elementwise, expanded
 from tilewright.graph.builder import GraphBuilder

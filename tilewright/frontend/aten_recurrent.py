@@ -5,7 +5,8 @@ The products of all inputs with W_ih are one matrix product before the loop; an 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tilewright.frontend.handlers import Handlers, Unsupported
 from tilewright.graph.builder import GraphBuilder

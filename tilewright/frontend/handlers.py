@@ -6,7 +6,8 @@ A handler is a function of the builder and of the operator's arguments in the or
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 

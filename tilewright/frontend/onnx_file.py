@@ -5,8 +5,8 @@ Everything that comes from the file is data: no code of it runs, and no path tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import onnx
 from google.protobuf.message import DecodeError

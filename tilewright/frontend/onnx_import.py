@@ -7,10 +7,11 @@ handler that ONNX, or the model itself, defines by a function is replaced by tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx

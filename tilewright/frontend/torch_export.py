@@ -12,11 +12,12 @@ import re
 import weakref
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from types import MappingProxyType
-from typing import Any, Iterator, Sequence
+from typing import Any
 
 import torch
 

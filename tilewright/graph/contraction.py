@@ -6,9 +6,9 @@ out[batch, m, n] = sum over r of A[batch, m, r] * B[batch, n, r]: an axis that o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Sequence
 
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import Apply, Expr, Load, Var, loads, variables

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch

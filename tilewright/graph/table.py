@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Mapping, Protocol, Sequence
+from typing import Any, Protocol
 
 from tilewright.graph.operators import convolution, indexing, matmul, normalisation, pointwise, pooling, reduction, resample, shape
 from tilewright.graph.operators.definition import Operator

@@ -11,9 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
-CAPABILITY_FIELDS = ("kind", "architecture", "isa", "compiler_flags", "target_triple")
-"""The fields on which the binary of a given source text depends."""
-
 COMMON_NUMBERS = (
     "processors", "clock_hz", "peak_flops", "memory_bandwidth", "memory_bytes", "memory_latency_cycles", "caches",
 )  # fmt: skip

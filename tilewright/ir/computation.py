@@ -13,10 +13,10 @@ component, named `step`, `step.1`, ...  Fusion, generated code, operation counts
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
-from typing import Callable, Mapping, Sequence
 
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import INDEX, Apply, Expr, Load, Operand, Var, binary, compare, const, logical_and, rewrite, select, unary, walk, wrap
@@ -252,10 +252,6 @@ def rename(computation: Computation, names: Mapping[str, str]) -> Computation:
             elif old != new:
                 names = {**names, old: new}
     return Computation(tuple(steps), tuple(names.get(o, o) for o in computation.outputs))
-
-
-def value_select(condition: Expr, a: Operand, b: Operand) -> Expr:
-    return select(condition, a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Expr:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Mapping
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,6 @@ def is_float(dtype: str) -> bool:
     return ELEMENT_TYPES[dtype].kind == "float"
 
 
-def is_integer(dtype: str) -> bool:
-    return ELEMENT_TYPES[dtype].kind == "int"
-
-
 def size_of(dtype: str) -> int:
     """Bytes of one element."""
     return ELEMENT_TYPES[dtype].bytes
@@ -54,13 +50,3 @@ def size_of(dtype: str) -> int:
 def of_torch(dtype: object) -> str:
     """The name of a `torch.dtype`; raises KeyError for one that has none (complex, quantised)."""
     return BY_TORCH_NAME[str(dtype).removeprefix("torch.")]
-
-
-def promote(*dtypes: str) -> str:
-    """The result type of arithmetic between tensors of these types (PyTorch's rule for tensors of equal rank class)."""
-    import torch  # promotion is PyTorch's own table; only front ends call this
-
-    result = getattr(torch, ELEMENT_TYPES[dtypes[0]].torch)
-    for dtype in dtypes[1:]:
-        result = torch.promote_types(result, getattr(torch, ELEMENT_TYPES[dtype].torch))
-    return of_torch(result)

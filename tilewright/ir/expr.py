@@ -13,8 +13,9 @@ value; in a kernel (see `ir.kernel`) it is a single flat offset. Expressions are
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Callable, Iterator, Mapping, Sequence, TypeAlias, Union
+from typing import TypeAlias, Union
 
 from tilewright.ir.dtypes import is_float
 
@@ -141,7 +142,7 @@ class Apply(_Hashed):
     __hash__ = _Hashed.__hash__
 
 
-Expr: TypeAlias = Union[Const, Var, Load, Apply]
+Expr: TypeAlias = Const | Var | Load | Apply
 Operand: TypeAlias = Union[Const, Var, Load, Apply, int, float, bool, "_Hashed"]
 
 

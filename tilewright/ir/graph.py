@@ -11,10 +11,11 @@ An attribute is a number, string, bool, None, a tuple of such, or (operator `sca
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
-from typing import Any, Iterable, Mapping
+from typing import Any
 
 from tilewright.ir.dtypes import size_of
 

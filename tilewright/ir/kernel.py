@@ -13,8 +13,9 @@ Offsets count elements (scalars, also where a vector is loaded or stored). A GPU
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Callable, Iterator, Mapping, TypeAlias, Union
+from typing import TypeAlias
 
 from tilewright.ir.expr import Expr, Var, substitute
 
@@ -128,7 +129,7 @@ class Comment:
     text: str
 
 
-Statement: TypeAlias = Union[Block, Let, Store, Allocate, For, If, Barrier, Prefetch, Copy, CommitCopies, AwaitCopies, ClusterBarrier, Comment]
+Statement: TypeAlias = Block | Let | Store | Allocate | For | If | Barrier | Prefetch | Copy | CommitCopies | AwaitCopies | ClusterBarrier | Comment
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ element (k, c) at ((k // 32) * C + c) * 32 + k mod 32, and ceil(K / 32) * C * 32
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Sequence
 
 from tilewright.ir.expr import INDEX, Const, Expr, add, floordiv, mod, mul
 

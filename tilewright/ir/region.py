@@ -6,9 +6,9 @@ reasons for its extent. Lowering a region under a schedule gives a `Lowered`: ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Mapping
 
 from tilewright.ir.computation import Step
 from tilewright.ir.graph import Graph, Node, Value

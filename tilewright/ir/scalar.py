@@ -6,10 +6,10 @@ operation is (operation counts, constant folding, tests) reads this table.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import erf as _erf
 from types import MappingProxyType
-from typing import Callable, Mapping
 
 import numpy as np
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Mapping
 
 from tilewright.ir.expr import Expr, Load, loads, rewrite
 from tilewright.ir.region import Call, Lowered, Region

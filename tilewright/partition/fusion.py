@@ -12,10 +12,11 @@ Everything else is stored. Each region carries the reasons for its extent.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
-from typing import Callable, Mapping, TypeAlias
+from typing import TypeAlias
 
 from tilewright.codegen.access import split_divided_axes
 from tilewright.graph.contraction import contraction
@@ -166,7 +167,7 @@ class _Partitioner:
             host = self.groups.get(name)
             if host is None or host.kind not in ("contraction", "window", "rows"):
                 continue
-            refusal = self._refuse_epilogue(name, node, step, host)
+            refusal = self._refuse_epilogue(name, node, step)
             if refusal:
                 group.reasons.append(f"not joined to {host.nodes[0].name}: {refusal}")
             else:
@@ -190,7 +191,7 @@ class _Partitioner:
         others = self.readers[name] - {node.name}
         return f"{name} is also read by {', '.join(sorted(others))}" if others else ""
 
-    def _refuse_epilogue(self, name: str, node: Node, step: Step, host: _Group) -> str:
+    def _refuse_epilogue(self, name: str, node: Node, step: Step) -> str:
         refusal = self._refuse_reader(name, node)
         if refusal:
             return refusal

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Mapping, Sequence
 
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.expr import Expr, Load, Var, loads, rewrite, substitute

@@ -6,9 +6,9 @@ decide: tiles of whole rows may compute slower than the best tiles, storing the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Mapping, Sequence
 
 from tilewright.codegen.cpu.contraction import contraction_problem
 from tilewright.cost.choice import choose

@@ -7,9 +7,9 @@ as they need; a graph input or other value that cannot have one is copied once i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Mapping
 
 from tilewright.codegen.access import needed_halo
 from tilewright.graph.contraction import anchor
@@ -68,7 +68,7 @@ def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], grap
     return Layout(value.shape, largest.order)
 
 
-def _padded_reads(graph: Graph, region: Region, values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...] | None]:
+def _padded_reads(region: Region, values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...] | None]:
     """Values that the region's sum reads behind zero guards, with the halo that makes the guards needless (None where nothing would)."""
     if region.kind not in ("contraction", "window") or region.steps[0].combiner != "sum":
         return {}
@@ -84,7 +84,7 @@ def _padded_reads(graph: Graph, region: Region, values: Mapping[str, Value]) -> 
 def _halos(graph: Graph, regions: list[Region], values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...]]:
     result: dict[str, tuple[tuple[int, int], ...]] = {}
     for region in regions:
-        for name, halo in _padded_reads(graph, region, values).items():
+        for name, halo in _padded_reads(region, values).items():
             if halo is None:
                 continue
             known = result.get(name, ((0, 0),) * len(halo))
@@ -102,7 +102,7 @@ def _pad_by_copy(
     copies: dict[str, str] = {}
     result: list[Region] = []
     for region in regions:
-        for name, halo in _padded_reads(graph, region, values).items():
+        for name, halo in _padded_reads(region, values).items():
             if halo is None or name not in fixed:
                 continue
             if name not in copies:

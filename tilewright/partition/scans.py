@@ -7,8 +7,8 @@ and stores of states, sequences and results get the step as their leading index.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Mapping
 
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, rewrite

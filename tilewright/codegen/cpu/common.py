@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Sequence
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block

@@ -15,9 +15,9 @@ leave through a small buffer. Padding costs nothing where A has a zeroed halo.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Mapping, Sequence
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import assemble, block

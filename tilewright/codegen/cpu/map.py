@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
-from typing import Mapping
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order
 from tilewright.codegen.assemble import block, single

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping
 
 from tilewright.codegen.access import flatten, storage_order
 from tilewright.codegen.assemble import block, single

@@ -5,8 +5,8 @@ Where neighbouring rows lie side by side in memory they fill the vector lanes; o
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Mapping, Sequence
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order
 from tilewright.codegen.assemble import block, single

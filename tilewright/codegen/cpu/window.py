@@ -11,10 +11,10 @@ A constant that neighbouring channels do not read side by side (a depthwise filt
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
-from typing import Mapping, Sequence
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single

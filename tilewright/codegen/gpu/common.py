@@ -20,7 +20,6 @@ from tilewright.ir.expr import (
     index_const,
     linear,
     loads,
-    substitute,
     variables,
     walk,
 )
@@ -90,11 +89,6 @@ def as_lanes(expr: Expr, lanes: int) -> Expr:
     if lanes == 1 or expr.lanes == lanes:
         return expr
     return Apply("broadcast", (expr,), expr.dtype, lanes)
-
-
-def with_zero_axes(expr: Expr, axes: Iterable[Var]) -> Expr:
-    """Axes of extent 1 as zero."""
-    return substitute(expr, {axis: index_const(0) for axis in axes if axis.extent == 1})
 
 
 def combine(combiner: str, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -22,7 +22,7 @@ from tilewright.codegen.describe import problem
 from tilewright.codegen.gpu.common import as_lanes, below, decode, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm, product_form
 from tilewright.codegen.gpu.row_epilogue import TILE, RowBlock, row_epilogue
-from tilewright.codegen.gpu.tile import Tile, in_tile, loader
+from tilewright.codegen.gpu.tile import Loader, Tile, in_tile, loader
 from tilewright.codegen.gpu.window import lower_window, window_form
 from tilewright.graph.contraction import contraction
 from tilewright.hardware.machine import Machine
@@ -224,7 +224,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     return block(root), launch
 
 
-Loads: TypeAlias = Sequence[Callable[[Expr, Expr], list[Statement]]]
+Loads: TypeAlias = Sequence[Loader]
 
 
 def _pipeline(
@@ -412,7 +412,7 @@ def _epilogue(
     held = Load("acc", (i * tn + j * lanes,), "f32", lanes)
     element = replace_loads(element, {form.step.name: held})
 
-    def columns(m: Var, mapping: Mapping[Var, Expr]) -> list[Statement]:
+    def columns(mapping: Mapping[Var, Expr]) -> list[Statement]:
         def store(n: Var) -> list[Statement]:
             lets, more = named(decode(n, form.n))
             everything = {**mapping, **more}
@@ -425,7 +425,7 @@ def _epilogue(
 
     def row(m: Var) -> list[Statement]:
         lets, mapping = named(decode(m, form.m))
-        return [*lets, *columns(m, mapping)]
+        return [*lets, *columns(mapping)]
 
     position = first[0] + pair[0].spread(i, thread_m, tm)
     return [For(i, index_const(tm), block(below(position, form.problem.m, "m", row)), "unroll")]

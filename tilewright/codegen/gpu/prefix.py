@@ -6,7 +6,7 @@ the chunks before it, in order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -100,7 +100,7 @@ def lower_prefix(
     root += start
     valid = compare("lt", raw, index_const(total))
 
-    def over_chunk(body) -> Statement:  # noqa: ANN001 - a function of the position
+    def over_chunk(body: Callable[[Var], Sequence[Statement]]) -> Statement:
         return For(turn, index_const(chunk), block(below(lane * chunk + turn, length, form.along.name, body)))
 
     def at(position: Var) -> dict[Var, Expr]:

@@ -7,7 +7,7 @@ always adds in the same order, so results do not vary between runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -218,7 +218,7 @@ def _guard(condition: Expr, body: list[Statement]) -> list[Statement]:
     return body if condition == TRUE else [If(condition, block(body))]
 
 
-def _over_columns(stage: RowStage, lanes: int, sharers: int, lane: Var, body) -> Statement:  # noqa: ANN001 - a function of a mapping
+def _over_columns(stage: RowStage, lanes: int, sharers: int, lane: Var, body: Callable[[Mapping[Var, Expr]], list[Statement]]) -> Statement:
     """The loop of one thread over its share of the columns (vectors of them), `body` given the columns' values."""
     count = stage.space.points // lanes
     iterations = -(-count // sharers)
@@ -286,7 +286,7 @@ def _reduce(
     )
     assert step.combiner is not None
     # lanes of a vector accumulator, pairwise
-    parts: list[tuple[Expr, ...]] = [tuple(Load(h.buffer, (index_const(i),), h.dtype) for h in held.values()) for i in range(lanes)]  # type: ignore[union-attr]
+    parts: list[tuple[Expr, ...]] = [tuple(Load(h.buffer, (index_const(i),), h.dtype) for h in held.values()) for i in range(lanes)]
     while len(parts) > 1:
         half = len(parts) // 2
         parts = [combine(step.combiner, parts[i], parts[i + half]) for i in range(half)]

@@ -7,9 +7,10 @@ its neighbours' with a stride, and reading four k at a time from eight rows meet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeAlias
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.gpu.common import as_lanes, decode, named, vectors_fit
@@ -107,9 +108,12 @@ class Tile:
         return f"{self.name}_tile"
 
 
-def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, bk: int):  # noqa: ANN202
-    """(statements before the loop, function from a step, and the offset of a buffer, to the statements that fetch its elements to registers, or
-    begin to copy them to that buffer)."""
+Loader: TypeAlias = Callable[[Expr, Expr], list[Statement]]
+"""From a step, and the offset of a buffer, to the statements that fetch its elements to registers, or begin to copy them to that buffer."""
+
+
+def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, bk: int) -> tuple[list[Statement], Loader]:
+    """Statements before the loop, and what is done in each step."""
     fastest = form.r[-1] if tile.along_r else tile.own[-1] if tile.own else None
     expr = vectors_fit(tile.expr, fastest, tile.lanes, form.layouts) if tile.lanes > 1 and fastest else tile.expr
     assert expr is not None

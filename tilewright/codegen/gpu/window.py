@@ -6,7 +6,7 @@ fastest one, so that their windows overlap. A constant that is not stored along 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -227,7 +227,7 @@ def serial_reduction(
     points = prod(axis.extent or 0 for axis in reduced)
     for axis in reversed(reduced):
         body = For(axis, index_const(axis.extent or 0), body, "unroll" if points <= UNROLLED_WINDOW else "serial")
-    return held, [*start, body]
+    return dict(held), [*start, body]
 
 
 def main_offset_of(bodies: Sequence[Expr]) -> Expr:
@@ -236,7 +236,7 @@ def main_offset_of(bodies: Sequence[Expr]) -> Expr:
     return found[0].index[0] if found else index_const(0)
 
 
-def accumulator(step: Step, lanes: int, prefix: str):  # noqa: ANN201 - a small triple
+def accumulator(step: Step, lanes: int, prefix: str) -> tuple[list[Statement], dict[str, Load], Callable[[Sequence[Expr]], list[Statement]]]:
     """Registers for the components of a reduction: statements that set them to the identity, the loads that read them by result name, and a
     function from bodies to the statements that combine them in."""
     names = [f"{prefix}{i}" if i else prefix for i in range(len(step.bodies))]

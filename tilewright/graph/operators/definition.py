@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Callable, Sequence
+from typing import Any
 
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.dtypes import is_float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from tilewright.graph.operators.definition import Operator, broadcast, broadcast_load, unflatten, wrapped
 from tilewright.ir.computation import StepBuilder, Tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Sequence
 
 from tilewright.graph.operators.convolution import Pairs
 from tilewright.graph.operators.definition import Operator, flatten, in_bounds, number

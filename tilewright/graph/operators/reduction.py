@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Callable, Sequence
 
 from tilewright.graph.operators.definition import Operator, convert
 from tilewright.ir.computation import StepBuilder, Tensor

@@ -6,8 +6,8 @@ or with `align_corners` at i p / q with p = size - 1 and q = outputs - 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
-from typing import Sequence
 
 from tilewright.graph.operators.definition import Operator, number
 from tilewright.ir.computation import StepBuilder, Tensor, maximum, minimum

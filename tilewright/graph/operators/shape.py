@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Sequence
 
 from tilewright.graph.operators.definition import Operator, broadcast_load, flatten, in_bounds, unflatten
 from tilewright.ir.computation import StepBuilder, Tensor, maximum, minimum
