@@ -20,7 +20,8 @@ venv install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	$(BIN)/python -m pip install -q -c constraints.txt "$(TORCH)"
+	@echo "installing PyTorch and the other packages into $(VENV), a download of some hundred megabytes"
+	$(BIN)/python -m pip install --no-input -c constraints.txt "$(TORCH)"
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 

@@ -23,7 +23,7 @@ import tilewright
 from tilewright import compile as compile_module
 from tilewright.cli import main
 from tilewright.codegen import interpreter
-from tilewright.errors import InvalidArtifact, InvalidInput, InvalidModel, KernelFailed, TilewrightError, UnsupportedOption
+from tilewright.errors import InvalidArtifact, InvalidInput, InvalidModel, KernelFailed, TilewrightError, UnknownTarget, UnsupportedOption
 from tilewright.runtime import artifact
 
 pipeline = sys.modules["tilewright.compile"]
@@ -113,6 +113,15 @@ def test_threads_are_a_number(threads: Any) -> None:
     with pytest.raises(UnsupportedOption, match="threads"):
         executable.threads = threads
     assert executable.threads == 1
+
+
+def test_what_is_no_input_and_no_target() -> None:
+    for inputs in (3, "x", {"x": torch.ones(1, 2)}):
+        with pytest.raises(InvalidInput, match="example_inputs"):
+            tilewright.compile(nn.Linear(2, 2), inputs)
+    for target in (3, ["native"]):
+        with pytest.raises(UnknownTarget, match="target is"):
+            tilewright.compile(nn.Linear(2, 2), torch.ones(1, 2), target)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -12,7 +12,7 @@ import torch
 
 from tilewright import settings
 from tilewright.codegen.source import source_text
-from tilewright.errors import InvalidModel, UnsupportedOperator, UnsupportedOption
+from tilewright.errors import InvalidInput, InvalidModel, UnknownTarget, UnsupportedOperator, UnsupportedOption
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.imported import unsupported as unsupported_nodes
 from tilewright.frontend.torch_export import import_exported, import_file, import_module
@@ -22,7 +22,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program, without_kernels
 from tilewright.runtime.executable import Executable, check_threads, executable_of
-from tilewright.runtime.signature import CONSTANT_TYPES
+from tilewright.runtime.signature import CONSTANT_TYPES, described
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 Progress = Callable[[str, int, int], None]
@@ -54,8 +54,12 @@ def compile(
     Raises:
         UnknownTarget, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing: each with cause and remedy.
     """
-    _check_options(precision, trials, vendor, unsupported, threads)
+    check_options(precision, trials, vendor, unsupported, threads)
     report = progress or (lambda stage, done, total: None)
+    if not isinstance(example_inputs, (torch.Tensor, Sequence, type(None))) or isinstance(example_inputs, str):
+        raise InvalidInput(f"example_inputs is {described(example_inputs)}", "pass the model's positional inputs as a tuple")
+    if not isinstance(target, (str, Machine, type(None))):
+        raise UnknownTarget(f"target is {described(target)}", "pass a name of `tilewright targets`, or None")
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs or ())
     machine = find_machine(_default_target(inputs) if target is None else target)
     report("read", 0, 1)
@@ -116,7 +120,10 @@ def _default_target(inputs: Sequence[Any]) -> str:
     return "cuda" if any(tensor.is_cuda for tensor in tensors) else "native"
 
 
-def _check_options(precision: str, trials: int, vendor: bool, unsupported: str, threads: int | None) -> None:
+def check_options(
+    precision: str = "fp32", trials: int = 0, vendor: bool = False, unsupported: str = "warn", threads: int | None = None
+) -> None:
+    """Raises UnsupportedOption for values that `compile` does not offer."""
     if precision != "fp32":
         raise UnsupportedOption(f"precision {precision!r} is not supported yet", 'use precision="fp32"')
     if trials != 0:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tilewright.compile import check_options
 from tilewright.compile import compile as compile_model
 from tilewright.errors import TargetNotPresent, TilewrightError, UnsupportedOption
 from tilewright.hardware import is_present
@@ -46,6 +47,7 @@ def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, optio
     unknown = sorted(set(chosen) - _OPTIONS)
     if unknown:
         raise UnsupportedOption(f"the options {', '.join(unknown)} are not known", f"use {', '.join(sorted(_OPTIONS))}")
+    check_options(**{name: value for name, value in chosen.items() if name != "target"})
     if chosen.get("target") is not None:
         machine = find_machine(chosen["target"])
         if not is_present(machine):

@@ -365,6 +365,10 @@ class Executable:
 
     # Everything else
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self.image.program.regions)} regions"
+        return f"<Executable for {self.image.machine.name}: {state}>"
+
     @property
     def plan(self) -> Plan:
         """What each region is, and why; `str()` prints a table."""
