@@ -9,7 +9,6 @@ import argparse
 import copy
 import statistics
 import time
-import warnings
 
 import torch
 from rich.console import Console
@@ -135,7 +134,6 @@ def main() -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # a file or a pipe: tables need not fold
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch.export's own
     torch.manual_seed(0)
     classify_digits(options.seconds, options.target, console)
     compare_resnet(options.target, console)
