@@ -140,7 +140,10 @@ class _Importer:
             fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
             if fixed is None and given is None:
                 label = f" ({dim.dim_param})" if dim.dim_param else ""
-                raise InvalidModel(f"dimension {k}{label} of the input {info.name} has no size", "pass example_inputs (--input on the command line): their sizes are taken")
+                raise InvalidModel(
+                    f"dimension {k}{label} of the input {info.name} has no size",
+                    "pass example_inputs (--input on the command line): their sizes are taken",
+                )
             if fixed is not None and given is not None and fixed != given[k]:
                 found = f"is {fixed}, and {given[k]} in the example"
                 raise InvalidModel(f"dimension {k} of the input {info.name} {found}", "pass an example of the model's shape")
