@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from tilewright.frontend.handlers import Unsupported, torch_dtype
+from tilewright.frontend.torch_call import call_recipe
 from tilewright.graph import reference
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES
@@ -125,18 +126,7 @@ def axis_of(axis: int, rank: int) -> int:
 def through_torch(g: GraphBuilder, target: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> tuple[Value, ...]:
     """A node that runs through PyTorch: `target` names the ATen operator ("aten.topk.default"). Result types come from a run on PyTorch's
     meta device."""
-    inputs: list[Value] = []
-
-    def recipe(argument: Any) -> tuple[str, Any]:
-        if isinstance(argument, Value):
-            if argument not in inputs:
-                inputs.append(argument)
-            return "input", inputs.index(argument)
-        if isinstance(argument, (list, tuple)):
-            return "list", tuple(recipe(a) for a in argument)
-        return "value", argument
-
-    call = (tuple(recipe(a) for a in arguments), tuple((key, recipe(a)) for key, a in (keywords or {}).items()))
+    inputs, call = call_recipe(arguments, keywords or {})
     attributes = {"target": target, "call": call, "reason": "no definition in the operator table"}
     node = GraphNode("probe", "torch", (), (), attributes)
     meta = [torch.empty(v.shape, dtype=torch_dtype(v.dtype), device="meta") for v in inputs]

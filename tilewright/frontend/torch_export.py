@@ -29,6 +29,7 @@ from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, ate
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.frontend.quiet import quiet_exporter
+from tilewright.frontend.torch_call import call_recipe
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
 from tilewright.ir.graph import Value
@@ -288,25 +289,7 @@ class _Importer:
             self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in node.args[1:]))))
 
     def _through_torch(self, node: torch.fx.Node, values: Any, reason: str) -> Any:
-        inputs: list[Value] = []
-
-        def recipe(argument: Any) -> tuple[str, Any]:
-            if isinstance(argument, Value):
-                if argument not in inputs:
-                    inputs.append(argument)
-                return "input", inputs.index(argument)
-            if isinstance(argument, (list, tuple)):
-                return "list", tuple(recipe(a) for a in argument)
-            if isinstance(argument, torch.dtype):
-                return "dtype", str(argument).removeprefix("torch.")
-            if isinstance(argument, torch.device):
-                return "device", None
-            if isinstance(argument, (torch.layout, torch.memory_format)):
-                return "value", None
-            return "value", argument
-
-        arguments, keywords = values
-        call = (tuple(recipe(a) for a in arguments), tuple((key, recipe(a)) for key, a in keywords.items()))
+        inputs, call = call_recipe(*values)
         attributes = {"target": str(node.target), "call": call, "reason": reason}
         # every tensor that PyTorch returns is a result, read or not: the caller tells them apart by position
         value = node.meta.get("val")
