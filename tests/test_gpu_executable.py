@@ -208,7 +208,7 @@ def test_every_region_agrees_with_the_reference(subject: Subject) -> None:
 
 def test_wrong_inputs_are_refused(subject: Subject) -> None:
     exe = subject.executable
-    with pytest.raises(InvalidInput, match=r"expected a f32 tensor of shape \[40, 64\] on cuda:0, got a float32 tensor .* on cpu"):
+    with pytest.raises(InvalidInput, match=r"expected a float32 tensor of shape \[40, 64\] on cuda:0, got a float32 tensor .* on cpu"):
         exe(torch.randn(SHAPE))
     with pytest.raises(InvalidInput, match="float64"):
         exe(torch.randn(SHAPE, device="cuda", dtype=torch.float64))
