@@ -80,7 +80,6 @@ def cases() -> list[Case]:
 
 JOINING = {case.name: case for case in cases()}
 APART = {
-    "pixels": Case("pixels", Applied(after(lambda y: y.mean((2, 3))), nn.Conv2d(4, 6, 3)), (torch.randn(1, 4, 9, 9),)),
     "long": Case("long", Applied(after(lambda y: torch.softmax(y, -1)), nn.Linear(8, 3072)), (torch.randn(4, 8),)),
     "read twice": Case("read twice", Applied(after(lambda y: torch.softmax(y, -1) * y), nn.Linear(8, 20)), (torch.randn(64, 8),)),
     "other axis": Case("other axis", Applied(after(lambda y: torch.softmax(y, 0)), nn.Linear(8, 20)), (torch.randn(64, 8),)),
@@ -91,7 +90,6 @@ APART = {
     ),
 }  # fmt: skip
 WHY = {
-    "pixels": "reduces 49 pixels",
     "long": "a row of 3072 does not fit one tile",
     "read twice": "is also read by",
     "other axis": "reduces 64 pixels",

@@ -52,7 +52,7 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
             per_panel += amount * np.where(height * width > 0, cycles(np.maximum(height * width, 1)), 0.0)
             tiles += amount
     panels = _ceil(problem.n, vectors * lanes)
-    units = panels * problem.outer * _ceil(problem.rows, tile_rows)
+    units = panels * (problem.images or problem.outer * _ceil(problem.rows, tile_rows))
     balance = _ceil(units, threads) * threads / units
     arithmetic = per_panel * problem.outer * panels * problem.r / threads * balance / machine.clock_hz
     overhead = tiles * problem.outer * panels * (TILE_OVERHEAD_CYCLES + tile * vectors) / threads / machine.clock_hz
@@ -80,6 +80,7 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
             "L2 to registers": level_2,
             "memory": memory,
             **({"row reductions": np.full(len(tile), row_vectors / machine.clock_hz)} if problem.whole_rows else {}),
+            **({"pixel sums": row_vectors / machine.clock_hz * balance} if problem.images else {}),
             "dispatch": np.full(len(tile), machine.dispatch_seconds),
         },
         overlapped=("arithmetic", "L2 to registers", "memory"),

@@ -5,6 +5,7 @@ Four rules, applied once in the order of the graph:
 * a *view* (pure index map) is never stored: whoever reads it reads through it;
 * a *map* joins the region that produces one of its inputs, as its epilogue, where it reads that input element for element and nobody else does;
 * *row reductions* (softmax, normalisation) join the contraction whose result they reduce, where one tile holds whole rows and the machine gains;
+  so does a *sum over pixels* (global average pooling), where one thread computes whole images of a panel of channels;
 * a map's result that has one reader is computed inside the reader, where that repeats no more arithmetic than it saves traffic.
 
 Everything else is stored. Each region carries the reasons for its extent.
@@ -28,6 +29,7 @@ from tilewright.ir.region import Region
 from tilewright.ir.scalar import OPERATIONS
 from tilewright.partition.inline import inline_step, slice_for
 from tilewright.partition.joining import Verdict, owns_rows, with_rows
+from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 
 # Beyond this many points a single reduction is worth the cooperation of several threads or lanes.
 WINDOW_POINTS = 64
@@ -222,7 +224,8 @@ class _Partitioner:
             if host is None or host.kind != "contraction":
                 continue
             refusal = self._refuse_reader(name, node)
-            joined = with_rows(host.steps, name, group.steps, self.constants) if not refusal else refusal
+            form = with_pixels if summed_pixels(host.steps, name, group.steps, self.constants) else with_rows
+            joined = form(host.steps, name, group.steps, self.constants) if not refusal else refusal
             if not isinstance(joined, str) and self.judge_rows is not None:
                 verdict = self.judge_rows(joined, host.steps, group.steps, self.values)
                 if verdict.joins:

@@ -1,7 +1,9 @@
-"""Row reductions (softmax, normalisations) that join the contraction whose result they reduce: the form, and whether a machine gains by it.
+"""Reductions (softmax, normalisations, global average pooling) that join the contraction whose result they reduce: the form of those that reduce
+rows, and whether a machine gains by it.
 
 A reduction needs a whole row, so it joins only where one tile of the contraction's kernel holds all output channels of its pixels. The models
 decide: tiles of whole rows may compute slower than the best tiles, storing the result and reading it back costs traffic and a kernel.
+A sum over pixels (its form: `pixel_joining`) joins where the pairs of an image and a panel of channels keep all threads of a CPU busy.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from tilewright.codegen.cpu.contraction import contraction_problem
 from tilewright.cost.choice import choose
 from tilewright.cost.cpu import stored_between
 from tilewright.cost.cpu_choice import rank_contraction
-from tilewright.graph.contraction import anchor, contraction
+from tilewright.graph.contraction import Contraction, anchor, contraction, sums_pixels
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import INDEX, Const, Expr, Var, loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Region, Unsuitable
-from tilewright.schedule.cpu_contraction import longest_row
+from tilewright.schedule.cpu_contraction import CpuContractionProblem, longest_row
 
 COMBINERS = ("sum", "prod", "max", "min")
 
@@ -123,12 +125,14 @@ class RowJudge:
     def __call__(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
     ) -> Verdict:
-        """Compares, for the host's and the rows' steps and what `with_rows` makes of them, the best tiles of whole rows with the best tiles and
-        stored rows. Layouts are not known yet, so all are taken as row-major."""
+        """Compares, for the host's and the rows' steps and what `with_rows` or `with_pixels` makes of them, the best tiles of whole rows (or
+        images) with the best tiles and a stored result. Layouts are not known yet, so all are taken as row-major."""
         if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
             return Verdict(False, "there is nothing to compute")
         found = anchor(steps, self.constants)
         assert found is not None
+        if sums_pixels(steps, found):
+            return self._pixels(steps, found, values)
         length = found.size_n
         if self.machine.is_gpu:
             return self._on_gpu(steps, host, rows, values, length)
@@ -141,12 +145,36 @@ class RowJudge:
         free = replace(whole, whole_rows=False, row_operations=0)
         best = rank_contraction(whole, self.machine, self.threads).first()
         tile_loss = best.seconds - best.terms["row reductions"] - rank_contraction(free, self.machine, self.threads).first().seconds
-        saved = stored_between(whole, self.machine, self.threads)
-        gains = ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in saved.items())
-        compared = f"tiles of whole rows cost {1e6 * max(tile_loss, 0.0):.1f} us more, a stored result costs {gains}"
-        if tile_loss > sum(saved.values()):
+        gains, costs = self._stored(whole)
+        compared = f"tiles of whole rows cost {1e6 * max(tile_loss, 0.0):.1f} us more, a stored result costs {costs}"
+        if tile_loss > gains:
             return Verdict(False, f"a row of {length} fits one tile, but {compared}")
         return Verdict(True, f"one tile owns the row of {length}: {compared}")
+
+    def _stored(self, problem: CpuContractionProblem) -> tuple[float, str]:
+        """What storing the result between two kernels costs: seconds, and in words."""
+        saved = stored_between(problem, self.machine, self.threads)
+        return sum(saved.values()), ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in saved.items())
+
+    def _pixels(self, steps: tuple[Step, ...], found: Contraction, values: Mapping[str, Value]) -> Verdict:
+        pixels = prod(axis.extent or 0 for axis in steps[1].reduction)
+        if self.machine.is_gpu:
+            owns = "a block owns one tile of pixels by channels, not whole images"
+            return Verdict(False, f"reduces {pixels} pixels of {found.size_n} channels, and {owns}")
+        region = _alone("contraction", steps)
+        layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
+        summed = contraction_problem(region, layouts, self.constants)
+        best = rank_contraction(summed, self.machine, self.threads).first()
+        panels = summed.images * -(-summed.n // best.schedule.panel)
+        if panels < self.threads:
+            return Verdict(False, f"{panels} panels for {self.threads} threads: a thread owns the {pixels} pixels of a panel of channels")
+        free = replace(summed, images=0, row_operations=0)
+        loss = best.seconds - best.terms["pixel sums"] - rank_contraction(free, self.machine, self.threads).first().seconds
+        gains, costs = self._stored(summed)
+        compared = f"whole images a thread cost {1e6 * max(loss, 0.0):.1f} us more, a stored result costs {costs}"
+        if loss > gains:
+            return Verdict(False, f"{panels} panels for {self.threads} threads own {pixels} pixels each, but {compared}")
+        return Verdict(True, f"one thread owns the {pixels} pixels of a panel ({panels} panels for {self.threads} threads): {compared}")
 
     def _on_gpu(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value], length: int

@@ -15,7 +15,8 @@ class CpuContractionProblem:
     """What the choice depends on: the two innermost M extents (rows may be 1), everything outside them, N and the reduction's size.
 
     `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32. With `whole_rows` reductions over N
-    follow in the same kernel, so that one tile has to hold all of N; `row_operations` counts their arithmetic and that of the maps between."""
+    follow in the same kernel, so that one tile has to hold all of N; `row_operations` counts their arithmetic and that of the maps between.
+    With `images` a sum over the pixels of each image follows: a thread then owns one panel of one of so many images (0: nothing is summed)."""
 
     outer: int
     rows: int
@@ -26,6 +27,7 @@ class CpuContractionProblem:
     b_bytes: int
     whole_rows: bool = False
     row_operations: int = 0
+    images: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def cpu_contraction_space(problem: CpuContractionProblem, machine: Machine) -> t
             (f"more than {registers} vector registers", needed > registers),
             ("more channels a tile than there are", (rows["vectors"] > 1) & ((rows["vectors"] - 1) * lanes >= problem.n)),
             ("a tile would hold a part of a row that is reduced", part_of_a_row),
+            ("pixels that are summed stay with one thread", (rows["order"] == ORDERS.index("m")) & (problem.images > 0)),
             ("two rows a tile while one is not filled", (rows["tile_rows"] > 1) & (rows["tile_columns"] < problem.columns)),
         ],
     )

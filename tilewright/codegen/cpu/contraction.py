@@ -7,7 +7,8 @@
         out = epilogue(acc)
 
 Where reductions over all output channels follow (softmax, layer normalisation), a tile holds whole rows of channels, and reductions and epilogue
-run on the tile before anything is stored.
+run on the tile before anything is stored. Where a sum over pixels follows (global average pooling), one thread computes all tiles of an image
+for its panel, one after the other, and adds them to a total for each channel instead of storing them.
 
 The tile spans two M axes (rows and columns of an image), so it fits small images too; partial tiles get code of their own, partial vectors
 leave through a small buffer. Padding costs nothing where A has a zeroed halo.
@@ -25,7 +26,7 @@ from tilewright.codegen.cpu.common import SERIAL_WORK, reduction
 from tilewright.codegen.cpu.map import lower_map
 from tilewright.codegen.describe import problem
 from tilewright.codegen.operand import operand_view
-from tilewright.graph.contraction import Contraction, anchor
+from tilewright.graph.contraction import Contraction, anchor, sums_pixels
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import (
@@ -62,7 +63,10 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Nest:
-    """The contraction in flat form: axes in loop order, A's element, the result's offset, and the epilogue (None: store the sum)."""
+    """The contraction in flat form: axes in loop order, A's element, the result's offset, and the epilogue (None: store the sum).
+
+    With `final` the epilogue's values are summed over the pixels: `serial` axes (outside the tile's two), rows and columns. The result is `final`
+    of a total for each channel, which it knows as the variable TOTAL."""
 
     found: Contraction
     outer: tuple[Var, ...]
@@ -73,6 +77,8 @@ class _Nest:
     epilogue: Expr | None
     n: Var
     stages: tuple[_Stage, ...] = ()
+    serial: tuple[Var, ...] = ()
+    final: Expr | None = None
 
     @property
     def n_outer(self) -> tuple[Var, ...]:
@@ -89,6 +95,8 @@ def _prepare(region: Region, layouts: Mapping[str, Layout], constants: frozenset
     last = region.steps[-1]
     offset = layouts[region.outputs[0]].offset(last.index)
     a = flatten(found.a, layouts)
+    if sums_pixels(region.steps, found):
+        return _prepare_pixel_sum(region, found, a, offset, layouts)
     # sums and totals are addressed by nothing while axes are merged: they are what the tile holds
     held: dict[str, Expr] = {found.step.name: Var(ACCUMULATOR, None, "f32")}
     stages: list[_Stage] = []
@@ -110,6 +118,29 @@ def _prepare(region: Region, layouts: Mapping[str, Layout], constants: frozenset
         epilogue = stages[-1].result or stages.pop().body
     kept, epilogue = _kept(stages, epilogue)
     return _Nest(found, axes[:-2], rows, columns, merged[0], merged[1], epilogue, n, kept)
+
+
+def _prepare_pixel_sum(region: Region, found: Contraction, a: Expr, offset: Expr, layouts: Mapping[str, Layout]) -> _Nest:
+    """The nest of [sum, sum over pixels, map?]."""
+    product, total, *rest = region.steps
+
+    def held(step: Step, name: str, body: Expr) -> Expr:
+        flat = flatten(body, layouts)
+        return rewrite(flat, lambda x: Var(name, None, "f32") if isinstance(x, Load) and x.buffer == step.name else x)
+
+    element = held(product, ACCUMULATOR, total.bodies[0])
+    final: Expr = held(total, TOTAL, rest[0].bodies[0]) if rest else Var(TOTAL, None, "f32")
+    summed = tuple(axis for axis in found.m if axis in total.reduction)
+    images = storage_order([axis for axis in found.m if axis not in summed], offset)
+    # images and the pixels of one image run in different loops, so that they are not merged with each other
+    outer, merged = merge_axes(images, [a, offset, element, final])
+    pixels, merged = merge_axes(summed, merged)
+    units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
+    a, offset, element, final = (substitute(e, units) for e in merged)
+    columns = pixels[-1] if pixels else Var("m", 1)
+    rows = pixels[-2] if len(pixels) > 1 else None
+    n = max(found.n, key=lambda axis: axis.extent or 0)
+    return _Nest(found, outer, rows, columns, a, offset, element, n, serial=pixels[:-2], final=final)
 
 
 def _kept(stages: Sequence[_Stage], epilogue: Expr | None) -> tuple[tuple[_Stage, ...], Expr | None]:
@@ -134,20 +165,31 @@ def _kept(stages: Sequence[_Stage], epilogue: Expr | None) -> tuple[tuple[_Stage
 
 
 ACCUMULATOR = "accumulated"
+TOTAL = "total"
 LINE = 16  # float32 in a cache line
 
 
 def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants: frozenset[str]) -> CpuContractionProblem:
     """The extents that the schedule's choice depends on."""
     nest = _prepare(region, layouts, constants)
-    outer = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
+    images = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
+    outer = images * prod(axis.extent or 0 for axis in nest.serial)
     rows = nest.rows.extent or 0 if nest.rows is not None else 1
     a_values = {load.buffer for load in loads(nest.found.a)}
     a_bytes = sum(layouts[name].size for name in a_values if name in layouts) * 4
     b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
-    operations = sum(step.flops() for step in region.steps[1:]) if nest.stages else 0
+    operations = sum(step.flops() for step in region.steps[1:]) if nest.stages or nest.final is not None else 0
     return CpuContractionProblem(
-        outer, rows, nest.columns.extent or 0, nest.n.extent or 0, nest.found.size_r, a_bytes, 4 * b_size, bool(nest.stages), operations
+        outer,
+        rows,
+        nest.columns.extent or 0,
+        nest.n.extent or 0,
+        nest.found.size_r,
+        a_bytes,
+        4 * b_size,
+        bool(nest.stages),
+        operations,
+        images if nest.final is not None else 0,
     )
 
 
@@ -209,7 +251,8 @@ def _tile_axis(nest: _Nest, schedule: CpuContractionSchedule) -> Var:
 
 
 def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile: _Tile) -> Statement:
-    """Threads over batch, panels and tile rows (or tile columns where there is one M axis); columns of tiles inside."""
+    """Threads over batch, panels and tile rows (or tile columns where there is one M axis); columns of tiles inside. Where pixels are summed,
+    threads over batch, images and panels, and all tiles of an image inside."""
     width = schedule.tile_columns
     columns = nest.columns.extent or 0
     height = schedule.tile_rows
@@ -238,15 +281,19 @@ def _outer_loops(nest: _Nest, schedule: CpuContractionSchedule, panel: Var, tile
             inside = If(at < columns // width, whole, rest)
         else:
             inside = whole
-        m_axes: list[Var] = [*nest.outer, at]
+        m_axes: list[Var] = [at]
     elif row_extent % height:
         full = row_extent // height
         last = block(column_tiles(index_const(full * height), row_extent % height))
         inside = If(row_tile < full, block(column_tiles(row_tile * height, height)), last) if full else last
-        m_axes = [*nest.outer, row_tile]
+        m_axes = [row_tile]
     else:
         inside = block(column_tiles(row_tile * height, height))
-        m_axes = [*nest.outer, row_tile]
+        m_axes = [row_tile]
+    if nest.final is not None:
+        inside = tile.summed([*nest.serial, *m_axes], inside)
+        m_axes = []
+    m_axes = [*nest.outer, *m_axes]
     order = [panel, *m_axes] if schedule.order == "n" else [*m_axes, panel]
     parallel += [axis for axis in order if axis.extent != 1]
     single: dict[Var, Expr] = {axis: ZERO for axis in order if axis.extent == 1}
@@ -285,6 +332,28 @@ class _Tile:
         for axis in reversed(self.nest.found.r):
             inner = For(axis, index_const(axis.extent or 0), inner)
         return block(start, inner, self._store(row_start, column_start, rows, columns))
+
+    def summed(self, axes: Sequence[Var], tiles: Statement) -> Block:
+        """The loops over all tiles of an image, which add to the totals of the panel's channels, and the store of what becomes of the totals."""
+        assert self.nest.final is not None
+        lanes, vectors, width = self.schedule.lanes, self.schedule.vectors, self.schedule.panel
+        v, lane = Var("v", vectors), Var("lane", width)
+        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
+        start: list[Statement] = [Allocate(Buffer("totals", "f32", width, "register"))]
+        start.append(For(v, index_const(vectors), Store("totals", v * lanes, zero), "unroll"))
+        for axis in reversed(axes):
+            tiles = For(axis, index_const(axis.extent or 0), tiles) if axis.extent != 1 else substitute_in(tiles, {axis: ZERO})
+        place: dict[Var, Expr] = {self.nest.n: self.panel * width + lane, Var(TOTAL, None, "f32"): Load("totals", (lane,), "f32")}
+        lets, (value, where) = bind_shared([substitute(self.nest.final, place), substitute(self.nest.offset, place)])
+        store = block(lets, Store(self.region.outputs[0], where, value))
+        return block(start, tiles, For(lane, self._channels(), store))
+
+    def _channels(self) -> Expr:
+        """How many channels the present panel has."""
+        extent, width = self.nest.n.extent or 0, self.schedule.panel
+        if extent % width == 0:
+            return index_const(width)
+        return index_const(extent) if extent < width else binary("min", extent - self.panel * width, index_const(width))
 
     def _at(self, expr: Expr, row: Expr, column: Expr) -> Expr:
         mapping: dict[Var, Expr] = {self.nest.columns: column}
@@ -346,7 +415,7 @@ class _Tile:
 
     def _vector_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement | None:
         lanes, vectors, n = self.schedule.lanes, self.schedule.vectors, self.nest.n
-        if coefficient(self.nest.offset, n) != 1:
+        if self.nest.final is None and coefficient(self.nest.offset, n) != 1:
             return None
         accumulated = Var(ACCUMULATOR, None, "f32", lanes)
         value: Expr = accumulated
@@ -364,9 +433,12 @@ class _Tile:
         held_at = Load("acc", ((i * columns + j) * (vectors * lanes) + v * lanes,), "f32", lanes)
         one = self._at(substitute(value, place), row_start + i, column_start + j)
         one = rewrite(one, lambda x: held_at if x == accumulated else x)
-        where = self._at(substitute(self.nest.offset, place), row_start + i, column_start + j)
+        target, where = self.region.outputs[0], self._at(substitute(self.nest.offset, place), row_start + i, column_start + j)
+        if self.nest.final is not None:
+            target, where = "totals", v * lanes
+            one = Apply("add", (Load(target, (where,), "f32", lanes), one), "f32", lanes)
         lets, (one, where) = bind_shared([one, where])
-        store = For(v, index_const(vectors), block(lets, Store(self.region.outputs[0], where, one)), "unroll")
+        store = For(v, index_const(vectors), block(lets, Store(target, where, one)), "unroll")
         return self._over_pixels(store, i, j)
 
     def _spill(self, vectors: int) -> list[Statement]:
@@ -424,13 +496,13 @@ class _Tile:
             narrow = Var(ACCUMULATOR, None, "f32")
             value = self._at(substitute(self.nest.epilogue, place), row_start + row, column_start + column)
             value = rewrite(value, lambda x: held if x == narrow else x)
-        where = self._at(substitute(self.nest.offset, place), row_start + row, column_start + column)
+        target, where = self.region.outputs[0], self._at(substitute(self.nest.offset, place), row_start + row, column_start + column)
+        if self.nest.final is not None:
+            target, where = "totals", lane
+            value = Apply("add", (Load(target, (where,), "f32"), value), "f32")
         lets, (value, where) = bind_shared([value, where])
-        extent = n.extent or 0
-        width: Expr = index_const(panel_width)
-        if extent % panel_width:
-            width = index_const(extent) if extent < panel_width else binary("min", extent - self.panel * panel_width, index_const(panel_width))
-        store: Statement = block(lets, Store(self.region.outputs[0], where, value))
+        width = self._channels()
+        store: Statement = block(lets, Store(target, where, value))
         # the axis along which the result is contiguous goes innermost
         if coefficient(self.nest.offset, n) == 1 or self.nest.columns.extent == 1:
             order: tuple[tuple[Var, Expr], ...] = ((lane, width), (column, index_const(columns)), (row, index_const(rows)))
