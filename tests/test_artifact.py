@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -294,3 +295,16 @@ def test_nothing_half_written_and_nothing_foreign_replaced(tmp_path: Path, monke
     x = torch.randn(6, 7)
     torch.testing.assert_close(artifact.load(tmp_path / "m")(x), chain_reference(x, chain(1).constants["w"], 1))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "mine"]
+
+
+def test_an_older_driver_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The release that counts is the one that the artifact names, not one that this version would ask for."""
+    rewrite_manifest(saved, lambda m: m["requires"].update(cuda_driver="13.5"))
+    monkeypatch.setattr(artifact, "system_driver", lambda: SimpleNamespace(version=(13, 0)))
+    with pytest.raises(TargetNotPresent, match=r"needs a driver of CUDA 13\.5, and this one is of 13\.0"):
+        artifact.load(saved)
+    monkeypatch.setattr(artifact, "system_driver", lambda: SimpleNamespace(version=(13, 5)))
+    artifact.load(saved)
+    rewrite_manifest(saved, lambda m: m["requires"].update(cuda_driver="soon"))
+    with pytest.raises(InvalidArtifact, match="inconsistent"):
+        artifact.load(saved)

@@ -186,13 +186,18 @@ def load(path: str | Path) -> Executable:
             architecture or without the instruction sets.
         TargetNotPresent: where it needs a GPU, or a newer driver, that is not here.
     """
-    image = read(path)
-    check_target(image.machine)
+    image, driver = _opened(path)
+    check_target(image.machine, driver)
     return Executable(image)
 
 
 def read(path: str | Path) -> Image:
     """Everything in an artifact, for any machine; nothing is run. Raises InvalidArtifact as `load` does."""
+    return _opened(path)[0]
+
+
+def _opened(path: str | Path) -> tuple[Image, str]:
+    """An artifact's image and the CUDA release that its driver must be of at least (empty for a CPU)."""
     with _reader(Path(path)) as reader:
         manifest = _manifest(reader, path)
         hashes = manifest["files"]
@@ -206,18 +211,25 @@ def read(path: str | Path) -> Image:
             raise _broken(path, f"it holds {surplus[0]}, which its manifest does not list")
         contents = {name: _checked(reader, path, name, digest) for name, digest in hashes.items()}
     try:
-        return _decode(manifest, contents)
+        return _decode(manifest, contents), _release(manifest["requires"]["cuda_driver"])
     except TilewrightError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, safetensors.SafetensorError) as error:
         raise _broken(path, f"its manifest is inconsistent ({type(error).__name__}: {error})") from error
 
 
-def check_target(machine: Machine) -> None:
-    """Raises where code for the machine cannot run here; see `load`."""
+def _release(text: str) -> str:
+    """A CUDA release such as "13.0", or nothing. Raises ValueError for anything else."""
+    if text and not all(part.isdecimal() for part in text.split(".")):
+        raise ValueError(f"CUDA release {text!r}")
+    return text
+
+
+def check_target(machine: Machine, driver: str = "") -> None:
+    """Raises where code for the machine, that needs a driver of at least this CUDA release, cannot run here; see `load`."""
     if is_present(machine):
-        if machine.is_gpu:
-            _check_driver(machine)
+        if driver:
+            _check_driver(driver)
         return
     if machine.is_gpu:
         found = host_gpu()
@@ -240,8 +252,8 @@ def check_target(machine: Machine) -> None:
     )
 
 
-def _check_driver(machine: Machine) -> None:
-    needed, version = _driver_minimum(machine), system_driver().version
+def _check_driver(needed: str) -> None:
+    version = system_driver().version
     if version < tuple(int(part) for part in needed.split(".")):
         raise TargetNotPresent(
             f"this artifact needs a driver of CUDA {needed}, and this one is of {version[0]}.{version[1]}",
