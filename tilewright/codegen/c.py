@@ -11,9 +11,9 @@ vector are evaluated, guarded loads included; a scalar condition guards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, ordered, typed_helper
+from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, HelperTable, ordered
 from tilewright.codegen.printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import used_variables
 from tilewright.ir.dtypes import is_float, size_of
@@ -26,22 +26,7 @@ FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "
 _REDUCTIONS = {"sum": "+", "prod": "*", "any": "||", "all": "&&"}
 
 
-class _Helpers(Mapping[str, Helper]):
-    """Every helper C code may call, by name; made when asked for."""
-
-    def __getitem__(self, name: str) -> Helper:
-        if name in SINGLE_PRECISION:
-            return SINGLE_PRECISION[name]
-        found = typed_helper(name, C_TYPES, "static inline", {"f32": "f"})
-        if found is None:
-            raise KeyError(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(SINGLE_PRECISION)
-
-    def __len__(self) -> int:
-        return len(SINGLE_PRECISION)
+_HELPERS = HelperTable(SINGLE_PRECISION, C_TYPES, "static inline")
 
 
 def c_function(operation: str, dtype: str) -> str:
@@ -377,7 +362,7 @@ class CPrinter(Printer):
             typedefs.append(f"typedef {C_TYPES[element]} {name}_u __attribute__((vector_size({size}), aligned({size_of(element)}), may_alias));")
         if typedefs:
             parts.append("\n".join(typedefs) + "\n")
-        texts = [*ordered(self.helpers, _Helpers()), *self.reductions.values(), *self.wrappers.values()]
+        texts = [*ordered(self.helpers, _HELPERS), *self.reductions.values(), *self.wrappers.values()]
         if texts:
             parts.append("\n".join(texts) + "\n")
         return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])

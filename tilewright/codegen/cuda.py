@@ -11,11 +11,11 @@ wraps on the machine; a floating-point number that does not fit the integer it i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from tilewright.codegen.c import identifier_of
-from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, ordered, typed_helper
+from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, HelperTable, ordered
 from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import is_float, size_of
@@ -86,22 +86,6 @@ def index_dtype(kernel: Kernel) -> str:
     return "i64" if any(buffer.size >= 2**31 for buffer in kernel.parameters) else "i32"
 
 
-class _Helpers(Mapping[str, Helper]):
-    def __getitem__(self, name: str) -> Helper:
-        if name in _BUILTIN:
-            return _BUILTIN[name]
-        found = typed_helper(name, CUDA_TYPES, "static __device__ __forceinline__", {"f32": "f"})
-        if found is None:
-            raise KeyError(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_BUILTIN)
-
-    def __len__(self) -> int:
-        return len(_BUILTIN)
-
-
 def _nan_extremum(operation: str) -> Helper:
     relation = ">" if operation == "max" else "<"
     return Helper(
@@ -152,6 +136,7 @@ _BUILTIN: Mapping[str, Helper] = {
     **{f"tw_copy{count}": _asynchronous_copy(count) for count in (4, 8, 16)},
     **{f"tw_cluster_load{lanes}": _cluster_load(lanes) for lanes in (1, 2, 4)},
 }
+_HELPERS = HelperTable(_BUILTIN, CUDA_TYPES, "static __device__ __forceinline__")
 
 
 def copied(root: Copy) -> tuple[Expr | None, Load]:
@@ -446,7 +431,7 @@ class CudaPrinter(Printer):
         self.pop()
 
     def source(self) -> str:
-        texts = ordered(self.helpers, _Helpers())
+        texts = ordered(self.helpers, _HELPERS)
         parts = ["\n".join(texts) + "\n"] if texts else []
         return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])
 

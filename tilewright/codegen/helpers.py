@@ -14,7 +14,7 @@ A helper's name is `tw_OPERATION_TYPE`, in C with `xLANES` for vectors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -412,3 +412,26 @@ def ordered(names: Iterable[str], find: Mapping[str, Helper]) -> list[str]:
     for name in names:
         visit(name)
     return list(done.values())
+
+
+@dataclass(frozen=True)
+class HelperTable(Mapping[str, Helper]):
+    """Every helper that code of one language may call, by name: its `own`, and the typed ones, made when asked for. Iterates its own."""
+
+    own: Mapping[str, Helper]
+    types: Mapping[str, str]
+    qualifier: str
+
+    def __getitem__(self, name: str) -> Helper:
+        if name in self.own:
+            return self.own[name]
+        found = typed_helper(name, self.types, self.qualifier, {"f32": "f"})
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)

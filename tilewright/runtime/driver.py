@@ -130,9 +130,6 @@ class Driver:
         self("cuDeviceGet", byref(handle), device)
         return self._handle("cuDevicePrimaryCtxRetain", handle.value)
 
-    def current_context(self) -> int:
-        return self._handle("cuCtxGetCurrent")
-
     def push_context(self, context: int) -> None:
         self("cuCtxPushCurrent_v2", context)
 
@@ -167,9 +164,6 @@ class Driver:
 
     def destroy_executable(self, executable: int) -> None:
         self("cuGraphExecDestroy", executable)
-
-    def set_kernel_params(self, executable: int, node: int, params: KernelNodeParams) -> None:
-        self("cuGraphExecKernelNodeSetParams_v2", executable, node, byref(params))
 
     def launch(self, executable: int, stream: int) -> None:
         self("cuGraphLaunch", executable, stream)

@@ -59,11 +59,6 @@ class RowBlock:
         return 1 << max(0, (self.threads // self.rows).bit_length() - 1)
 
 
-def shared_elements(rows: int, columns: int, threads: int, stages: int) -> int:
-    """Elements of shared memory that `row_epilogue` takes (n itself may be less than `columns`)."""
-    return rows * (columns + 1) + stages * (rows + threads)
-
-
 def row_epilogue(
     at: RowBlock, stages: Sequence[RowStage], element: Expr, offset: Expr, output: str, spill: Callable[[Callable[[Expr, Expr], Expr]], Statement]
 ) -> list[Statement]:
