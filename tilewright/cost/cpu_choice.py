@@ -7,7 +7,7 @@ from functools import partial
 
 from tilewright.codegen.cpu.contraction import contraction_problem
 from tilewright.cost.cpu import estimate_contraction, estimate_loops
-from tilewright.cost.ranking import Ranking
+from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
@@ -28,7 +28,7 @@ def rank(
         return rank_contraction(contraction_problem(region, layouts, constants), machine, threads)
     if region.kind in ("map", "window", "rows", "prefix"):
         rows, rejected = loop_space(machine)
-        return Ranking(((LoopSchedule, rows, estimate_loops(rows, region, layouts, values, machine, threads)),), rejected)
+        return Ranking((Part(LoopSchedule, rows, estimate_loops(rows, region, layouts, values, machine, threads)),), rejected)
     raise Unsuitable(f"no CPU schema for a region of kind {region.kind}")
 
 
@@ -36,4 +36,4 @@ def rank_contraction(problem: CpuContractionProblem, machine: Machine, threads: 
     """Tiles of every size. None is feasible only where rows have to be whole and are too long (`longest_row` says up to which length)."""
     rows, rejected = cpu_contraction_space(problem, machine)
     schedule = partial(schedule_of, machine.vector_lanes())
-    return Ranking(((schedule, rows, estimate_contraction(problem, rows, machine, threads)),), rejected)
+    return Ranking((Part(schedule, rows, estimate_contraction(problem, rows, machine, threads), problem),), rejected)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from tilewright.codegen.gpu.map import map_form
 from tilewright.codegen.gpu.prefix import prefix_form
@@ -12,13 +11,12 @@ from tilewright.codegen.gpu.rows import rows_form
 from tilewright.codegen.gpu.window import window_form
 from tilewright.cost.gpu import contraction_cost, gemv_cost, point_cost, prefix_cost, rows_cost
 from tilewright.cost.gpu_row_epilogue import with_row_stages
-from tilewright.cost.ranking import Ranking
+from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
-from tilewright.ir.estimate import Estimate
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region, Unsuitable
-from tilewright.schedule.columns import Columns, length
+from tilewright.schedule.columns import length
 from tilewright.schedule.gpu_contraction import (
     ContractionProblem,
     ContractionSchedule,
@@ -47,19 +45,19 @@ def rank(
     if region.kind == "map":
         point = map_form(region, layouts, values).problem
         rows, rejected = map_space(point, machine)
-        return Ranking(((MapSchedule, rows, point_cost(rows, point, machine)),), rejected)
+        return Ranking((Part(MapSchedule, rows, point_cost(rows, point, machine), point),), rejected)
     if region.kind == "window":
         point = window_form(region, layouts, values, constants).problem
         rows, rejected = window_space(point, machine)
-        return Ranking(((WindowSchedule, rows, point_cost(rows, point, machine)),), rejected)
+        return Ranking((Part(WindowSchedule, rows, point_cost(rows, point, machine), point),), rejected)
     if region.kind == "rows":
         owned = rows_form(region, layouts, values).problem
         rows, rejected = rows_space(owned, machine)
-        return Ranking(((RowsSchedule, rows, rows_cost(rows, owned, machine)),), rejected)
+        return Ranking((Part(RowsSchedule, rows, rows_cost(rows, owned, machine), owned),), rejected)
     if region.kind == "prefix":
         scanned = prefix_form(region, layouts, values).problem
         rows, rejected = prefix_space(scanned, machine)
-        return Ranking(((PrefixSchedule, rows, prefix_cost(rows, scanned, machine)),), rejected)
+        return Ranking((Part(PrefixSchedule, rows, prefix_cost(rows, scanned, machine), scanned),), rejected)
     if region.kind == "contraction":
         return rank_contraction(product_form(region, layouts, values, constants).problem, machine)
     raise Unsuitable(f"no GPU schema for a region of kind {region.kind}")
@@ -72,9 +70,9 @@ def rank_contraction(problem: ContractionProblem, machine: Machine) -> Ranking:
     cost = contraction_cost(tiled, problem, machine)
     if problem.row_stages:
         cost = with_row_stages(cost, tiled, problem, machine)
-    parts: list[tuple[Callable[..., Any], Columns, Estimate]] = [(ContractionSchedule, tiled, cost)]
+    parts = [Part(ContractionSchedule, tiled, cost, problem)]
     if length(few):
-        parts.append((GemvSchedule, few, gemv_cost(few, problem, machine)))
+        parts.append(Part(GemvSchedule, few, gemv_cost(few, problem, machine), problem))
     for reason, count in more.items():
         rejected[f"gemv: {reason}"] = count
     return Ranking(tuple(parts), rejected)

@@ -26,21 +26,31 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The candidates of one schema: what makes its schedule of a row, the rows, their estimate, and the problem as the schema sees it."""
+
+    schedule: Callable[..., Any]
+    rows: Columns
+    estimate: Estimate
+    problem: Any = None
+
+
+@dataclass(frozen=True)
 class Ranking:
     """Every feasible candidate of a region; iterating gives them from the fastest predicted on, equal ones in the order of the space.
 
-    `parts`: for each schema that could lower the region what makes its schedule of a row, the rows, and their estimate."""
+    `parts`: one for each schema that could lower the region."""
 
-    parts: tuple[tuple[Callable[..., Any], Columns, Estimate], ...]
+    parts: tuple[Part, ...]
     rejected: Mapping[str, int]
 
     @property
     def candidates(self) -> int:
-        return sum(length(rows) for _, rows, _ in self.parts)
+        return sum(length(part.rows) for part in self.parts)
 
     @property
     def seconds(self) -> np.ndarray:
-        return np.concatenate([estimate.seconds for _, _, estimate in self.parts])
+        return np.concatenate([part.estimate.seconds for part in self.parts])
 
     def __iter__(self) -> Iterator[Choice]:
         for position in np.argsort(self.seconds, kind="stable"):
@@ -57,9 +67,9 @@ class Ranking:
         return self._choice(int(np.argmin(self.seconds)))
 
     def _choice(self, position: int) -> Choice:
-        starts = np.cumsum([0, *(length(rows) for _, rows, _ in self.parts)])
+        starts = np.cumsum([0, *(length(part.rows) for part in self.parts)])
         number = int(np.searchsorted(starts, position, side="right")) - 1
-        schedule, rows, estimate = self.parts[number]
+        part = self.parts[number]
         at = int(position - starts[number])
-        terms = MappingProxyType({name: float(term[at]) for name, term in estimate.terms.items()})
-        return Choice(schedule(**row(rows, at)), float(estimate.seconds[at]), terms, self.rejected, self.candidates)
+        terms = MappingProxyType({name: float(term[at]) for name, term in part.estimate.terms.items()})
+        return Choice(part.schedule(**row(part.rows, at)), float(part.estimate.seconds[at]), terms, self.rejected, self.candidates)
