@@ -24,14 +24,8 @@ from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
-LAYERS = {
-    "D1": (32, 3, 108, 3, 1), "D2": (32, 32, 108, 3, 1), "D3": (64, 32, 54, 3, 1), "D4": (64, 64, 54, 3, 1),
-    "D5": (128, 64, 27, 3, 1), "D6": (128, 128, 27, 3, 1), "R1": (64, 3, 112, 7, 2), "R2": (64, 64, 56, 3, 1),
-    "R4": (128, 64, 28, 3, 2), "R6": (128, 128, 28, 3, 1), "R7": (256, 128, 14, 3, 2), "R9": (256, 256, 14, 3, 1),
-    "R10": (512, 256, 7, 3, 2), "R12": (512, 512, 7, 3, 1), "Y0": (32, 3, 544, 3, 1), "Y2": (64, 32, 272, 3, 1),
-    "Y4": (128, 64, 136, 3, 1), "Y8": (256, 128, 68, 3, 1), "Y12": (512, 256, 34, 3, 1), "Y18": (1024, 512, 17, 3, 1),
-}  # fmt: skip
-"""Output channels, input channels, output width and height, filter, stride; batch 1, padding filter // 2."""
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench.layers import LAYERS  # noqa: E402
 
 ROTATED_BYTES = 220e6
 MOST_SETS = 256
@@ -221,7 +215,6 @@ def run_layers(folder: Path, name: str) -> None:
             if candidate["error"]:
                 print(f"       FAILED {candidate['schedule']}: {candidate['error']}")
     if name:
-        sys.path.insert(0, str(Path(__file__).parents[1]))
         from bench.common import write_results
 
         settings = {"target": manifest["target"], "rotated_bytes": ROTATED_BYTES, "cudnn": torch.backends.cudnn.version()}
