@@ -1,0 +1,200 @@
+"""Bounds of GPU schedules: no measured kernel is faster, hand-worked cases, the best possible distribution of blocks, pruning, DeepCuts' formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from bench.bounds_check import check, read
+from bench.common import RESULTS
+from bench.layers import LAYERS, layer
+from bench.regions import ranking_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewright.cost.bounds import lower_bound, memory_share, prune
+from tilewright.cost.deepcuts import printed_limit
+from tilewright.hardware import machine
+from tilewright.ir.region import Unsuitable
+from tilewright.schedule.columns import Columns, length, take
+from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
+from tilewright.schedule.gpu_direct import RS, DirectProblem
+
+H200 = machine("h200")
+
+
+def contraction_rows(**axes: int) -> Columns:
+    defaults = {"block_m": 64, "block_n": 64, "block_k": 16, "thread_m": 4, "thread_n": 4, "split": 1, "stages": 2, "cluster": 0}
+    return {name: np.array([value]) for name, value in {**defaults, **axes}.items()}
+
+
+def contraction_problem(m: int, n: int, r: int) -> ContractionProblem:
+    return ContractionProblem(1, m, n, r, Operand("r", 4, 4 * m * r), Operand("own", 4, 4 * n * r), 4, 4 * m * n)
+
+
+def direct_rows(**axes: int) -> Columns:
+    names = ("register", "warp", "block")
+    defaults = {f"{level}_{d}": 1 for level in names for d in "kyx"} | {
+        "slice": RS, "warp_k": 8, "warp_x": 4, "channels": 4, "split": 1, "stages": 1, "filters": 0, "cluster": 0, "atomics": 0,
+    }  # fmt: skip
+    return {name: np.array([value]) for name, value in {**defaults, **axes}.items()}
+
+
+def test_no_measured_kernel_is_faster_than_its_bound() -> None:
+    measured = list(read(RESULTS / "gpu_layers_h200.json"))
+    assert len(measured) == 357
+    for name in LAYERS:
+        found = check([m for m in measured if m.layer["name"] == name], H200)
+        assert (found.bound <= found.seconds).all(), (name, found.tightness.max())
+        assert found.best_kept
+        # a bound that says nothing would pass as well
+        assert found.tightness[found.seconds.argmin()] > 0.2
+
+
+def test_the_check_notices_a_kernel_that_is_too_fast() -> None:
+    measured = [m for m in read(RESULTS / "gpu_layers_h200.json") if m.layer["name"] == "Y8"]
+    found = check([replace(m, seconds=m.seconds * 0.6) for m in measured], H200)
+    assert (found.bound > found.seconds).any()
+
+
+def test_implicit_gemm_by_hand() -> None:
+    estimate = lower_bound(contraction_rows(), contraction_problem(1024, 1024, 1024), H200)
+    # 256 blocks of 8 warps: two of them, 16 warps, on some processor, 4 on a scheduler, 64 steps of 16 * 16 multiply-adds
+    assert estimate.terms["fma"] == pytest.approx(65536 / 1.98e9)
+    # two loads of four for every eight elements, and one copy of four of A and of B each a thread and step
+    assert estimate.terms["issue"] == pytest.approx(4 * 64 * (256 + 32 + 2) / 1.98e9)
+    assert estimate.terms["shared"] == pytest.approx(2 * 64 * (8 * 32 + 128 * 16 * 4 / 128) / 1.98e9)
+    assert estimate.terms["chain"] == pytest.approx(1024 * 4 / 1.98e9)
+    assert estimate.terms["memory"] == 0 and estimate.seconds == estimate.terms["issue"]
+
+
+def test_a_split_adds_a_launch_unless_a_cluster_adds_the_parts() -> None:
+    problem = contraction_problem(1024, 1024, 1024)
+    apart = lower_bound(contraction_rows(split=2), problem, H200)
+    together = lower_bound(contraction_rows(split=2, cluster=1), problem, H200)
+    assert apart.seconds - together.seconds == pytest.approx(H200.launch_seconds)
+    # 512 blocks on 132 processors: four of half the steps, as much as two whole ones
+    assert together.terms["fma"] == lower_bound(contraction_rows(), problem, H200).terms["fma"]
+
+
+def test_warps_do_not_leave_their_scheduler() -> None:
+    # one block of two warps on a processor: two of its four schedulers are idle
+    estimate = lower_bound(contraction_rows(block_m=32, block_n=32), contraction_problem(32, 32, 1024), H200)
+    assert estimate.terms["fma"] == pytest.approx(64 * 16 * 16 / 1.98e9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 20), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.sampled_from([32, 64]))
+def test_no_distribution_of_blocks_and_warps_beats_the_bound(tiles: int, split: int, steps: int, processors: int, schedulers: int, block: int) -> None:
+    small = replace(H200, processors=processors, schedulers_per_processor=schedulers, fp32_lanes_per_processor=32 * schedulers)
+    each = -(-steps // split)
+    parts = [min(each, steps - at * each) for at in range(split)]
+    if min(parts) < 1 or tiles * split > 6:
+        return
+    rows = contraction_rows(block_m=block, block_n=32, thread_m=4, thread_n=4, split=split)
+    warps = block * 32 // 16 // 32
+    estimate = lower_bound(rows, contraction_problem(tiles * block, 32, steps * 16), small)
+    pieces = parts * tiles
+    best = min(_longest(pieces, places, processors, schedulers, warps) for places in product(range(processors), repeat=len(pieces)))
+    assert estimate.terms["fma"][0] <= best * 16 * 16 / small.clock_hz * (1 + 1e-9)
+
+
+def _longest(pieces: list[int], places: tuple[int, ...], processors: int, schedulers: int, warps: int) -> int:
+    """Warp steps of the busiest scheduler: blocks where `places` says, their warps (longest first) each on the scheduler with least to do."""
+    loads = []
+    for processor in range(processors):
+        queues = [0] * schedulers
+        for piece in sorted((p for p, at in zip(pieces, places, strict=True) if at == processor), reverse=True):
+            for _ in range(warps):
+                queues[queues.index(min(queues))] += piece
+        loads.append(max(queues))
+    return max(loads)
+
+
+def test_direct_convolution_by_hand() -> None:
+    # 8 x 2 x 4 outputs a block of one warp, 2 a thread; 16 x 132 rows of 8 channels: two blocks on each processor
+    problem = DirectProblem(1, 1, 8, 16, 2 * 264, 4, 3, 3)
+    estimate = lower_bound(direct_rows(register_y=2), problem, H200)
+    assert estimate.terms["fma"] == pytest.approx(1 * 16 * 9 * 2 / 1.98e9)
+    # of a channel 4 x 3 inputs and 9 weights, by fours
+    assert estimate.terms["issue"] == pytest.approx(16 * (18 + (12 + 9) / 4) / 1.98e9)
+    assert estimate.terms["chain"] == pytest.approx(16 * 9 * 4 / 1.98e9)
+    crowded = lower_bound(direct_rows(register_y=2), replace(problem, height=2 * 132 * 8 + 2), H200)
+    assert crowded.terms["fma"] == pytest.approx(3 * 16 * 9 * 2 / 1.98e9)
+
+
+def test_partial_tiles_of_a_direct_convolution_count_by_their_outputs() -> None:
+    # no tile lies inside: only the products that exist are certain
+    problem = DirectProblem(1, 1, 7, 16, 1, 3, 3, 3)
+    estimate = lower_bound(direct_rows(), problem, H200)
+    assert estimate.terms["fma"] == pytest.approx(7 * 3 * 16 * 9 / 32 / (132 * 4) / 1.98e9)
+
+
+def test_every_bound_covers_the_arithmetic() -> None:
+    for name in ("D3", "R10", "R12"):
+        for part in ranking_of(layer(name), H200).parts:
+            try:
+                seconds = lower_bound(part.rows, part.problem, H200).seconds
+            except Unsuitable:  # a schema that does other arithmetic has a bound of its own, or none
+                continue
+            assert seconds.shape == (length(part.rows),)
+            assert (seconds >= part.problem.flops / H200.peak_flops["fp32"] * 0.99).all()
+
+
+def test_memory_counts_what_level_2_cannot_hold() -> None:
+    level2 = H200.cache(2)
+    assert level2 is not None
+    assert memory_share(H200, 0) == 0 and memory_share(H200, level2.bytes) == 0
+    assert memory_share(H200, 4 * level2.bytes) == 0.75
+    problem = contraction_problem(64, 4096, 4096)
+    cold = lower_bound(contraction_rows(), problem, H200, rotated_bytes=4 * level2.bytes)
+    assert cold.terms["memory"] == pytest.approx(0.75 * 4 * (64 * 4096 + 4096 * 4096 + 64 * 4096) / 4.8e12)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(1e-6, 1e-3), st.floats(1, 4)), min_size=1, max_size=20), st.data())
+def test_pruning_with_a_measured_time_keeps_the_best(candidates: list[tuple[float, float]], data: st.DataObject) -> None:
+    bound = np.array([b for b, _ in candidates])
+    seconds = np.array([b * slower for b, slower in candidates])
+    known = seconds[data.draw(st.integers(0, len(seconds) - 1))]
+    rows = {"number": np.arange(len(bound))}
+    left, counts = prune(rows, bound, float(known))
+    assert seconds.argmin() in left["number"]
+    assert length(left) + sum(counts.values()) == len(bound)
+    assert (bound[left["number"]] <= known).all()
+
+
+def test_pruning_needs_a_margin_for_a_predicted_time() -> None:
+    rows, bound = {"number": np.arange(3)}, np.array([1.0, 2.0, 3.0])
+    assert prune(rows, bound, 1.5)[0]["number"].tolist() == [0]
+    assert prune(rows, bound, 1.5, margin=1.4) == ({"number": pytest.approx(np.array([0, 1]))}, {"cannot beat the best known time": 1})
+
+
+def test_an_unknown_schema_has_no_bound() -> None:
+    with pytest.raises(Unsuitable, match="str"):
+        lower_bound(contraction_rows(), "a problem", H200)
+
+
+def test_deepcuts_formulas_as_printed() -> None:
+    # 131 blocks: the balance ratio that the paper prints
+    limit = printed_limit(contraction_rows(), contraction_problem(64 * 131, 64, 1024), H200)
+    assert limit.balance == pytest.approx(1 / 132)
+    # 2 * 64 * 64 * 16 operations for 64 + 16 * 2 transactions of 128 bytes; 13.9 operations a byte at the peak
+    assert limit.memory == pytest.approx(2 * 64 * 64 * 16 / (128 * 96) / (66.9e12 / 4.8e12))
+    # 2 * 4 * 16 * 4 operations for 128 loads: 4 of 41 cycles hidden
+    assert limit.shared == pytest.approx(4 / 41)
+    assert limit.resources == 1 and limit.share_of_peak == limit.memory * limit.shared * limit.balance
+    direct = printed_limit(direct_rows(register_y=2), DirectProblem(1, 1, 8, 16, 264, 4, 3, 3), H200)
+    # 4 x 3 inputs of each channel and 9 of 32 transactions' weights, as table 7 has it
+    assert direct.shared == pytest.approx(2 * 16 * 2 * 9 / (16 * 4 * 3 + 16 * 9 / 32) / 41)
+    with pytest.raises(Unsuitable):
+        printed_limit({"columns": np.ones(1)}, contraction_problem(1, 64, 64), H200)
+
+
+def test_a_layer_s_rows_keep_their_order() -> None:
+    part = ranking_of(layer("R12"), H200).parts[0]
+    few = take(part.rows, np.array([5, 0]))
+    whole = lower_bound(part.rows, part.problem, H200).seconds
+    assert lower_bound(few, part.problem, H200).seconds.tolist() == [whole[5], whole[0]]

@@ -1,0 +1,221 @@
+"""Times that no kernel of a GPU schedule can beat: true lower bounds for whole columns of candidates, and pruning by them.
+
+A bound is the largest of named terms, each of which holds alone, and one launch more where a second kernel follows. Rates are the machine's
+peaks at its highest clock, never what something was seen to sustain; work that might be avoided (reads that a cache may serve, addresses,
+conflicts of banks, barriers) counts as nothing.
+
+Work is given to processors in whole blocks, and to schedulers in whole warps, which stay where they started. So of u units of work on p
+places some place does ceil(u / p) of them (the pigeonhole principle); `_busiest` applies it. DeepCuts (PLDI 2021, section 4) multiplies ratios
+of the same kind; as they are printed, good kernels exceed the result (`cost.deepcuts`).
+
+There is no term for level 2: its peak is not published for every machine, what was measured of it is no bound, and level 1 may serve what several
+blocks of a processor read. What comes into shared memory is counted at the rate of that memory instead, which is that of level 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.ir.region import Unsuitable
+from tilewright.schedule.columns import Columns, length, reject
+from tilewright.schedule.gpu_contraction import ContractionProblem, threads_of
+from tilewright.schedule.gpu_direct import DirectProblem
+
+ELEMENT_BYTES = 4
+WIDEST = 4
+"""Elements that one instruction loads at most (16 bytes: PTX ISA, vector loads)."""
+
+
+def lower_bound(rows: Columns, problem: Any, machine: Machine, rotated_bytes: float = 0.0) -> Estimate:
+    """Seconds below which no call under these candidates runs, in a chain of dependent kernels: the longest overlapped term, and "second launch".
+
+    `rotated_bytes`: bytes that are touched between two calls with the same buffers, those of one call included; where that is more than level 2
+    holds, at least the share 1 - level 2 / rotated of them goes through memory. 0: everything may already be in level 2.
+
+    Raises:
+        Unsuitable: for a problem whose schema has no bound.
+    """
+    for kind, bound in _BOUNDS.items():
+        if isinstance(problem, kind):
+            return bound(rows, problem, machine, memory_share(machine, rotated_bytes))
+    raise Unsuitable(f"no bound for a {type(problem).__name__}")
+
+
+def memory_share(machine: Machine, rotated_bytes: float) -> float:
+    """The least share of the bytes of calls in rotation that memory moves.
+
+    Of R distinct bytes a round at most the S that level 2 holds are still there in the next: at least R - S were evicted, so they are read
+    again, or were written back. Of 220 MB on an h200 (60 MiB) that is 71 %."""
+    level2 = machine.cache(2)
+    if level2 is None or rotated_bytes <= level2.bytes:
+        return 0.0
+    return 1.0 - level2.bytes / rotated_bytes
+
+
+def prune(rows: Columns, bound_seconds: np.ndarray, best_known_seconds: float, margin: float = 1.0) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The rows that may still be the fastest, and how many cannot be, by reason: those whose bound exceeds `best_known_seconds` * margin.
+
+    With the *measured* time of any candidate and a margin of 1 the best is never pruned: it takes at most what that candidate took, and at
+    least its own bound. With a *predicted* time it is safe as long as some candidate really runs within prediction * margin: the margin has to
+    cover by how much the model underestimates the candidate that it likes best."""
+    return reject(rows, [("cannot beat the best known time", bound_seconds > best_known_seconds * margin)])
+
+
+def _busiest(units: np.ndarray, places: int) -> np.ndarray:
+    """Units of the place that has most of them, at least."""
+    return -(-units // places)
+
+
+def _estimate(
+    machine: Machine,
+    *,
+    fma: np.ndarray,
+    issue: np.ndarray,
+    chain: np.ndarray | float,
+    shared: np.ndarray | float,
+    moved: float,
+    second: np.ndarray,
+) -> Estimate:
+    """From cycles, and bytes through memory, to seconds; `second`: whether another kernel follows.
+
+    launch: a kernel in a chain of dependent ones takes no less than an empty one there (`Machine.launch_seconds`, measured). Work may overlap the
+    launch, so the two are not added; kernels that wait for each other do not overlap, so those of a second kernel are."""
+    count = len(fma)
+    full = lambda value: np.broadcast_to(np.asarray(value, dtype=float), count)  # noqa: E731
+    terms = {
+        "fma": fma / machine.clock_hz,
+        "issue": issue / machine.clock_hz,
+        "chain": full(chain) / machine.clock_hz,
+        "shared": full(shared) / machine.clock_hz,
+        "memory": full(moved / machine.memory_bandwidth),
+        "launch": full(machine.launch_seconds),
+    }
+    return Estimate(MappingProxyType({**terms, "second launch": full(second) * machine.launch_seconds}), overlapped=tuple(terms))
+
+
+def _fma_cycles(machine: Machine) -> float:
+    """Cycles for which a warp's multiply-add occupies the lanes of its scheduler: 1 with 32 lanes a scheduler, 2 with 16."""
+    return machine.warp_size * machine.schedulers_per_processor / machine.fp32_lanes_per_processor
+
+
+def contraction_bound(rows: Columns, problem: ContractionProblem, machine: Machine, share: float) -> Estimate:
+    """Implicit GEMM: tiles of block_m x block_n, of which `split` blocks each reduce some of the steps of block_k.
+
+    Padding is computed like the rest (rows past the end repeat the last, and the reduction is padded with zeros), so every step of every block is
+    whole. Let s be the steps of a full part and t those of the last. Warp steps of the busiest scheduler, w warps a block, P processors of S
+    schedulers:  max(ceil(ceil(full blocks / P) w / S) s,  ceil(ceil(blocks / P) w / S) t,  ceil(all steps w / (P S))).
+
+    fma: BK TM TN a warp step, 32 lanes a scheduler.  issue: those, one load of at most four elements of shared memory for each four
+    of a thread's BK (TM + TN), and the loads or copies of A and B that fall to every warp; a scheduler issues one instruction a cycle.
+    chain: an element's multiply-adds depend on each other: s BK of them, with the latency of one.  shared: a processor serves one load a cycle (all
+    equal addresses merged), and what is written into the tiles at its bandwidth.  memory: distinct bytes (a stored value counts whole, at most its
+    evaluations).  second launch: of the kernel that adds up the parts of a split without a cluster.
+
+    Worked example, h200: 64 x 64 x 16, thread 4 x 4, m = n = 1024, r = 1024: 256 blocks of 8 warps, two for some processor, 64 steps:
+    ceil(2 * 8 / 4) * 64 * 16 * 16 = 65536 cycles, 33 us; spread evenly it would be 32."""
+    if "block_m" not in rows:
+        return _few_rows_bound(rows, problem, machine, share)
+    bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
+    threads = threads_of(rows)
+    warps = -(-threads // machine.warp_size)
+    places, schedulers = machine.processors, machine.schedulers_per_processor
+    tiles = -(-problem.m // bm) * -(-problem.n // bn) * problem.batch
+    steps_in_all = -(-problem.r // bk)
+    steps = -(-steps_in_all // split)
+    last = np.maximum(steps_in_all - (split - 1) * steps, 0)
+    full = tiles * np.where(last == steps, split, split - 1)
+    block_steps = np.maximum.reduce(
+        [_busiest(full, places) * steps, _busiest(tiles * split, places) * last, _busiest(tiles * steps_in_all, places)]
+    )
+    warp_steps = np.maximum.reduce(
+        [
+            _busiest(_busiest(full, places) * warps, schedulers) * steps,
+            _busiest(_busiest(tiles * split, places) * warps, schedulers) * last,
+            _busiest(tiles * steps_in_all * warps, places * schedulers),
+        ]
+    )
+    products = bk * tm * tn
+    reads = -(-bk * (tm + tn) // WIDEST)
+    fetches = bm * bk // (problem.a.lanes * threads) + bn * bk // (problem.b.lanes * threads)
+    written = (bm + bn) * bk * ELEMENT_BYTES / machine.shared_bytes_per_cycle
+    distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
+    return _estimate(
+        machine,
+        fma=warp_steps * products * _fma_cycles(machine),
+        issue=warp_steps * (products + reads + fetches),
+        chain=steps * bk * machine.fma_latency_cycles,
+        shared=block_steps * (warps * reads + written),
+        moved=share * distinct,
+        second=(split > 1) & (rows["cluster"] == 0),
+    )
+
+
+def _few_rows_bound(rows: Columns, problem: ContractionProblem, machine: Machine, share: float) -> Estimate:
+    """Few rows of m: the products, and one load of at most `lanes` elements of B, spread evenly; no shared memory is certain."""
+    count, split = length(rows), rows["split"]
+    schedulers = machine.processors * machine.schedulers_per_processor
+    products = problem.batch * problem.m * problem.n * problem.r / machine.warp_size / schedulers
+    loads = problem.batch * problem.n * problem.r / (problem.b.lanes * machine.warp_size) / schedulers
+    distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
+    return _estimate(
+        machine,
+        fma=np.full(count, products * _fma_cycles(machine)),
+        issue=np.full(count, products + loads),
+        chain=0.0,
+        shared=0.0,
+        moved=share * distinct,
+        second=split > 1,
+    )
+
+
+def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share: float) -> Estimate:
+    """Direct convolution: a thread computes register_k x register_y x register_x outputs of its block's tile.
+
+    A tile that reaches past the output may leave out what lies outside, so only tiles that lie inside count as whole; all others count by the outputs
+    that they have, in the total. Likewise channels: those that exist. With c channels a part, F filter elements, V outputs a thread:
+
+    fma: c F V a warp.  issue: those, one load of at most four for each four inputs of a channel that a thread's outputs need, and of its
+    register_k F weights.  chain: c F dependent multiply-adds.  memory and launch as in `contraction_bound`."""
+    k, y, x = (rows[f"register_{d}"] * rows[f"warp_{d}"] * rows[f"block_{d}"] for d in "kyx")
+    warps = rows["block_k"] * rows["block_y"] * rows["block_x"]
+    split = rows["split"]
+    steps = -(-problem.channels // rows["channels"])
+    part = np.minimum(-(-steps // split) * rows["channels"], problem.channels)
+    parts = problem.channels // part
+    inside = (problem.outputs // k) * (problem.height // y) * (problem.width // x) * problem.images * problem.groups
+    warps_of_one = _busiest(_busiest(inside * parts, machine.processors) * warps, machine.schedulers_per_processor)
+    filter_size = problem.filter_y * problem.filter_x
+    outputs = rows["register_k"] * rows["register_y"] * rows["register_x"]
+    products = part * filter_size * outputs
+    needed_y = _inputs_needed(rows["register_y"], problem.filter_y, problem.stride_y, problem.dilation_y)
+    needed_x = _inputs_needed(rows["register_x"], problem.filter_x, problem.stride_x, problem.dilation_x)
+    loads = part * (needed_y * needed_x + rows["register_k"] * filter_size) / WIDEST
+    evenly = problem.flops / 2 / machine.warp_size / (machine.processors * machine.schedulers_per_processor)
+    distinct = problem.bytes_read + problem.filter_bytes + problem.bytes_written + problem.epilogue_bytes
+    return _estimate(
+        machine,
+        fma=np.maximum(warps_of_one * products, evenly) * _fma_cycles(machine),
+        issue=np.maximum(warps_of_one * (products + loads), evenly),
+        chain=part * filter_size * machine.fma_latency_cycles,
+        shared=0.0,
+        moved=share * distinct,
+        second=(split > 1) & (rows["cluster"] == 0) & (rows["atomics"] == 0),
+    )
+
+
+def _inputs_needed(outputs: np.ndarray, filter_size: int, stride: int, dilation: int) -> np.ndarray:
+    """Distinct inputs along one dimension that so many neighbouring outputs read; with a dilation at least the larger of outputs and filter."""
+    if dilation > 1:
+        return np.maximum(outputs, filter_size)
+    return np.minimum(outputs * filter_size, (outputs - 1) * stride + filter_size)
+
+
+_BOUNDS: Mapping[type, Callable[[Columns, Any, Machine, float], Estimate]] = MappingProxyType(
+    {ContractionProblem: contraction_bound, DirectProblem: direct_bound}
+)
