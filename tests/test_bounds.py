@@ -7,13 +7,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bench.bounds_check import check, read
 from bench.common import RESULTS
 from bench.layers import LAYERS, layer
 from bench.regions import ranking_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from tilewright.cost.bounds import lower_bound, memory_share, prune
 from tilewright.cost.deepcuts import printed_limit
 from tilewright.hardware import machine
