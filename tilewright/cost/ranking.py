@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
+from tilewright.ir.space import SpaceCounts
 from tilewright.schedule.columns import Columns, length, row
 
 
@@ -23,6 +24,10 @@ class Choice:
     terms: Mapping[str, float]
     rejected: Mapping[str, int]
     candidates: int
+
+    @property
+    def space(self) -> SpaceCounts:
+        return SpaceCounts(self.candidates, self.rejected)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tilewright.ir.computation import Step
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.layout import Layout
+from tilewright.ir.space import SpaceCounts
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Storage:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A region made into kernels. `storage` holds what the region adds beyond graph values: workspaces and packed constants.
+    """A region made into kernels. `storage` holds what the region adds beyond graph values: workspaces and packed constants; `space` counts the
+    candidates among which the schedule was chosen.
 
     The calls run in order, `repeat` times over; kernels with a scalar parameter get the number of the repetition (a scan's step)."""
 
@@ -73,6 +75,7 @@ class Lowered:
     predicted_seconds: float = 0.0
     terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     repeat: int = 1
+    space: SpaceCounts = field(default_factory=SpaceCounts)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tilewright.ir.computation import Computation
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Program, Region, Storage
+from tilewright.ir.space import SpaceCounts
 from tilewright.partition.canonical import canonical, named
 from tilewright.partition.fusion import partition
 from tilewright.partition.joining import RowJudge
@@ -95,7 +96,7 @@ def _lower(region: Region, context: _Context) -> Lowered:
     lowered = lower(*of, choice.schedule)
     said = prediction(choice.seconds, choice.terms, len(lowered.kernels))
     kernels = tuple(replace(kernel, header=f"{kernel.header}\n{said}") for kernel in lowered.kernels)
-    return replace(lowered, kernels=kernels, predicted_seconds=choice.seconds, terms=choice.terms)
+    return replace(lowered, kernels=kernels, predicted_seconds=choice.seconds, terms=choice.terms, space=choice.space)
 
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
@@ -122,6 +123,7 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
         loop.length * sum(part.predicted_seconds for part in steps),
         MappingProxyType({}),
         loop.length,
+        sum((part.space for part in steps), SpaceCounts()),
     )
     before = [replace(lower_region(part, inside), storage=MappingProxyType(storage)) for part in loop.before]
     return [*before, repeated, *(lower_region(part, inside) for part in loop.after)]

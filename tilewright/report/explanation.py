@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tilewright.frontend.imported import unsupported
 from tilewright.ir.layout import Layout
+from tilewright.ir.space import SpaceCounts
 from tilewright.report.figures import program_figures, region_figures
 from tilewright.report.units import scaled, seconds_text
 from tilewright.runtime.executable import Image
@@ -38,12 +39,14 @@ def _totals(image: Image, name: str) -> Iterator[str]:
 
 
 def region_lines(program: LoadableProgram, region: LoadableRegion, number: int) -> Iterator[str]:
-    """One region: its nodes and where they are in the model, schedule, predicted time and its terms, work, layout, reasons."""
+    """One region: its nodes and where they are in the model, schedule, the candidates it was chosen from, predicted time and its terms, work,
+    layout, reasons."""
     repeated = f", repeated {region.repeat} times" if region.repeat > 1 else ""
     yield f"{number}. {region.name}: {region.kind}{repeated}"
     for label, texts in (
         ("nodes", _nodes(program, region)),
         ("schedule", [region.schedule] if region.schedule else []),
+        ("space", _space(region.space)),
         ("time", _time(region)),
         ("work", [_work(program, region)]),
         ("layout", _layouts(program, region)),
@@ -67,6 +70,19 @@ def place_text(place: str) -> str:
     """A node's place without the line of PyTorch's own source that called the operator: the module's name says it better."""
     module, _, line = place.partition(" (")
     return module if module and "/torch/nn/" in line else place
+
+
+def _space(space: SpaceCounts) -> list[str]:
+    """The candidates of the region's schemas, and the first reason why each infeasible one was rejected, the most frequent first. Nothing where there
+    was no choice."""
+    if space.generated < 2:
+        return []
+    reasons = sorted(space.rejected.items(), key=lambda item: (-item[1], item[0]))
+    infeasible = space.generated - space.feasible
+    return [
+        f"{space.generated:,} candidates: {space.feasible:,} feasible, {infeasible:,} rejected",
+        *(f"{count:>9,}  {reason}" for reason, count in reasons),
+    ]
 
 
 def _time(region: LoadableRegion) -> list[str]:

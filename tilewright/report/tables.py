@@ -15,7 +15,7 @@ from tilewright.runtime.verify import Verification
 
 
 def plan_table(image: Image, title: str = "") -> Table:
-    """One row a region, and the totals."""
+    """One row a region, and the totals; "candidates" are the feasible schedules among which one was chosen."""
     program = image.program
     table = Table(title=title or None, show_footer=True)
     total = program_figures(program)
@@ -24,15 +24,16 @@ def plan_table(image: Image, title: str = "") -> Table:
     table.add_column("kind", "regions")
     table.add_column("operators", overflow="fold", ratio=2)
     table.add_column("schedule", overflow="fold", ratio=3)
+    table.add_column("candidates", f"{sum(region.space.feasible for region in program.regions):,}", justify="right", no_wrap=True)
     table.add_column("flop", scaled(total.flops, ""), justify="right", no_wrap=True)
     table.add_column("predicted", seconds_text(predicted), justify="right", no_wrap=True)
     for number, region in enumerate(program.regions, 1):
         operators = ", ".join(_operator(program.nodes[name]) for name in region.nodes)
         flops = region_figures(program, region).flops
         work = scaled(flops, "") if flops else "-"
-        table.add_row(
-            str(number), region.kind, operators or region.name, region.schedule, work, seconds_text(region.predicted_seconds)
-        )
+        candidates = f"{region.space.feasible:,}" if region.space.generated else "-"
+        cells = (str(number), region.kind, operators or region.name, region.schedule, candidates, work, seconds_text(region.predicted_seconds))
+        table.add_row(*cells)
     return table
 
 

@@ -20,6 +20,7 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, Storage
+from tilewright.ir.space import SpaceCounts
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
 
 Weights = dict[str, torch.Tensor]
@@ -158,6 +159,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "reasons": list(region.reasons),
                 "predicted_seconds": float(region.predicted_seconds),
                 "terms": {name: float(seconds) for name, seconds in region.terms.items()},
+                "space": {"feasible": region.space.feasible, "rejected": dict(region.space.rejected)},
             }
             for region in program.regions
         ],
@@ -165,6 +167,16 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
         "storage": {name: _encode_storage(storage) for name, storage in program.storage.items()},
         "aliases": dict(program.aliases),
     }
+
+
+def _decode_space(data: Any) -> SpaceCounts:
+    """Nothing for artifacts made before candidates were counted."""
+    if data is None:
+        return SpaceCounts()
+    space = SpaceCounts(int(data["feasible"]), MappingProxyType({str(reason): int(count) for reason, count in data["rejected"].items()}))
+    if min(space.feasible, *space.rejected.values(), 0) < 0:
+        raise ValueError("a negative number of candidates")
+    return space
 
 
 def decode_program(data: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> LoadableProgram:
@@ -181,6 +193,7 @@ def decode_program(data: Mapping[str, Any], weights: Mapping[str, torch.Tensor])
             tuple(map(str, entry["reasons"])),
             float(entry["predicted_seconds"]),
             MappingProxyType({str(name): float(seconds) for name, seconds in entry["terms"].items()}),
+            _decode_space(entry.get("space")),
         )
         for entry in data["regions"]
     )

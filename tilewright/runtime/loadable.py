@@ -17,6 +17,7 @@ from tilewright.ir.dtypes import size_of
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Call, Program, Storage
+from tilewright.ir.space import SpaceCounts
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class LoadableRegion:
     reasons: tuple[str, ...] = ()
     predicted_seconds: float = 0.0
     terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    space: SpaceCounts = field(default_factory=SpaceCounts)
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def loadable(program: Program) -> LoadableProgram:
                 region.reasons,
                 lowered.predicted_seconds,
                 MappingProxyType(dict(lowered.terms)),
+                lowered.space,
             )
         )
     result = LoadableProgram(

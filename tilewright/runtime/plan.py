@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilewright.ir.space import SpaceCounts
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.memory_plan import MemoryPlan
 
@@ -12,7 +13,7 @@ from tilewright.runtime.memory_plan import MemoryPlan
 @dataclass(frozen=True)
 class PlanRow:
     """One region. `nodes` are (node name, operator, place in the user's model); `terms` are the named parts of the
-    prediction, seconds."""
+    prediction, seconds; `space` counts the candidates that were considered."""
 
     name: str
     kind: str
@@ -23,6 +24,7 @@ class PlanRow:
     terms: Mapping[str, float]
     kernels: tuple[str, ...]
     repeat: int
+    space: SpaceCounts
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def plan_of(program: LoadableProgram, memory: MemoryPlan | None = None) -> Plan:
             region.terms,
             tuple(call.kernel for call in region.calls),
             region.repeat,
+            region.space,
         )
         for region in program.regions
     )

@@ -1,0 +1,75 @@
+"""Counts of candidates: from the choice through the program and a saved artifact to the explanation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_artifact import rewrite_manifest
+from torch import nn
+
+import tilewright
+from bench.regions import convolution_region
+from tilewright.cost.gpu_choice import rank
+from tilewright.errors import InvalidArtifact
+from tilewright.hardware import machine
+from tilewright.ir.space import SpaceCounts
+from tilewright.report.explanation import explanation
+from tilewright.report.tables import plan_table
+from tilewright.runtime import artifact
+
+
+def test_counts_add_up() -> None:
+    total = SpaceCounts(2, {"a": 1, "b": 3}) + SpaceCounts(5, {"b": 4})
+    assert total == SpaceCounts(7, {"a": 1, "b": 7}) and total.generated == 15
+    assert SpaceCounts().generated == 0
+
+
+@pytest.fixture(scope="module")
+def executable() -> tilewright.Executable:
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten())
+    return tilewright.compile(model, (torch.randn(1, 8, 12, 12),), target="h200")
+
+
+def test_an_explanation_shows_what_the_ranking_counted(executable: tilewright.Executable) -> None:
+    shape = {"outputs": 16, "channels": 8, "height": 12, "width": 12, "filter": 3, "stride": 1}
+    region, layouts, values = convolution_region(shape)
+    ranking = rank(region, layouts, values, frozenset({"w"}), machine("h200"))
+    row = next(row for row in executable.plan.rows if row.kind == "contraction")
+    assert row.space == SpaceCounts(ranking.candidates, ranking.rejected)
+    text = explanation(executable.image)
+    infeasible = sum(ranking.rejected.values())
+    assert f"{ranking.candidates + infeasible:,} candidates: {ranking.candidates:,} feasible, {infeasible:,} rejected" in text
+    assert all(f"{count:,}  {reason}" in text for reason, count in ranking.rejected.items())
+
+
+def test_counts_travel_with_an_artifact(executable: tilewright.Executable, tmp_path: Path) -> None:
+    executable.save(tmp_path / "model")
+    image = artifact.read(tmp_path / "model")
+    assert [region.space for region in image.program.regions] == [row.space for row in executable.plan.rows]
+    assert explanation(image) == explanation(executable.image)
+    assert f"{executable.plan.rows[0].space.feasible:,}" in [*plan_table(image).columns[4].cells]
+
+
+def test_artifacts_without_counts_still_load(executable: tilewright.Executable, tmp_path: Path) -> None:
+    executable.save(tmp_path / "model")
+    rewrite_manifest(tmp_path / "model", lambda m: [region.pop("space") for region in m["program"]["regions"]])
+    image = artifact.read(tmp_path / "model")
+    assert all(region.space == SpaceCounts() for region in image.program.regions)
+    assert " feasible" not in explanation(image)
+
+
+def test_wrong_counts_are_refused(executable: tilewright.Executable, tmp_path: Path) -> None:
+    executable.save(tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "manifest.json").read_text())["program"]["regions"][0]["space"]["feasible"] > 0
+    rewrite_manifest(tmp_path / "model", lambda m: m["program"]["regions"][0].update(space={"feasible": -1, "rejected": {}}))
+    with pytest.raises(InvalidArtifact, match="negative"):
+        artifact.read(tmp_path / "model")
+
+
+def test_a_loop_counts_the_spaces_of_its_steps() -> None:
+    executable = tilewright.compile(nn.LSTM(8, 8), (torch.randn(3, 1, 8),))
+    loop = next(row for row in executable.plan.rows if row.repeat > 1)
+    assert loop.space.feasible > 1

@@ -1,0 +1,26 @@
+"""What became of the candidates of a region's space of schedules: how many were feasible, and how many were rejected for which reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class SpaceCounts:
+    """Candidates of a region. Without any, nothing was chosen: an alias, a region that runs through PyTorch, an artifact made before counts were."""
+
+    feasible: int = 0
+    rejected: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """A candidate counts for the first reason that holds."""
+
+    @property
+    def generated(self) -> int:
+        return self.feasible + sum(self.rejected.values())
+
+    def __add__(self, other: SpaceCounts) -> SpaceCounts:
+        rejected = Counter(self.rejected)
+        rejected.update(other.rejected)
+        return SpaceCounts(self.feasible + other.feasible, MappingProxyType(dict(rejected)))
