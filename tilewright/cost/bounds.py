@@ -1,8 +1,8 @@
 """Times that no kernel of a GPU schedule can beat: true lower bounds for whole columns of candidates, and pruning by them.
 
-A bound is the largest of named terms, each of which holds alone, and one launch more where a second kernel follows. Rates are the machine's
-peaks at its highest clock, never what something was seen to sustain; work that might be avoided (reads that a cache may serve, addresses,
-conflicts of banks, barriers) counts as nothing.
+A bound is the largest of named terms, each of which holds alone. Rates are the machine's peaks at its highest clock, never what something was
+seen to sustain; work that might be avoided (reads that a cache may serve, addresses, conflicts of banks, barriers) counts as nothing. Kernels that
+wait for each other do not overlap: what another kernel takes at least is part of every term of this one, but not of what memory moves for both.
 
 Work is given to processors in whole blocks, and to schedulers in whole warps, which stay where they started. So of u units of work on p
 places some place does ceil(u / p) of them (the pigeonhole principle); `_busiest` applies it. DeepCuts (PLDI 2021, section 4) multiplies ratios
@@ -33,7 +33,7 @@ WIDEST = 4
 
 
 def lower_bound(rows: Columns, problem: Any, machine: Machine, rotated_bytes: float = 0.0) -> Estimate:
-    """Seconds below which no call under these candidates runs, in a chain of dependent kernels: the longest overlapped term, and "second launch".
+    """Seconds below which no call under these candidates runs, in a chain of dependent kernels: the longest of the terms.
 
     `rotated_bytes`: bytes that are touched between two calls with the same buffers, those of one call included; where that is more than level 2
     holds, at least the share 1 - level 2 / rotated of them goes through memory. 0: everything may already be in level 2.
@@ -80,23 +80,23 @@ def _estimate(
     chain: np.ndarray | float,
     shared: np.ndarray | float,
     moved: float,
-    second: np.ndarray,
+    others: np.ndarray,
 ) -> Estimate:
-    """From cycles, and bytes through memory, to seconds; `second`: whether another kernel follows.
+    """From cycles, and bytes through memory, to seconds; `others`: what the call's other kernels take at least.
 
-    launch: a kernel in a chain of dependent ones takes no less than an empty one there (`Machine.launch_seconds`, measured). Work may overlap the
-    launch, so the two are not added; kernels that wait for each other do not overlap, so those of a second kernel are."""
+    launch: a kernel in a chain of dependent ones takes no less than an empty one there (`Machine.launch_seconds`, measured). Its work may overlap
+    the launch, so the two are not added."""
     count = len(fma)
     full = lambda value: np.broadcast_to(np.asarray(value, dtype=float), count)  # noqa: E731
     terms = {
-        "fma": fma / machine.clock_hz,
-        "issue": issue / machine.clock_hz,
-        "chain": full(chain) / machine.clock_hz,
-        "shared": full(shared) / machine.clock_hz,
+        "fma": fma / machine.clock_hz + others,
+        "issue": issue / machine.clock_hz + others,
+        "chain": full(chain) / machine.clock_hz + others,
+        "shared": full(shared) / machine.clock_hz + others,
         "memory": full(moved / machine.memory_bandwidth),
-        "launch": full(machine.launch_seconds),
+        "launch": machine.launch_seconds + others,
     }
-    return Estimate(MappingProxyType({**terms, "second launch": full(second) * machine.launch_seconds}), overlapped=tuple(terms))
+    return Estimate(MappingProxyType(terms), overlapped=tuple(terms))
 
 
 def _fma_cycles(machine: Machine) -> float:
@@ -115,7 +115,7 @@ def contraction_bound(rows: Columns, problem: ContractionProblem, machine: Machi
     of a thread's BK (TM + TN), and the loads or copies of A and B that fall to every warp; a scheduler issues one instruction a cycle.
     chain: an element's multiply-adds depend on each other: s BK of them, with the latency of one.  shared: a processor serves one load a cycle (all
     equal addresses merged), and what is written into the tiles at its bandwidth.  memory: distinct bytes (a stored value counts whole, at most its
-    evaluations).  second launch: of the kernel that adds up the parts of a split without a cluster.
+    evaluations).  A split without a cluster needs a second kernel, and so a launch more.
 
     Worked example, h200: 64 x 64 x 16, thread 4 x 4, m = n = 1024, r = 1024: 256 blocks of 8 warps, two for some processor, 64 steps:
     ceil(2 * 8 / 4) * 64 * 16 * 16 = 65536 cycles, 33 us; spread evenly it would be 32."""
@@ -152,7 +152,7 @@ def contraction_bound(rows: Columns, problem: ContractionProblem, machine: Machi
         chain=steps * bk * machine.fma_latency_cycles,
         shared=block_steps * (warps * reads + written),
         moved=share * distinct,
-        second=(split > 1) & (rows["cluster"] == 0),
+        others=machine.launch_seconds * ((split > 1) & (rows["cluster"] == 0)),
     )
 
 
@@ -170,7 +170,7 @@ def _few_rows_bound(rows: Columns, problem: ContractionProblem, machine: Machine
         chain=0.0,
         shared=0.0,
         moved=share * distinct,
-        second=split > 1,
+        others=machine.launch_seconds * (split > 1),
     )
 
 
@@ -205,7 +205,7 @@ def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share:
         chain=part * filter_size * machine.fma_latency_cycles,
         shared=0.0,
         moved=share * distinct,
-        second=(split > 1) & (rows["cluster"] == 0) & (rows["atomics"] == 0),
+        others=machine.launch_seconds * ((split > 1) & (rows["cluster"] == 0) & (rows["atomics"] == 0)),
     )
 
 
