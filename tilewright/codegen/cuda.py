@@ -20,7 +20,7 @@ from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printe
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, select, walk
-from tilewright.ir.kernel import Allocate, Buffer, Copy, For, Kernel, Store, statements
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, Copy, For, Kernel, Store, statements
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -112,6 +112,23 @@ def _asynchronous_copy(count: int) -> Helper:
     )
 
 
+def _atomic_add(lanes: int) -> Helper:
+    """Adds each lane; as one transaction where the machine has one for vectors (PTX: red, compute capability 9.0)."""
+    fields = [f"value.{component}" for component in _COMPONENTS[:lanes]]
+    inputs = ", ".join(f'"f"({field})' for field in fields)
+    places = ", ".join(f"%{i + 1}" for i in range(lanes))
+    apart = " ".join(f"atomicAdd(target + {i}, {field});" for i, field in enumerate(fields))
+    return Helper(
+        f"""static __device__ __forceinline__ void tw_atomic_add{lanes}(float *target, float{lanes} value) {{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v{lanes}.f32 [%0], {{{places}}};" :: "l"(__cvta_generic_to_global(target)), {inputs} : "memory");
+#else
+    {apart}
+#endif
+}}"""
+    )
+
+
 def _cluster_load(lanes: int) -> Helper:
     """Reads shared memory of the block of a rank in the cluster."""
     kind = "float" if lanes == 1 else f"float{lanes}"
@@ -134,6 +151,7 @@ _BUILTIN: Mapping[str, Helper] = {
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_copy{count}": _asynchronous_copy(count) for count in (4, 8, 16)},
+    **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
     **{f"tw_cluster_load{lanes}": _cluster_load(lanes) for lanes in (1, 2, 4)},
 }
 _HELPERS = HelperTable(_BUILTIN, CUDA_TYPES, "static __device__ __forceinline__")
@@ -257,6 +275,14 @@ class CudaPrinter(Printer):
         else:
             target = self.vector_place(statement.buffer, statement.offset, value.lanes, True)
             self.line(f"{target.text} = {self.text(value)};")
+
+    def atomic_add(self, root: AtomicAdd) -> None:
+        self.prepare(root.offset, root.value)
+        target, buffer = self.buffer(root.buffer)
+        assert buffer.space == "global" and buffer.dtype == "f32", "atomic additions are to float32 in global memory"
+        lanes = root.value.lanes
+        function = self.need(f"tw_atomic_add{lanes}") if lanes > 1 else "atomicAdd"
+        self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {self.text(root.value)});")
 
     def copy(self, root: Copy) -> None:
         condition, source = copied(root)

@@ -6,7 +6,7 @@ The kernel becomes C with a check on every access, which is compiled (unoptimise
 - reads of what an asynchronous copy writes before it was waited for, and races with its arrival;
 - reads of shared and register elements, and of elements of output buffers, that were not written before;
 - races: two threads of a block touch the same element of shared or global memory between two barriers, or two blocks the same element of
-  global memory, and one of them writes; in CPU kernels two iterations of a parallel loop;
+  global memory, and one of them writes (atomic additions may meet one another, and nothing else); in CPU kernels two iterations of a parallel loop;
 - vectors that are not aligned to their size (GPU);
 - barriers that some threads of a block do not reach, or reach another number of times; stores to parameters that are not writable.
 
@@ -40,7 +40,23 @@ from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
-from tilewright.ir.kernel import Allocate, Barrier, Block, Buffer, ClusterBarrier, Copy, For, If, Kernel, Let, Prefetch, Statement, Store, statements
+from tilewright.ir.kernel import (
+    Allocate,
+    AtomicAdd,
+    Barrier,
+    Block,
+    Buffer,
+    ClusterBarrier,
+    Copy,
+    For,
+    If,
+    Kernel,
+    Let,
+    Prefetch,
+    Statement,
+    Store,
+    statements,
+)
 
 _FLAGS = ("-O1", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")
 _FAULTS = 64  # as TW_FAULTS in interpreter_runtime.h
@@ -85,7 +101,7 @@ class CheckedPrinter(CPrinter):
         self.setup: list[str] = []
         self.kept: list[list[str]] = []  # for each open region: what a thread's piece declares at its beginning
         self.parallel = False
-        self.stored = {s.buffer for s in statements(kernel.body) if isinstance(s, (Store, Copy))}
+        self.stored = {s.buffer for s in statements(kernel.body) if isinstance(s, (Store, Copy, AtomicAdd))}
 
     # --- storage ---
 
@@ -177,6 +193,16 @@ class CheckedPrinter(CPrinter):
         pointer = kind if value.lanes == 1 else f"{kind}_u"
         name = self.fresh("value")
         self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_write(s, {text}, {self.text(statement.offset)}, {value.lanes}) = {name};")
+
+    def atomic_add(self, root: AtomicAdd) -> None:
+        self.prepare(root.offset, root.value)
+        text, buffer = self.buffer(root.buffer)
+        value, lanes = root.value, root.value.lanes
+        kind = c_type(buffer.dtype) if lanes == 1 else self.type_name(value.dtype, lanes)
+        pointer = kind if lanes == 1 else f"{kind}_u"
+        code = self.expression(value)
+        name = self.fresh("value")
+        self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_atomic(s, {text}, {self.text(root.offset)}, {lanes}) += {name};")
 
     def copy(self, root: Copy) -> None:
         self.prepare(root.offset, root.value)
@@ -502,10 +528,10 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
     where = f"{buffer.space} buffer {buffer.name} ({buffer.size} elements) at offset {offset}" + (f", {lanes} lanes" if lanes > 1 else "")
     text = f"{kernel.name}: {_KINDS[kind]}: {who} {deed} {where}"
     if _KINDS[kind] == "race":
-        doer = "several threads touch" if other == -2 else f"{_person(kernel)} {other} touches"
+        doer = "several threads touch" if other < -1 else f"{_person(kernel)} {other} touches"
         return f"{text}, which {doer} without a barrier between"
     if _KINDS[kind] == "race between blocks":
-        doer = "several blocks touch" if other == -2 else f"block {other} touches"
+        doer = "several blocks touch" if other < -1 else f"block {other} touches"
         return f"{text}, which {doer} in the same launch"
     return text
 

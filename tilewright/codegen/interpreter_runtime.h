@@ -5,7 +5,7 @@
 #include <string.h>
 
 enum { TW_OUT_OF_BOUNDS, TW_UNINITIALISED, TW_RACE, TW_BLOCK_RACE, TW_MISALIGNED, TW_DIVERGENCE, TW_READ_ONLY };
-enum { TW_FAULTS = 64, TW_NOBODY = -1, TW_SEVERAL = -2 };
+enum { TW_FAULTS = 64, TW_NOBODY = -1, TW_SEVERAL = -2, TW_ATOMIC = -3 };
 
 typedef struct {
     int64_t kind, buffer, offset, lanes, block, thread, other, writes;
@@ -123,6 +123,39 @@ static void *tw_write(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
     if (b->shadow)
         for (int64_t i = 0; i < lanes; ++i)
             tw_check_write(s, b, offset + i);
+    return b->data + offset * b->bytes;
+}
+
+/* Atomic additions of several threads or blocks may meet; what else touches the element may not. */
+static void tw_check_atomic(tw_state *s, const tw_buffer *b, int64_t offset) {
+    tw_shadow *e = b->shadow + offset;
+    const int32_t me = (int32_t)s->thread;
+    if (e->written == s->epoch && e->writer != me && e->writer != TW_ATOMIC)
+        tw_report(s, TW_RACE, b->id, offset, 1, e->writer, 1);
+    else if (e->read == s->epoch && e->reader != me)
+        tw_report(s, TW_RACE, b->id, offset, 1, e->reader, 1);
+    e->written = s->epoch;
+    e->writer = TW_ATOMIC;
+    if (b->global) {
+        if (e->writing_block != TW_NOBODY && e->writing_block != s->block && e->writing_block != TW_ATOMIC)
+            tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 1);
+        else if (e->reading_block != TW_NOBODY && e->reading_block != s->block)
+            tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->reading_block, 1);
+        e->writing_block = TW_ATOMIC;
+    }
+}
+
+static void *tw_atomic(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {
+    if (!b->writable)
+        tw_report(s, TW_READ_ONLY, b->id, offset, lanes, 0, 1);
+    if (tw_refused(s, b, offset, lanes, 1) || !b->writable)
+        return memset(s->scratch, 0, sizeof s->scratch);
+    for (int64_t i = 0; i < lanes; ++i) {
+        if (b->set && !b->set[offset + i])
+            tw_report(s, TW_UNINITIALISED, b->id, offset + i, lanes, 0, 0);
+        if (b->shadow)
+            tw_check_atomic(s, b, offset + i);
+    }
     return b->data + offset * b->bytes;
 }
 

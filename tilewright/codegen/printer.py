@@ -19,6 +19,7 @@ from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, range_of, walk
 from tilewright.ir.kernel import (
     Allocate,
+    AtomicAdd,
     AwaitCopies,
     Barrier,
     Block,
@@ -420,6 +421,8 @@ class Printer(ABC):
         elif isinstance(root, Store):
             self.prepare(root.offset, root.value)
             self.store(root)
+        elif isinstance(root, AtomicAdd):
+            self.atomic_add(root)
         elif isinstance(root, Allocate):
             self.allocate(root.buffer)
         elif isinstance(root, For):
@@ -447,6 +450,9 @@ class Printer(ABC):
 
     def prefetch(self, root: Prefetch) -> None:  # noqa: B027 - overridden where the language has one
         """A hint; a language without one leaves it out."""
+
+    def atomic_add(self, root: AtomicAdd) -> None:
+        raise ValueError("this language has no atomic additions")
 
     def copy(self, root: Copy) -> None:
         raise ValueError("this language has no asynchronous copies")

@@ -5,7 +5,7 @@ Grammar::
     Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
               | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Prefetch(buffer, offset) | Comment(text)
-              | Copy(buffer, offset, value) | CommitCopies() | AwaitCopies(pending) | ClusterBarrier()
+              | Copy(buffer, offset, value) | CommitCopies() | AwaitCopies(pending) | ClusterBarrier() | AtomicAdd(buffer, offset, value)
 
 Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
 `thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Frozen and cheap: built for each candidate lowered.
@@ -50,6 +50,15 @@ class Let:
 @dataclass(frozen=True)
 class Store:
     """buffer[offset : offset + value.lanes] = value"""
+
+    buffer: str
+    offset: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class AtomicAdd:
+    """buffer[offset : offset + value.lanes] += value, each element by itself, in global memory; other threads may add to it at the same time."""
 
     buffer: str
     offset: Expr
@@ -129,7 +138,9 @@ class Comment:
     text: str
 
 
-Statement: TypeAlias = Block | Let | Store | Allocate | For | If | Barrier | Prefetch | Copy | CommitCopies | AwaitCopies | ClusterBarrier | Comment
+Statement: TypeAlias = (
+    Block | Let | Store | AtomicAdd | Allocate | For | If | Barrier | Prefetch | Copy | CommitCopies | AwaitCopies | ClusterBarrier | Comment
+)
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,7 @@ def expressions(root: Statement) -> Iterator[Expr]:
     for statement in statements(root):
         if isinstance(statement, Let):
             yield statement.value
-        elif isinstance(statement, (Store, Copy)):
+        elif isinstance(statement, (Store, Copy, AtomicAdd)):
             yield statement.offset
             yield statement.value
         elif isinstance(statement, Prefetch):
@@ -204,7 +215,7 @@ def map_expressions(root: Statement, change: Callable[[Expr], Expr], buffer: Cal
         return Block(tuple(map_expressions(statement, change, buffer) for statement in root.statements))
     if isinstance(root, Let):
         return Let(root.variable, change(root.value))
-    if isinstance(root, (Store, Copy)):
+    if isinstance(root, (Store, Copy, AtomicAdd)):
         return type(root)(buffer(root.buffer), change(root.offset), change(root.value))
     if isinstance(root, Prefetch):
         return Prefetch(buffer(root.buffer), change(root.offset))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -61,13 +61,25 @@ class ProductForm:
 
 
 def product_form(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    order: Sequence[Var] | None = None,
+    apart: frozenset[Var] = frozenset(),
 ) -> ProductForm:
-    """Raises Unsuitable where the region is not one sum of products with at most one map behind it."""
+    """The form of a region; `order` is that in which its reduced axes are added up and packed, where it is not their own, and the axes `apart` are
+    never merged with others.
+
+    Raises:
+        Unsuitable: where the region is not one sum of products with at most one map behind it.
+    """
     step, element, index, row_stages = _chain(region)
     found = anchor(region.steps, constants)
     if found is None:
         raise Unsuitable(f"the sum of region {region.name} is not a matrix product")
+    if order is not None:
+        found = replace(found, r=tuple(order))
     output = region.outputs[0]
     b, storage = _packed(region, found, values, constants)
     layouts = {**layouts, **{name: item.layout for name, item in storage.items()}}
@@ -87,10 +99,10 @@ def product_form(
     n = storage_order([axis for axis in found.n if axis.extent != 1], offset)
     bodies = [substitute(_without_index(flat(stage.body, layouts, values), step), ones) for stage in row_stages]
     expressions: tuple[Expr, ...] = (a_flat, b_flat, element, offset, *bodies)
-    m, expressions = merge_axes(m, expressions)
+    m, expressions = merge_axes(m, expressions, lambda outer, inner: not {outer, inner} & apart)
     n, expressions = merge_axes(n, expressions)
     batch, expressions = merge_axes(batch, expressions)
-    r, expressions = merge_axes([axis for axis in found.r if axis.extent != 1], expressions)
+    r, expressions = merge_axes([axis for axis in found.r if axis.extent != 1], expressions, lambda outer, inner: not {outer, inner} & apart)
     a_flat, b_flat, element, offset, *bodies = expressions
     row_stages = tuple(replace(stage, body=body) for stage, body in zip(row_stages, bodies, strict=True))
     # Behind another axis of n the padding would lie between columns that tiles count as neighbours.

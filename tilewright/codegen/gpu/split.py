@@ -1,0 +1,161 @@
+"""A reduction that several blocks share: one kernel as a cluster, parts that a second kernel adds in order, or atomic additions to one sum.
+
+Atomic additions meet in no fixed order, so results may differ in their last bits from run to run: only where a caller asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from tilewright.codegen.assemble import assemble
+from tilewright.codegen.describe import problem
+from tilewright.codegen.gpu.map import lower_map, map_form
+from tilewright.codegen.gpu.product import ProductForm, product_form
+from tilewright.codegen.gpu.window import lower_window, window_form
+from tilewright.graph.contraction import contraction
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Const, Expr, Load, Var, loads, rewrite
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Block, Kernel, Launch
+from tilewright.ir.layout import Layout, permuted
+from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
+from tilewright.schedule.gpu_map import MapSchedule
+from tilewright.schedule.gpu_window import WindowSchedule
+
+
+class SplitSchedule(Protocol):
+    """What a schedule says of its split; one without `cluster` or `atomics` does neither."""
+
+    @property
+    def split(self) -> int: ...
+
+
+def in_one_or_two(
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    schedule: SplitSchedule,
+    lower: Callable[[ProductForm], tuple[Block, Launch]],
+    form_of: Callable[..., ProductForm] = product_form,
+    occupancy: Callable[[ProductForm], int] = lambda form: 1,
+) -> Lowered:
+    """One kernel that stores the region's output; with a split reduction one that stores parts and one that adds them in order, or with `atomics`
+    one that stores zeros, one that adds to them, and one for what follows the sum.
+
+    `lower` makes the body for a form, whose offset knows a variable `part` where it stores parts; `occupancy` says how many blocks of it to ask
+    for a processor."""
+    cluster = bool(getattr(schedule, "cluster", 0))
+
+    def assembled(part: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> tuple[ProductForm, Kernel, Call]:
+        form = form_of(part, layouts, values, constants)
+        body, launch = lower(form)
+        kernel, names = assemble(
+            region.kind,
+            body,
+            form.layouts,
+            {name: value.dtype for name, value in form.values.items()},
+            (form.output,),
+            header=f"{problem(part, constants)}\n{schedule}",
+            roles={**{load.buffer: "A" for load in loads(form.a)}, **{load.buffer: "B" for load in loads(form.b)}},
+            launch=launch,
+            blocks_per_processor=occupancy(form),
+            cluster=schedule.split if cluster else 1,
+        )
+        return form, kernel, Call(kernel.name, names)
+
+    if schedule.split == 1 or cluster:
+        form, kernel, call = assembled(region, layouts, values)
+        return Lowered(region, str(schedule), (kernel,), (call,), form.storage)
+    if getattr(schedule, "atomics", 0):
+        first, after, work = summed_regions(region, constants)
+        layouts, values = _with(layouts, values, work)
+        zeroing = _mapped(_zeroing(first, layouts), layouts, values, machine)
+        form, kernel, call = assembled(first, layouts, values)
+        second = _mapped(after, layouts, values, machine) if after is not None else None
+    else:
+        first, adding, work = split_regions(region, constants, schedule.split)
+        layouts, values = _with(layouts, values, work)
+        zeroing = None
+        form, kernel, call = assembled(first, layouts, values)
+        threads = 64 if _elements(work) // schedule.split < 64 * 4 * machine.processors else 256
+        lanes = window_form(adding, layouts, values, frozenset()).problem.lanes
+        second = lower_window(adding, layouts, values, frozenset(), machine, WindowSchedule(threads, 1, lanes))
+    kernels, calls = (kernel,), (call,)
+    if zeroing is not None:
+        kernels, calls = (*zeroing.kernels, *kernels), (*zeroing.calls, *calls)
+    if second is not None:
+        kernels, calls = (*kernels, *second.kernels), (*calls, *second.calls)
+    return Lowered(region, str(schedule), kernels, calls, {**form.storage, **work})
+
+
+def split_regions(region: Region, constants: frozenset[str], split: int) -> tuple[Region, Region, dict[str, Storage]]:
+    """A region that stores partial sums [split, batch, m, n], one that adds them up and stores the region's element, and the workspace."""
+    step = region.steps[0]
+    name = f"{region.name}#parts"
+    part = Var("part", split)
+    shape = (split, *(axis.extent or 1 for axis in step.axes))
+    order = [0, *(1 + place for place in _order(region, constants))]
+    work = Storage(Value(name, shape, "f32"), permuted(shape, order))
+    first = replace(region, steps=(replace(step, index=(part, *step.axes)),), outputs=(name,))
+    body = Load(name, (part, *step.axes), "f32")
+    second = replace(region, kind="window", steps=(replace(step, bodies=(body,), reduction=(part,)), *region.steps[1:]))
+    return first, second, {name: work}
+
+
+def summed_regions(region: Region, constants: frozenset[str]) -> tuple[Region, Region | None, dict[str, Storage]]:
+    """A region that stores the bare sum [batch, m, n], one that does the map behind it, and the workspace; without a map the sum is the output."""
+    if len(region.steps) == 1:
+        return region, None, {}
+    step, last = region.steps[0], region.steps[-1]
+    if len(region.steps) > 2 or last.kind != "map":
+        raise Unsuitable(f"rows of region {region.name} are reduced, whose sums blocks cannot share")
+    name = f"{region.name}#sum"
+    shape = tuple(axis.extent or 1 for axis in step.axes)
+    work = Storage(Value(name, shape, "f32"), permuted(shape, _order(region, constants)))
+    first = replace(region, steps=(replace(step, index=step.axes),), outputs=(name,))
+
+    def stored(node: Expr) -> Expr:
+        return replace(node, buffer=name) if isinstance(node, Load) and node.buffer == step.name else node
+
+    after = replace(last, bodies=tuple(rewrite(body, stored) for body in last.bodies))
+    return first, replace(region, kind="map", steps=(after,)), {name: work}
+
+
+def _order(region: Region, constants: frozenset[str]) -> list[int]:
+    """Places of the sum's axes in the order batch, m, n."""
+    step = region.steps[0]
+    found = contraction(step, constants)
+    if found is None:
+        raise Unsuitable(f"the sum of region {region.name} is not a matrix product")
+    return [step.axes.index(axis) for axis in (*found.batch, *found.m, *found.n)]
+
+
+def _zeroing(region: Region, layouts: Mapping[str, Layout]) -> Region:
+    """Stores zeros where the region stores its sum."""
+    step = region.steps[0]
+    zeros = Step("zeros", step.shape, step.axes, (Const(0.0, "f32"),), index=step.index)
+    return replace(region, kind="map", steps=(zeros,), inputs=())
+
+
+def _mapped(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
+    """A map in vectors as wide as its accesses allow, one a thread."""
+    lanes = map_form(region, layouts, values).problem.lanes
+    return lower_map(region, layouts, values, frozenset(), machine, MapSchedule(256, 1, lanes))
+
+
+def _with(
+    layouts: Mapping[str, Layout], values: Mapping[str, Value], work: Mapping[str, Storage]
+) -> tuple[dict[str, Layout], dict[str, Value]]:
+    return (
+        {**layouts, **{name: item.layout for name, item in work.items()}},
+        {**values, **{name: item.value for name, item in work.items()}},
+    )
+
+
+def _elements(work: Mapping[str, Storage]) -> int:
+    return sum(item.value.elements for item in work.values())
