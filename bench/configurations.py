@@ -1,0 +1,113 @@
+"""How many configurations each layer has: generated, rejected by reason, feasible, and the time it takes (CNNOpt's table 3).
+
+    python -m bench.configurations [--target h200]
+
+Counts are of the space as the compiler ranks it, one schema after the other; a candidate that is rejected counts for the first reason that holds.
+The paper's numbers are of its own two schemas on other machines. Milliseconds: the median of generating, pruning and predicting a layer's whole
+space and finding the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.common import write_results
+from bench.layers import LAYERS, layer
+from bench.regions import ranking_of
+from tilewright.cost.ranking import Part, Ranking
+from tilewright.hardware import machine as find_machine
+from tilewright.schedule.columns import length
+
+PAPER = MappingProxyType({
+    "D1": 842, "D2": 2494, "D3": 2300, "D4": 708, "D5": 708, "D6": 708, "Y0": 368, "Y2": 321, "Y4": 1387, "Y8": 802, "Y12": 321, "Y18": 52,
+    "R1": 423, "R2": 2429, "R4": 1398, "R6": 2161, "R7": 876, "R9": 1017, "R10": 150, "R12": 159,
+})  # fmt: skip
+"""CNNOpt (PACT 2022), table 3."""
+FIRST = "contraction"
+"""The schema whose reasons have no prefix."""
+
+
+def schema(part: Part) -> str:
+    """ContractionSchedule gives "contraction"."""
+    return str(part.schedule.__name__).removesuffix("Schedule").lower()
+
+
+def counts(ranking: Ranking) -> dict[str, dict[str, Any]]:
+    """For each schema what was generated, rejected by reason, and is feasible."""
+    feasible = Counter({schema(part): length(part.rows) for part in ranking.parts})
+    rejected: dict[str, Counter[str]] = {name: Counter() for name in feasible}
+    for text, count in ranking.rejected.items():
+        name, colon, reason = text.partition(": ")
+        if not colon:
+            name, reason = FIRST, text
+        rejected.setdefault(name, Counter())[reason] += count
+    return {
+        name: {"generated": feasible[name] + sum(reasons.values()), "feasible": feasible[name], "rejected": dict(reasons)}
+        for name, reasons in rejected.items()
+    }
+
+
+def measured(shape: Mapping[str, Any], target: str, repeats: int) -> dict[str, Any]:
+    """Counts and milliseconds of one layer."""
+    machine = find_machine(target)
+    ranking = ranking_of(shape, machine)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        ranking_of(shape, machine).first()
+        times.append(time.perf_counter() - start)
+    return {"layer": shape["name"], "schemas": counts(ranking), "paper": PAPER[str(shape["name"])], "milliseconds": statistics.median(times) * 1e3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", default="h200")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--layers", default=",".join(LAYERS))
+    parser.add_argument("--name", default="", help="of the result file; default: configurations_TARGET")
+    options = parser.parse_args()
+    results = [measured(layer(name), options.target, options.repeats) for name in options.layers.split(",")]
+    print(write_results(options.name or f"configurations_{options.target}", vars(options), results))
+    console = Console(width=170)
+    console.print(layer_table(results))
+    console.print(reason_table(results))
+
+
+def layer_table(results: list[dict[str, Any]]) -> Table:
+    """One row a layer: feasible of generated, by schema and in all."""
+    schemas = list(dict.fromkeys(name for result in results for name in result["schemas"]))
+    table = Table(title="feasible of generated")
+    for heading in ("layer", *schemas, "in all", "paper", "ms"):
+        table.add_column(heading, justify="left" if heading == "layer" else "right")
+    for result in results:
+        found = result["schemas"]
+        cells = [f"{found[name]['feasible']:,} of {found[name]['generated']:,}" if name in found else "-" for name in schemas]
+        total = [sum(entry[kind] for entry in found.values()) for kind in ("feasible", "generated")]
+        table.add_row(result["layer"], *cells, f"{total[0]:,} of {total[1]:,}", f"{result['paper']:,}", f"{result['milliseconds']:.1f}")
+    return table
+
+
+def reason_table(results: list[dict[str, Any]]) -> Table:
+    """Candidates rejected for each reason, over all layers."""
+    total: Counter[tuple[str, str]] = Counter()
+    for result in results:
+        for name, entry in result["schemas"].items():
+            total.update({(name, reason): count for reason, count in entry["rejected"].items()})
+    table = Table("schema", "rejected because", title="rejected, all layers")
+    table.add_column("candidates", justify="right")
+    for (name, reason), count in sorted(total.items(), key=lambda item: (item[0][0], -item[1])):
+        table.add_row(name, reason, f"{count:,}")
+    return table
+
+
+if __name__ == "__main__":
+    main()
