@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 
 from bench.configurations import PAPER, counts, layer_table, measured, reason_table
@@ -22,7 +24,7 @@ def test_counts_are_those_of_the_ranking() -> None:
 def test_tables() -> None:
     assert set(PAPER) == set(LAYERS)
     results = [measured(layer(name), "h200", 1) for name in ("R12", "D1")]
-    console = Console(width=170, record=True, quiet=True)
+    console = Console(width=170, record=True, file=io.StringIO())
     console.print(layer_table(results))
     console.print(reason_table(results))
     text = console.export_text()
