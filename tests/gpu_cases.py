@@ -16,6 +16,7 @@ from tilewright.ir.expr import Expr, logical_and, select, unary
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, channels_last, row_major
 from tilewright.ir.region import Lowered, Region, Storage
+from tilewright.runtime.packing import prepared
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ def stored(array: np.ndarray, layout: Layout) -> np.ndarray:
     return flat
 
 
+def poison(item: Storage) -> np.ndarray:
+    """A buffer as a kernel may find it: NaN everywhere (zeros of a type that has none)."""
+    kind = np.dtype(ELEMENT_TYPES[item.value.dtype].numpy)
+    return np.full(item.layout.size, np.nan if kind.kind == "f" else 0, dtype=kind)
+
+
 def execute(case: Case, lowered: Lowered, scalars: tuple[int, ...] = ()) -> np.ndarray:
     """Runs the kernels in the interpreter, and fails on anything that it reports."""
     memory = {name: stored(array, case.layouts[name]) for name, array in case.inputs.items()}
@@ -63,10 +70,9 @@ def execute(case: Case, lowered: Lowered, scalars: tuple[int, ...] = ()) -> np.n
     for name, item in everything.items():
         if item.source is not None:
             assert item.view is not None
-            source = torch.from_numpy(case.inputs[item.source])
-            memory[name] = stored(torch.as_strided(source, *item.view).numpy().copy(), item.layout)
+            memory[name] = stored(prepared(torch.from_numpy(case.inputs[item.source]), item).numpy().copy(), item.layout)
         else:
-            memory[name] = np.zeros(item.layout.size, dtype=ELEMENT_TYPES[item.value.dtype].numpy)
+            memory[name] = poison(item)
     kernels = {kernel.name: kernel for kernel in lowered.kernels}
     written = {name for call in lowered.calls for name in call.arguments if name not in case.inputs}
     ready = set(memory) - written | {n for n, item in lowered.storage.items() if item.source is not None}

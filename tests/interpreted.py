@@ -21,7 +21,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.region import Program, Storage
 from tilewright.partition.plan import plan_program
-from tilewright.runtime.packing import pack
+from tilewright.runtime.packing import pack, prepared
 
 
 def numpy_type(storage: Storage) -> np.dtype[Any]:
@@ -38,9 +38,7 @@ def poisoned(storage: Storage) -> np.ndarray:
 
 def packed(program: Program, storage: Storage) -> np.ndarray:
     assert storage.source is not None
-    constant = program.graph.constants[storage.source].contiguous()
-    if storage.view is not None:
-        constant = torch.as_strided(constant, *storage.view)
+    constant = prepared(program.graph.constants[storage.source], storage)
     return pack(constant, storage.layout).astype(numpy_type(storage))
 
 

@@ -18,6 +18,7 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program
+from tilewright.runtime.packing import prepared
 
 H200 = machine("h200")
 
@@ -37,9 +38,7 @@ def interpret(program: Program, graph: Graph, inputs: tuple[Tensor, ...]) -> lis
             if source is None:
                 memory[name] = np.zeros(item.layout.size, ELEMENT_TYPES[item.value.dtype].numpy)
             else:
-                source = source.detach().contiguous()
-                viewed = torch.as_strided(source, *item.view) if item.view is not None else source
-                memory[name] = stored(viewed.numpy().copy(), item.layout)
+                memory[name] = stored(prepared(source.detach().contiguous(), item).numpy().copy(), item.layout)
         return memory[name]
 
     for lowered in program.regions:

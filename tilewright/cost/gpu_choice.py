@@ -9,8 +9,10 @@ from tilewright.codegen.gpu.prefix import prefix_form
 from tilewright.codegen.gpu.product import product_form
 from tilewright.codegen.gpu.rows import rows_form
 from tilewright.codegen.gpu.window import window_form
+from tilewright.codegen.gpu.winograd import winograd_form
 from tilewright.cost.gpu import contraction_cost, gemv_cost, point_cost, prefix_cost, rows_cost
 from tilewright.cost.gpu_row_epilogue import with_row_stages
+from tilewright.cost.gpu_winograd import winograd_cost
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
@@ -28,6 +30,7 @@ from tilewright.schedule.gpu_map import MapSchedule, map_space
 from tilewright.schedule.gpu_prefix import PrefixSchedule, prefix_space
 from tilewright.schedule.gpu_rows import RowsSchedule, rows_space
 from tilewright.schedule.gpu_window import WindowSchedule, window_space
+from tilewright.schedule.gpu_winograd import WinogradSchedule, winograd_space
 
 
 def rank(
@@ -59,8 +62,28 @@ def rank(
         rows, rejected = prefix_space(scanned, machine)
         return Ranking((Part(PrefixSchedule, rows, prefix_cost(rows, scanned, machine), scanned),), rejected)
     if region.kind == "contraction":
-        return rank_contraction(product_form(region, layouts, values, constants).problem, machine)
+        ranking = rank_contraction(product_form(region, layouts, values, constants).problem, machine)
+        return with_winograd(ranking, region, layouts, values, constants, machine)
     raise Unsuitable(f"no GPU schema for a region of kind {region.kind}")
+
+
+def with_winograd(
+    ranking: Ranking,
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+) -> Ranking:
+    """The candidates, and those of Winograd's algorithm where the region is a convolution for it."""
+    try:
+        problem = winograd_form(region, layouts, values, constants).problem
+    except Unsuitable:
+        return ranking
+    rows, rejected = winograd_space(problem, machine)
+    part = Part(WinogradSchedule, rows, winograd_cost(rows, problem, machine), problem)
+    more = {f"winograd: {reason}": count for reason, count in rejected.items()}
+    return Ranking((*ranking.parts, part), {**ranking.rejected, **more})
 
 
 def rank_contraction(problem: ContractionProblem, machine: Machine) -> Ranking:

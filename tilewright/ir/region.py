@@ -52,12 +52,14 @@ class Call:
 @dataclass(frozen=True)
 class Storage:
     """A buffer a program needs: a value of the graph, a workspace, or a constant packed into another layout. `source` names the constant;
-    `view` is (sizes, strides, offset) of the part of it, as torch.as_strided takes them, where that differs from the constant itself."""
+    `view` is (sizes, strides, offset) of the part of it, as torch.as_strided takes them, where that differs from the constant itself. `matrix` (rows)
+    is applied over the leading dimensions of that part, as many as make its columns, so that Winograd's filters are transformed when compiling."""
 
     value: Value
     layout: Layout
     source: str | None = None
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    matrix: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

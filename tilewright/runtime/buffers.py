@@ -12,7 +12,7 @@ import torch
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.memory_plan import MemoryPlan, Places, assign_places, plan_memory
-from tilewright.runtime.packing import pack, unpack
+from tilewright.runtime.packing import pack, prepared, unpack
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -21,20 +21,17 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:
-    """Flat tensors on the device of the named buffers; buffers of one source, view, layout and dtype are one tensor."""
+    """Flat tensors on the device of the named buffers; buffers of one source, view, matrix, layout and dtype are one tensor."""
     result: dict[str, torch.Tensor] = {}
     made: dict[tuple[object, ...], torch.Tensor] = {}
     for name in names:
         storage = program.storage[name]
         source = program.constant_source(name)
         assert source is not None, name
-        key = (source, storage.view, storage.layout, storage.value.dtype)
+        key = (source, storage.view, storage.matrix, storage.layout, storage.value.dtype)
         if key not in made:
             dtype = torch_dtype(storage.value.dtype)
-            constant = program.graph.constants[source].to(dtype)
-            if storage.view is not None:
-                sizes, strides, offset = storage.view
-                constant = constant.contiguous().as_strided(sizes, strides, offset)
+            constant = prepared(program.graph.constants[source].to(dtype), storage)
             flat = torch.from_numpy(pack(constant, storage.layout))
             flat = flat.view(torch.bfloat16) if dtype is torch.bfloat16 else flat
             # a copy: the memory of a constant is ours, and as aligned as PyTorch's allocator makes it

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,8 @@ from tilewright.ir.space import SpaceCounts
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
 
 Weights = dict[str, torch.Tensor]
+LARGEST_MATRIX = 64
+"""Rows or columns of a matrix that maps a constant; Winograd's have at most 36."""
 
 
 def encode_attribute(value: Any, prefix: str, weights: Weights) -> Any:
@@ -125,6 +128,7 @@ def _encode_storage(storage: Storage) -> dict[str, Any]:
         "halo": [list(pair) for pair in layout.halo],
         "source": storage.source,
         "view": None if storage.view is None else [list(storage.view[0]), list(storage.view[1]), storage.view[2]],
+        "matrix": None if storage.matrix is None else [list(row) for row in storage.matrix],
     }
 
 
@@ -138,7 +142,18 @@ def _decode_storage(data: Mapping[str, Any]) -> Storage:
     if data["view"] is not None:
         sizes, strides, offset = data["view"]
         view = (tuple(map(int, sizes)), tuple(map(int, strides)), int(offset))
-    return Storage(_decode_value(data["value"]), Layout(shape, order, halo), data["source"], view)
+    return Storage(_decode_value(data["value"]), Layout(shape, order, halo), data["source"], view, _decode_matrix(data.get("matrix")))
+
+
+def _decode_matrix(data: Any) -> tuple[tuple[float, ...], ...] | None:
+    """Rows of one length, of finite numbers; artifacts made before constants were mapped have none."""
+    if data is None:
+        return None
+    matrix = tuple(tuple(float(entry) for entry in row) for row in data)
+    sizes = {len(row) for row in matrix}
+    if len(matrix) > LARGEST_MATRIX or len(sizes) != 1 or not 0 < max(sizes) <= LARGEST_MATRIX or not all(isfinite(e) for row in matrix for e in row):
+        raise ValueError(f"a matrix of {len(matrix)} rows of {sorted(sizes)} entries")
+    return matrix
 
 
 def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]:

@@ -8,6 +8,25 @@ import numpy as np
 import torch
 
 from tilewright.ir.layout import Layout
+from tilewright.ir.region import Storage
+
+
+def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
+    """What a packed copy of a constant holds: the part of it that `view` names, mapped by `matrix` in float64 and rounded once.
+
+    Raises:
+        ValueError: where the part does not have as many elements as the matrix and the value say.
+    """
+    if storage.view is not None:
+        constant = constant.contiguous().as_strided(*storage.view)
+    if storage.matrix is None:
+        return constant
+    matrix = torch.tensor(storage.matrix, dtype=torch.float64)
+    columns = matrix.shape[1]
+    if constant.numel() * matrix.shape[0] != storage.value.elements * columns:
+        raise ValueError(f"a constant of shape {tuple(constant.shape)} mapped by {tuple(matrix.shape)} as shape {storage.value.shape}")
+    mapped = matrix @ constant.detach().cpu().double().reshape(columns, -1)
+    return mapped.reshape(storage.value.shape).to(constant.dtype)
 
 
 def _factors(layout: Layout) -> list[list[int]]:

@@ -12,6 +12,7 @@ from tilewright.codegen.gpu.map import lower_map
 from tilewright.codegen.gpu.prefix import lower_prefix
 from tilewright.codegen.gpu.rows import lower_rows
 from tilewright.codegen.gpu.window import lower_window
+from tilewright.codegen.gpu.winograd import lower_winograd
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
@@ -22,9 +23,10 @@ from tilewright.schedule.gpu_map import MapSchedule
 from tilewright.schedule.gpu_prefix import PrefixSchedule
 from tilewright.schedule.gpu_rows import RowsSchedule
 from tilewright.schedule.gpu_window import WindowSchedule
+from tilewright.schedule.gpu_winograd import WinogradSchedule
 
 GpuSchedule: TypeAlias = (
-    MapSchedule | WindowSchedule | RowsSchedule | PrefixSchedule | ContractionSchedule | GemvSchedule
+    MapSchedule | WindowSchedule | RowsSchedule | PrefixSchedule | ContractionSchedule | GemvSchedule | WinogradSchedule
 )
 
 _LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
@@ -35,6 +37,7 @@ _LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
         PrefixSchedule: lower_prefix,
         ContractionSchedule: lower_contraction,
         GemvSchedule: lower_gemv,
+        WinogradSchedule: lower_winograd,
     }
 )
 

@@ -1,0 +1,332 @@
+"""The Winograd schema against PyTorch in float64, run by the interpreter; its space, cost, accuracy, and filters that are transformed when packing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tilewright
+from tests.gpu_cases import Case, check, convolution_case, execute
+from tests.test_gpu_lowering import compiled
+from tests.test_gpu_program import interpret
+from tilewright.codegen.gpu import lower_gpu
+from tilewright.codegen.gpu.winograd import winograd_form
+from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, filter_matrix
+from tilewright.cost.gpu_choice import rank
+from tilewright.cost.gpu_winograd import winograd_cost
+from tilewright.frontend.torch_export import import_module
+from tilewright.hardware import machine
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Load
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.region import Storage, Unsuitable
+from tilewright.partition.plan import plan_program
+from tilewright.runtime import artifact, encoding
+from tilewright.runtime.buffers import pack_constants
+from tilewright.runtime.packing import prepared
+from tilewright.runtime.verify import TOLERANCES
+from tilewright.schedule.columns import length, row
+from tilewright.schedule.gpu_winograd import AXES, OUTPUT_TILES, TRANSFORM_AXES, WinogradSchedule, winograd_space
+
+H200 = machine("h200")
+
+
+def lower(case: Case, schedule: WinogradSchedule):  # noqa: ANN201
+    return lower_gpu(case.region, case.layouts, case.values, case.constants, H200, schedule)
+
+
+def problem_of(case: Case):  # noqa: ANN201
+    return winograd_form(case.region, case.layouts, case.values, case.constants).problem
+
+
+def with_epilogue(case: Case, kind: str) -> Case:
+    """The case of a bare convolution; `bias` or `scale` behind it."""
+    step, final = case.region.steps
+    held = Load(step.name, step.axes, "f32")
+    sum_in_float64 = torch.nn.functional.conv2d(
+        torch.from_numpy(case.inputs["x"]).double(), torch.from_numpy(case.inputs["w"]).double(), padding=1
+    )
+    if kind == "scale":
+        body, expected = held * 2.0, 2 * sum_in_float64
+    else:
+        bias = torch.from_numpy(case.inputs["bias"]).double()
+        body, expected = held + Load("bias", (step.axes[1] + step.axes[2],), "f32"), sum_in_float64 + bias[None, :, None, None]
+    steps = (step, Step("out", final.shape, final.axes, (body,), index=final.index))
+    return replace(case, region=replace(case.region, steps=steps), expected=expected.numpy())
+
+
+SMALL = dict(block_m=16, block_n=32, block_k=8, thread_m=2, thread_n=4)
+
+
+def examine(case: Case, output_tile: int, threads: int, lanes: int, seed: int) -> None:
+    """Checks the case under a random schedule of its space with the given transforms."""
+    rows, _ = winograd_space(problem_of(case), H200)
+    allowed = np.flatnonzero((rows["output_tile"] == output_tile) & (rows["transform_threads"] == threads) & (rows["transform_lanes"] == lanes))
+    if len(allowed):
+        position = int(np.random.default_rng(seed).choice(allowed))
+        check(case, lower(case, WinogradSchedule(**row(rows, position))))
+
+
+DRAWN = dict(
+    batch=st.sampled_from([1, 2, 3]),
+    channels=st.sampled_from([2, 3, 6, 8, 16, 36]),
+    outputs=st.sampled_from([2, 5, 6, 16, 40]),
+    size=st.tuples(st.integers(3, 13), st.integers(3, 13)),
+    padding=st.sampled_from([0, 1, 1, 2]),
+    epilogue=st.booleans(),
+    output_tile=st.sampled_from(OUTPUT_TILES),
+    threads=st.sampled_from(TRANSFORM_AXES["transform_threads"]),
+    lanes=st.sampled_from(TRANSFORM_AXES["transform_lanes"]),
+    seed=st.integers(0, 1000),
+)
+
+
+def random_case(batch, channels, outputs, size, padding, epilogue, output_tile, threads, lanes, seed):  # noqa: ANN001, ANN201
+    size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # an output of one row is no case for Winograd
+    case = convolution_case(batch=batch, channels=channels, outputs=outputs, size=size, padding=padding, epilogue=epilogue, seed=seed)
+    examine(case, output_tile, threads, lanes, seed)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(**DRAWN)
+def test_random_convolutions_and_schedules(**drawn) -> None:  # noqa: ANN003
+    random_case(**drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, phases=(Phase.generate,))
+@given(**DRAWN)
+def test_more_random_convolutions_and_schedules(**drawn) -> None:  # noqa: ANN003
+    random_case(**drawn)
+
+
+@pytest.mark.parametrize("output_tile", OUTPUT_TILES)
+@pytest.mark.parametrize("kind", ["bias", "scale"])
+def test_other_epilogues(output_tile: int, kind: str) -> None:
+    case = with_epilogue(convolution_case(batch=2, channels=8, outputs=12, size=(7, 10)), kind)
+    check(case, lower(case, WinogradSchedule(output_tile, 64, 4, **SMALL)))
+
+
+@pytest.mark.parametrize("split, cluster", [(2, 0), (4, 1)])
+def test_a_split_sum_over_channels(split: int, cluster: int) -> None:
+    case = convolution_case(channels=64, outputs=24, size=(9, 6))
+    lowered = lower(case, WinogradSchedule(4, 64, 2, **SMALL, split=split, stages=2, cluster=cluster))
+    assert len(lowered.kernels) == (3 if cluster else 4)
+    check(case, lowered)
+
+
+def test_the_output_may_have_a_halo() -> None:
+    case = convolution_case(channels=8, outputs=8, size=(6, 9))
+    layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
+    case = replace(case, layouts=layouts)
+    check(case, lower(case, WinogradSchedule(4, 64, 4, **SMALL)))
+
+
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        (dict(stride=2), "stride 1"),
+        (dict(filter_size=1, padding=0), "two dimensions"),
+        (dict(filter_size=5, padding=2), "3 x 3"),
+        (dict(groups=2), "one group"),
+        (dict(halo=False), "guarded"),
+        (dict(constant=False), "constant filters"),
+        (dict(last=False), "channels last"),
+        (dict(channels=1), "two dimensions"),
+    ],
+    ids=str,
+)
+def test_what_is_no_case_for_winograd(changed: dict, why: str) -> None:
+    case = convolution_case(**{"channels": 8, "outputs": 8, "size": (9, 9), **changed})
+    with pytest.raises(Unsuitable, match=why):
+        lower(case, WinogradSchedule(2, 64, 4, **SMALL))
+    ranking = rank(case.region, case.layouts, case.values, case.constants, H200)
+    assert all(part.schedule is not WinogradSchedule for part in ranking.parts)
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+def emulated(x: np.ndarray, w: np.ndarray, size: int) -> np.ndarray:
+    """The schema in fp32 with NumPy, term after term as the kernels add; size 1 is direct summation. x [C, H, W] is padded by one; w [K, C, 3, 3]."""
+    f = np.float32
+    one = np.ones((1, 1))
+    b, a = (np.array(m, f) for m in (TRANSFORMS[size].inputs, TRANSFORMS[size].outputs)) if size > 1 else (one, one)
+    (channels, height, width), k, span = x.shape, w.shape[0], len(b)
+    if size == 1:
+        padded = np.pad(x, ((0, 0), (1, 1), (1, 1)))
+        tap = lambda i, j, c: w[:, c, i, j][:, None, None] * padded[c, i : i + height, j : j + width]  # noqa: E731
+        return sum((tap(i, j, c) for i in range(3) for j in range(3) for c in range(channels)), np.zeros((k, height, width), f))
+    rows, columns = -(-height // size), -(-width // size)
+    padded = np.pad(x, ((0, 0), (1, rows * size + 1 - height), (1, columns * size + 1 - width)))
+    tiles = np.lib.stride_tricks.sliding_window_view(padded, (span, span), (1, 2))[:, ::size, ::size]
+    half = sum(b[:, i, None] * tiles[..., i, None, :] for i in range(span))
+    v = sum(half[..., j, None] * b[:, j] for j in range(span))
+    u = prepared(torch.from_numpy(w), filters_storage(w, size)).numpy().reshape(span, span, channels, k)
+    m = np.zeros((rows, columns, span, span, k), f)
+    for c in range(channels):
+        m += v[c][..., None] * u[:, :, c]
+    half = sum(a[:, i, None, None] * m[:, :, i, None] for i in range(span))
+    y = sum(half[:, :, :, j, None] * a[:, j, None] for j in range(span))
+    assert y.dtype == f
+    return y.transpose(4, 0, 2, 1, 3).reshape(k, rows * size, columns * size)[:, :height, :width]
+
+
+def filters_storage(w: np.ndarray, size: int) -> Storage:
+    k, c = w.shape[:2]
+    value = Value("u", ((size + 2) ** 2, c, k), "f32")
+    return Storage(value, row_major(value.shape), "w", ((9, c, k), (1, 9, 9 * c), 0), filter_matrix(size))
+
+
+@pytest.mark.parametrize("channels", [8, 64, pytest.param(256, marks=pytest.mark.slow), pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("positive", [False, True])
+def test_accuracy_is_what_the_documentation_says(channels: int, positive: bool) -> None:
+    """Relative to the largest output; the limits grow with the square root of the channels, as errors of sums do."""
+    worst = {1: 0.0, 2: 0.0, 4: 0.0}
+    for seed in range(4):
+        generator = np.random.default_rng([channels, seed])
+        x = generator.standard_normal((channels, 11, 14)).astype(np.float32)
+        x = np.maximum(x, 0) if positive else x
+        w = (generator.standard_normal((8, channels, 3, 3)) / (3 * channels**0.5)).astype(np.float32)
+        expected = torch.nn.functional.conv2d(torch.from_numpy(x).double()[None], torch.from_numpy(w).double(), padding=1)[0].numpy()
+        for size in worst:
+            worst[size] = max(worst[size], float(np.abs(emulated(x, w, size) - expected).max() / np.abs(expected).max()))
+    growth = (channels / 1024) ** 0.5
+    assert worst[1] < 4e-7 + 4e-6 * growth and worst[2] < 4e-7 + 2e-6 * growth and worst[4] < 1e-6 + 8e-6 * growth, worst
+    assert worst[4] < TOLERANCES["f32"] / 10
+
+
+def test_the_transforms_are_exact_in_one_dimension() -> None:
+    generator = np.random.default_rng(0)
+    for size, transforms in TRANSFORMS.items():
+        d, g = generator.standard_normal(size + 2), generator.standard_normal(3)
+        a, b, c = (np.array(m) for m in (transforms.outputs, transforms.inputs, transforms.filters))
+        np.testing.assert_allclose(a @ ((c @ g) * (b @ d)), np.correlate(d, g), atol=1e-13)
+
+
+# --- space, cost and ranking ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["h200", "a100", "v100"])
+@pytest.mark.parametrize("extents", [(64, 64, 56), (512, 512, 7), (256, 128, 68)])
+def test_the_space_is_bounded_and_its_cost_positive(name: str, extents: tuple[int, int, int]) -> None:
+    outputs, channels, size = extents
+    problem = problem_of(convolution_case(channels=channels, outputs=outputs, size=(size, size), epilogue=False))
+    target = machine(name)
+    rows, rejected = winograd_space(problem, target)
+    assert tuple(rows) == AXES and 100 < length(rows) <= 20_000
+    assert len({tuple(column[i] for column in rows.values()) for i in range(length(rows))}) == length(rows)
+    assert all(count > 0 for count in rejected.values())
+    assert set(rows["output_tile"]) == set(OUTPUT_TILES)
+    estimate = winograd_cost(rows, problem, target)
+    seconds = estimate.seconds
+    assert np.all(np.isfinite(seconds)) and np.all(seconds > 3 * target.launch_seconds)
+    assert all(np.all(term >= 0) for term in estimate.terms.values())
+    assert {"launch", "compute", "memory", "input transform", "output transform"} <= set(estimate.terms)
+
+
+def test_multiplications_are_saved_in_a_large_layer_and_launches_in_a_small_one() -> None:
+    def chosen(size: int, channels: int) -> type:
+        case = convolution_case(channels=channels, outputs=channels, size=(size, size), epilogue=False)
+        return type(rank(case.region, case.layouts, case.values, case.constants, H200).first().schedule)
+
+    assert chosen(68, 192) is WinogradSchedule
+    assert chosen(8, 8) is not WinogradSchedule
+
+
+def test_a_schedule_has_a_stable_text() -> None:
+    schedule = WinogradSchedule(4, 64, 2, 64, 64, 16, 8, 4, 2, 4, 1)
+    assert str(schedule) == (
+        "winograd F(4x4,3x3) transforms threads=64 lanes=2, contraction block=64x64x16 thread=8x4 split=2 stages=4 cluster"
+    )
+
+
+# --- constants, programs, artifacts -----------------------------------------------------------------------------------
+
+
+def test_a_constant_is_mapped_in_float64_and_rounded_once() -> None:
+    w = np.random.default_rng(1).standard_normal((5, 6, 3, 3)).astype(np.float32)
+    found = prepared(torch.from_numpy(w), filters_storage(w, 4)).numpy()
+    g = np.array(TRANSFORMS[4].filters)
+    expected = np.einsum("ai,bj,kcij->abck", g, g, w.astype(np.float64)).reshape(36, 6, 5)
+    np.testing.assert_array_equal(found, expected.astype(np.float32))
+    with pytest.raises(ValueError, match="mapped"):
+        prepared(torch.from_numpy(w), replace(filters_storage(w, 4), matrix=filter_matrix(2)))
+
+
+@pytest.mark.parametrize("matrix", [[[1.0] * 65], [[1.0]] * 65, [[1.0, 2.0], [1.0]], [], [[]], [[float("nan")]], [["a"]], "ab", 7])
+def test_a_manifest_with_another_matrix_is_refused(matrix: object) -> None:
+    data = encoding._encode_storage(filters_storage(np.zeros((4, 4, 3, 3)), 2))
+    assert encoding._decode_storage(data) == filters_storage(np.zeros((4, 4, 3, 3)), 2)
+    with pytest.raises((ValueError, TypeError)):
+        encoding._decode_storage({**data, "matrix": matrix})
+    del data["matrix"]
+    assert encoding._decode_storage(data).matrix is None
+
+
+class Residual(nn.Module):
+    """Two convolutions for which Winograd is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(96, 96, 3, padding=1), nn.Conv2d(96, 96, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))) + x)
+
+
+def test_a_program_is_planned_with_it_and_computes_the_same() -> None:
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(1, 96, 41, 42)
+    graph = import_module(model, (x,)).graph
+    program = plan_program(graph, H200, 1)
+    assert sum(lowered.schedule.startswith("winograd") for lowered in program.regions) == 2
+    (found,) = interpret(program, graph, (x,))
+    expected = model.double()(x.double()).detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_an_artifact_keeps_the_matrix(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    model, x = Residual().eval(), torch.randn(1, 96, 41, 42)
+    exe = tilewright.compile(model, x, target="h200")
+    exe.save(tmp_path / "m.tw.zip")
+    program = artifact.read(tmp_path / "m.tw.zip").program
+    mapped = {name: storage for name, storage in program.storage.items() if storage.matrix is not None}
+    assert len(mapped) == 2
+    packed = pack_constants(program, tuple(mapped), torch.device("cpu"))
+    for name, storage in mapped.items():
+        weight = program.graph.constants[storage.source]
+        size = round(len(storage.matrix) ** 0.5) - 2
+        expected = prepared(weight, replace(filters_storage(weight.numpy(), size), source=storage.source))
+        assert torch.equal(packed[name], expected.reshape(-1))
+
+
+@pytest.mark.parametrize("output_tile", OUTPUT_TILES)
+def test_its_kernels_compile_without_spills(output_tile: int, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    case = convolution_case(channels=64, outputs=64, size=(30, 29))
+    lowered = lower(case, WinogradSchedule(output_tile, 256, 4, 64, 64, 16, 4, 4, 1, 4))
+    for found in compiled(lowered, tmp_path).values():
+        assert found.spill_bytes == 0 and found.stack_bytes == 0
+
+
+def test_nothing_is_read_from_a_workspace_before_it_is_written() -> None:
+    """The workspaces begin as NaN, which every sum would show."""
+    case = convolution_case(channels=6, outputs=6, size=(5, 7))
+    assert np.isfinite(execute(case, lower(case, WinogradSchedule(2, 64, 2, **SMALL)))).all()
+
+
+def test_padded_filters_are_packed() -> None:
+    case = convolution_case(channels=4, outputs=6, size=(6, 6))
+    storage = lower(case, WinogradSchedule(2, 64, 2, **SMALL)).storage
+    (filters,) = (item for item in storage.values() if item.matrix is not None)
+    assert filters.layout == Layout((16, 4, 6), ((0, 0), (1, 0), (2, 0), (2, 4)))
