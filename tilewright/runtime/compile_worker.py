@@ -1,0 +1,81 @@
+"""A child process that lowers, prints and compiles candidates for trials: `python -m tilewright.runtime.compile_worker`.
+
+Questions (see `tilewright.runtime.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain form of region, layouts,
+values and constants}, which the candidates that follow are of; {"do": "compile", "schedule": text, "folder": where the binary goes}. The answer to
+the last is {"program": what the measuring process needs, "schedule": readable text, "resources": of each kernel} or {"error": why not}.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tilewright.codegen.cuda import print_cuda
+from tilewright.codegen.lower import lower
+from tilewright.hardware.machine import Machine
+from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.runtime import plain
+from tilewright.runtime.loadable import loadable_kernel
+from tilewright.runtime.workers import Message, serve
+from tilewright.toolchain.binary import SourceFile, parse_resources
+from tilewright.toolchain.compilers import NvrtcCompiler
+
+
+def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
+    """Kernels, calls and extra buffers of a lowered region as plain values."""
+    return {
+        "binary": binary,
+        "kernels": {kernel.name: asdict(loadable_kernel(kernel)) for kernel in lowered.kernels},
+        "calls": [[call.kernel, list(call.arguments)] for call in lowered.calls],
+        "storage": plain.encode(dict(sorted(lowered.storage.items()))),
+    }
+
+
+def code_of(lowered: Lowered) -> str:
+    """What a record names the code by: the kernels' names, which are digests of their code, in the order of the calls."""
+    return "+".join(dict.fromkeys(call.kernel for call in lowered.calls))
+
+
+class _Server:
+    def __init__(self) -> None:
+        self._machine: Machine | None = None
+        self._problem: tuple[Any, ...] = ()
+
+    def __call__(self, message: Message) -> Message:
+        if message["do"] == "machine":
+            self._machine = plain.decode(message["machine"])
+            compiler = NvrtcCompiler.find(self._machine)
+            compiler.require()
+            return {"compiler": compiler.identity}
+        if message["do"] == "problem":
+            region, layouts, values, constants = plain.decode(message["problem"])
+            self._problem = (region, layouts, values, frozenset(constants))
+            return {}
+        return self._compile(message["schedule"], Path(message["folder"]))
+
+    def _compile(self, schedule: str, folder: Path) -> Message:
+        assert self._machine is not None
+        start = time.perf_counter()
+        try:
+            lowered = lower(*self._problem, self._machine, plain.schedule_of(schedule))
+        except Unsuitable as error:
+            return {"error": f"not lowered: {error}"}
+        lowered_at = time.perf_counter()
+        answer: Message = {"code": code_of(lowered), "schedule": lowered.schedule}
+        distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
+        compiler = NvrtcCompiler.find(self._machine)
+        folder.mkdir(parents=True, exist_ok=True)
+        outcome = compiler.compile(SourceFile("trial", print_cuda(distinct), "cuda", tuple(kernel.name for kernel in distinct)), folder)
+        if not outcome.succeeded:
+            errors = [line for line in outcome.log.splitlines() if "error" in line.lower()] or [outcome.log.strip()]
+            return {**answer, "error": f"does not compile: {errors[0][:400]}"}
+        answer["resources"] = {name: asdict(found) for name, found in parse_resources(outcome.log).items()}
+        answer["program"] = program_of(lowered, str(folder / compiler.binary_name))
+        answer["seconds"] = [lowered_at - start, time.perf_counter() - lowered_at]
+        return answer
+
+
+if __name__ == "__main__":
+    serve(_Server())

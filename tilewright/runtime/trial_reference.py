@@ -1,0 +1,121 @@
+"""What a region computes, in float64, for checking candidates: sums of products by PyTorch on the device, the rest by definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tilewright.codegen.gpu.product import guarded_load
+from tilewright.graph.contraction import Contraction, anchor
+from tilewright.graph.reference import evaluate_expressions, run
+from tilewright.ir.computation import Computation, Step
+from tilewright.ir.expr import Expr, Load, Var, add, rewrite
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Region
+
+ELEMENTS_AT_ONCE = 1 << 25
+"""Of the first factor, spread out as a matrix."""
+
+
+def region_results(
+    region: Region, layouts: Mapping[str, Layout], constants: frozenset[str], inputs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The region's outputs on the device of its inputs, floating-point values in float64; `inputs` are in their logical shapes."""
+    halos = {name: layouts[name].halo for name in inputs}
+    wide = {name: _padded(tensor.double() if tensor.is_floating_point() else tensor, halos[name]) for name, tensor in inputs.items()}
+    steps = tuple(_with_halos(step, halos) for step in region.steps)
+    found = anchor(steps, constants) if region.kind == "contraction" else None
+    device = next(iter(inputs.values())).device if inputs else torch.device("cpu")
+    if found is not None:
+        wide[steps[0].name] = _product(found, wide, device)
+        if len(steps) == 1:
+            return {name: wide[name] for name in region.outputs}
+        steps = steps[1:]
+    arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items()}
+    computed = run(Computation(tuple(_widened(step) for step in steps), tuple(name for name in region.outputs if name not in arrays)), arrays)
+    rest = iter(computed)
+    return {name: wide[name] if name in arrays else torch.from_numpy(np.ascontiguousarray(next(rest))).to(device) for name in region.outputs}
+
+
+def _padded(tensor: torch.Tensor, halo: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """With the zeros of the halo around it: loads outside of the logical shape read them."""
+    if not any(map(any, halo)):
+        return tensor
+    return torch.nn.functional.pad(tensor, [amount for pair in reversed(halo) for amount in pair])
+
+
+def _with_halos(step: Step, halos: Mapping[str, Sequence[tuple[int, int]]]) -> Step:
+    def shifted(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.buffer not in halos or not any(map(any, halos[node.buffer])):
+            return node
+        return replace(node, index=tuple(add(i, before) for i, (before, _) in zip(node.index, halos[node.buffer], strict=True)))
+
+    return replace(step, bodies=tuple(rewrite(body, shifted) for body in step.bodies))
+
+
+def _widened(step: Step) -> Step:
+    return replace(step, bodies=tuple(_wide(body) for body in step.bodies))
+
+
+def _wide(body: Expr) -> Expr:
+    return rewrite(body, lambda node: replace(node, dtype="f64") if node.dtype in ("f32", "f16", "bf16") else node)
+
+
+def _product(found: Contraction, wide: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The sum of products: its factors spread out as matrices, and their product."""
+    step = found.step
+    unit = {axis.name: np.zeros((), np.int64) for axis in step.reduction if axis not in found.r}
+    b = _factor(found.b, (*found.batch, *found.n, *found.r), {}, unit, wide, device).reshape(found.size_batch, found.size_n, found.size_r)
+    rows = found.m[0].extent or 1 if found.m else 1
+    each = max(1, ELEMENTS_AT_ONCE // max(found.size_batch * found.size_r * (found.size_m // rows), 1))
+    parts = []
+    for start in range(0, rows, each):
+        window = {found.m[0].name: (start, min(start + each, rows))} if found.m else {}
+        a = _factor(found.a, (*found.batch, *found.m, *found.r), window, unit, wide, device).reshape(found.size_batch, -1, found.size_r)
+        parts.append(a @ b.transpose(1, 2))
+    axes = (*found.batch, *found.m, *found.n)
+    product = torch.cat(parts, 1).reshape([axis.extent or 1 for axis in axes])
+    free = [axis for axis in step.axes if axis not in axes]
+    assert not free, "every axis of a contraction is one of batch, m and n"
+    product = product.permute([axes.index(axis) for axis in step.axes])
+    if step.index == step.axes:
+        return product
+    result = torch.zeros(step.shape, dtype=torch.float64, device=device)
+    where = evaluate_expressions(step.index, _indices(step.axes, {}), {})
+    result[tuple(torch.from_numpy(np.asarray(i)).to(device) for i in where)] = product
+    return result
+
+
+def _indices(axes: Sequence[Var], window: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
+    """Each axis's values, along a dimension of their own."""
+    return {
+        axis.name: np.arange(*window.get(axis.name, (0, axis.extent or 0)), dtype=np.int64).reshape([-1 if k == j else 1 for j in range(len(axes))])
+        for k, axis in enumerate(axes)
+    }
+
+
+def _factor(
+    expr: Expr,
+    axes: Sequence[Var],
+    window: Mapping[str, tuple[int, int]],
+    unit: Mapping[str, np.ndarray],
+    wide: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> torch.Tensor:
+    """A factor at every point of the axes, in float64; of a load only the indices are made on the host."""
+    indices = {**_indices(axes, window), **unit}
+    shape = [indices[axis.name].size for axis in axes]
+    simple = guarded_load(expr)
+    if simple is None:
+        arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items()}
+        (computed,) = evaluate_expressions([_wide(expr)], indices, arrays)
+        return torch.from_numpy(np.ascontiguousarray(np.broadcast_to(computed, shape))).to(device)
+    condition, load = simple
+    source = wide[load.buffer]
+    where = evaluate_expressions([*load.index, condition], indices, {})
+    positions = [np.clip(i, 0, extent - 1) for i, extent in zip(where, source.shape, strict=False)]
+    values = source[tuple(torch.from_numpy(np.asarray(i)).to(device) for i in positions)] if positions else source
+    return (values * torch.from_numpy(np.asarray(where[-1])).to(device)).expand(shape)

@@ -1,0 +1,394 @@
+"""Measuring candidates: a pool of processes compiles ahead, one process a GPU checks and times, and what fails is an outcome like any other."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import shutil
+import statistics
+import tempfile
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tilewright import settings
+from tilewright.errors import CompilerMissing, KernelFailed, TargetNotPresent, UnsupportedOption
+from tilewright.hardware import is_present
+from tilewright.hardware.machine import Machine
+from tilewright.runtime import plain
+from tilewright.runtime.problems import Problem
+from tilewright.runtime.workers import FATAL, Message, Worker, WorkerLost
+
+GIVE_UP = 4.0
+"""A candidate that takes so many times the best one's time is timed once only."""
+AHEAD = 4
+"""Candidates a compiling process that may be compiled and not yet measured."""
+START_SECONDS, PROBLEM_SECONDS, COMPILE_SECONDS, TRIAL_SECONDS = 180.0, 300.0, 120.0, 30.0
+"""After so long a process counts as hanging."""
+MEASURER = ("-m", "tilewright.runtime.trial_worker")
+COMPILER = ("-m", "tilewright.runtime.compile_worker")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate of a problem; `key` is the caller's."""
+
+    problem: Problem
+    schedule: Any
+    key: Hashable = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call over several replays: median, quartiles, and how many there were."""
+
+    median: float
+    lower: float
+    upper: float
+    count: int
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Timing:
+        if len(times) == 1:
+            return cls(times[0], times[0], times[0], 1)
+        lower, median, upper = statistics.quantiles(times, n=4, method="inclusive")
+        return cls(median, lower, upper, len(times))
+
+    @property
+    def spread(self) -> float:
+        return self.upper - self.lower
+
+
+def tied(first: Timing, second: Timing) -> bool:
+    """Whether the medians differ by no more than the wider of the two spreads, so that measuring cannot tell which is faster."""
+    return abs(first.median - second.median) <= max(first.spread, second.spread)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job. status: "measured", "wrong" (its result), or "failed" (to compile, load, run, or end in time); `reason` says why.
+
+    `code` names the generated code, `schedule` is readable; `resources` are the compiler's figures by kernel (registers, shared_bytes, ...);
+    `stopped`: timed once only, being far slower than the best. `environment`: "gpu", "driver", "compiler"."""
+
+    job: Job
+    status: str
+    reason: str = ""
+    timing: Timing | None = None
+    mode: str = "cold"
+    code: str = ""
+    schedule: str = ""
+    resources: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
+    relative_error: float | None = None
+    stopped: bool = False
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def seconds(self) -> float:
+        """The median; infinite where nothing was measured."""
+        return self.timing.median if self.timing is not None else float("inf")
+
+
+def measure_all(
+    jobs: Iterable[Job], machine: Machine, devices: Sequence[int] = (0,), compile_workers: int | None = None, mode: str = "cold"
+) -> Iterator[Outcome]:
+    """Outcomes of the jobs, in the order in which they are ready; see `Trials`."""
+    with Trials(machine, devices, compile_workers) as trials:
+        yield from trials.measure(jobs, mode)
+
+
+class Trials:
+    """Processes that compile and measure for one machine; a context manager that ends them.
+
+    `devices` are indices of GPUs, each with a process of its own; jobs of one problem go to one GPU, so give them one after another.
+    `measurer` and `compiler` are the child processes' commands, replaced in tests. `trial_seconds`: a candidate that takes longer hangs.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        devices: Sequence[int] = (0,),
+        compile_workers: int | None = None,
+        *,
+        seed: int = 0,
+        trial_seconds: float = TRIAL_SECONDS,
+        measurer: Sequence[str] = MEASURER,
+        compiler: Sequence[str] = COMPILER,
+    ) -> None:
+        if not machine.is_gpu:
+            raise UnsupportedOption(f"candidates are measured on GPUs only, and {machine.name} is a CPU", "use trials=0")
+        if measurer is MEASURER and not is_present(machine):
+            raise TargetNotPresent(
+                f"measuring candidates for {machine.name} needs that GPU, and it is not here",
+                "run there, or use trials=0: the models and existing records decide",
+            )
+        self._folder = Path(tempfile.mkdtemp(prefix="tilewright-trials-"))
+        count = compile_workers or settings.available_cores()
+        self._compilers = [_Compiler(machine, compiler) for _ in range(count)]
+        self._idle: queue.SimpleQueue[_Compiler] = queue.SimpleQueue()
+        for handle in self._compilers:
+            self._idle.put(handle)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="tilewright-compile")
+        self._devices = [_Device(machine, device, measurer, seed, trial_seconds) for device in devices]
+        self._numbers = itertools.count()  # one step each, also from several threads
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process."""
+        self._kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for handle in (*self._compilers, *self._devices):
+            handle.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        for handle in (*self._compilers, *self._devices):
+            handle.kill()
+
+    def measure(self, jobs: Iterable[Job], mode: str = "cold") -> Iterator[Outcome]:
+        """Outcomes in the order in which they are ready. `jobs` is read as far ahead as the compilers need work, from the caller's thread.
+
+        Raises:
+            TargetNotPresent, KernelFailed, CompilerMissing: where a process cannot start.
+        """
+        results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+        threads = [threading.Thread(target=_serve_groups, args=(device, groups, results, mode), daemon=True) for device in self._devices]
+        for thread in threads:
+            thread.start()
+        waiting, outstanding = iter(jobs), 0
+        group: _Group | None = None
+        more, finished = True, False
+        try:
+            while more or outstanding:
+                while more and outstanding < AHEAD * len(self._compilers):
+                    job = next(waiting, None)
+                    if job is None:
+                        more = False
+                    if group is not None and (job is None or job.problem.key != group.problem.key):
+                        group.close()
+                        group = None
+                    if job is not None:
+                        if group is None:
+                            group = _Group(job.problem)
+                            groups.put(group)
+                        group.add(job, self._pool.submit(self._compile, job))
+                        outstanding += 1
+                if outstanding:
+                    result = results.get()
+                    if isinstance(result, BaseException):
+                        raise result
+                    outstanding -= 1
+                    yield result
+            finished = True
+        finally:
+            if group is not None:
+                group.close()
+            for _ in threads:
+                groups.put(None)
+            if not finished:  # interrupted: nothing that is under way is waited for
+                self._kill()
+            else:
+                for thread in threads:
+                    thread.join()
+
+    def remeasure(self, jobs: Sequence[Job], rounds: int = 9, mode: str = "cold") -> list[Outcome]:
+        """The jobs, all of one problem, measured again in turns on the first GPU: each round times every one, so that drift meets all alike.
+
+        In the order of the jobs. Those that do not compile are failures; where the process is lost, all are.
+        """
+        if len({job.problem.key for job in jobs}) > 1:
+            raise ValueError("candidates of several problems cannot be measured in turns")
+        compiled = [future.result() for future in [self._pool.submit(self._compile, job) for job in jobs]]
+        ready = [answer for answer in compiled if "error" not in answer]
+        device = self._devices[0]
+        answer = device.remeasure(jobs[0].problem, [entry["program"] for entry in ready], rounds, mode) if ready else {"times": []}
+        times = iter(answer.get("times", ()))
+        outcomes = []
+        for job, entry in zip(jobs, compiled, strict=True):
+            if "error" in entry or "error" in answer:
+                outcomes.append(_outcome(job, entry, entry if "error" in entry else answer, mode, device))
+            else:
+                outcomes.append(_outcome(job, entry, {"times": next(times)}, mode, device))
+            shutil.rmtree(entry["folder"], ignore_errors=True)
+        return outcomes
+
+    def _compile(self, job: Job) -> Message:
+        """The compiling process's answer; an error is an answer as well."""
+        handle = self._idle.get()
+        folder = self._folder / str(next(self._numbers))
+        try:
+            return {**handle.compile(job, folder), "folder": str(folder)}
+        except WorkerLost as error:
+            return {"error": f"while compiling {error}", "folder": str(folder)}
+        finally:
+            self._idle.put(handle)
+
+
+class _Group:
+    """The jobs of one problem, as their binaries become ready."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.ready: queue.SimpleQueue[tuple[Job, Future[Message]] | int] = queue.SimpleQueue()
+        self._count = 0
+
+    def add(self, job: Job, compiled: Future[Message]) -> None:
+        self._count += 1
+        compiled.add_done_callback(lambda future: self.ready.put((job, future)))
+
+    def close(self) -> None:
+        """No further job will come."""
+        self.ready.put(self._count)
+
+    def __iter__(self) -> Iterator[tuple[Job, Future[Message]]]:
+        total, seen = None, 0
+        while total is None or seen < total:
+            entry = self.ready.get()
+            if isinstance(entry, int):
+                total = entry
+            else:
+                seen += 1
+                yield entry
+
+
+def _serve_groups(device: _Device, groups: Any, results: Any, mode: str) -> None:
+    """A GPU's thread: takes one problem after another, and of each the candidates as they are compiled."""
+    while (group := groups.get()) is not None:
+        best = float("inf")
+        for job, future in group:
+            try:
+                if future.cancelled():
+                    return
+                compiled = future.result()
+                answer = compiled if "error" in compiled else device.trial(job.problem, compiled["program"], mode, GIVE_UP * best)
+                outcome = _outcome(job, compiled, answer, mode, device)
+                best = min(best, outcome.seconds)
+                shutil.rmtree(compiled["folder"], ignore_errors=True)
+                results.put(outcome)
+            except BaseException as error:  # it belongs to the caller
+                results.put(error)
+                return
+
+
+def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: _Device) -> Outcome:
+    times = answer.get("times")
+    status = "measured" if times else "wrong" if answer.get("wrong") else "failed"
+    return Outcome(
+        job,
+        status,
+        answer.get("error", ""),
+        Timing.of(times) if times else None,
+        mode,
+        compiled.get("code", ""),
+        compiled.get("schedule", str(job.schedule)),
+        MappingProxyType(compiled.get("resources", {})),
+        answer.get("relative_error"),
+        bool(answer.get("stopped", False)),
+        MappingProxyType({"compiler": compiled.get("compiler", ""), **device.facts}),
+    )
+
+
+def _plain(problem: Problem) -> Any:
+    return plain.encode((problem.region, problem.layouts, problem.values, problem.constants))
+
+
+class _Child:
+    """A process of one kind that is started when it is needed and again when it was lost; it is told the problem when that changes."""
+
+    def __init__(self, machine: Machine, command: Sequence[str]) -> None:
+        self.machine = machine
+        self.command = command
+        self.facts: dict[str, str] = {}
+        self._worker: Worker | None = None
+        self._problem = ""
+        self._ended = False
+
+    def kill(self) -> None:
+        self._ended = True
+        if self._worker is not None:
+            self._worker.kill()
+
+    def close(self) -> None:
+        self.kill()
+        if self._worker is not None:
+            self._worker.close()
+
+    def prepared(self, problem: Problem, first: Message, more: Message) -> tuple[Worker, str]:
+        """The process, started with the message `first`, knowing the problem; and what is wrong with the problem, if anything."""
+        if self._worker is None or not self._worker.alive:
+            if self._ended:
+                raise WorkerLost("the measuring was ended")
+            if self._worker is not None:
+                self._worker.close()
+            self._worker, self._problem = Worker(self.command), ""
+            try:
+                answer = self._worker.ask(first, START_SECONDS)
+            except WorkerLost as error:
+                answer = {"error": str(error)}
+            if "error" in answer:
+                self.refuse(answer["error"])
+            self.facts = {name: str(fact) for name, fact in answer.items()}
+        if self._problem != problem.key:
+            answer = self._worker.ask({"do": "problem", "problem": _plain(problem), **more}, PROBLEM_SECONDS)
+            if "error" in answer:
+                return self._worker, f"the problem cannot be set up: {answer['error']}"
+            self._problem = problem.key
+        return self._worker, ""
+
+    def refuse(self, words: str) -> None:
+        raise NotImplementedError
+
+
+class _Compiler(_Child):
+    def refuse(self, words: str) -> None:
+        raise CompilerMissing(f"no process can compile candidates: {words}", "see `tilewright targets` for what the target needs")
+
+    def compile(self, job: Job, folder: Path) -> Message:
+        worker, wrong = self.prepared(job.problem, {"do": "machine", "machine": plain.encode(self.machine)}, {})
+        if wrong:
+            return {"error": wrong}
+        question = {"do": "compile", "schedule": plain.schedule_text(job.schedule), "folder": str(folder)}
+        return {**worker.ask(question, COMPILE_SECONDS), "compiler": self.facts.get("compiler", "")}
+
+
+class _Device(_Child):
+    def __init__(self, machine: Machine, index: int, command: Sequence[str], seed: int, trial_seconds: float) -> None:
+        super().__init__(machine, (*command, "--device", str(index)))
+        self.index, self.seed, self.trial_seconds = index, seed, trial_seconds
+        self._refused: dict[str, str] = {}
+
+    def refuse(self, words: str) -> None:
+        raise KernelFailed(f"no process can measure on GPU {self.index}: {words}", "check the GPU, its driver, and that PyTorch sees it")
+
+    def trial(self, problem: Problem, program: Any, mode: str, limit: float) -> Message:
+        question = {"do": "trial", "program": program, "mode": mode, "limit": limit if limit != float("inf") else None}
+        return self._answer(problem, question, self.trial_seconds)
+
+    def remeasure(self, problem: Problem, programs: Sequence[Any], rounds: int, mode: str) -> Message:
+        question = {"do": "remeasure", "programs": list(programs), "rounds": rounds, "mode": mode}
+        return self._answer(problem, question, self.trial_seconds * max(len(programs), 1))
+
+    def _answer(self, problem: Problem, question: Message, seconds: float) -> Message:
+        if problem.key in self._refused:
+            return {"error": self._refused[problem.key]}
+        try:
+            worker, wrong = self.prepared(problem, {"do": "start", "machine": plain.encode(self.machine)}, {"seed": self.seed})
+            if wrong:
+                self._refused[problem.key] = wrong
+                return {"error": wrong}
+            answer = worker.ask(question, seconds)
+        except WorkerLost as error:
+            return {"error": f"while measuring {error}"}
+        if FATAL in answer:
+            answer["error"] = f"the kernel failed: {answer['error']}"
+        return answer
