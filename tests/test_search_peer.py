@@ -1,0 +1,76 @@
+"""The online-learned search: every configuration once, the same for the same seed, no look at times before a trial, better than chance."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.search_peer import judge, loss_of_performance, pools, search, trials_to, tried
+
+
+def landscape(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A pool drawn from a grid of four axes in which two interact, with noise; a fifth axis is absent in half of it."""
+    generator = np.random.default_rng(seed)
+    grid = np.array(list(product(range(8), range(8), range(6), range(3))), dtype=float)
+    grid = grid[generator.permutation(len(grid))[:500]]
+    far = (grid[:, 0] - 5) ** 2 + (grid[:, 1] - grid[:, 0] / 2) ** 2 + 2 * np.abs(grid[:, 2] - 2) + np.array([3, 0, 1])[grid[:, 3].astype(int)]
+    extra = np.where(np.arange(500) % 2, np.nan, generator.integers(3, size=500))
+    return np.column_stack([grid, extra]), 1e-5 * (1 + far) * generator.normal(1, 0.02, 500)
+
+
+def test_every_configuration_is_tried_once() -> None:
+    features, seconds = landscape()
+    order = search(features, seconds, batch=50, seed=3)
+    assert sorted(order.tolist()) == list(range(500))
+    assert (search(features, seconds, batch=50, seed=3) == order).all()
+    assert (search(features, seconds, batch=50, seed=4) != order).any()
+    assert (search(features, seconds, batch=50, seed=3, trials=70) == order[:70]).all()
+
+
+def test_it_beats_chance_by_far() -> None:
+    features, seconds = landscape()
+    learned = np.mean([trials_to(search(features, seconds, seed=seed, trials=150), seconds, 0.05) for seed in range(4)])
+    chance = np.mean([trials_to(np.random.default_rng(seed).permutation(500), seconds, 0.05) for seed in range(50)])
+    assert learned < chance / 2
+
+
+def test_times_are_not_seen_before_the_trial() -> None:
+    features, seconds = landscape()
+    walk = tried(features, seconds, batch=16, seed=0)
+    first = [next(walk) for _ in range(48)]
+    changed = seconds.copy()
+    others = np.setdiff1d(np.arange(500), first)
+    changed[others] = changed[others][::-1] * 3
+    assert search(features, changed, batch=16, seed=0, trials=48).tolist() == first
+
+
+def test_measures_of_an_order() -> None:
+    seconds = np.array([2.0, 1.0, 1.04, 4.0])
+    order = [3, 0, 2, 1]
+    assert loss_of_performance(order, seconds, 1) == 3 and loss_of_performance(order, seconds, 3) == pytest.approx(0.04)
+    assert [trials_to(order, seconds, loss) for loss in (1.0, 0.05, 0.0)] == [2, 3, 4]
+    assert trials_to(order[:2], seconds, 0.05) == 3
+
+
+def test_judging_a_pool() -> None:
+    features, seconds = landscape()
+    found = judge("synthetic", features, seconds, seeds=2)
+    assert found.configurations == 500 and 1 <= found.trials_95 <= found.trials_99 <= found.trials_100
+    assert found.lop_1 >= found.lop_10 >= found.lop_30 >= 0
+
+
+def test_pools_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "layer.csv"
+    path.write_text("K,H,time\n1, 2, 0.5\nfailed launch\n3, 4, 0.25\n3, 4\n")
+    ((name, features, seconds),) = pools(path)
+    assert name == "layer" and features.tolist() == [[1, 2], [3, 4]] and seconds.tolist() == [0.5, 0.25]
+
+
+def test_wrong_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="features"):
+        search(np.zeros((3, 2)), np.ones(2))
+    with pytest.raises(ValueError, match="positive"):
+        search(np.zeros((2, 2)), np.array([1.0, 0.0]))
