@@ -23,9 +23,10 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
-from tilewright.schedule.columns import Columns, length, reject
+from tilewright.schedule.columns import Columns, length, reject, take
 from tilewright.schedule.gpu_contraction import ContractionProblem, threads_of
 from tilewright.schedule.gpu_direct import DirectProblem
+from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem
 
 ELEMENT_BYTES = 4
 WIDEST = 4
@@ -216,6 +217,34 @@ def _inputs_needed(outputs: np.ndarray, filter_size: int, stride: int, dilation:
     return np.minimum(outputs * filter_size, (outputs - 1) * stride + filter_size)
 
 
+def winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, share: float) -> Estimate:
+    """Winograd's F(m x m, 3 x 3): three kernels that wait for each other, of which the product is bounded as any (`contraction_bound`).
+
+    A transform takes a launch at least, and the time in which all schedulers issue what a tile needs for each channel: an addition for each of its
+    (m + 2)^2 points, and loads and stores by fours of the points and of m^2 inputs (others serve several tiles) or outputs. memory: input,
+    transformed filters and output; what lies between the kernels may stay in level 2."""
+    count = length(rows)
+    terms: dict[str, np.ndarray] = {}
+    for size, product in zip(OUTPUT_TILES, problem.products, strict=True):
+        which = rows["output_tile"] == size
+        points = (size + FILTER - 1) ** 2
+        tiles = problem.images * -(-problem.height // size) * -(-problem.width // size)
+        issued = points + (points + size * size) / WIDEST
+        inputs, sums = (_spread(machine, tiles * channels * issued) for channels in (problem.channels, problem.outputs))
+        estimate = contraction_bound(take(rows, which), product, machine, 0.0)
+        distinct = problem.bytes_read + 4 * points * problem.channels * problem.outputs + problem.bytes_written + problem.epilogue_bytes
+        for name, seconds in estimate.terms.items():
+            moved = share * distinct / machine.memory_bandwidth
+            terms.setdefault(name, np.zeros(count))[which] = moved if name == "memory" else seconds + inputs + sums
+    return Estimate(MappingProxyType(terms), overlapped=tuple(terms))
+
+
+def _spread(machine: Machine, instructions: float) -> float:
+    """Seconds of a kernel of so many instructions of a thread, evenly spread over all schedulers, but a launch at least."""
+    cycles = instructions / machine.warp_size / (machine.processors * machine.schedulers_per_processor)
+    return max(machine.launch_seconds, cycles / machine.clock_hz)
+
+
 _BOUNDS: Mapping[type, Callable[[Columns, Any, Machine, float], Estimate]] = MappingProxyType(
-    {ContractionProblem: contraction_bound, DirectProblem: direct_bound}
+    {ContractionProblem: contraction_bound, DirectProblem: direct_bound, WinogradProblem: winograd_bound}
 )
