@@ -59,7 +59,7 @@ class Ranking:
 
     def __iter__(self) -> Iterator[Choice]:
         for position in np.argsort(self.seconds, kind="stable"):
-            yield self._choice(int(position))
+            yield self.choice(int(position))
 
     def first(self) -> Choice:
         """The candidate with the least predicted time; of equal ones the first in the order of the space.
@@ -69,9 +69,10 @@ class Ranking:
         """
         if not self.candidates:
             raise Unsuitable("no schedule is feasible: " + ", ".join(f"{reason} ({count})" for reason, count in self.rejected.items()))
-        return self._choice(int(np.argmin(self.seconds)))
+        return self.choice(int(np.argmin(self.seconds)))
 
-    def _choice(self, position: int) -> Choice:
+    def choice(self, position: int) -> Choice:
+        """The candidate at a position of the space (that of `seconds`)."""
         starts = np.cumsum([0, *(length(part.rows) for part in self.parts)])
         number = int(np.searchsorted(starts, position, side="right")) - 1
         part = self.parts[number]

@@ -1,0 +1,90 @@
+"""Measuring samples of schedules of many convolution layers into a data set; what is measured is kept, whenever it is interrupted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.cost.gpu_choice import rank
+from tilewright.cost.ranking import Ranking
+from tilewright.hardware.machine import Machine
+from tilewright.runtime import dataset
+from tilewright.runtime.problems import Problem
+from tilewright.runtime.sampling import evenly, towards_the_best
+from tilewright.runtime.trials import Job, Outcome, Trials
+
+Layer = Mapping[str, Any]
+Choose = Callable[[Layer, Problem], Sequence[Any]]
+"""The schedules to measure of a layer."""
+Progress = Callable[[str, int, int, int], None]
+"""Called with a layer's name, candidates measured, failed, and layers complete, after each candidate."""
+
+
+def ranking_of(problem: Problem, machine: Machine) -> Ranking:
+    """Every candidate of a problem with the analytical predictions."""
+    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine)
+
+
+def sample_of(each: int, seed: int, machine: Machine) -> Choose:
+    """Half of `each` schedules drawn evenly over the schemas, half towards what the analytical models like best."""
+
+    def choose(layer: Layer, problem: Problem) -> list[Any]:
+        ranking = ranking_of(problem, machine)
+        own = [seed, *(int(layer[name]) for name in dataset.LAYER_FIELDS)]
+        number = int(np.random.SeedSequence(own).generate_state(1)[0])
+        positions = np.unique(np.concatenate([evenly(ranking, each // 2, number), towards_the_best(ranking, each, number)]))
+        order = np.random.default_rng(number).permutation(positions)[:each]
+        return [ranking.choice(int(position)).schedule for position in order]
+
+    return choose
+
+
+def collect(
+    trials: Trials, layers: Iterable[Layer], choose: Choose, path: Path, seconds: float = float("inf"), progress: Progress | None = None
+) -> int:
+    """Measures layer after layer and appends each to the file when all its schedules are done; gives the number of candidates measured.
+
+    No new layer is begun after `seconds`."""
+    waiting: dict[str, tuple[Layer, int]] = {}
+    done: dict[str, list[Outcome]] = {}
+    ends = time.monotonic() + seconds
+
+    def jobs() -> Iterator[Job]:
+        for layer in layers:
+            if time.monotonic() > ends:
+                return
+            problem = dataset.layer_problem(layer)
+            schedules = choose(layer, problem)
+            name = str(layer["name"])
+            waiting[name] = (layer, len(schedules))
+            done[name] = []
+            for schedule in schedules:
+                yield Job(problem, schedule, name)
+
+    measured = failed = complete = 0
+    machine = trials.machine.name
+    for outcome in trials.measure(jobs()):
+        name = str(outcome.job.key)
+        done[name].append(outcome)
+        measured += outcome.timing is not None
+        failed += outcome.timing is None
+        layer, count = waiting[name]
+        if len(done[name]) == count:
+            dataset.append(path, dataset.from_outcomes(layer, machine, done.pop(name)))
+            complete += 1
+        if progress is not None:
+            progress(name, measured, failed, complete)
+    return measured
+
+
+def again(trials: Trials, measured: dataset.MeasuredLayer, count: int, rounds: int) -> dataset.MeasuredLayer:
+    """The fastest `count` candidates of a layer, measured again in turns; the layer with these times in place of the former."""
+    times = measured.times()
+    fastest = sorted(times, key=lambda text: (times[text], text))[:count]
+    problem = dataset.layer_problem(measured.layer)
+    jobs = [Job(problem, dataset.plain.schedule_of(text), text) for text in fastest]
+    return dataset.merged(measured, dataset.from_outcomes(measured.layer, measured.machine, trials.remeasure(jobs, rounds)))

@@ -1,0 +1,173 @@
+"""Measured schedules of convolution layers as a file: JSON lines, compressed, one layer a line, its candidates as columns by schema.
+
+A line holds {"layer": {name, outputs, channels, height, width, filter, stride}, "machine", "environment", "mode", "schemas": {schedule type: {axis:
+[numbers]..., "seconds": [median], "spread": [upper less lower quartile], "rounds": [replays]}}, "failures": [[schedule, reason]...]}.
+Candidates that were measured again have the times of the last, interleaved measurement and more rounds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import InvalidInput
+from tilewright.runtime import plain
+from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.trials import Outcome
+
+LAYER_FIELDS = ("outputs", "channels", "height", "width", "filter", "stride")
+MEASURES = ("seconds", "spread", "rounds")
+REMEDY = "give a file that `tilewright train --collect` made"
+
+
+def layer_problem(layer: Mapping[str, Any]) -> Problem:
+    """The layer as something to measure."""
+    outputs, channels, height, width, filter_size, stride = (int(layer[name]) for name in LAYER_FIELDS)
+    return convolution_problem(outputs, channels, height, width, filter_size, stride)
+
+
+@dataclass(frozen=True)
+class MeasuredLayer:
+    """One line of the file; `schemas` maps a schedule's type to columns: its axes, and MEASURES (seconds, seconds, replays)."""
+
+    layer: Mapping[str, Any]
+    machine: str
+    schemas: Mapping[str, Mapping[str, np.ndarray]]
+    failures: Sequence[tuple[str, str]] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mode: str = "cold"
+
+    @property
+    def count(self) -> int:
+        return sum(len(columns["seconds"]) for columns in self.schemas.values())
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest candidate measured."""
+        return min(float(columns["seconds"].min()) for columns in self.schemas.values() if len(columns["seconds"]))
+
+    def times(self) -> dict[str, float]:
+        """Seconds by the schedule's text (`plain.schedule_text`)."""
+        found: dict[str, float] = {}
+        for kind, columns in self.schemas.items():
+            made = plain.schedule_types()[kind]
+            axes = [entry.name for entry in fields(made)]
+            for at, seconds in enumerate(columns["seconds"]):
+                found[plain.schedule_text(made(*(int(columns[axis][at]) for axis in axes)))] = float(seconds)
+        return found
+
+
+def from_outcomes(layer: Mapping[str, Any], machine: str, outcomes: Iterable[Outcome]) -> MeasuredLayer:
+    """A layer's outcomes as columns; of a schedule that occurs twice the later outcome counts."""
+    last: dict[str, Outcome] = {plain.schedule_text(outcome.job.schedule): outcome for outcome in outcomes}
+    schemas: dict[str, dict[str, list[float]]] = {}
+    failures: list[tuple[str, str]] = []
+    environment: Mapping[str, str] = {}
+    for outcome in last.values():
+        if outcome.timing is None:
+            failures.append((outcome.schedule, f"{outcome.status}: {outcome.reason}"))
+            continue
+        environment = outcome.environment
+        schedule = outcome.job.schedule
+        columns = schemas.setdefault(type(schedule).__name__, {})
+        for entry in fields(schedule):
+            columns.setdefault(entry.name, []).append(getattr(schedule, entry.name))
+        for name, number in zip(MEASURES, (outcome.timing.median, outcome.timing.spread, outcome.timing.count), strict=True):
+            columns.setdefault(name, []).append(number)
+    arrays = {kind: {name: np.array(column) for name, column in sorted(schemas[kind].items())} for kind in sorted(schemas)}
+    return MeasuredLayer(dict(layer), machine, arrays, tuple(failures), dict(environment), "cold")
+
+
+def merged(first: MeasuredLayer, second: MeasuredLayer) -> MeasuredLayer:
+    """Both measurements of one layer; of a schedule in both the one with more replays counts, the second's where they are equal."""
+    schemas: dict[str, dict[str, np.ndarray]] = {}
+    for kind in sorted({*first.schemas, *second.schemas}):
+        parts = [layer.schemas[kind] for layer in (first, second) if kind in layer.schemas]
+        names = parts[-1].keys()
+        together = {name: np.concatenate([part[name] for part in parts]) for name in names}
+        axes = np.stack([together[name] for name in names if name not in MEASURES], axis=1)
+        order = np.lexsort((np.arange(len(axes)), together["rounds"]))[::-1]
+        _, kept = np.unique(axes[order], axis=0, return_index=True)
+        which = np.sort(order[kept])
+        schemas[kind] = {name: column[which] for name, column in together.items()}
+    failures = tuple(dict.fromkeys((*first.failures, *second.failures)))
+    return MeasuredLayer(first.layer, first.machine, schemas, failures, {**first.environment, **second.environment}, first.mode)
+
+
+def as_line(measured: MeasuredLayer) -> str:
+    """The layer's line, without its end; times in seconds with five digits."""
+    schemas = {
+        kind: {name: [float(f"{x:.5g}") if name in ("seconds", "spread") else int(x) for x in column] for name, column in columns.items()}
+        for kind, columns in measured.schemas.items()
+    }
+    content = {
+        "layer": dict(measured.layer), "machine": measured.machine, "environment": dict(measured.environment), "mode": measured.mode,
+        "schemas": schemas, "failures": [list(entry) for entry in measured.failures],
+    }  # fmt: skip
+    return json.dumps(content, separators=(",", ":"))
+
+
+def append(path: Path, measured: MeasuredLayer) -> None:
+    """Adds a layer as a compressed member of its own: what an interruption leaves is whole but for the last."""
+    with gzip.open(path, "at", encoding="utf-8") as file:
+        file.write(as_line(measured) + "\n")
+
+
+def write(path: Path, layers: Iterable[MeasuredLayer]) -> None:
+    """Replaces the file, all at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+        for measured in layers:
+            file.write((as_line(measured) + "\n").encode())
+    partial.replace(path)
+
+
+def read(path: Path) -> list[MeasuredLayer]:
+    """The layers of a file; lines of one layer are merged, in the order in which layers first occur.
+
+    Raises:
+        InvalidInput: with the line's number, for what is no such file.
+    """
+    found: dict[str, MeasuredLayer] = {}
+    for number, line in _lines(path):
+        try:
+            measured = _parsed(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(f"line {number} of {path} is no measured layer: {error}", REMEDY) from error
+        name = str(measured.layer["name"])
+        found[name] = merged(found[name], measured) if name in found else measured
+    return list(found.values())
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                yield number, line
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read after line {number}: {error}", REMEDY) from error
+
+
+def _parsed(content: Mapping[str, Any]) -> MeasuredLayer:
+    schemas: dict[str, dict[str, np.ndarray]] = {}
+    for kind, columns in content["schemas"].items():
+        axes = [entry.name for entry in fields(plain.schedule_types()[kind])]
+        arrays = {name: np.asarray(column, dtype=np.float64 if name in ("seconds", "spread") else np.int64) for name, column in columns.items()}
+        if set(arrays) != {*axes, *MEASURES}:
+            raise ValueError(f"columns of {kind} are {sorted(arrays)}")
+        if len({column.shape for column in arrays.values()}) != 1 or arrays["seconds"].ndim != 1:
+            raise ValueError(f"columns of {kind} differ in length")
+        if not (arrays["seconds"] > 0).all():
+            raise ValueError("a time is not positive")
+        schemas[kind] = arrays
+    layer = {name: content["layer"][name] for name in ("name", *LAYER_FIELDS)}
+    failures = tuple((str(schedule), str(reason)) for schedule, reason in content["failures"])
+    return MeasuredLayer(layer, content["machine"], schemas, failures, dict(content["environment"]), content["mode"])
