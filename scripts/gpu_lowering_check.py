@@ -1,12 +1,12 @@
 """Measures generated convolution kernels against the vendor library, layer by layer; compiling and measuring may be on different machines.
 
-    python scripts/gpu_lowering_check.py compile FOLDER [--target h200] [--alternatives 8] [--layers R2,R12]
+    python scripts/gpu_lowering_check.py compile FOLDER [--target h200] [--alternatives 8] [--layers R2,R12] [--only "winograd F(4x4"]
     python scripts/gpu_lowering_check.py run FOLDER [--name gpu_layers_h200]
 
 `compile` needs no GPU: it builds the layers as regions, lowers the chosen schedule and alternatives from the space, and stores cubins with a
-manifest. `run` needs only PyTorch and the driver: it checks every kernel against PyTorch in float64, times CUDA-graph replays over buffers
-that rotate through more than 200 MB (weights come from memory), and compares with the library's convolution in benchmark mode, TF32 off,
-both layouts.
+manifest; `--only` takes the candidates whose schedule's text begins so, and leaves out layers that have none. `run` needs only PyTorch and the
+driver: it checks every kernel against PyTorch in float64, times CUDA-graph replays over buffers that rotate through more than 200 MB (weights come
+from memory), and compares with the library's convolution in benchmark mode, TF32 off, both layouts.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ MOST_SETS = 256
 # --- compiling --------------------------------------------------------------------------------------------------------
 
 
-def compile_layers(folder: Path, target: str, alternatives: int, names: list[str]) -> None:
+def compile_layers(folder: Path, target: str, alternatives: int, names: list[str], only: str = "") -> None:
     """Writes cubins and manifest.json to the folder."""
     from concurrent.futures import ProcessPoolExecutor
 
     folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
-        manifest = list(pool.map(partial(compile_layer, folder, target, alternatives), names))
+        manifest = [entry for entry in pool.map(partial(compile_layer, folder, target, alternatives, only), names) if entry["candidates"]]
     (folder / "manifest.json").write_text(json.dumps({"target": target, "layers": manifest}, indent=1))
     everything = [record for entry in manifest for record in entry["candidates"]]
     spilled = [record["schedule"] for record in everything if record["spill_bytes"]]
     print(f"{len(everything)} candidates of {len(manifest)} layers in {folder}; {len(spilled)} spill registers: {spilled}")
 
 
-def compile_layer(folder: Path, target: str, alternatives: int, name: str) -> dict[str, Any]:
+def compile_layer(folder: Path, target: str, alternatives: int, only: str, name: str) -> dict[str, Any]:
     """One layer's entry of the manifest; its cubins are in the folder."""
     from tilewright.codegen.cuda import dynamic_shared_bytes, print_cuda
     from tilewright.codegen.gpu import lower_gpu
@@ -61,9 +61,13 @@ def compile_layer(folder: Path, target: str, alternatives: int, name: str) -> di
     region, layouts, values = layer_region(*LAYERS[name])
     ranking = rank(region, layouts, values, frozenset({"w"}), machine)
     candidates = []
-    for position, choice in sample(ranking, alternatives):
+    for position, choice in sample(ranking, alternatives, only):
         lowered = lower_gpu(region, layouts, values, frozenset({"w"}), machine, choice.schedule)
-        packed = {n: {"view": s.view, "pad": s.layout.size} for n, s in lowered.storage.items() if s.source}
+        packed = {
+            n: {"view": s.view, "matrix": s.matrix, "shape": s.value.shape, "pad": s.layout.size}
+            for n, s in lowered.storage.items()
+            if s.source
+        }
         place = folder / f"{name}_{position}"
         place.mkdir(exist_ok=True)
         distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
@@ -127,8 +131,9 @@ def layer_region(outputs: int, channels: int, size: int, filter_size: int, strid
     return Region("out", "contraction", (), steps, ("x", "w"), ("out",)), layouts, values
 
 
-def sample(ranking: Any, alternatives: int) -> Iterator[tuple[int, Any]]:
-    """The first choice, its next of other tile shapes, and others ever further down (ranks in a geometric row); (rank, choice) each."""
+def sample(ranking: Any, alternatives: int, only: str = "") -> Iterator[tuple[int, Any]]:
+    """The first choice, its next of other tile shapes, and others ever further down (ranks in a geometric row); (rank, choice) each. Of choices
+    whose text begins with `only`."""
     near = max(1, alternatives // 3)
     wanted: set[int] = set()
     further = alternatives - near
@@ -136,7 +141,7 @@ def sample(ranking: Any, alternatives: int) -> Iterator[tuple[int, Any]]:
         wanted.add(int(2 * (ranking.candidates / 4) ** ((number + 1) / further)))
     seen: set[tuple[int, ...]] = set()
     last = max(wanted, default=0)
-    for position, choice in enumerate(ranking):
+    for position, choice in enumerate(choice for choice in ranking if str(choice.schedule).startswith(only)):
         key = tuple(getattr(choice.schedule, n, 0) for n in ("block_m", "block_n", "thread_m", "thread_n"))
         if position in wanted or (key not in seen and len(seen) <= near):
             seen.add(key)
@@ -279,9 +284,12 @@ def make_buffers(torch: Any, candidate: dict[str, Any], padded: Any, w: Any, out
     buffers = {"x": padded.expand(sets, -1).contiguous(), "out": torch.zeros(sets, outputs, device="cuda")}
     for name, facts in candidate["packed"].items():
         sizes, strides, offset = facts["view"]
-        packed = torch.as_strided(w, sizes, strides, offset)
-        width = facts["pad"] // prod(sizes[:-1])
-        packed = torch.nn.functional.pad(packed, (0, width - sizes[-1])).contiguous().reshape(-1)
+        packed, shape = torch.as_strided(w, sizes, strides, offset), facts["shape"]
+        if facts["matrix"] is not None:
+            matrix = torch.tensor(facts["matrix"], dtype=torch.float64, device="cuda")
+            packed = (matrix @ packed.double().reshape(matrix.shape[1], -1)).float().reshape(shape)
+        width = facts["pad"] // prod(shape[:-1])
+        packed = torch.nn.functional.pad(packed, (0, width - shape[-1])).contiguous().reshape(-1)
         buffers[name] = packed.expand(sets, -1).contiguous()
     for name, count in candidate["work"].items():
         buffers[name] = torch.zeros(1, count, device="cuda").expand(sets, -1)
@@ -331,10 +339,11 @@ def main() -> int:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--alternatives", type=int, default=8)
     parser.add_argument("--layers", default=",".join(LAYERS))
+    parser.add_argument("--only", default="", help="how the text of a schedule begins")
     parser.add_argument("--name", default="gpu_layers_h200", help="the result file's name in bench/results; empty for none")
     options = parser.parse_args()
     if options.mode == "compile":
-        compile_layers(options.folder, options.target, options.alternatives, options.layers.split(","))
+        compile_layers(options.folder, options.target, options.alternatives, options.layers.split(","), options.only)
     else:
         run_layers(options.folder, options.name)
     return 0
