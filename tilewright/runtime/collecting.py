@@ -44,7 +44,13 @@ def sample_of(each: int, seed: int, machine: Machine) -> Choose:
 
 
 def collect(
-    trials: Trials, layers: Iterable[Layer], choose: Choose, path: Path, seconds: float = float("inf"), progress: Progress | None = None
+    trials: Trials,
+    machine: Machine,
+    layers: Iterable[Layer],
+    choose: Choose,
+    path: Path,
+    seconds: float = float("inf"),
+    progress: Progress | None = None,
 ) -> int:
     """Measures layer after layer and appends each to the file when all its schedules are done; gives the number of candidates measured.
 
@@ -66,7 +72,6 @@ def collect(
                 yield Job(problem, schedule, name)
 
     measured = failed = complete = 0
-    machine = trials.machine.name
     for outcome in trials.measure(jobs()):
         name = str(outcome.job.key)
         done[name].append(outcome)
@@ -74,7 +79,7 @@ def collect(
         failed += outcome.timing is None
         layer, count = waiting[name]
         if len(done[name]) == count:
-            dataset.append(path, dataset.from_outcomes(layer, machine, done.pop(name)))
+            dataset.append(path, dataset.from_outcomes(layer, machine.name, done.pop(name)))
             complete += 1
         if progress is not None:
             progress(name, measured, failed, complete)
