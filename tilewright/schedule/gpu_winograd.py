@@ -4,8 +4,9 @@ Three kernels (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks
 becomes B^T d B; for each of the (m + 2)^2 points of the tiles a matrix product over the input channels with the filters G g G^T, which are
 transformed when compiling; every tile of sums s becomes A^T s A, m x m outputs. Multiplications fall by 2.25 for m = 2 and by 4 for m = 4.
 
-Accuracy in fp32: the largest error of a layer against float64, relative to its largest output, over random layers of 8 to 1024 channels
-(tests/test_gpu_winograd.py, normal inputs and weights): direct summation up to 1.0e-6, F(2x2) up to 1.5e-6, F(4x4) up to 1.2e-5.
+Accuracy in fp32: the largest error against float64, relative to the layer's largest output, over random layers of 4 to 1024 channels: direct
+summation 2.4e-7 to 3.4e-6, F(2x2) 1.7e-7 to 1.3e-6, F(4x4) 6.7e-7 to 6.4e-6, growing with the square root of the channels (docs/kernels.md has the
+table, tests/test_gpu_winograd.py the emulation). All are far within the tolerance of fp32, so both belong to the space.
 """
 
 from __future__ import annotations
