@@ -233,6 +233,12 @@ def test_the_space_is_bounded_and_its_cost_positive(name: str, extents: tuple[in
     assert {"launch", "compute", "memory", "input transform", "output transform"} <= set(estimate.terms)
 
 
+def test_workspaces_fit_into_memory() -> None:
+    problem = problem_of(convolution_case(channels=8, outputs=8, epilogue=False))  # 9 x 9: 25 tiles of 16 points, 9 tiles of 36
+    rows, rejected = winograd_space(problem, replace(H200, memory_bytes=8 * (16 * 25 * 16 * 4 - 4)))
+    assert set(rows["output_tile"]) == {4} and rejected["the workspaces exceed an eighth of the memory"] > 0
+
+
 def test_multiplications_are_saved_in_a_large_layer_and_launches_in_a_small_one() -> None:
     def chosen(size: int, channels: int) -> type:
         case = convolution_case(channels=channels, outputs=channels, size=(size, size), epilogue=False)

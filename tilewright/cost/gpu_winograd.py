@@ -30,8 +30,8 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> 
     A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. Of the workspaces V and M (m + 2)^2 / m^2 times as
     large as input and output, a share of what level 2 holds over V, M and the filters together stays there; the rest goes to memory and back.
 
-    Worked example: 64 channels in and out, 56 x 56, m = 4: 196 tiles, V and M 36 * 196 * 64 * 4 = 1.8 MB each, 6.4 MB through level 2 in
-    both transforms together: 1.2 us on an h200, under three launches of 1.1 us each."""
+    Worked example: 64 channels in and out, 56 x 56, m = 4: 196 tiles, V and M 36 * 196 * 64 * 4 = 1.8 MB each, 6.2 MB through level 2 in
+    both transforms together: 1.1 us on an h200, under three launches of 1.1 us each."""
     terms: dict[str, np.ndarray] = {}
     overlapped: tuple[str, ...] = ()
     for size, product in zip(OUTPUT_TILES, problem.products, strict=True):
@@ -94,10 +94,12 @@ def _transform(
     registers = np.minimum(OTHER_REGISTERS + held * wide, machine.registers_per_thread_max)
     resident = resident_blocks(machine, threads, registers, 0)
     waves = -(-blocks // (resident * machine.processors))
-    at_once = np.minimum(blocks, resident * machine.processors) * threads
+    at_once = np.minimum(elements / wide, resident * machine.processors * threads)
     latency = machine.memory_latency_cycles / machine.clock_hz
     reachable = at_once * np.minimum(accesses * wide * 4, BYTES_AHEAD) / latency
-    moving = np.maximum(through / np.minimum(l2_bandwidth(machine), reachable), memory / np.minimum(bandwidth(machine), reachable))
+    # a processor has its share of the bandwidth of level 2, and no more where others have nothing to do
+    level2 = l2_bandwidth(machine) * np.minimum(1.0, blocks / machine.processors)
+    moving = np.maximum(through / np.minimum(level2, reachable), memory / np.minimum(bandwidth(machine), reachable))
     instructions = accesses + arithmetic * wide + 3 * DIVISION_INSTRUCTIONS
     warps = blocks * threads / machine.warp_size
     # a processor's blocks are whole: the busiest one counts

@@ -97,7 +97,9 @@ def winograd_space(problem: WinogradProblem, machine: Machine) -> tuple[dict[str
         rows, counts = contraction_space(product, machine)
         split = rows["split"] > 1
         joined = (rows["cluster"] == 1) if machine.compute_capability >= (9, 0) else np.ones(length(rows), bool)
+        workspaces = product.a.bytes + product.bytes_written
         rules = [
+            ("the workspaces exceed an eighth of the memory", np.full(length(rows), workspaces > machine.memory_bytes // 8)),
             ("a product of many points needs no more parts", ~np.isin(rows["split"], SPLITS)),
             ("a cluster adds up the parts without another kernel", split & ~joined),
         ]
