@@ -8,10 +8,23 @@ share the sum over input channels (split-C).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.schedule.columns import Columns
 
 RS, S = 2, 1
 """Values of `slice`: dimensions of the input slice that a thread holds in registers."""
+SHARED, CACHED, REGISTERS = 0, 1, 2
+"""Values of `filters`."""
+BANKS = 32
+"""Banks of shared memory, each of four bytes; as many as a warp has threads."""
+UNROLLED_PRODUCTS = 1024
+"""Multiply-adds that one unrolled stretch of channels holds at most."""
+PADDINGS = 8
+"""Paddings of a row of the patch that are tried."""
 
 
 @dataclass(frozen=True)
@@ -79,5 +92,140 @@ class DirectSchedule:
         return (
             f"direct {'rs' if self.slice == RS else 's'} register={self.register_k}x{self.register_y}x{self.register_x} "
             f"warp={self.warp_k}x{self.warp_y}x{self.warp_x} block={self.block_k}x{self.block_y}x{self.block_x} channels={self.channels} "
-            f"split={self.split} stages={self.stages} filters={('shared', 'cached', 'registers')[self.filters]}" + " cluster" * self.cluster + " atomics" * self.atomics
+            f"split={self.split} stages={self.stages} filters={('shared', 'cached', 'registers')[self.filters]}"
+            + " cluster" * self.cluster
+            + " atomics" * self.atomics
         )
+
+
+AXES = tuple(field.name for field in fields(DirectSchedule))
+
+
+def extents_of(rows: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Output channels, rows and columns that a block computes."""
+    k, y, x = (rows[f"register_{d}"] * rows[f"warp_{d}"] * rows[f"block_{d}"] for d in "kyx")
+    return k, y, x
+
+
+def patch_of(rows: Columns, problem: DirectProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the input, halo included, that a block needs of each channel."""
+    _, y, x = extents_of(rows)
+    return (
+        (y - 1) * problem.stride_y + (problem.filter_y - 1) * problem.dilation_y + 1,
+        (x - 1) * problem.stride_x + (problem.filter_x - 1) * problem.dilation_x + 1,
+    )
+
+
+def slice_of(rows: Columns, problem: DirectProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the input that a thread needs of each channel."""
+    return (
+        (rows["register_y"] - 1) * problem.stride_y + (problem.filter_y - 1) * problem.dilation_y + 1,
+        (rows["register_x"] - 1) * problem.stride_x + (problem.filter_x - 1) * problem.dilation_x + 1,
+    )
+
+
+def read_lanes_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Width of a thread's vector loads of the patch along x: threads start at multiples of register_x * stride_x."""
+    start = np.where(rows["warp_x"] * rows["block_x"] == 1, 4, rows["register_x"] * problem.stride_x)
+    _, columns = slice_of(rows, problem)
+    aligned = np.where(start % 4 == 0, 4, np.where(start % 2 == 0, 2, 1))
+    return np.minimum(aligned, np.where(columns >= 4, 4, np.where(columns >= 2, 2, 1)))
+
+
+def pitch_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Elements between rows of the patch in shared memory: a multiple of the vectors that are read. Of paddings up to eight vectors the one with
+    the fewest bank conflicts among the threads of a warp, the least of equal ones."""
+    return _padded(rows, problem)[0]
+
+
+def wavefronts_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Cycles of shared memory in which a warp gets one vector load of the patch: the most distinct vectors that share a bank."""
+    return _padded(rows, problem)[1]
+
+
+def plane_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Elements between channels of the patch in shared memory: vectors stay aligned, and what neighbouring threads store, neighbouring channels
+    of neighbouring pixels, lies in different banks as far as that allows."""
+    least = patch_of(rows, problem)[0] * pitch_of(rows, problem)
+    wanted = np.maximum(4, BANKS // np.maximum(rows["channels"], 1) // 4 * 4)
+    return least + (wanted - least) % BANKS * (rows["channels"] > 1) + (-least % 4) * (rows["channels"] == 1)
+
+
+def _padded(rows: Columns, problem: DirectProblem) -> tuple[np.ndarray, np.ndarray]:
+    lanes = read_lanes_of(rows, problem)
+    _, columns = patch_of(rows, problem)
+    least = -(-columns // lanes) * lanes
+    step_x = rows["register_x"] * problem.stride_x
+    step_y = rows["register_y"] * problem.stride_y
+    best_pitch, best = least, _conflicts(rows, step_x, step_y * least, lanes)
+    for more in range(1, PADDINGS):
+        pitch = least + more * lanes
+        found = _conflicts(rows, step_x, step_y * pitch, lanes)
+        better = found < best
+        best_pitch, best = np.where(better, pitch, best_pitch), np.where(better, found, best)
+    return best_pitch, best
+
+
+def _conflicts(rows: Columns, step_x: np.ndarray, step_y: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """The most distinct vectors of `lanes` that a warp reads in one group of banks; threads along k read the same."""
+    key = (((rows["warp_x"] * 64 + rows["warp_y"]) * 64 + step_x % BANKS) * 64 + step_y % BANKS) * 8 + lanes
+    distinct, where = np.unique(key, return_inverse=True)
+    width, rest = distinct % 8, distinct // 8
+    y, x, warp_y, warp_x = rest % 64, rest // 64 % 64, rest // 64**2 % 64, rest // 64**3
+    lane = np.arange(BANKS)
+    inside = lane < (warp_x * warp_y)[:, None]
+    word = lane % warp_x[:, None] * x[:, None] + lane // warp_x[:, None] * y[:, None]
+    group = word % BANKS // width[:, None]
+    slots = (np.arange(len(distinct))[:, None] * BANKS + group)[inside]
+    counts = np.bincount(slots, minlength=len(distinct) * BANKS).reshape(-1, BANKS)
+    return counts.max(axis=1)[where]
+
+
+def buffer_elements_of(rows: Columns, problem: DirectProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Elements of one buffer of the patch, and of one of the filters (none where they are not staged)."""
+    taps = problem.filter_y * problem.filter_x
+    return rows["channels"] * plane_of(rows, problem), np.where(rows["filters"] == SHARED, rows["channels"] * taps * extents_of(rows)[0], 0)
+
+
+def columns_of(schedule: DirectSchedule) -> dict[str, np.ndarray]:
+    """One schedule as columns of a single row."""
+    return {name: np.array([getattr(schedule, name)]) for name in AXES}
+
+
+def multiply_adds_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Multiply-adds of a thread for one channel."""
+    return rows["register_k"] * rows["register_y"] * rows["register_x"] * problem.filter_y * problem.filter_x
+
+
+def taps_are_unrolled(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Whether all rows of taps are straight code. In the RS kernel and with filters in registers they have to be: registers have no index."""
+    return (rows["slice"] == RS) | (rows["filters"] == REGISTERS) | (multiply_adds_of(rows, problem) <= UNROLLED_PRODUCTS)
+
+
+def stretch_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Channels whose multiply-adds are straight code: as many as UNROLLED_PRODUCTS allows, a power of two that divides the chunk, at least one."""
+    stretch = np.ones_like(rows["channels"])
+    products = multiply_adds_of(rows, problem)
+    for count in (2, 4, 8, 16):
+        stretch = np.where((rows["channels"] % count == 0) & (products * count <= UNROLLED_PRODUCTS), count, stretch)
+    return stretch
+
+
+def threads_of(rows: Columns) -> np.ndarray:
+    """Threads of a block."""
+    return BANKS * rows["block_k"] * rows["block_y"] * rows["block_x"]
+
+
+def registers_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    sums = rows["register_k"] * rows["register_y"] * rows["register_x"]
+    slice_rows, slice_columns = slice_of(rows, problem)
+    held = np.where(rows["slice"] == RS, slice_rows, 1) * slice_columns
+    taps = problem.filter_y * problem.filter_x
+    filters = np.where(rows["filters"] == REGISTERS, 2 * taps, np.where(rows["slice"] == RS, 1, problem.filter_x)) * rows["register_k"]
+    return np.minimum(sums + held + filters + 36, 10_000)
+
+
+def blocks_to_ask_for(schedule: DirectSchedule, problem: DirectProblem, machine: Machine) -> int:
+    """The occupancy to ask of the assembler: it caps a thread's registers, at half as much again as the estimate."""
+    estimate = registers_of(columns_of(schedule), problem)
+    return max(1, machine.registers_per_processor // (schedule.threads * (int(estimate[0]) * 3 // 2)))

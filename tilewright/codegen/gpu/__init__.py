@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from tilewright.codegen.gpu.contraction import lower_contraction
+from tilewright.codegen.gpu.direct import lower_direct
 from tilewright.codegen.gpu.gemv import lower_gemv
 from tilewright.codegen.gpu.map import lower_map
 from tilewright.codegen.gpu.prefix import lower_prefix
@@ -19,6 +20,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region
 from tilewright.ir.region import Unsuitable as Unsuitable
 from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule
+from tilewright.schedule.gpu_direct import DirectSchedule
 from tilewright.schedule.gpu_map import MapSchedule
 from tilewright.schedule.gpu_prefix import PrefixSchedule
 from tilewright.schedule.gpu_rows import RowsSchedule
@@ -26,7 +28,7 @@ from tilewright.schedule.gpu_window import WindowSchedule
 from tilewright.schedule.gpu_winograd import WinogradSchedule
 
 GpuSchedule: TypeAlias = (
-    MapSchedule | WindowSchedule | RowsSchedule | PrefixSchedule | ContractionSchedule | GemvSchedule | WinogradSchedule
+    MapSchedule | WindowSchedule | RowsSchedule | PrefixSchedule | ContractionSchedule | DirectSchedule | GemvSchedule | WinogradSchedule
 )
 
 _LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
@@ -36,6 +38,7 @@ _LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
         RowsSchedule: lower_rows,
         PrefixSchedule: lower_prefix,
         ContractionSchedule: lower_contraction,
+        DirectSchedule: lower_direct,
         GemvSchedule: lower_gemv,
         WinogradSchedule: lower_winograd,
     }

@@ -131,7 +131,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         root.append(Let(steps, binary("min", left, index_const(steps_each))))  # type: ignore[arg-type]
     else:
         steps = index_const(steps_each)
-    inner = lambda buffers: _inner_product(a, b, schedule, thread_m, thread_n, buffers)  # noqa: E731
+    inner = lambda buffers, step: _inner_product(a, b, schedule, thread_m, thread_n, buffers)  # noqa: E731
     root += staged_steps(staged, schedule.stages, steps, steps_each, inner)
 
     def at_row(row: Expr, body: RowBody) -> list[Statement]:

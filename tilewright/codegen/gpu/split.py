@@ -74,7 +74,7 @@ def in_one_or_two(
     if getattr(schedule, "atomics", 0):
         first, after, work = summed_regions(region, constants)
         layouts, values = _with(layouts, values, work)
-        zeroing = _mapped(_zeroing(first, layouts), layouts, values, machine)
+        zeroing = _mapped(_zeroing(first), layouts, values, machine)
         form, kernel, call = assembled(first, layouts, values)
         second = _mapped(after, layouts, values, machine) if after is not None else None
     else:
@@ -85,7 +85,8 @@ def in_one_or_two(
         threads = 64 if _elements(work) // schedule.split < 64 * 4 * machine.processors else 256
         lanes = window_form(adding, layouts, values, frozenset()).problem.lanes
         second = lower_window(adding, layouts, values, frozenset(), machine, WindowSchedule(threads, 1, lanes))
-    kernels, calls = (kernel,), (call,)
+    kernels: tuple[Kernel, ...] = (kernel,)
+    calls: tuple[Call, ...] = (call,)
     if zeroing is not None:
         kernels, calls = (*zeroing.kernels, *kernels), (*zeroing.calls, *calls)
     if second is not None:
@@ -135,7 +136,7 @@ def _order(region: Region, constants: frozenset[str]) -> list[int]:
     return [step.axes.index(axis) for axis in (*found.batch, *found.m, *found.n)]
 
 
-def _zeroing(region: Region, layouts: Mapping[str, Layout]) -> Region:
+def _zeroing(region: Region) -> Region:
     """Stores zeros where the region stores its sum."""
     step = region.steps[0]
     zeros = Step("zeros", step.shape, step.axes, (Const(0.0, "f32"),), index=step.index)

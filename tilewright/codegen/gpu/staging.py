@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.gpu.tile import Loader, Tile, in_tile
@@ -26,8 +27,8 @@ def staged_tile(tile: Tile, load: Loader, thread: Var) -> Staged:
     return Staged(tile.elements, load, lambda buffer: _to_shared(tile, thread, buffer))
 
 
-Inner = Callable[[Sequence[Expr]], list[Statement]]
-"""From the offsets of the buffers that hold a step's tiles to the statements that read them."""
+Inner: TypeAlias = Callable[[Sequence[Expr], Expr], list[Statement]]
+"""From the offsets of the buffers that hold a step's tiles, and the step, to the statements that read them."""
 
 
 def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
@@ -52,7 +53,7 @@ def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int,
     body.append(CommitCopies())
     slot = Var("slot", buffers)
     body.append(Let(slot, step % stages))
-    body += inner([slot * tile.elements for tile in tiles])
+    body += inner([slot * tile.elements for tile in tiles], step)
     return [*statements, For(step, steps, block(body))]
 
 
@@ -67,7 +68,7 @@ def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: 
     body: list[Statement] = []
     if steps_each > 1:
         body.append(If(more, block([s for tile in tiles for s in tile.load(step + 1, zero)])))
-    body += inner([step % 2 * tile.elements for tile in tiles])
+    body += inner([step % 2 * tile.elements for tile in tiles], step)
     if steps_each > 1:
         body.append(If(more, block([s for tile in tiles for s in tile.put((step + 1) % 2)])))
         body.append(Barrier())
