@@ -43,12 +43,16 @@ from tilewright.runtime.workers import Fatal, Message, serve
 
 CACHE_SIZES = 4
 """Level-2 cache sizes of memory that lie between two uses of the same buffers."""
-MOST_SETS = 64
+MOST_SETS = 256
+MOST_CALLS = 192
+"""Of one replay."""
 ALIGNMENT = 256
 """Bytes: where each buffer begins."""
-COARSE_SECONDS, COARSE_REPLAYS = 200e-6, 4
-FINE_SECONDS = 1e-3
-"""Time that one replay should take: long enough for the events' resolution (half a microsecond), short enough for thousands of candidates."""
+PROBE_CALLS = 6
+"""Of the replay that says how many calls the timed replays need: a call launched by itself takes several times as long."""
+COARSE_SECONDS, COARSE_REPLAYS = 1e-3, 4
+FINE_SECONDS = 2e-3
+"""Time that one replay should take: the beginning of a replay costs some microseconds, which many calls share."""
 
 
 def drawn(value: Value, generator: torch.Generator, device: torch.device) -> torch.Tensor:
@@ -219,11 +223,11 @@ class Server:
         loaded = self.load(message["program"])
         tolerance = min(TOLERANCES.get(self.problem.values[name].dtype, 0.0) for name in self.problem.region.outputs)
         try:
-            once = self.once(loaded)
+            self.once(loaded)
             error = self.error(0)
             if not error <= tolerance:
                 return {"error": f"wrong result: relative error {error:.2e} > {tolerance:.0e}", "wrong": True}
-            times, stopped = self.coarse(loaded, once, message["mode"], message.get("limit") or math.inf)
+            times, stopped = self.coarse(loaded, message["mode"], message.get("limit") or math.inf)
             again = self.error(1 if message["mode"] == "cold" else 0)  # of a set that the replays have written
             if not again <= tolerance:
                 return {"error": f"wrong result when repeated: relative error {again:.2e} > {tolerance:.0e}", "wrong": True}
@@ -233,7 +237,7 @@ class Server:
 
     def remeasure(self, message: Message) -> Message:
         loaded = [self.load(program) for program in message["programs"]]
-        replays = [self.replay(item, self.once(item), message["mode"], FINE_SECONDS) for item in loaded]
+        replays = [self.replay(item, self.probe(item, message["mode"]), message["mode"], FINE_SECONDS) for item in loaded]
         cold = message["mode"] == "cold"
         times: list[list[float]] = [[] for _ in replays]
         try:
@@ -276,11 +280,8 @@ class Server:
         ]
         return Loaded(module, functions, kernels, calls, list(rows.values()))
 
-    def once(self, loaded: Loaded) -> float:
-        """Seconds of one call over the first set of buffers, launched kernel by kernel."""
-        return self.timed(partial(self._launch, loaded))
-
-    def _launch(self, loaded: Loaded) -> None:
+    def once(self, loaded: Loaded) -> None:
+        """One call over the first set of buffers, launched kernel by kernel."""
         for name, addresses in loaded.calls:
             kernel = loaded.kernels[name]
             block = ParameterBlock([0] * len(addresses[0]), addresses[0], [0] * kernel.scalars, kernel.scalar_bytes)
@@ -298,16 +299,26 @@ class Server:
     def replay(self, loaded: Loaded, once: float, mode: str, seconds: float) -> Replay:
         assert self.problem is not None
         sets = self.problem.sets if mode == "cold" else 1
-        count = max(2, min(MOST_SETS, math.ceil(seconds / max(once, 1e-6))))
+        count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
         return Replay(self.driver, loaded, count, sets)
 
-    def coarse(self, loaded: Loaded, once: float, mode: str, limit: float) -> tuple[list[float], bool]:
-        """Seconds of a call by replay; one alone, and true, where the candidate takes more than `limit` seconds."""
-        replay = self.replay(loaded, once, mode, COARSE_SECONDS)
+    def probe(self, loaded: Loaded, mode: str) -> float:
+        """About the seconds of a call among others."""
+        assert self.problem is not None
+        replay = Replay(self.driver, loaded, PROBE_CALLS, self.problem.sets if mode == "cold" else 1)
         try:
-            first = self.seconds(replay, mode == "cold")  # its launch also uploads the graph
-            if first > limit:
-                return [first], True
+            return self.seconds(replay, mode == "cold")  # the launch also uploads the graph
+        finally:
+            replay.destroy()
+
+    def coarse(self, loaded: Loaded, mode: str, limit: float) -> tuple[list[float], bool]:
+        """Seconds of a call by replay; one alone, and true, where the candidate takes more than `limit` seconds."""
+        first = self.probe(loaded, mode)
+        if first > limit:
+            return [first], True
+        replay = self.replay(loaded, first, mode, COARSE_SECONDS)
+        try:
+            self.seconds(replay, mode == "cold")
             return [self.seconds(replay, mode == "cold") for _ in range(COARSE_REPLAYS)], False
         finally:
             replay.destroy()
