@@ -1,0 +1,288 @@
+"""The tables 8 and 9 of CNNOpt from its published measurements, with our features and models.
+
+    python bench/published_data.py FOLDER --machine v100 --json OUT
+
+FOLDER holds `rs/`, `s/` (stride 1) and `rs_stride2/`, each with `layer_*.csv`; the first two with `train.csv`. Models are trained on the `train.csv`
+files alone, and rank every configuration of a layer's files (those of `rs` and `s` together where a layer has both). Loss of performance is against
+the fastest of the layer's configurations. Columns, from the product rules that all rows obey: H = TH BH x blocks and so on; the S files' W* are
+threads of a warp (their product is 32) and B* warps of a block. Times are milliseconds. A row of a training file that is faster than the machine's
+peak rate is a failed launch.
+
+`--compare FILE` instead compares ways to train by leaving problems out within the `train.csv` files, and touches no layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+if __package__ in (None, ""):  # run as a file
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tilewright.cost.features import describe
+from tilewright.cost.hybrid import (
+    Learned,
+    Recipe,
+    Samples,
+    fit_overheads,
+    join,
+    loss_of_performance,
+    out_of_fold,
+    train,
+    trials_to,
+    without_failures,
+)
+from tilewright.cost.volumes import PUBLISHED, Overheads, direct_volumes, printed_cost, volume_cost
+from tilewright.errors import InvalidInput, TilewrightError
+from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
+
+COLUMNS = {"rs": 13, "s": 15}
+"""Numbers in a line."""
+FOLDERS = {"rs": ("rs", 1), "s": ("s", 1), "rs_stride2": ("rs", 2)}
+"""Folder to the kind of its lines and the stride."""
+TRIED = (1, 10, 30)
+SHARES = (95, 99, 100)
+BLACK_BOX = Recipe(learner="random_forest", record="black box", target="time", options={"n_estimators": 100, "max_features": 0.5, "min_samples_leaf": 2})
+"""As the paper's: problem and tile sizes, a random forest."""
+HYBRID = Recipe()
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The rows of one file, or of several of one kind; `skipped` lines were no numbers."""
+
+    samples: Samples
+    skipped: int
+
+
+def read(path: Path, kind: str, stride: int, machine: Machine) -> Measurements:
+    """The measurements of one file.
+
+    Raises:
+        InvalidInput: where it cannot be read, or a line of numbers is not a configuration with a time.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read ({error})", "give a folder of the form that the documentation of this command states") from None
+    numbers: list[list[float]] = []
+    skipped = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            row = [float(part) for part in line.split(",")]
+        except ValueError:
+            skipped += bool(line.strip())
+            continue
+        sizes, milliseconds = row[:-1], row[-1]
+        if len(row) != COLUMNS[kind] or not np.isfinite(row).all() or milliseconds <= 0 or any(size < 1 or size != int(size) for size in sizes):
+            reason = f"{COLUMNS[kind]} numbers: positive whole sizes, then a positive time"
+            raise InvalidInput(f"{path}, line {number}: not a measurement", f"a line of {kind} holds {reason}")
+        numbers.append(row)
+    if not numbers:
+        raise InvalidInput(f"{path} holds no measurement", f"its lines are {COLUMNS[kind]} numbers separated by commas")
+    return Measurements(_samples(np.array(numbers), kind, stride, machine), skipped)
+
+
+def _samples(table: np.ndarray, kind: str, stride: int, machine: Machine) -> Samples:
+    outputs, height, width, channels, filter_size = table.T[:5]
+    one = np.ones(len(table))
+    problem = {
+        "outputs": outputs, "height": height, "width": width, "channels": channels, "filter_y": filter_size, "filter_x": filter_size,
+        "stride_y": one * stride, "stride_x": one * stride,
+    }  # fmt: skip
+    if kind == "rs":
+        tk, th, tw, bk, bh, bw, parts = table.T[5:12]
+        rows = {
+            "slice": 2 * one, "register_k": tk, "register_y": th, "register_x": tw, "warp_k": bk, "warp_y": one, "warp_x": one,
+            "block_k": one, "block_y": bh, "block_x": bw, "channels": one, "split": parts, "stages": one, "filters": one,
+        }  # fmt: skip
+    else:
+        th, tw, tk, wh, ww, wk, bh, bw, bk = table.T[5:14]
+        rows = {
+            "slice": one, "register_k": tk, "register_y": th, "register_x": tw, "warp_k": wk, "warp_y": wh, "warp_x": ww,
+            "block_k": bk, "block_y": bh, "block_x": bw, "channels": one, "split": one, "stages": 2 * one, "filters": 0 * one,
+        }  # fmt: skip
+    # a number for a problem that is the same in every file
+    numbers = np.zeros(len(table), dtype=np.int64)
+    for column in (outputs, height, width, channels, filter_size, one * stride):
+        numbers = numbers * 4099 + column.astype(np.int64)
+    described = describe("direct", rows, problem, len(table))
+    return Samples(described, direct_volumes(rows, problem, machine, PUBLISHED), table[:, -1] * 1e-3, numbers)
+
+
+def read_folder(folder: Path, machine: Machine) -> tuple[Samples, dict[str, dict[str, Samples]], dict[str, int]]:
+    """The training rows of both kinds; for each layer's name its rows by kind; and lines skipped, by file.
+
+    Raises:
+        InvalidInput: where the folder has no training file or no layer.
+    """
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder} is no folder", "give the folder that holds rs/, s/ and rs_stride2/")
+    skipped: dict[str, int] = {}
+    training: list[Samples] = []
+    layers: dict[str, dict[str, Samples]] = {}
+    for name, (kind, stride) in FOLDERS.items():
+        for path in sorted((folder / name).glob("layer_*.csv")):
+            found = read(path, kind, stride, machine)
+            layer = path.stem.removeprefix("layer_")
+            if kind in layers.get(layer, {}):  # the same sizes at stride 1
+                layer += "_stride2"
+            layers.setdefault(layer, {})[kind] = found.samples
+            skipped[f"{name}/{path.name}"] = found.skipped
+        if (folder / name / "train.csv").is_file():
+            found = read(folder / name / "train.csv", kind, stride, machine)
+            training.append(found.samples)
+            skipped[f"{name}/train.csv"] = found.skipped
+    if not training:
+        raise InvalidInput(f"{folder} has no training file", "rs/train.csv or s/train.csv")
+    if not layers:
+        raise InvalidInput(f"{folder} has no layer", "files like rs/layer_64x56x56_64_3.csv")
+    return join(training), layers, skipped
+
+
+def judged(seconds: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """The figures of one ranking."""
+    figures: dict[str, float] = {f"lop@{tried}": loss_of_performance(seconds, predicted, tried) for tried in TRIED}
+    return figures | {f"trials_{share}": trials_to(seconds, predicted, share / 100) for share in SHARES}
+
+
+def evaluate(layers: dict[str, dict[str, Samples]], predict: Any) -> dict[str, Any]:
+    """The figures of every layer, of each of its kinds alone, and the means over layers of the ranking of both kinds together."""
+    results: dict[str, Any] = {}
+    for name, kinds in layers.items():
+        predictions = {kind: predict(samples) for kind, samples in kinds.items()}
+        seconds = np.concatenate([samples.seconds for samples in kinds.values()])
+        results[name] = judged(seconds, np.concatenate(list(predictions.values())))
+        if len(kinds) > 1:
+            results[name] |= {kind: judged(samples.seconds, predictions[kind]) for kind, samples in kinds.items()}
+    keys = [f"lop@{tried}" for tried in TRIED] + [f"trials_{share}" for share in SHARES]
+    return {"layers": results, "mean": {key: float(np.mean([result[key] for result in results.values()])) for key in keys}}
+
+
+def show(console: Console, document: dict[str, Any]) -> None:
+    models = [name for name in ("analytical_paper", "blackbox", "analytical", "hybrid") if name in document]
+    table = Table("layer", *(f"{name}\n@1 / @10 / @30" for name in models), "hybrid trials to\n95 % / 99 % / 100 %")
+
+    def line(name: str, pick: Any) -> None:
+        losses = [" / ".join(f"{100 * pick(document[model])[f'lop@{tried}']:.1f}" for tried in TRIED) for model in models]
+        table.add_row(name, *losses, " / ".join(f"{pick(document['hybrid'])[f'trials_{share}']:g}" for share in SHARES))
+
+    for layer in document["hybrid"]["layers"]:
+        line(layer, lambda model, layer=layer: model["layers"][layer])
+    table.add_section()
+    line("mean", lambda model: model["mean"])
+    console.print(table)
+    console.print("loss of performance in per cent, with as many trials; RS and S kernels ranked together where a layer has both")
+
+
+BOOSTED = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 20}
+GROWN = {"n_estimators": 60, "max_depth": 16, "min_samples_leaf": 3, "max_features": 0.4}
+CANDIDATES: dict[str, Recipe] = {
+    "black box, random forest, time": Recipe("random_forest", "black box", "time", options=GROWN),
+    "black box, boosting, time": Recipe("gradient_boosting", "black box", "time", options=BOOSTED),
+    "random forest, time": Recipe("random_forest", "hybrid", "time", options=GROWN),
+    "random forest, correction": Recipe("random_forest", "hybrid", "correction", options=GROWN),
+    "random forest, rank": Recipe("random_forest", "hybrid", "rank", options=GROWN),
+    "extra trees, time": Recipe("extra_trees", "hybrid", "time", options=GROWN),
+    "extra trees, correction": Recipe("extra_trees", "hybrid", "correction", options=GROWN),
+    "extra trees, rank": Recipe("extra_trees", "hybrid", "rank", options=GROWN),
+    "boosting, time": Recipe("gradient_boosting", "hybrid", "time", options=BOOSTED),
+    "boosting, correction": Recipe("gradient_boosting", "hybrid", "correction", options=BOOSTED),
+    "boosting, correction, favour 1": Recipe("gradient_boosting", "hybrid", "correction", 1.0, options=BOOSTED),
+    "boosting, correction, favour 2": Recipe("gradient_boosting", "hybrid", "correction", 2.0, options=BOOSTED),
+    "boosting, rank": Recipe("gradient_boosting", "hybrid", "rank", options=BOOSTED),
+    "boosting, rank, favour 1": Recipe("gradient_boosting", "hybrid", "rank", 1.0, options=BOOSTED),
+    "boosting, rank, favour 2": Recipe("gradient_boosting", "hybrid", "rank", 2.0, options=BOOSTED),
+    "boosting, relative record, correction, favour 2": Recipe("gradient_boosting", "relative", "correction", 2.0, options=BOOSTED),
+    "boosting, relative record, rank, favour 2": Recipe("gradient_boosting", "relative", "rank", 2.0, options=BOOSTED),
+}
+"""Ways to train that `--compare` compares."""
+LEAST_ROWS = 40
+"""Problems with fewer training rows are not judged."""
+
+
+def held_out(samples: Samples, predicted: np.ndarray) -> dict[str, float]:
+    """Means over problems of the ranking of each one's rows: LoP@1, @3, @10 (a loss above 1 counts as 1), and trials to 99 %; and LoP@1 of the problems
+    whose best time is below a millisecond, as that of most layers is."""
+    figures, small = [], []
+    order = np.argsort(samples.problem, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(samples.problem[order]) != 0])
+    for rows in np.split(order, starts[1:]):
+        if len(rows) >= LEAST_ROWS:
+            seconds, ranked = samples.seconds[rows], predicted[rows]
+            figures.append([*(min(1.0, loss_of_performance(seconds, ranked, tried)) for tried in (1, 3, 10)), trials_to(seconds, ranked, 0.99)])
+            if seconds.min() < 1e-3:
+                small.append(figures[-1][0])
+    return dict(zip(("lop@1", "lop@3", "lop@10", "trials_99"), map(float, np.mean(figures, 0)), strict=True)) | {"small lop@1": float(np.mean(small))}
+
+
+def compare(folder: Path, machine: Machine, console: Console) -> list[dict[str, Any]]:
+    """The figures of every candidate, by cross-validation that leaves problems out; nothing but training files is read."""
+    samples = join([read(folder / name / "train.csv", kind, stride, machine).samples for name, (kind, stride) in FOLDERS.items() if stride == 1])
+    clean = without_failures(samples, machine, Overheads())
+    overheads = fit_overheads(clean, machine)
+    rows = [{"model": "analytical", **held_out(clean, volume_cost(clean.volumes, machine, overheads).seconds)}]
+    for name, recipe in CANDIDATES.items():
+        start = time.perf_counter()
+        rows.append({"model": name, **held_out(clean, out_of_fold(clean, machine, recipe, overheads)), "seconds": time.perf_counter() - start})
+        console.print({key: round(value, 4) if isinstance(value, float) else value for key, value in rows[-1].items()})
+    return rows
+
+
+def reproduce(folder: Path, machine: Machine) -> dict[str, Any]:
+    """Trains and judges all models; the document that `--json` writes."""
+    start = time.perf_counter()
+    training, layers, skipped = read_folder(folder, machine)
+    clean = without_failures(training, machine, Overheads())
+    overheads = fit_overheads(clean, machine)
+    hybrid = train(clean, machine, HYBRID, overheads)
+    black_box = train(clean, machine, BLACK_BOX, overheads)
+
+    def learned(model: Learned) -> Any:
+        return lambda samples: model.seconds(samples.described, samples.volumes, machine)
+
+    return {
+        "analytical": evaluate(layers, lambda samples: volume_cost(samples.volumes, machine, overheads).seconds),
+        "analytical_paper": evaluate(layers, lambda samples: printed_cost(samples.volumes, machine).seconds),
+        "blackbox": evaluate(layers, learned(black_box)),
+        "hybrid": evaluate(layers, learned(hybrid)),
+        "machine": machine.name,
+        "training": {"rows": len(training), "dropped as failed launches": len(training) - len(clean), "problems": len(np.unique(clean.problem))},
+        "lines_skipped": skipped,
+        "overheads": asdict(overheads),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--machine", default="v100", help="the catalogue's name of the GPU that was measured")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    options = parser.parse_args()
+    console = Console(width=170)
+    try:
+        machine = find_machine(options.machine)
+        if not machine.is_gpu:
+            raise InvalidInput(f"{machine.name} is not a GPU", "--machine v100 or rtx2080ti")
+        document = reproduce(options.folder, machine)
+        show(console, document)
+        if options.json:
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
+    except (TilewrightError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
