@@ -24,8 +24,3 @@ def layer(name: str) -> dict[str, int | str]:
     return {
         "name": name, "outputs": outputs, "channels": channels, "height": size, "width": size, "filter": filter_size, "stride": stride,
     }  # fmt: skip
-
-
-def keys() -> set[tuple[int, int, int, int, int]]:
-    """(outputs, channels, height, filter, stride) of each, to keep out of training."""
-    return set(LAYERS.values())

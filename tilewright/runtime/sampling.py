@@ -15,6 +15,13 @@ from tilewright.schedule.columns import length
 
 FILTERS, FILTER_SHARES = (3, 1, 5, 7), (0.6, 0.2, 0.12, 0.08)
 LARGEST_PRIME = 17
+JUDGED = frozenset({
+    (32, 3, 108, 3, 1), (32, 32, 108, 3, 1), (64, 32, 54, 3, 1), (64, 64, 54, 3, 1), (128, 64, 27, 3, 1), (128, 128, 27, 3, 1), (64, 3, 112, 7, 2),
+    (64, 64, 56, 3, 1), (128, 64, 28, 3, 2), (128, 128, 28, 3, 1), (256, 128, 14, 3, 2), (256, 256, 14, 3, 1), (512, 256, 7, 3, 2),
+    (512, 512, 7, 3, 1), (32, 3, 544, 3, 1), (64, 32, 272, 3, 1), (128, 64, 136, 3, 1), (256, 128, 68, 3, 1), (512, 256, 34, 3, 1),
+    (1024, 512, 17, 3, 1),
+})  # fmt: skip
+"""(outputs, channels, height, filter, stride) of the layers of CNNOpt's table 2, by which models are judged: no training layer is one of them."""
 LEAST_FLOPS, MOST_FLOPS = 4e6, 6e9
 """Operations of a layer: below, launching is all that counts; above, a sample takes milliseconds."""
 MOST_ELEMENTS = 24_000_000
