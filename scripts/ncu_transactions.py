@@ -1,0 +1,385 @@
+"""Counts of memory transactions, read from the hardware and predicted, and how both go with time (CNNOpt, tables 6 and 7).
+
+    python scripts/gpu_lowering_check.py compile FOLDER --alternatives 30
+    python scripts/ncu_transactions.py profile FOLDER [--layers R2,R12] [--group 5] [--ncu PATH]
+    python scripts/ncu_transactions.py report FOLDER [--name transactions_h200]
+
+`profile` needs a GPU with Nsight Compute (ncu) and the right to read counters. It launches every candidate of the folder once, and the vendor
+library's convolution, with cold caches and free clocks; one ncu run for each group of layers, whose CSV stays in the folder; groups that are
+there are not repeated. `report` needs no GPU. Metrics that this ncu does not know are left out and listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+from bench.layers import LAYERS  # noqa: E402
+
+TIME = "gpu__time_duration.sum"
+SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
+LEVEL_2 = "lts__t_sectors_srcunit_tex_op_read.sum"
+OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
+METRICS = (
+    TIME,
+    SHARED,
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_ldgsts.sum",
+    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "l1tex__t_sectors_lookup_miss.sum",
+    LEVEL_2,
+    "lts__t_sectors_op_read.sum",
+    "lts__t_sectors_lookup_miss.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    OCCUPANCY,
+    "smsp__inst_executed.sum",
+)
+"""Wavefronts, sectors, bytes and instructions are sums over the chip; occupancy is in percent."""
+SECONDS = {"s": 1.0, "second": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6, "ns": 1e-9, "nsecond": 1e-9}
+NCU_PLACES = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu", "/usr/local/NVIDIA-Nsight-Compute*/ncu")
+
+
+# --- what ncu prints --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Launch:
+    """One profiled kernel: its name and what was read, by metric; times in seconds, everything else in ncu's base units."""
+
+    kernel: str
+    values: dict[str, float] = field(default_factory=dict)
+
+
+def parse(text: str) -> list[Launch]:
+    """The launches of ncu's --csv output, in order. Lines before the header and messages (==PROF== ...) are skipped; so are values that are no
+    numbers. Both forms are read: a line a metric, or (--page raw) a line a launch with the units in a line of their own.
+
+    Raises:
+        ValueError: where there is no header.
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise ValueError("no CSV header in ncu's output:\n" + text[-2000:])
+    header, *rows = csv.reader(lines[start:])
+    found: dict[str, Launch] = {}
+    units: dict[str, str] = {}
+    for row in rows:
+        cells = dict(zip(header, row, strict=False))
+        if cells["ID"] == "ID":
+            continue
+        if not cells["ID"]:  # the units of the raw page
+            units = cells
+            continue
+        launch = found.setdefault(cells["ID"], Launch(cells["Kernel Name"].split("(")[0].strip()))
+        if "Metric Name" in cells:
+            measured = {cells["Metric Name"]: (cells["Metric Value"], cells["Metric Unit"])}
+        else:
+            measured = {name: (cells[name], units.get(name, "")) for name in header if "__" in name}
+        for name, (value, unit) in measured.items():
+            number = as_number(value)
+            if number is not None:
+                launch.values[name] = number * SECONDS[unit] if unit in SECONDS else number
+    return list(found.values())
+
+
+def as_number(text: str) -> float | None:
+    """1,234.5 as ncu prints it; None for what is no number ("n/a")."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def complained_of(text: str, metrics: Sequence[str]) -> list[str]:
+    """The metrics that ncu's errors and warnings name."""
+    words = {word.strip(".") for line in text.splitlines() if line.startswith(("==ERROR==", "==WARNING==")) for word in re.findall(r"[\w.]+", line)}
+    return [name for name in metrics if name in words or name.partition(".")[0] in words]
+
+
+# --- profiling --------------------------------------------------------------------------------------------------------
+
+
+def find_ncu(given: str | None) -> str:
+    """Path of ncu. Raises SystemExit where there is none."""
+    installed = [str(path) for pattern in NCU_PLACES for path in sorted(Path("/").glob(pattern[1:]), reverse=True)]
+    for place in [given] if given else [shutil.which("ncu"), *installed]:
+        if place and Path(place).exists():
+            return place
+    raise SystemExit("ncu is not here: install Nsight Compute, or give its path with --ncu")
+
+
+def profile(folder: Path, ncu: str, names: Sequence[str], group: int) -> None:
+    """Writes FOLDER/ncu_GROUP.csv and .json (what was launched) for each group of layers."""
+    version = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout.strip().splitlines()
+    print(ncu, version[-1] if version else "")
+    metrics = list(METRICS)
+    for at in range(0, len(names), group):
+        some = names[at : at + group]
+        stem = folder / f"ncu_{'_'.join(some)}"
+        if stem.with_suffix(".csv").exists():
+            print(f"{stem.name}: there already")
+            continue
+        metrics = profile_group(folder, ncu, some, stem, metrics)
+
+
+def profile_group(folder: Path, ncu: str, names: Sequence[str], stem: Path, metrics: list[str]) -> list[str]:
+    """Runs ncu, without the metrics that it does not know; the metrics that are left. Raises SystemExit where nothing can be read."""
+    partial = stem.with_suffix(".partial")
+    launched = stem.with_suffix(".json")
+    child = [sys.executable, str(Path(__file__).resolve()), "launch", str(folder), "--layers", ",".join(names), "--launched", str(launched)]
+    while True:
+        partial.unlink(missing_ok=True)
+        command = [ncu, "--csv", "--print-units", "base", "--profile-from-start", "off", "--target-processes", "all", "--replay-mode", "kernel"]
+        command += ["--clock-control", "none", "--cache-control", "all", "--metrics", ",".join(metrics), "--log-file", str(partial), *child]
+        done = subprocess.run(command, capture_output=True, text=True)
+        log = partial.read_text(errors="replace") if partial.exists() else ""
+        said = log + done.stdout + done.stderr
+        if "ERR_NVGPUCTRPERM" in said:
+            raise SystemExit("the counters cannot be read: the driver allows it to administrators only (ERR_NVGPUCTRPERM)")
+        try:
+            launches = parse(log)
+        except ValueError as error:
+            absent = complained_of(said, metrics)
+            if absent and len(absent) < len(metrics):
+                print(f"not known to this ncu: {', '.join(absent)}")
+                metrics = [name for name in metrics if name not in absent]
+                continue
+            raise SystemExit(f"ncu read nothing (status {done.returncode}): {error}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}") from error
+        if not launched.exists():
+            raise SystemExit(f"what was profiled ended early (status {done.returncode}):\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        partial.rename(stem.with_suffix(".csv"))
+        missing = [name for name in METRICS if not any(name in launch.values for launch in launches)]
+        print(f"{stem.name}: {len(launches)} launches" + (f", without {', '.join(missing)}" if missing else ""), flush=True)
+        return metrics
+
+
+def launch(folder: Path, names: Sequence[str], launched: Path) -> None:
+    """What ncu watches: the library's convolution and each candidate once, each between the profiler's start and stop."""
+    import torch
+    from gpu_lowering_check import Driver, make_buffers
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
+    manifest = json.loads((folder / "manifest.json").read_text())
+    torch.zeros(1, device="cuda")
+    driver, order = Driver(), []
+    for entry in manifest["layers"]:
+        if entry["layer"] not in names:
+            continue
+        outputs, channels, size, filter_size, stride = LAYERS[entry["layer"]]
+        padding, extent = filter_size // 2, size * stride
+        x = torch.randn(1, channels, extent, extent, device="cuda")
+        w = torch.randn(outputs, channels, filter_size, filter_size, device="cuda")
+        padded = torch.nn.functional.pad(x, (padding,) * 4).permute(0, 2, 3, 1).contiguous().reshape(-1)
+        with torch.no_grad():
+            torch.nn.functional.conv2d(x, w, None, stride, padding)  # finds its algorithm
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+            torch.nn.functional.conv2d(x, w, None, stride, padding)
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
+        order.append({"layer": entry["layer"], "candidate": None, "kernels": []})
+        for number, candidate in enumerate(entry["candidates"]):
+            done: list[str] = []
+            order.append({"layer": entry["layer"], "candidate": number, "kernels": done})
+            try:
+                functions = driver.functions(folder / candidate["folder"] / "kernel.cubin", candidate["kernels"])
+                buffers = make_buffers(torch, candidate, padded, w, outputs * size * size, 1)
+                stream = torch.cuda.current_stream().cuda_stream
+                torch.cuda.synchronize()
+                torch.cuda.profiler.start()
+                for kernel, arguments in candidate["calls"]:
+                    driver.launch(functions[kernel], candidate["kernels"][kernel], [buffers[name][0].data_ptr() for name in arguments], stream)
+                    done.append(kernel)
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                order[-1]["error"] = str(error)
+            torch.cuda.profiler.stop()
+            launched.write_text(json.dumps(order))
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def assign(order: Sequence[Mapping[str, Any]], launches: Sequence[Launch]) -> list[tuple[Mapping[str, Any], dict[str, float]]]:
+    """Each thing that was launched with the sums of its kernels' values (occupancy: the mean, weighted by time).
+
+    The library's kernels are those before the next candidate's. Raises ValueError where the sequence is not the one expected."""
+    waiting = list(launches)
+    found = []
+    for number, item in enumerate(order):
+        if item["candidate"] is None:
+            following = next((other["kernels"][0] for other in order[number + 1 :] if other["kernels"]), None)
+            count = next((at for at, one in enumerate(waiting) if one.kernel == following), len(waiting))
+        else:
+            count = len(item["kernels"])
+            names = [one.kernel for one in waiting[:count]]
+            if names != list(item["kernels"]):
+                raise ValueError(f"candidate {item['candidate']} of {item['layer']} launched {item['kernels']}, ncu saw {names}")
+        found.append((item, summed(waiting[:count])))
+        waiting = waiting[count:]
+    if waiting:
+        raise ValueError(f"ncu saw {len(waiting)} launches more, from {waiting[0].kernel} on")
+    return found
+
+
+def summed(launches: Sequence[Launch]) -> dict[str, float]:
+    """Sums of the metrics that every launch has; occupancy as a mean over time."""
+    if not launches:
+        return {}
+    common = set.intersection(*(set(one.values) for one in launches))
+    sums = {name: sum(one.values[name] for one in launches) for name in METRICS if name in common}
+    if OCCUPANCY in sums and sums.get(TIME):
+        sums[OCCUPANCY] = sum(one.values[OCCUPANCY] * one.values[TIME] for one in launches) / sums[TIME]
+    return sums
+
+
+def predicted_counts(name: str, parameters: Mapping[str, int], target: str) -> dict[str, float]:
+    """Wavefronts of shared memory, sectors and occupancy as the models count them; nothing for a schema without such counts."""
+    import numpy as np
+
+    from tilewright.cost.volumes import contraction_volumes, direct_volumes
+    from tilewright.hardware import machine as find_machine
+    from tilewright.schedule.gpu_contraction import ContractionProblem
+    from tilewright.schedule.gpu_direct import DirectProblem
+
+    machine = find_machine(target)
+    counting = {ContractionProblem: contraction_volumes, DirectProblem: direct_volumes}
+    problem = next((problem for axes, problem in problems_of(name, target) if axes == frozenset(parameters)), None)
+    if type(problem) not in counting:
+        return {}
+    v = counting[type(problem)]({axis: np.array([value]) for axis, value in parameters.items()}, problem, machine)
+    rounds = v.blocks * v.steps
+    wavefronts = rounds * (v.warps * v.step_shared_loads + v.step_fill) + v.blocks * v.drain_wavefronts
+    sectors = rounds * v.step_sectors + v.blocks * v.store_sectors
+    occupied = np.minimum(v.resident, -(-v.blocks // machine.processors)) * v.warps * machine.warp_size / machine.threads_per_processor
+    return {"predicted shared wavefronts": float(wavefronts[0]), "predicted sectors": float(sectors[0]), "predicted occupancy": float(occupied[0])}
+
+
+@cache
+def problems_of(name: str, target: str) -> tuple[tuple[frozenset[str], Any], ...]:
+    """Axes and problem of each schema for a layer."""
+    from bench.layers import layer
+    from bench.regions import ranking_of
+    from tilewright.hardware import machine as find_machine
+
+    return tuple((frozenset(part.rows), part.problem) for part in ranking_of(layer(name), find_machine(target)).parts)
+
+
+def pearson(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The correlation coefficient; None for fewer than three pairs or no variation."""
+    count = len(first)
+    if count < 3:
+        return None
+    means = sum(first) / count, sum(second) / count
+    products = sum((a - means[0]) * (b - means[1]) for a, b in zip(first, second, strict=True))
+    squares = sum((a - means[0]) ** 2 for a in first) * sum((b - means[1]) ** 2 for b in second)
+    return products / squares**0.5 if squares > 0 else None
+
+
+def correlations(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Of each count, measured or predicted, with the measured time; each over the rows that have it."""
+    rows = [row for row in rows if row.get(TIME)]
+    names = dict.fromkeys(name for row in rows for name in row if name != TIME)
+    found = {}
+    for name in names:
+        having = [row for row in rows if name in row]
+        value = pearson([row[name] for row in having], [row[TIME] for row in having])
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def report(folder: Path, name: str) -> dict[str, Any]:
+    """Correlations by layer, over the fastest of each layer (the paper's table 6) and over everything; ratios to the library's kernel (7)."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    candidates = {entry["layer"]: entry["candidates"] for entry in manifest["layers"]}
+    layers: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("ncu_*.csv")):
+        order = json.loads(path.with_suffix(".json").read_text())
+        for item, values in assign(order, parse(path.read_text(errors="replace"))):
+            layer = layers.setdefault(item["layer"], {"layer": item["layer"], "library": None, "candidates": []})
+            if item["candidate"] is None:
+                layer["library"] = values
+                continue
+            candidate = candidates[item["layer"]][item["candidate"]]
+            if "error" in item:
+                layer["candidates"].append({"schedule": candidate["schedule"], "values": {}, "error": item["error"]})
+                continue
+            predicted = predicted_counts(item["layer"], candidate["parameters"], manifest["target"])
+            layer["candidates"].append({"schedule": candidate["schedule"], "values": {**values, **predicted}})
+    fastest = []
+    for layer in layers.values():
+        rows = [c["values"] for c in layer["candidates"] if c["values"].get(TIME)]
+        layer["correlation"] = correlations(rows)
+        if rows:
+            best = min(rows, key=lambda values: values[TIME])
+            fastest.append(best)
+            library = layer["library"] or {}
+            both = [metric for metric in (TIME, SHARED) if best.get(metric) and library.get(metric)]
+            layer["ratio to the library"] = {metric: best[metric] / library[metric] for metric in both}
+    everything = [c["values"] for layer in layers.values() for c in layer["candidates"]]
+    missing = [metric for metric in METRICS if not any(metric in row for row in everything)]
+    summary = {"fastest of each layer": correlations(fastest), "all candidates": correlations(everything), "missing metrics": missing}
+    show(layers, summary)
+    if name:
+        from bench.common import write_results
+
+        settings = {"target": manifest["target"], "metrics": METRICS, "clock control": "none", "cache control": "all", **summary}
+        print(write_results(name, settings, list(layers.values())))
+    return summary
+
+
+def show(layers: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    print(f"{'correlation with time':56}{'fastest':>9}{'all':>9}{'mean by layer':>15}")
+    for metric in summary["all candidates"]:
+        by_layer = [layer["correlation"][metric] for layer in layers.values() if metric in layer["correlation"]]
+        cells = [summary["fastest of each layer"].get(metric), summary["all candidates"][metric], sum(by_layer) / len(by_layer) if by_layer else None]
+        print(f"{metric:56}" + "".join(f"{'-' if c is None else f'{c:.3f}':>{width}}" for c, width in zip(cells, (9, 9, 15), strict=True)))
+    print(f"\n{'layer':8}{'time / library':>16}{'shared wavefronts / library':>30}")
+    for layer in layers.values():
+        ratios = layer.get("ratio to the library", {})
+        print(f"{layer['layer']:8}" + "".join(f"{ratios[m]:>{w}.2f}" if m in ratios else f"{'-':>{w}}" for m, w in ((TIME, 16), (SHARED, 30))))
+    if summary["missing metrics"]:
+        print("missing:", ", ".join(summary["missing metrics"]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=("profile", "launch", "report"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", default="", help="default: those of the folder")
+    parser.add_argument("--group", type=int, default=5, help="layers of one ncu run")
+    parser.add_argument("--ncu", default=None)
+    parser.add_argument("--launched", type=Path, help="of launch: where to write what was launched")
+    parser.add_argument("--name", default="transactions_h200", help="the result file's name in bench/results; empty for none")
+    options = parser.parse_args()
+    manifest = json.loads((options.folder / "manifest.json").read_text())
+    names = options.layers.split(",") if options.layers else [entry["layer"] for entry in manifest["layers"]]
+    if options.mode == "launch":
+        launch(options.folder, names, options.launched)
+    elif options.mode == "profile":
+        profile(options.folder, find_ncu(options.ncu), names, options.group)
+    else:
+        report(options.folder, options.name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
