@@ -81,7 +81,8 @@ def report(name: str, own: list[Outcome], trials: Trials) -> None:
             continue
         print(
             f"  {1e6 * outcome.seconds:8.2f} ({1e6 * outcome.timing.spread:5.2f}) | "
-            f"{1e6 * second.seconds:8.2f} ({1e6 * second.timing.spread:5.2f}) | {1e6 * third.seconds:8.2f} | {1e6 * outcome.job.key[2]:8.2f} | {outcome.job.key[1]:6} {outcome.schedule}"
+            f"{1e6 * second.seconds:8.2f} ({1e6 * second.timing.spread:5.2f}) | {1e6 * third.seconds:8.2f} | "
+            f"{1e6 * outcome.job.key[2]:8.2f} | {outcome.job.key[1]:6} {outcome.schedule}"
         )
     times = [second.timing for second in again if second.timing]
     if times:

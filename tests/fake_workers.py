@@ -1,6 +1,7 @@
-"""Stand-ins for the processes of `tilewright.runtime.trials`: `fake_workers.py compile` and `fake_workers.py measure [FAULTS] --device N`.
+"""Stand-ins for the processes of `tilewright.runtime.trials`: `fake_workers.py compile [FAULTS]`, `fake_workers.py measure [FAULTS] --device N`.
 
-Times follow from the schedule's text alone. FAULTS is JSON: {part of a schedule's text: "hang" | "crash" | "fatal" | "wrong" | "refuse"}.
+The compiler lowers and does not compile. Times follow from the schedule's text alone. FAULTS is JSON: {part of a schedule's text: what goes wrong},
+where "log" names a file that gets a line for each question to the measuring process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tilewright.hardware.machine import Machine
+from tilewright.ir.region import Lowered
+from tilewright.runtime.compile_worker import Server
 from tilewright.runtime.workers import Fatal, serve
 
 
@@ -21,18 +25,24 @@ def seconds(schedule: str) -> float:
     return 1e-5 * (1 + int(hashlib.sha256(schedule.encode()).hexdigest()[:6], 16) / 16**6)
 
 
-def compiler(message: dict[str, Any]) -> dict[str, Any]:
-    if message["do"] == "machine":
-        return {"compiler": "fake compiler"}
-    if message["do"] == "problem":
-        return {}
-    fault = fault_of(message["schedule"])
-    if fault == "refuse":
-        return {"error": "does not compile: error: made up"}
-    if fault == "kill compiler":
-        os._exit(7)
-    Path(message["folder"]).mkdir()
-    return {"code": "code_" + message["schedule"], "schedule": message["schedule"], "program": {"schedule": message["schedule"]}, "resources": {}}
+class Compiler(Server):
+    """Lowers only."""
+
+    def identity(self, machine: Machine) -> str:
+        return "fake compiler"
+
+    def compile(self, schedule: str, folder: Path) -> dict[str, Any]:
+        fault = fault_of(schedule)
+        if fault == "kill compiler":
+            os._exit(7)
+        answer = super().compile(schedule, folder)
+        if fault == "refuse":
+            return {**answer, "error": "does not compile: error: made up"}
+        return {**answer, "program": {"schedule": schedule}}
+
+    def build(self, lowered: Lowered, machine: Machine, folder: Path) -> dict[str, Any]:
+        folder.mkdir()
+        return {"resources": {kernel.name: {"registers": 32} for kernel in lowered.kernels}}
 
 
 def measurer(message: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +65,9 @@ def measurer(message: dict[str, Any]) -> dict[str, Any]:
     if fault == "wrong":
         return {"error": "wrong result: relative error 1.00e+00 > 1e-04", "wrong": True, "relative_error": 1.0}
     time_of = seconds(schedule)
+    limit = message["limit"]
+    if limit is not None and time_of > limit:
+        return {"times": [time_of], "stopped": True, "relative_error": 1e-7}
     return {"times": [time_of * (1 + 0.001 * k) for k in range(4)], "relative_error": 1e-7}
 
 
@@ -71,4 +84,4 @@ def log(message: dict[str, Any]) -> None:
 if __name__ == "__main__":
     role = sys.argv[1]
     FAULTS = json.loads(sys.argv[2]) if len(sys.argv) > 2 and not sys.argv[2].startswith("--") else {}
-    serve(compiler if role == "compile" else measurer)
+    serve(Compiler() if role == "compile" else measurer)

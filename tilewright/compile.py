@@ -19,10 +19,13 @@ from tilewright.frontend.torch_export import import_exported, import_file, impor
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Graph
 from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program, without_kernels
 from tilewright.runtime.executable import Executable, check_threads, executable_of
+from tilewright.runtime.records import Records
 from tilewright.runtime.signature import CONSTANT_TYPES, described
+from tilewright.runtime.tuning import chooser_for, distinct_problems, tune
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 Progress = Callable[[str, int, int], None]
@@ -39,22 +42,26 @@ def compile(
     vendor: bool = False,
     unsupported: str = "warn",
     threads: int | None = None,
+    records: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Executable:
-    """Compiles a model for a target, from models of performance alone.
+    """Compiles a model for a target, from models of performance and what was measured before.
 
     Args:
         module: an nn.Module (with `example_inputs`), an ExportedProgram, an onnx.ModelProto, or the path of a .pt2 or .onnx file.
         example_inputs: positional inputs; their shapes and dtypes are what the executable accepts.
         target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
+        trials: how many of each region's candidates are measured first, the models' favourites; the target has to be here then. 0: none.
+        records: the file of measurements (default: the user's); what it knows decides before the models do, and trials are added to it.
         unsupported: "warn" runs operators that are not covered through PyTorch and lists them once; "error" refuses the model.
         threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS, else OMP_NUM_THREADS, else the cores available).
         progress: called as progress(stage, done, total).
 
     Raises:
-        UnknownTarget, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing: each with cause and remedy.
+        UnknownTarget, TargetNotPresent, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing, CacheError: each with cause
+        and remedy.
     """
-    check_options(precision, trials, vendor, unsupported, threads)
+    check_options(precision, trials, vendor, unsupported, threads, records)
     report = progress or (lambda stage, done, total: None)
     if not isinstance(example_inputs, (torch.Tensor, Sequence, type(None))) or isinstance(example_inputs, str):
         raise InvalidInput(f"example_inputs is {described(example_inputs)}", "pass the model's positional inputs as a tuple")
@@ -62,13 +69,17 @@ def compile(
         raise UnknownTarget(f"target is {described(target)}", "pass a name of `tilewright targets`, or None")
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs or ())
     machine = find_machine(_default_target(inputs) if target is None else target)
+    check_trials(trials, machine)
     report("read", 0, 1)
     imported = read(module, inputs, example_keywords)
     graph, _ = simplify(imported.graph)
     _report_unsupported(graph, unsupported)
     report("plan", 0, 1)
     count = threads or settings.threads()
-    program = plan_program(graph, machine, count)
+    if trials:
+        measure(graph, machine, count, trials, records, report)
+    with chooser_for(machine, records) as chooser:
+        program = plan_program(graph, machine, count, chooser)
     program, binaries = build(program, machine, report)
     live = module if isinstance(module, torch.nn.Module) else None
     return executable_of(program, imported, machine, binaries, _texts(program, machine), live, _parameters(module), threads, _defaults(module))
@@ -105,6 +116,14 @@ def build(program: Program, machine: Machine, progress: Progress) -> tuple[Progr
     return without_kernels(program, {name: str(failure) for name, failure in failed.items()}) if failed else program, binaries
 
 
+def measure(graph: Graph, machine: Machine, threads: int, trials: int, records: str | Path | None, progress: Progress) -> None:
+    """Measures candidates of the graph's regions that the records do not know yet, and adds them."""
+    with Records(records) as store:
+        tune(
+            distinct_problems(graph, machine, threads), machine, trials, store, report=lambda done, total, _: progress("measure", done, total)
+        )
+
+
 def source_files(program: Program, machine: Machine) -> list[SourceFile]:
     """One source file for each distinct kernel."""
     language = "cuda" if machine.is_gpu else "c"
@@ -121,19 +140,32 @@ def _default_target(inputs: Sequence[Any]) -> str:
 
 
 def check_options(
-    precision: str = "fp32", trials: int = 0, vendor: bool = False, unsupported: str = "warn", threads: int | None = None
+    precision: str = "fp32",
+    trials: int = 0,
+    vendor: bool = False,
+    unsupported: str = "warn",
+    threads: int | None = None,
+    records: str | Path | None = None,
 ) -> None:
     """Raises UnsupportedOption for values that `compile` does not offer."""
     if precision != "fp32":
         raise UnsupportedOption(f"precision {precision!r} is not supported yet", 'use precision="fp32"')
-    if trials != 0:
-        raise UnsupportedOption(f"trials={trials!r}: measuring candidates is not supported yet", "use trials=0")
+    if not isinstance(trials, int) or isinstance(trials, bool) or trials < 0:
+        raise UnsupportedOption(f"trials={trials!r} is no number of candidates", "use 0, or how many of each region are measured")
+    if not isinstance(records, (str, Path, type(None))):
+        raise UnsupportedOption(f"records is {described(records)}", "pass the path of a file of records, or None")
     if vendor is not False:
         raise UnsupportedOption("vendor=True: library kernels are not candidates yet", "use vendor=False")
     if unsupported not in ("warn", "error"):
         raise UnsupportedOption(f"unsupported={unsupported!r} is not known", 'use "warn" or "error"')
     if threads is not None:
         check_threads(threads)
+
+
+def check_trials(trials: int, machine: Machine) -> None:
+    """Raises UnsupportedOption where candidates for the machine cannot be measured at all."""
+    if trials and not machine.is_gpu:
+        raise UnsupportedOption(f"trials={trials}: candidates are measured on GPUs only, and {machine.name} is a CPU", "use trials=0")
 
 
 def _report_unsupported(graph: Any, action: str) -> None:

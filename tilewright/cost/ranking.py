@@ -17,13 +17,15 @@ from tilewright.schedule.columns import Columns, length, row
 
 @dataclass(frozen=True)
 class Choice:
-    """One candidate with its prediction; `rejected` counts the infeasible ones by reason, `candidates` the feasible ones."""
+    """One candidate with its prediction; `rejected` counts the infeasible ones by reason, `candidates` the feasible ones. `measured_seconds`: from
+    records, where there are any of it."""
 
     schedule: Any
     seconds: float
     terms: Mapping[str, float]
     rejected: Mapping[str, int]
     candidates: int
+    measured_seconds: float | None = None
 
     @property
     def space(self) -> SpaceCounts:
@@ -79,3 +81,16 @@ class Ranking:
         at = int(position - starts[number])
         terms = MappingProxyType({name: float(term[at]) for name, term in part.estimate.terms.items()})
         return Choice(part.schedule(**row(part.rows, at)), float(part.estimate.seconds[at]), terms, self.rejected, self.candidates)
+
+    def find(self, schedule: Any) -> Choice | None:
+        """The candidate of a schedule, or None where it is none of these."""
+        start = 0
+        for part in self.parts:
+            count = length(part.rows)
+            if part.schedule is type(schedule) and count:
+                same = np.all([column == getattr(schedule, name) for name, column in part.rows.items()], axis=0)
+                found = np.flatnonzero(same)
+                if len(found):
+                    return self.choice(start + int(found[0]))
+            start += count
+        return None

@@ -65,7 +65,7 @@ class Storage:
 @dataclass(frozen=True)
 class Lowered:
     """A region made into kernels. `storage` holds what the region adds beyond graph values: workspaces and packed constants; `space` counts the
-    candidates among which the schedule was chosen.
+    candidates among which the schedule was chosen; `measured_seconds` is from records.
 
     The calls run in order, `repeat` times over; kernels with a scalar parameter get the number of the repetition (a scan's step)."""
 
@@ -78,6 +78,7 @@ class Lowered:
     terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     repeat: int = 1
     space: SpaceCounts = field(default_factory=SpaceCounts)
+    measured_seconds: float | None = None
 
 
 @dataclass(frozen=True)

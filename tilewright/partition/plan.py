@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tilewright.codegen.describe import prediction
 from tilewright.codegen.lower import lower
 from tilewright.cost.choice import choose
+from tilewright.cost.ranking import Choice
 from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
@@ -22,6 +23,9 @@ from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.scans import unfold, without_copies
 
+Chooser = Callable[[Region, Mapping[str, Layout], Mapping[str, Value], frozenset[str], Machine, int], Choice]
+"""What decides a canonical region's schedule: the models (`cost.choice.choose`), or records before them."""
+
 
 @dataclass(frozen=True)
 class _Context:
@@ -32,15 +36,16 @@ class _Context:
     layouts: Mapping[str, Layout]
     machine: Machine
     threads: int
+    choose: Chooser = choose
     lowered: dict[object, Lowered] = field(default_factory=dict)
     """Canonical regions that have been lowered: a network repeats its layers."""
 
 
-def plan_program(graph: Graph, machine: Machine, threads: int) -> Program:
-    """Decides everything about how the graph runs on the machine, from models alone. `threads` is for CPUs."""
+def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser = choose) -> Program:
+    """Decides everything about how the graph runs on the machine; `chooser` which schedules its regions get. `threads` is for CPUs."""
     judge = RowJudge(machine, threads, frozenset(graph.constants))
     laid_out = lay_out(graph, judge)
-    context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads)
+    context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser)
     lowered: list[Lowered] = []
     for region in laid_out.regions:
         if region.kind == "scan":
@@ -67,7 +72,7 @@ def lay_out(graph: Graph, judge_rows: RowJudge | None = None) -> LaidOut:
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:
-    """The region under the schedule that the models like best. Regions that differ in names alone are lowered once."""
+    """The region under the schedule that is chosen for it. Regions that differ in names alone are lowered once."""
     if region.kind == "torch":
         return Lowered(region, "PyTorch", (), ())
     if any(0 in context.values[name].shape for name in region.outputs):
@@ -92,11 +97,20 @@ def lower_region(region: Region, context: _Context) -> Lowered:
 
 def _lower(region: Region, context: _Context) -> Lowered:
     of = (region, context.layouts, context.values, frozenset(context.graph.constants), context.machine)
-    choice = choose(*of, context.threads)
+    choice = context.choose(*of, context.threads)
     lowered = lower(*of, choice.schedule)
     said = prediction(choice.seconds, choice.terms, len(lowered.kernels))
+    if choice.measured_seconds is not None:
+        said += f"\nmeasured {1e6 * choice.measured_seconds:.3g} us"
     kernels = tuple(replace(kernel, header=f"{kernel.header}\n{said}") for kernel in lowered.kernels)
-    return replace(lowered, kernels=kernels, predicted_seconds=choice.seconds, terms=choice.terms, space=choice.space)
+    return replace(
+        lowered,
+        kernels=kernels,
+        predicted_seconds=choice.seconds,
+        terms=choice.terms,
+        space=choice.space,
+        measured_seconds=choice.measured_seconds,
+    )
 
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:

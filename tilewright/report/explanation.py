@@ -90,7 +90,10 @@ def _time(region: LoadableRegion) -> list[str]:
         return ["no prediction"] if region.calls else []
     terms = sorted(region.terms.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in terms if seconds)
-    return [f"{seconds_text(region.predicted_seconds)} predicted" + (f": {parts}" if parts else "")]
+    lines = [f"{seconds_text(region.predicted_seconds)} predicted" + (f": {parts}" if parts else "")]
+    if region.measured_seconds is not None:
+        lines.append(f"{seconds_text(region.measured_seconds)} measured")
+    return lines
 
 
 def _work(program: LoadableProgram, region: LoadableRegion) -> str:

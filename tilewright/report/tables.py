@@ -27,6 +27,9 @@ def plan_table(image: Image, title: str = "") -> Table:
     table.add_column("candidates", f"{sum(region.space.feasible for region in program.regions):,}", justify="right", no_wrap=True)
     table.add_column("flop", scaled(total.flops, ""), justify="right", no_wrap=True)
     table.add_column("predicted", seconds_text(predicted), justify="right", no_wrap=True)
+    measured = any(region.measured_seconds is not None for region in program.regions)
+    if measured:
+        table.add_column("measured", justify="right", no_wrap=True)
     for number, region in enumerate(program.regions, 1):
         operators = ", ".join(_operator(program.nodes[name]) for name in region.nodes)
         flops = region_figures(program, region).flops

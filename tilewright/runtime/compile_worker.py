@@ -8,6 +8,7 @@ the last is {"program": what the measuring process needs, "schedule": readable t
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.lower import lower
 from tilewright.hardware.machine import Machine
-from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.runtime import plain
 from tilewright.runtime.loadable import loadable_kernel
+from tilewright.runtime.problems import code_of
 from tilewright.runtime.workers import Message, serve
 from tilewright.toolchain.binary import SourceFile, parse_resources
 from tilewright.toolchain.compilers import NvrtcCompiler
@@ -33,49 +37,55 @@ def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
     }
 
 
-def code_of(lowered: Lowered) -> str:
-    """What a record names the code by: the kernels' names, which are digests of their code, in the order of the calls."""
-    return "+".join(dict.fromkeys(call.kernel for call in lowered.calls))
+class Server:
+    """What the process knows: the machine, and the problem of the candidates that follow."""
 
-
-class _Server:
     def __init__(self) -> None:
         self._machine: Machine | None = None
-        self._problem: tuple[Any, ...] = ()
+        self._problem: tuple[Region, Mapping[str, Layout], Mapping[str, Value], frozenset[str]] | None = None
 
     def __call__(self, message: Message) -> Message:
         if message["do"] == "machine":
             self._machine = plain.decode(message["machine"])
-            compiler = NvrtcCompiler.find(self._machine)
-            compiler.require()
-            return {"compiler": compiler.identity}
+            return {"compiler": self.identity(self._machine)}
         if message["do"] == "problem":
             region, layouts, values, constants = plain.decode(message["problem"])
             self._problem = (region, layouts, values, frozenset(constants))
             return {}
-        return self._compile(message["schedule"], Path(message["folder"]))
+        return self.compile(message["schedule"], Path(message["folder"]))
 
-    def _compile(self, schedule: str, folder: Path) -> Message:
-        assert self._machine is not None
+    def identity(self, machine: Machine) -> str:
+        """The compiler's, which is loaded."""
+        compiler = NvrtcCompiler.find(machine)
+        compiler.require()
+        return compiler.identity
+
+    def compile(self, schedule: str, folder: Path) -> Message:
+        """The candidate's program and binary, or why there are none."""
+        assert self._machine is not None and self._problem is not None
         start = time.perf_counter()
         try:
             lowered = lower(*self._problem, self._machine, plain.schedule_of(schedule))
         except Unsuitable as error:
             return {"error": f"not lowered: {error}"}
-        lowered_at = time.perf_counter()
-        answer: Message = {"code": code_of(lowered), "schedule": lowered.schedule}
+        middle = time.perf_counter()
+        answer: Message = {"code": code_of(lowered), "schedule": lowered.schedule, **self.build(lowered, self._machine, folder)}
+        return {**answer, "seconds": [middle - start, time.perf_counter() - middle]}
+
+    def build(self, lowered: Lowered, machine: Machine, folder: Path) -> Message:
+        """The binary of all kernels together, with what the compiler says of them."""
         distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
-        compiler = NvrtcCompiler.find(self._machine)
+        compiler = NvrtcCompiler.find(machine)
         folder.mkdir(parents=True, exist_ok=True)
         outcome = compiler.compile(SourceFile("trial", print_cuda(distinct), "cuda", tuple(kernel.name for kernel in distinct)), folder)
         if not outcome.succeeded:
             errors = [line for line in outcome.log.splitlines() if "error" in line.lower()] or [outcome.log.strip()]
-            return {**answer, "error": f"does not compile: {errors[0][:400]}"}
-        answer["resources"] = {name: asdict(found) for name, found in parse_resources(outcome.log).items()}
-        answer["program"] = program_of(lowered, str(folder / compiler.binary_name))
-        answer["seconds"] = [lowered_at - start, time.perf_counter() - lowered_at]
-        return answer
+            return {"error": f"does not compile: {errors[0][:400]}"}
+        return {
+            "resources": {name: asdict(found) for name, found in parse_resources(outcome.log).items()},
+            "program": program_of(lowered, str(folder / compiler.binary_name)),
+        }
 
 
 if __name__ == "__main__":
-    serve(_Server())
+    serve(Server())

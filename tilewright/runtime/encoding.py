@@ -175,6 +175,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "predicted_seconds": float(region.predicted_seconds),
                 "terms": {name: float(seconds) for name, seconds in region.terms.items()},
                 "space": {"feasible": region.space.feasible, "rejected": dict(region.space.rejected)},
+                "measured_seconds": region.measured_seconds,
             }
             for region in program.regions
         ],
@@ -209,6 +210,7 @@ def decode_program(data: Mapping[str, Any], weights: Mapping[str, torch.Tensor])
             float(entry["predicted_seconds"]),
             MappingProxyType({str(name): float(seconds) for name, seconds in entry["terms"].items()}),
             _decode_space(entry.get("space")),
+            None if entry.get("measured_seconds") is None else float(entry["measured_seconds"]),
         )
         for entry in data["regions"]
     )

@@ -54,6 +54,7 @@ class LoadableRegion:
     predicted_seconds: float = 0.0
     terms: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     space: SpaceCounts = field(default_factory=SpaceCounts)
+    measured_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def loadable(program: Program) -> LoadableProgram:
                 lowered.predicted_seconds,
                 MappingProxyType(dict(lowered.terms)),
                 lowered.space,
+                lowered.measured_seconds,
             )
         )
     result = LoadableProgram(

@@ -25,6 +25,7 @@ class PlanRow:
     kernels: tuple[str, ...]
     repeat: int
     space: SpaceCounts
+    measured_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Plan:
         return sum(row.predicted_seconds for row in self.rows)
 
     def __str__(self) -> str:
-        header = ("region", "kind", "nodes", "schedule", "predicted", "why")
+        measured = any(row.measured_seconds is not None for row in self.rows)
+        header = ("region", "kind", "nodes", "schedule", "predicted", *(("measured",) if measured else ()), "why")
         cells = [header]
         for row in self.rows:
             operators = ", ".join(operator for _, operator, _ in row.nodes)
@@ -52,6 +54,7 @@ class Plan:
                     _clip(operators, 40),
                     _clip(row.schedule, 60),
                     seconds,
+                    *((f"{row.measured_seconds * 1e6:.1f} us" if row.measured_seconds is not None else "-",) if measured else ()),
                     _clip("; ".join(row.reasons), 60),
                 )
             )
@@ -83,6 +86,7 @@ def plan_of(program: LoadableProgram, memory: MemoryPlan | None = None) -> Plan:
             tuple(call.kernel for call in region.calls),
             region.repeat,
             region.space,
+            region.measured_seconds,
         )
         for region in program.regions
     )

@@ -11,7 +11,7 @@ from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import variables
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, channels_last, row_major
-from tilewright.ir.region import Region
+from tilewright.ir.region import Lowered, Region
 from tilewright.partition.canonical import canonical
 from tilewright.runtime import plain
 
@@ -32,7 +32,7 @@ class Problem:
         facts = (
             self.region.kind,
             self.region.steps,
-            self.region.inputs,
+            sorted(self.region.inputs),
             self.region.outputs,
             [(name, self.layouts[name], self.values[name].dtype, self.values[name].shape, name in self.constants) for name in stored],
         )
@@ -113,3 +113,8 @@ def convolution_problem(
     halo = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(shape)}
     return problem_of(Region("out", "contraction", (), steps, ("x", "w"), ("out",)), layouts, values, frozenset({"w"}))
+
+
+def code_of(lowered: Lowered) -> str:
+    """What a record names the code by: the kernels' names, which are digests of their code, in the order of the calls."""
+    return "+".join(dict.fromkeys(call.kernel for call in lowered.calls))

@@ -1,0 +1,186 @@
+"""Tuning: the models' favourite candidates of each problem are measured and recorded, and plans take the best that records know.
+
+What is recorded is not measured again, so that tuning that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tilewright.codegen.lower import lower
+from tilewright.cost.choice import choose, rank
+from tilewright.cost.ranking import Choice, Ranking
+from tilewright.errors import UnsupportedOption
+from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Region, Unsuitable
+from tilewright.partition.plan import Chooser, plan_program
+from tilewright.runtime import plain
+from tilewright.runtime.problems import Problem, code_of
+from tilewright.runtime.records import Measurement, Records, default_path, measurement_of
+from tilewright.runtime.trials import Job, Outcome, Trials
+
+FINALISTS = 4
+"""Candidates of a problem that are measured again, in turns."""
+NEAR = 1.1
+"""How many times the best one's time a finalist may have taken."""
+ROUNDS = 9
+
+Report = Callable[[int, int, Outcome | None], None]
+"""Called as report(done, total, outcome)."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How many problems there were, and what became of their candidates: `known` were in the records before."""
+
+    problems: int
+    known: int
+    measured: int
+    failed: int
+
+
+def distinct_problems(graph: Graph, machine: Machine, threads: int) -> list[Problem]:
+    """The problems of a graph in the order of execution, each once; parts of loops are left out, which depend on the loop's step."""
+    found: dict[str, Problem] = {}
+
+    def collect(
+        region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
+    ) -> Choice:
+        problem = Problem(region, layouts, values, constants)
+        if problem.is_whole:
+            found.setdefault(problem.key, problem)
+        return choose(region, layouts, values, constants, machine, threads)
+
+    plan_program(graph, machine, threads, collect)
+    return list(found.values())
+
+
+def ranking_of(problem: Problem, machine: Machine) -> Ranking:
+    """The models' ranking of a problem's candidates."""
+    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, 1)
+
+
+def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | None:
+    """What a record of the schedule made today would name its code; None where it is not lowered."""
+    try:
+        return code_of(lower(problem.region, problem.layouts, problem.values, problem.constants, machine, schedule))
+    except Unsuitable:
+        return None
+
+
+def from_records(records: Records) -> Chooser:
+    """Chooses the schedule that was fastest in the records, where its code is still the same; else the models' favourite of those that did not
+    fail."""
+
+    def chosen(
+        region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
+    ) -> Choice:
+        problem = Problem(region, layouts, values, constants)
+        ranking = rank(region, layouts, values, constants, machine, threads)
+        failed: dict[str, list[Measurement]] = {}
+        for entry in records.standing(problem.key, machine.name):
+            if entry.status != "measured":
+                failed.setdefault(entry.schedule, []).append(entry)
+                continue
+            choice = _recorded(entry, ranking)
+            if choice is not None and current_code(problem, choice.schedule, machine) == entry.code:
+                return replace(choice, measured_seconds=entry.seconds)
+        if not failed:
+            return ranking.first()
+        for choice in ranking:
+            known = failed.get(plain.schedule_text(choice.schedule), ())
+            if not known or current_code(problem, choice.schedule, machine) not in {entry.code for entry in known}:
+                return choice
+        return ranking.first()
+
+    return chosen
+
+
+def _recorded(entry: Measurement, ranking: Ranking) -> Choice | None:
+    try:
+        return ranking.find(plain.schedule_of(entry.schedule))
+    except (ValueError, KeyError, TypeError, AttributeError):  # of a schema or parameter that there is no more
+        return None
+
+
+@contextmanager
+def chooser_for(machine: Machine, path: str | Path | None) -> Iterator[Chooser]:
+    """What plans for the machine: records where there are some, else the models. Without a path, the user's records where they exist.
+
+    Raises:
+        UnsupportedOption: where the path leads to no file.
+    """
+    place = Path(path) if path is not None else default_path()
+    if path is not None and not place.exists():
+        raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
+    if not machine.is_gpu or not place.exists():
+        yield choose
+        return
+    with Records(place) as records:
+        yield from_records(records)
+
+
+def tune(
+    problems: Sequence[Problem],
+    machine: Machine,
+    trials: int,
+    records: Records,
+    *,
+    report: Report | None = None,
+    start: Callable[[], Trials] | None = None,
+) -> Tuned:
+    """Measures the `trials` candidates of each problem that the models like best, and those near the best again in turns; all are recorded
+    at once. `start` makes the processes, when there is something to measure; by default for GPU 0.
+
+    Raises:
+        TargetNotPresent: where something has to be measured and the machine is not here.
+        UnsupportedOption: where the machine is a CPU.
+    """
+    wanted = [(problem, choice.schedule) for problem in problems for choice in islice(ranking_of(problem, machine), trials)]
+    jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records)]
+    tell = report or (lambda done, total, outcome: None)
+    known, measured, failed = len(wanted) - len(jobs), 0, 0
+    tell(known, len(wanted), None)
+    finals = [problem for problem in problems if len(_finalists(problem, machine, records)) > 1]
+    if jobs or finals:
+        with (start or (lambda: Trials(machine)))() as processes:
+            for done, outcome in enumerate(processes.measure(jobs), known + 1):
+                records.add([measurement_of(outcome, machine.name)])
+                measured += outcome.status == "measured"
+                failed += outcome.status != "measured"
+                tell(done, len(wanted), outcome)
+            for problem in problems:
+                finalists = _finalists(problem, machine, records)
+                if len(finalists) > 1:
+                    again = processes.remeasure([Job(problem, plain.schedule_of(entry.schedule)) for entry in finalists], ROUNDS)
+                    records.add(measurement_of(outcome, machine.name) for outcome in again if outcome.timing)
+    return Tuned(len(problems), known, measured, failed)
+
+
+def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records) -> bool:
+    """Whether the records have the schedule with the code that it has today, measured or failed."""
+    text = plain.schedule_text(schedule)
+    codes = {entry.code for entry in records.of(problem.key, machine.name) if entry.schedule == text}
+    return bool(codes) and current_code(problem, schedule, machine) in codes
+
+
+def _finalists(problem: Problem, machine: Machine, records: Records) -> list[Measurement]:
+    """The fastest of a problem where one of them was measured only roughly, and they are near each other; else nothing."""
+    standing = [entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured"]
+    near = [entry for entry in standing[:FINALISTS] if entry.seconds <= NEAR * standing[0].seconds]
+    current = [entry for entry in near if _codes_agree(problem, entry, machine)]
+    return current if any(entry.count < ROUNDS for entry in current) else []
+
+
+def _codes_agree(problem: Problem, entry: Measurement, machine: Machine) -> bool:
+    try:
+        return current_code(problem, plain.schedule_of(entry.schedule), machine) == entry.code
+    except (ValueError, KeyError, TypeError):
+        return False
