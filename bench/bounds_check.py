@@ -2,7 +2,7 @@
 
     python -m bench.bounds_check [FILE ...] [--target h200]
 
-A FILE is a result of scripts/gpu_lowering_check.py (JSON), or JSON lines with one measured kernel each. Tightness is bound / measured time.
+A FILE is a result of scripts/gpu_lowering_check.py (JSON), or a data set (`tilewright.runtime.dataset`). Tightness is bound / measured time.
 For every layer the whole space is pruned with the best measured time; "best kept" says whether its fastest measured kernel is among the rest.
 """
 
@@ -29,6 +29,7 @@ from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
+from tilewright.runtime import dataset
 from tilewright.schedule.columns import Columns, length
 
 
@@ -43,7 +44,7 @@ class Measured:
 
 
 def read(path: Path) -> Iterator[Measured]:
-    """Every kernel of a file that was measured and right."""
+    """Every kernel of a file that was measured and right; what was measured once only, being slow, too."""
     if path.suffix == ".json":
         for record in json.loads(path.read_text())["results"]:
             shape = layer(record["layer"])
@@ -51,10 +52,12 @@ def read(path: Path) -> Iterator[Measured]:
                 if found["error"] is None:
                     yield Measured(shape, found["parameters"], found["measured_us"] * 1e-6, record["sets"] * bytes_of(shape))
         return
-    for line in path.read_text().splitlines():
-        found = json.loads(line)
-        if found.get("error") is None and found.get("seconds"):
-            yield Measured(found["layer"], found["parameters"], found["seconds"], found.get("rotated_bytes", 0.0))
+    for entry in dataset.read(path):
+        for columns in entry.schemas.values():
+            axes = [name for name in columns if name not in dataset.MEASURES]
+            for at, seconds in enumerate(columns["seconds"]):
+                # how much of level 2 was cold is not known for certain: nothing is assumed of memory
+                yield Measured(entry.layer, {name: int(columns[name][at]) for name in axes}, float(seconds))
 
 
 def bytes_of(shape: Mapping[str, Any]) -> float:
@@ -126,7 +129,10 @@ def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tupl
     best = min(measured, key=lambda m: m.seconds)
     left, kept = 0, False
     for part in ranking.parts:
-        bound = lower_bound(part.rows, part.problem, machine, best.rotated_bytes).seconds
+        try:
+            bound = lower_bound(part.rows, part.problem, machine, best.rotated_bytes).seconds
+        except Unsuitable:  # a schema without a bound loses nothing
+            bound = np.zeros(length(part.rows))
         rest, _ = prune(part.rows, bound, best.seconds)
         left += length(rest)
         if set(part.rows) == set(best.parameters):

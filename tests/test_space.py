@@ -11,8 +11,7 @@ from test_artifact import rewrite_manifest
 from torch import nn
 
 import tilewright
-from bench.regions import convolution_region
-from tilewright.cost.gpu_choice import rank
+from bench.regions import ranking_of
 from tilewright.errors import InvalidArtifact
 from tilewright.hardware import machine
 from tilewright.ir.space import SpaceCounts
@@ -35,8 +34,7 @@ def executable() -> tilewright.Executable:
 
 def test_an_explanation_shows_what_the_ranking_counted(executable: tilewright.Executable) -> None:
     shape = {"outputs": 16, "channels": 8, "height": 12, "width": 12, "filter": 3, "stride": 1}
-    region, layouts, values = convolution_region(shape)
-    ranking = rank(region, layouts, values, frozenset({"w"}), machine("h200"))
+    ranking = ranking_of(shape, machine("h200"))
     row = next(row for row in executable.plan.rows if row.kind == "contraction")
     assert row.space == SpaceCounts(ranking.candidates, ranking.rejected)
     text = explanation(executable.image)

@@ -25,7 +25,8 @@ from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
 from tilewright.schedule.columns import Columns, length, reject, take
 from tilewright.schedule.gpu_contraction import ContractionProblem, threads_of
-from tilewright.schedule.gpu_direct import DirectProblem
+from tilewright.schedule.gpu_direct import SHARED, DirectProblem, extents_of, patch_of
+from tilewright.schedule.gpu_direct import threads_of as threads_of_direct
 from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem
 
 ELEMENT_BYTES = 4
@@ -105,18 +106,38 @@ def _fma_cycles(machine: Machine) -> float:
     return machine.warp_size * machine.schedulers_per_processor / machine.fp32_lanes_per_processor
 
 
+def _steps(machine: Machine, tiles: np.ndarray, split: np.ndarray, steps: np.ndarray, warps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(steps of one full part, block steps of the busiest processor, warp steps of the busiest scheduler), the last two at least.
+
+    A tile has `steps`, which `split` blocks divide: s each, and the last the t that remain. Full blocks are pieces of s steps, all blocks of t at
+    least, and all steps together could be spread evenly: of each the share of the busiest place."""
+    places, schedulers = machine.processors, machine.schedulers_per_processor
+    each = -(-steps // split)
+    last = np.maximum(steps - (split - 1) * each, 0)
+    full = tiles * np.where(last == each, split, split - 1)
+    kinds = ((full, each), (tiles * split, last), (tiles * steps, 1))
+    blocks = np.maximum.reduce([_busiest(count, places) * size for count, size in kinds])
+    whole = [_busiest(_busiest(count, places) * warps, schedulers) * size for count, size in kinds[:2]]
+    return each, blocks, np.maximum.reduce([*whole, _busiest(tiles * steps * warps, places * schedulers)])
+
+
+def _live(extent: int, tile: np.ndarray, per_thread: np.ndarray) -> np.ndarray:
+    """Elements of a thread's `per_thread` along one dimension that must be computed: where the tile is longer than the extent, the compiler may leave
+    out what no thread stores, but tile / per_thread threads have to cover the extent."""
+    return _busiest(np.minimum(extent, tile), tile // per_thread)
+
+
 def contraction_bound(rows: Columns, problem: ContractionProblem, machine: Machine, share: float) -> Estimate:
     """Implicit GEMM: tiles of block_m x block_n, of which `split` blocks each reduce some of the steps of block_k.
 
-    Padding is computed like the rest (rows past the end repeat the last, and the reduction is padded with zeros), so every step of every block is
-    whole. Let s be the steps of a full part and t those of the last. Warp steps of the busiest scheduler, w warps a block, P processors of S
-    schedulers:  max(ceil(ceil(full blocks / P) w / S) s,  ceil(ceil(blocks / P) w / S) t,  ceil(all steps w / (P S))).
+    Padding is computed like the rest (rows past the end repeat the last, and the reduction is padded with zeros in shared memory), so that every step
+    of every block is whole, but for what `_live` leaves out of thread_m and thread_n. With the warp steps of the busiest scheduler (`_steps`):
 
     fma: BK TM TN a warp step, 32 lanes a scheduler.  issue: those, one load of at most four elements of shared memory for each four
     of a thread's BK (TM + TN), and the loads or copies of A and B that fall to every warp; a scheduler issues one instruction a cycle.
-    chain: an element's multiply-adds depend on each other: s BK of them, with the latency of one.  shared: a processor serves one load a cycle (all
-    equal addresses merged), and what is written into the tiles at its bandwidth.  memory: distinct bytes (a stored value counts whole, at most its
-    evaluations).  A split without a cluster needs a second kernel, and so a launch more.
+    chain: an element's multiply-adds depend on each other: BK for each step of a part, with the latency of one.  shared: a processor serves one load
+    a cycle (all equal addresses merged), and what is written into the tiles at its bandwidth.  memory: distinct bytes (a stored value counts
+    whole, at most its evaluations).  A split without a cluster needs a second kernel, and so a launch more.
 
     Worked example, h200: 64 x 64 x 16, thread 4 x 4, m = n = 1024, r = 1024: 256 blocks of 8 warps, two for some processor, 64 steps:
     ceil(2 * 8 / 4) * 64 * 16 * 16 = 65536 cycles, 33 us; spread evenly it would be 32."""
@@ -125,24 +146,11 @@ def contraction_bound(rows: Columns, problem: ContractionProblem, machine: Machi
     bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
     threads = threads_of(rows)
     warps = -(-threads // machine.warp_size)
-    places, schedulers = machine.processors, machine.schedulers_per_processor
     tiles = -(-problem.m // bm) * -(-problem.n // bn) * problem.batch
-    steps_in_all = -(-problem.r // bk)
-    steps = -(-steps_in_all // split)
-    last = np.maximum(steps_in_all - (split - 1) * steps, 0)
-    full = tiles * np.where(last == steps, split, split - 1)
-    block_steps = np.maximum.reduce(
-        [_busiest(full, places) * steps, _busiest(tiles * split, places) * last, _busiest(tiles * steps_in_all, places)]
-    )
-    warp_steps = np.maximum.reduce(
-        [
-            _busiest(_busiest(full, places) * warps, schedulers) * steps,
-            _busiest(_busiest(tiles * split, places) * warps, schedulers) * last,
-            _busiest(tiles * steps_in_all * warps, places * schedulers),
-        ]
-    )
-    products = bk * tm * tn
-    reads = -(-bk * (tm + tn) // WIDEST)
+    steps, block_steps, warp_steps = _steps(machine, tiles, split, -(-problem.r // bk), warps)
+    live_m, live_n = _live(problem.m, bm, tm), _live(problem.n, bn, tn)
+    products = bk * live_m * live_n
+    reads = -(-bk * (live_m + live_n) // WIDEST)
     fetches = bm * bk // (problem.a.lanes * threads) + bn * bk // (problem.b.lanes * threads)
     written = (bm + bn) * bk * ELEMENT_BYTES / machine.shared_bytes_per_cycle
     distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
@@ -176,35 +184,35 @@ def _few_rows_bound(rows: Columns, problem: ContractionProblem, machine: Machine
 
 
 def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share: float) -> Estimate:
-    """Direct convolution: a thread computes register_k x register_y x register_x outputs of its block's tile.
+    """Direct convolution: a thread computes register_k x register_y x register_x outputs, of `channels` input channels in each step.
 
-    A tile that reaches past the output may leave out what lies outside, so only tiles that lie inside count as whole; all others count by the outputs
-    that they have, in the total. Likewise channels: those that exist. With c channels a part, F filter elements, V outputs a thread:
-
-    fma: c F V a warp.  issue: those, one load of at most four for each four inputs of a channel that a thread's outputs need, and of its
-    register_k F weights.  chain: c F dependent multiply-adds.  memory and launch as in `contraction_bound`."""
-    k, y, x = (rows[f"register_{d}"] * rows[f"warp_{d}"] * rows[f"block_{d}"] for d in "kyx")
-    warps = rows["block_k"] * rows["block_y"] * rows["block_x"]
-    split = rows["split"]
-    steps = -(-problem.channels // rows["channels"])
-    part = np.minimum(-(-steps // split) * rows["channels"], problem.channels)
-    parts = problem.channels // part
-    inside = (problem.outputs // k) * (problem.height // y) * (problem.width // x) * problem.images * problem.groups
-    warps_of_one = _busiest(_busiest(inside * parts, machine.processors) * warps, machine.schedulers_per_processor)
-    filter_size = problem.filter_y * problem.filter_x
-    outputs = rows["register_k"] * rows["register_y"] * rows["register_x"]
-    products = part * filter_size * outputs
-    needed_y = _inputs_needed(rows["register_y"], problem.filter_y, problem.stride_y, problem.dilation_y)
-    needed_x = _inputs_needed(rows["register_x"], problem.filter_x, problem.stride_x, problem.dilation_x)
-    loads = part * (needed_y * needed_x + rows["register_k"] * filter_size) / WIDEST
-    evenly = problem.flops / 2 / machine.warp_size / (machine.processors * machine.schedulers_per_processor)
+    Tiles and chunks of channels that reach past the end are computed whole, as in `contraction_bound`, whose terms these are, with F filter elements
+    and c channels a step. fma: c F outputs a warp step.  issue: those, one load of at most four for each four inputs of a channel that a
+    thread's outputs need, and for each four of its c F register_k weights.  chain: c F a step.  shared: the loads of inputs, and of weights where
+    they are staged; what is written is the patch of the block with its halo, and the staged weights."""
+    k, y, x = extents_of(rows)
+    threads = threads_of_direct(rows)
+    split, channels = rows["split"], rows["channels"]
+    warps = threads // machine.warp_size
+    tiles = -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x) * problem.images * problem.groups
+    steps, block_steps, warp_steps = _steps(machine, tiles, split, -(-problem.channels // channels), warps)
+    area = problem.filter_y * problem.filter_x
+    live_k = _live(problem.outputs, k, rows["register_k"])
+    live_y, live_x = _live(problem.height, y, rows["register_y"]), _live(problem.width, x, rows["register_x"])
+    products = channels * area * live_k * live_y * live_x
+    needed_y = _inputs_needed(live_y, problem.filter_y, problem.stride_y, problem.dilation_y)
+    needed_x = _inputs_needed(live_x, problem.filter_x, problem.stride_x, problem.dilation_x)
+    inputs, weights = -(-channels * needed_y * needed_x // WIDEST), -(-channels * area * live_k // WIDEST)
+    staged = rows["filters"] == SHARED
+    patch_y, patch_x = patch_of(rows, problem)
+    written = channels * (patch_y * patch_x + np.where(staged, area * k, 0)) * ELEMENT_BYTES / machine.shared_bytes_per_cycle
     distinct = problem.bytes_read + problem.filter_bytes + problem.bytes_written + problem.epilogue_bytes
     return _estimate(
         machine,
-        fma=np.maximum(warps_of_one * products, evenly) * _fma_cycles(machine),
-        issue=np.maximum(warps_of_one * (products + loads), evenly),
-        chain=part * filter_size * machine.fma_latency_cycles,
-        shared=0.0,
+        fma=warp_steps * products * _fma_cycles(machine),
+        issue=warp_steps * (products + inputs + weights),
+        chain=steps * channels * area * machine.fma_latency_cycles,
+        shared=block_steps * (warps * (inputs + np.where(staged, weights, 0)) + written),
         moved=share * distinct,
         others=machine.launch_seconds * ((split > 1) & (rows["cluster"] == 0) & (rows["atomics"] == 0)),
     )

@@ -15,7 +15,8 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
 from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_contraction import ContractionProblem, shared_bytes_of, threads_of
-from tilewright.schedule.gpu_direct import DirectProblem
+from tilewright.schedule.gpu_direct import SHARED, DirectProblem, extents_of, patch_of
+from tilewright.schedule.gpu_direct import threads_of as threads_of_direct
 
 TRANSACTION_ELEMENTS = 32
 """TRANS_global: elements of the largest transaction with global memory (128 bytes)."""
@@ -74,14 +75,12 @@ def _matrix_product(rows: Columns, problem: ContractionProblem, machine: Machine
 def _convolution(rows: Columns, problem: DirectProblem, machine: Machine) -> PrintedLimit:
     """P is (F - 1) / 2: a problem has no padding of its own, its input is stored with a border. Shared memory: what one step stages of both."""
     k_thread, y_thread, x_thread = (rows[f"register_{d}"] for d in "kyx")
-    k, y, x = (rows[f"register_{d}"] * rows[f"warp_{d}"] * rows[f"block_{d}"] for d in "kyx")
+    k, y, x = extents_of(rows)
     area = problem.filter_y * problem.filter_x
     blocks = -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x) * problem.images * problem.groups * rows["split"]
     transactions = problem.channels * _halo(y, x, problem) / TRANSACTION_ELEMENTS + -(-k * problem.channels * area // TRANSACTION_ELEMENTS)
     loads = problem.channels * _halo(y_thread, x_thread, problem) + k_thread * problem.channels * area / TRANSACTION_ELEMENTS
-    inputs = ((y - 1) * problem.stride_y + (problem.filter_y - 1) * problem.dilation_y + 1) * (
-        (x - 1) * problem.stride_x + (problem.filter_x - 1) * problem.dilation_x + 1
-    )
+    patch_y, patch_x = patch_of(rows, problem)
     return _limit(
         machine,
         block_flops=2 * problem.channels * k * y * x * area,
@@ -89,8 +88,8 @@ def _convolution(rows: Columns, problem: DirectProblem, machine: Machine) -> Pri
         thread_flops=2 * problem.channels * k_thread * y_thread * x_thread * area,
         loads=loads,
         blocks=blocks,
-        threads=(k // k_thread) * (y // y_thread) * (x // x_thread),
-        shared_bytes=4 * rows["channels"] * (inputs + np.where(rows["filters"] == 0, k * area, 0)),
+        threads=threads_of_direct(rows),
+        shared_bytes=4 * rows["channels"] * (patch_y * patch_x + np.where(rows["filters"] == SHARED, k * area, 0)),
     )
 
 
