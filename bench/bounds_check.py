@@ -1,6 +1,6 @@
 """Whether measured kernels keep the bounds: how tight ours are, how many kernels exceed DeepCuts' printed limit, and what pruning leaves.
 
-    python -m bench.bounds_check [FILE ...] [--target h200]
+    python -m bench.bounds_check [FILE ...] [--target h200] [--name bounds_h200]
 
 A FILE is a result of scripts/gpu_lowering_check.py (JSON), or a data set (`tilewright.runtime.dataset`). Tightness is bound / measured time.
 For every layer the whole space is pruned with the best measured time; "best kept" says whether its fastest measured kernel is among the rest.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.common import RESULTS
+from bench.common import RESULTS, write_results
+from bench.configurations import schema
 from bench.layers import layer
 from bench.regions import ranking_of
 from tilewright.cost.bounds import lower_bound, prune
@@ -70,9 +71,11 @@ def bytes_of(shape: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Checked:
-    """One layer: measured seconds with bound and binding term of each, printed limits kept or not, and what pruning with the best time leaves."""
+    """One layer: measured seconds with schema, bound and binding term of each, the least seconds by the printed limit, and what pruning with the
+    best time leaves."""
 
     name: str
+    schemas: np.ndarray
     seconds: np.ndarray
     bound: np.ndarray
     binding: tuple[str, ...]
@@ -99,20 +102,20 @@ def check(measured: list[Measured], machine: Machine) -> Checked:
     ranking = ranking_of(measured[0].layer, machine)
     seconds = np.array([m.seconds for m in measured])
     bound, printed = np.zeros(len(seconds)), np.zeros(len(seconds))
-    binding = [""] * len(seconds)
+    binding, schemas = [""] * len(seconds), np.full(len(seconds), "", dtype=object)
     for part in ranking.parts:
         which = [i for i, m in enumerate(measured) if part_of(ranking, m.parameters) is part]
         if not which:
             continue
         rows = {name: np.array([measured[i].parameters[name] for i in which]) for name in part.rows}
         estimate = lower_bound(rows, part.problem, machine, min(measured[i].rotated_bytes for i in which))
-        bound[which] = estimate.seconds
+        bound[which], schemas[which] = estimate.seconds, schema(part)
         names, terms = estimate.overlapped, np.array([estimate.terms[name] for name in estimate.overlapped])
         for at, number in zip(which, terms.argmax(axis=0), strict=True):
             binding[at] = names[number]
         printed[which] = printed_seconds(rows, part, machine)
     left, kept = pruned(ranking, measured, machine)
-    return Checked(str(measured[0].layer["name"]), seconds, bound, tuple(binding), printed, ranking.candidates, left, kept)
+    return Checked(str(measured[0].layer["name"]), schemas, seconds, bound, tuple(binding), printed, ranking.candidates, left, kept)
 
 
 def printed_seconds(rows: Columns, part: Part, machine: Machine) -> np.ndarray:
@@ -144,6 +147,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, default=[RESULTS / "gpu_layers_h200.json"])
     parser.add_argument("--target", default="h200")
+    parser.add_argument("--name", default="", help="writes bench/results/NAME.json")
     options = parser.parse_args()
     machine = find_machine(options.target)
     layers: dict[str, list[Measured]] = {}
@@ -151,26 +155,56 @@ def main() -> int:
         for found in read(path):
             layers.setdefault(str(found.layer["name"]), []).append(found)
     results = [check(measured, machine) for measured in layers.values()]
-    table = Table("layer", "measured", "below ours", "tightness of the best", "median", "binding", "above DeepCuts'", "feasible", "left", "best kept")
-    for c in results:
-        broken, exceeded = int((c.bound > c.seconds).sum()), int((c.printed_seconds > c.seconds).sum())
-        best = int(c.seconds.argmin())
-        cells = (
-            c.name, len(c.seconds), broken, f"{c.tightness[best]:.2f}", f"{np.median(c.tightness):.2f}", c.binding[best], exceeded,
-            c.feasible, f"{c.left} ({c.left / c.feasible:.0%})", "yes" if c.best_kept else "NO",
-        )  # fmt: skip
-        table.add_row(*map(str, cells))
-    broken = sum(int((c.bound > c.seconds).sum()) for c in results)
     console = Console(width=150)
-    console.print(table)
-    count = sum(len(c.seconds) for c in results)
-    exceeded = sum(int((c.printed_seconds > c.seconds).sum()) for c in results)
-    left, feasible = sum(c.left for c in results), sum(c.feasible for c in results)
-    console.print(
-        f"{count} measured kernels: {broken} faster than our bound, {exceeded} above DeepCuts' limit as printed; tightness of the best "
-        f"{np.mean([c.tightness[c.seconds.argmin()] for c in results]):.2f} on average; pruning leaves {left / feasible:.0%} of {feasible} candidates"
+    for table in (layer_table(results), schema_table(results)):
+        console.print(table)
+    if options.name:
+        print(write_results(options.name, {"files": [str(path) for path in options.files], "target": options.target}, [summary(c) for c in results]))
+    return 1 if any((c.bound > c.seconds).any() for c in results) else 0
+
+
+def summary(checked: Checked) -> dict[str, Any]:
+    """The figures of one layer."""
+    best = int(checked.seconds.argmin())
+    return {
+        "layer": checked.name,
+        "measured": len(checked.seconds),
+        "faster than our bound": int((checked.bound > checked.seconds).sum()),
+        "above DeepCuts' limit": int((checked.printed_seconds > checked.seconds).sum()),
+        "tightness of the best": float(checked.tightness[best]),
+        "largest tightness": float(checked.tightness.max()),
+        "median tightness": float(np.median(checked.tightness)),
+        "binding of the best": checked.binding[best],
+        "feasible": checked.feasible,
+        "left by pruning": checked.left,
+        "best kept": checked.best_kept,
+    }
+
+
+def layer_table(results: Sequence[Checked]) -> Table:
+    """One row a layer, and all together."""
+    table = Table(*summary(results[0]))
+    for checked in results:
+        table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in summary(checked).values()))
+    feasible, left = sum(c.feasible for c in results), sum(c.left for c in results)
+    table.add_section()
+    table.add_row("all", str(sum(len(c.seconds) for c in results)), *("",) * 6, str(feasible), f"{left} ({left / feasible:.0%})", "")
+    return table
+
+
+def schema_table(results: Sequence[Checked]) -> Table:
+    """One row a schema: all its measured kernels."""
+    table = Table("schema", "measured", "faster than our bound", "above DeepCuts' limit", "median tightness", "largest")
+    schemas, seconds, bound, printed = (
+        np.concatenate([getattr(c, name) for c in results]) for name in ("schemas", "seconds", "bound", "printed_seconds")
     )
-    return 1 if broken else 0
+    for name in sorted(set(schemas)):
+        which = schemas == name
+        tightness = bound[which] / seconds[which]
+        exceeding = (printed[which] > seconds[which]).sum() if printed[which].any() else "-"
+        counts = (name, which.sum(), (tightness > 1).sum(), exceeding, f"{np.median(tightness):.2f}", f"{tightness.max():.2f}")
+        table.add_row(*map(str, counts))
+    return table
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
-from bench.bounds_check import check, read
+from bench.bounds_check import check, layer_table, read, schema_table, summary
 from bench.common import RESULTS
 from bench.layers import LAYERS, layer
 from bench.regions import ranking_of
@@ -18,6 +21,7 @@ from tilewright.cost.bounds import lower_bound, memory_share, prune
 from tilewright.cost.deepcuts import printed_limit
 from tilewright.hardware import machine
 from tilewright.ir.region import Unsuitable
+from tilewright.runtime import dataset
 from tilewright.schedule.columns import Columns, length, take
 from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
 from tilewright.schedule.gpu_direct import RS, DirectProblem
@@ -59,6 +63,25 @@ def test_the_check_notices_a_kernel_that_is_too_fast() -> None:
     measured = [m for m in read(RESULTS / "gpu_layers_h200.json") if m.layer["name"] == "Y8"]
     found = check([replace(m, seconds=m.seconds * 0.6) for m in measured], H200)
     assert (found.bound > found.seconds).any()
+
+
+def test_a_data_set_of_measured_layers_is_checked(tmp_path: Path) -> None:
+    known = [m for m in read(RESULTS / "gpu_layers_h200.json") if m.layer["name"] in ("R2", "R12")]
+    layers = []
+    for name in ("R2", "R12"):
+        some = [m for m in known if m.layer["name"] == name]
+        columns = {axis: np.array([m.parameters[axis] for m in some]) for axis in some[0].parameters}
+        columns |= {"seconds": np.array([m.seconds for m in some]), "spread": np.zeros(len(some)), "rounds": np.ones(len(some), dtype=int)}
+        layers.append(dataset.MeasuredLayer(layer(name), "h200", {"ContractionSchedule": columns}))
+    dataset.write(tmp_path / "layers.jsonl.gz", layers)
+    found = list(read(tmp_path / "layers.jsonl.gz"))
+    assert [(m.layer, m.parameters) for m in found] == [(m.layer, m.parameters) for m in known]
+    checked = check(found[:18], H200)
+    assert set(checked.schemas) == {"contraction"} and summary(checked)["faster than our bound"] == 0
+    text = io.StringIO()
+    for table in (layer_table([checked]), schema_table([checked])):
+        Console(width=200, file=text).print(table)
+    assert "contraction" in text.getvalue() and str(checked.left) in text.getvalue()
 
 
 def test_implicit_gemm_by_hand() -> None:
