@@ -1,4 +1,4 @@
-"""The command line: ``tilewright compile | bench | explain | verify | targets | cache``.
+"""The command line: ``tilewright compile | bench | explain | verify | tune | targets | cache``.
 
 PyTorch and the compiler are imported by the commands that need them, so that help, targets and cache answer at once.
 """
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright import cli_tune
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOption
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ ERROR_CODE = 2
 WRONG_CODE = 1
 """`verify` found a wrong region, or `cache check` a problem."""
 INTERRUPTED_CODE = 130
-STAGES = {"read": "reading the model", "plan": "planning", "build": "compiling kernels"}
+STAGES = {"read": "reading the model", "plan": "planning", "measure": "measuring candidates", "build": "compiling kernels"}
 
 MODEL_HELP = "FILE.onnx, FILE.pt2, zoo:NAME, torchvision:NAME, timm:NAME, or package.module:callable that returns (module, inputs)"
 EXAMPLES = """examples:
@@ -36,6 +37,7 @@ EXAMPLES = """examples:
   tilewright explain zoo:mobilenet_v2                  what runs as which kernel, how long it should take, and why
   tilewright verify resnet18.zip                       every region against float64
   tilewright bench zoo:resnet18 --against eager,onnxruntime
+  tilewright tune zoo:resnet18 --trials 10             measure on the GPU here; later compilations take the best
   tilewright targets h200 --sources                    facts about a target, and where they are from
 """
 
@@ -90,7 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     building.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224 or 1x128:int64; repeat")
     building.add_argument("--threads", type=_positive, metavar="N", help="threads of CPU code")
     building.add_argument("--precision", default="fp32", metavar="P", help="fp32 (no other is offered yet)")
-    building.add_argument("--trials", type=int, default=0, metavar="N", help="candidates measured a region: 0 (no other is offered yet)")
+    building.add_argument("--trials", type=int, default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
+    building.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
     building.add_argument("--vendor", action="store_true", help="consider library kernels too (not offered yet)")
     building.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")
 
@@ -116,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--all", action="store_true", help="list every value, not the 20 worst")
     verify.add_argument("--seed", type=int, default=1, help="of the random inputs (default 1)")
     verify.add_argument("--tolerance", type=_amount, help="replaces the tolerance that each dtype implies")
+    cli_tune.add_options(command("tune", _tune, cli_tune.DESCRIPTION, common))
     targets = command("targets", _targets, "list the targets that code can be generated for", common)
     targets.add_argument("names", nargs="*", metavar="NAME", help="show every fact about these targets")
     targets.add_argument("--sources", action="store_true", help="show where each fact is from")
@@ -165,14 +169,15 @@ def _check_options(options: argparse.Namespace) -> None:
     """Refuses at once what `compile` would refuse after minutes of building a model."""
     if options.precision != "fp32":
         raise UnsupportedOption(f"--precision {options.precision} is not offered yet", "use fp32")
-    if options.trials != 0:
-        raise UnsupportedOption(f"--trials {options.trials}: measuring candidates is not offered yet", "use 0: the models decide")
+    if options.trials < 0:
+        raise UnsupportedOption(f"--trials {options.trials} is no number of candidates", "use 0: the models and records decide")
     if options.vendor:
         raise UnsupportedOption("--vendor: library kernels are not offered yet", "leave it out")
-    if options.target is not None:
-        from tilewright.hardware import machine
+    from tilewright.hardware import machine
 
-        machine(options.target)
+    found = machine(options.target)
+    if options.trials and not found.is_gpu:
+        raise UnsupportedOption(f"--trials: candidates are measured on GPUs only, and {found.name} is a CPU", "name a GPU as --target")
 
 
 # Compiling
@@ -248,6 +253,7 @@ def _compiled(model: Model, options: argparse.Namespace, console: Console) -> Ex
             vendor=options.vendor,
             unsupported="error" if options.strict else "warn",
             threads=options.threads,
+            records=options.records,
             progress=report,
         )
 
@@ -280,6 +286,11 @@ def _image(options: argparse.Namespace) -> Image:
         return read(options.model)
     _check_options(options)
     return _compiled(_resolve(options), options, _console(error=True)).image
+
+
+def _tune(options: argparse.Namespace) -> int:
+    with _quiet(options.debug):
+        return cli_tune.run(options, _console())
 
 
 def _explain(options: argparse.Namespace) -> int:

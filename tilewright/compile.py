@@ -68,7 +68,7 @@ def compile(
     if not isinstance(target, (str, Machine, type(None))):
         raise UnknownTarget(f"target is {described(target)}", "pass a name of `tilewright targets`, or None")
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs or ())
-    machine = find_machine(_default_target(inputs) if target is None else target)
+    machine = find_machine(default_target(inputs) if target is None else target)
     check_trials(trials, machine)
     report("read", 0, 1)
     imported = read(module, inputs, example_keywords)
@@ -134,7 +134,8 @@ def _texts(program: Program, machine: Machine) -> dict[str, str]:
     return {f"{source.name}.{'cu' if machine.is_gpu else 'c'}": source.text for source in source_files(program, machine)}
 
 
-def _default_target(inputs: Sequence[Any]) -> str:
+def default_target(inputs: Sequence[Any]) -> str:
+    """Where a model with these inputs is to run when its caller names no target."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     return "cuda" if any(tensor.is_cuda for tensor in tensors) else "native"
 

@@ -1,0 +1,340 @@
+"""Measuring candidates: the worker's checks and replays over an emulated GPU, and the parent with processes that hang, crash or are wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulated_gpu import EmulatedServer
+from fake_workers import seconds
+
+from tilewright.errors import CompilerMissing, KernelFailed, TargetNotPresent, UnsupportedOption
+from tilewright.hardware import host_cpu, is_present, machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import StepBuilder, Tensor, maximum
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout, channels_last, row_major
+from tilewright.ir.region import Region
+from tilewright.runtime import plain
+from tilewright.runtime.problems import Problem, convolution_problem, problem_of
+from tilewright.runtime.trial_reference import region_results
+from tilewright.runtime.trial_worker import drawn, poison, relative_error
+from tilewright.runtime.trials import Job, Outcome, Timing, Trials, measure_all, tied
+from tilewright.runtime.tuning import ranking_of
+from tilewright.runtime.workers import Worker, WorkerLost
+
+H200 = machine("h200")
+FAKES = str(Path(__file__).with_name("fake_workers.py"))
+SMALL = convolution_problem(16, 8, 6, 5, 3)
+OTHER = convolution_problem(8, 8, 6, 6, 1)
+
+
+def processes(faults: dict[str, str] | None = None, **options: Any) -> Trials:
+    """Two compiling and one measuring stand-in."""
+    given = json.dumps(faults or {})
+    options = {"devices": (0,), "compile_workers": 2, "trial_seconds": 5.0, **options}
+    return Trials(H200, measurer=(FAKES, "measure", given), compiler=(FAKES, "compile", given), **options)
+
+
+def jobs_of(problem: Problem, count: int) -> list[Job]:
+    return [Job(problem, choice.schedule, number) for number, choice in enumerate(islice(ranking_of(problem, H200), count))]
+
+
+def text(job: Job) -> str:
+    return plain.schedule_text(job.schedule)
+
+
+# Plain forms and problems
+
+
+def test_plain_forms_come_back() -> None:
+    parts = (SMALL.region, SMALL.layouts, SMALL.values, sorted(SMALL.constants))
+    data = json.loads(json.dumps(plain.encode(parts)))
+    region, layouts, values, constants = plain.decode(data)
+    assert (region, layouts, values, frozenset(constants)) == (SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants)
+    assert plain.decode(plain.encode(H200)).digest == H200.digest
+    shared = len({id(node) for step in SMALL.region.steps for node in step.axes})
+    assert sum(name == "Var" for name, _ in data["rows"]) >= shared
+    with pytest.raises(TypeError, match="no plain form"):
+        plain.encode(object())
+    with pytest.raises(ValueError, match="not known"):
+        plain.decode({"rows": [["Popen", {}]], "root": {"row": 0}})
+
+
+def test_schedules_come_back() -> None:
+    for choice in islice(ranking_of(SMALL, H200), 0, 3000, 500):
+        assert plain.schedule_of(plain.schedule_text(choice.schedule)) == choice.schedule
+    with pytest.raises(KeyError):
+        plain.schedule_of('{"type": "AbacusSchedule"}')
+
+
+def test_equal_problems_have_equal_keys_whatever_their_names() -> None:
+    region, layouts, values = renamed_copy(SMALL, "layer7_")
+    assert problem_of(region, layouts, values, frozenset(f"layer7_{name}" for name in SMALL.constants)).key == SMALL.key
+    keys = {
+        SMALL.key,
+        OTHER.key,
+        convolution_problem(16, 8, 6, 5, 3, 2).key,
+        convolution_problem(16, 8, 6, 5, 3, batch=2).key,
+        Problem(SMALL.region, SMALL.layouts, SMALL.values, frozenset()).key,
+        Problem(SMALL.region, {**SMALL.layouts, "value2": row_major((1, 16, 6, 5))}, SMALL.values, SMALL.constants).key,
+    }
+    assert len(keys) == 6
+
+
+def renamed_copy(problem: Problem, prefix: str) -> tuple[Region, dict[str, Layout], dict[str, Value]]:
+    data = json.dumps(plain.encode((problem.region, problem.layouts, problem.values)))
+    for name in (*problem.region.inputs, *problem.region.outputs):
+        data = data.replace(f'"{name}"', f'"{prefix}{name}"')
+    region, layouts, values = plain.decode(json.loads(data))
+    return region, layouts, values
+
+
+# The reference
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [((10, 6, 5, 4, 3, 2), {}), ((8, 3, 5, 7, 7, 2), {}), ((8, 6, 6, 6, 1, 1), {}), ((12, 8, 5, 6, 3, 1), {"groups": 4, "batch": 2}),
+     ((8, 6, 6, 7, 3, 1), {"dilation": 2}), ((8, 8, 6, 6, 3, 2), {"groups": 8})],
+)  # fmt: skip
+def test_reference_of_convolutions(sizes: tuple[int, ...], options: dict[str, int]) -> None:
+    problem = convolution_problem(*sizes, **options)  # type: ignore[arg-type]
+    (data,), (weights,) = sorted(set(problem.region.inputs) - problem.constants), sorted(problem.constants)
+    generator = torch.Generator().manual_seed(3)
+    inputs = {name: drawn(problem.values[name], generator, torch.device("cpu")) for name in problem.region.inputs}
+    (result,) = region_results(problem.region, problem.layouts, problem.constants, inputs).values()
+    dilation = options.get("dilation", 1)
+    padding = dilation * (sizes[4] // 2)
+    expected = F.conv2d(inputs[data].double(), inputs[weights].double(), None, sizes[5], padding, dilation, options.get("groups", 1))
+    assert result.dtype == torch.float64
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+
+
+def biased_problem() -> Problem:
+    """A 1x1 convolution with bias and ReLU, its result stored with a halo."""
+    x, w, b = Tensor("x", (1, 8, 5, 4), "f32"), Tensor("w", (12, 8), "f32"), Tensor("b", (12,), "f32")
+    builder = StepBuilder("product")
+    (total,) = builder.reduce("sum", (1, 12, 5, 4), (8,), lambda n, k, i, j, c: x(n, c, i, j) * w(k, c))
+    result = builder.map((1, 12, 5, 4), lambda n, k, i, j: maximum(total(n, k, i, j) + b(k), 0))
+    steps = builder.finish([result], ["out"]).steps
+    values = {t.name: Value(t.name, t.shape, "f32") for t in (x, w, b)} | {"out": Value("out", (1, 12, 5, 4), "f32")}
+    halo = ((0, 0), (0, 0), (1, 1), (1, 1))
+    layouts = {"x": channels_last(x.shape), "w": row_major(w.shape), "b": row_major(b.shape), "out": channels_last((1, 12, 5, 4)).with_halo(halo)}
+    return problem_of(Region("out", "contraction", (), steps, ("x", "w", "b"), ("out",)), layouts, values, frozenset({"w", "b"}))
+
+
+def test_reference_with_an_epilogue_and_a_halo(tmp_path: Path) -> None:
+    problem = biased_problem()
+    server = EmulatedServer(problem, H200)
+    by_shape = {tuple(tensor.shape): tensor.double() for tensor in server.problem.inputs.values()}
+    expected = torch.relu(torch.einsum("ncij,kc->nkij", by_shape[1, 8, 5, 4], by_shape[12, 8]) + by_shape[12,][:, None, None])
+    (output,) = problem.region.outputs
+    torch.testing.assert_close(server.problem.expected[output], expected, rtol=0, atol=1e-12)
+    answer = server.trial({"program": server.program(ranking_of(problem, H200).first().schedule, tmp_path), "mode": "cold"})
+    assert "error" not in answer and answer["relative_error"] < 1e-6
+
+
+def test_errors_are_seen() -> None:
+    exact = torch.randn(4, 5, dtype=torch.float64)
+    assert relative_error(exact.float(), exact) < 1e-6
+    assert relative_error(exact + 0.5 * exact.abs().max(), exact) == pytest.approx(0.5)
+    assert relative_error(torch.where(exact > 0, exact, torch.nan), exact) == float("inf")
+    assert relative_error(torch.full((3,), torch.nan), torch.full((3,), torch.nan)) == 0.0
+    assert relative_error(torch.tensor([1, 2]), torch.tensor([1, 3])) > 0
+
+
+def test_poison_spares_halo_and_rounding() -> None:
+    layout = channels_last((1, 3, 2, 2)).with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))
+    flat = torch.ones(layout.size)
+    poison(flat, layout)
+    assert flat.isnan().sum() == 12 and (flat == 0).sum() == layout.size - 12
+    counts = torch.ones(5, dtype=torch.int64)
+    poison(counts, row_major((5,)))
+    assert (counts == torch.iinfo(torch.int64).min).all()
+
+
+# The measuring process
+
+
+@pytest.mark.parametrize("problem", [convolution_problem(10, 6, 5, 4, 3, 2), convolution_problem(16, 8, 6, 6, 3, batch=2), OTHER], ids=lambda p: p.key[:4])
+def test_right_candidates_are_timed(problem: Problem, tmp_path: Path) -> None:
+    server = EmulatedServer(problem, H200, seconds=40e-6)
+    ranking = list(islice(ranking_of(problem, H200), 4000))
+    for choice in (ranking[0], ranking[len(ranking) // 2], ranking[-1]):
+        program = json.loads(json.dumps(server.program(choice.schedule, tmp_path)))
+        calls = len(program["calls"])
+        answer = server.trial({"program": program, "mode": "cold", "limit": None})
+        assert answer["times"] == pytest.approx([calls * 40e-6] * 4) and not answer["stopped"]
+        assert answer["relative_error"] < 1e-5
+    assert server.driver.loaded == 0
+
+
+def test_slow_candidates_are_timed_once(tmp_path: Path) -> None:
+    server = EmulatedServer(OTHER, H200)
+    program = server.program(ranking_of(OTHER, H200).first().schedule, tmp_path)
+    answer = server.trial({"program": program, "mode": "warm", "limit": 1e-6})
+    assert answer["stopped"] and len(answer["times"]) == 1
+
+
+def test_wrong_candidates_are_not_timed(tmp_path: Path) -> None:
+    server = EmulatedServer(OTHER, H200)
+    program = server.program(ranking_of(OTHER, H200).first().schedule, tmp_path)
+    right = dict(server.problem.expected)
+    server.problem.expected = {name: tensor + 1e-2 for name, tensor in right.items()}
+    answer = server.trial({"program": program, "mode": "cold"})
+    assert answer["wrong"] and "wrong result" in answer["error"] and "times" not in answer
+    server.problem.expected = right
+    assert "times" in server.trial({"program": program, "mode": "cold"})
+    server.driver.launch_kernel = lambda params, stream: None  # a kernel that writes nothing leaves the poison
+    assert server.trial({"program": program, "mode": "cold"})["wrong"]
+
+
+def test_candidates_are_measured_again_in_turns(tmp_path: Path) -> None:
+    server = EmulatedServer(SMALL, H200)
+    order: list[Any] = []
+    choices = [choice for choice in islice(ranking_of(SMALL, H200), 4)]
+    programs = [server.program(choice.schedule, tmp_path) for choice in choices]
+    times = server.remeasure({"programs": programs, "mode": "cold", "rounds": 3})["times"]
+    assert [len(entry) for entry in times] == [3] * len(choices) and server.driver.loaded == 0
+    original: Callable[..., float] = server.seconds
+
+    def seen(replay: Any, cold: bool) -> float:
+        order.append(replay)
+        return original(replay, cold)
+
+    server.seconds = seen  # type: ignore[method-assign]
+    server.remeasure({"programs": programs, "mode": "cold", "rounds": 2})
+    del order[: len(programs)]  # what said how long a replay has to be
+    assert [order.index(replay) for replay in order] == [0, 1, 2, 3, 0, 1, 2, 3, 1, 2, 3, 0]
+
+
+# The parent
+
+
+def test_timings_and_ties() -> None:
+    first = Timing.of([1.0, 1.1, 1.2, 1.3, 1.4])
+    assert (first.median, first.lower, first.upper, first.count) == (1.2, 1.1, 1.3, 5)
+    assert Timing.of([2.0]) == Timing(2.0, 2.0, 2.0, 1)
+    assert tied(first, Timing(1.35, 1.3, 1.4, 5)) and tied(Timing(1.35, 1.3, 1.4, 5), first)
+    assert not tied(first, Timing(1.5, 1.45, 1.55, 5))
+
+
+def test_outcomes_of_every_kind() -> None:
+    jobs = jobs_of(SMALL, 8) + jobs_of(OTHER, 4)
+    faults = {text(jobs[1]): "crash", text(jobs[2]): "fatal", text(jobs[3]): "wrong", text(jobs[4]): "refuse", text(jobs[5]): "kill compiler"}
+    with processes(faults) as trials:
+        outcomes = {id(outcome.job): outcome for outcome in trials.measure(jobs)}
+    found: list[Outcome] = [outcomes[id(job)] for job in jobs]
+    assert [o.status for o in found] == ["measured", "failed", "failed", "wrong", "failed", "failed", *["measured"] * 6]
+    assert "status 9" in found[1].reason and "made-up fault" in found[1].reason
+    assert "an illegal memory access" in found[2].reason
+    assert "wrong result" in found[3].reason and "does not compile" in found[4].reason and "while compiling" in found[5].reason
+    for job, outcome in zip(jobs, found, strict=True):
+        if outcome.status == "measured":
+            assert outcome.seconds == pytest.approx(1.0015 * seconds(text(job)))
+            assert outcome.timing is not None and outcome.timing.count == 4 and outcome.code and outcome.relative_error == 1e-7
+            assert dict(outcome.environment) == {"compiler": "fake compiler", "gpu": "fake gpu", "driver": "0.0", "torch": "0"}
+        else:
+            assert outcome.timing is None and outcome.seconds == float("inf")
+
+
+def test_a_candidate_that_hangs_is_killed_and_the_next_ones_are_measured() -> None:
+    jobs = jobs_of(SMALL, 3)
+    with processes({text(jobs[0]): "hang"}, trial_seconds=0.5, compile_workers=1) as trials:
+        outcomes = list(trials.measure(jobs))
+    assert [outcome.status for outcome in outcomes] == ["failed", "measured", "measured"]
+    assert "no answer within 0.5 s" in outcomes[0].reason
+
+
+def test_several_gpus_share_the_problems() -> None:
+    jobs = [job for problem in (SMALL, OTHER, convolution_problem(8, 8, 4, 4, 3)) for job in jobs_of(problem, 5)]
+    with processes(devices=(0, 1)) as trials:
+        outcomes = list(trials.measure(iter(jobs)))
+    assert {id(outcome.job) for outcome in outcomes} == {id(job) for job in jobs} and len(outcomes) == len(jobs)
+    assert all(outcome.status == "measured" for outcome in outcomes)
+
+
+def test_a_problem_is_set_up_once(tmp_path: Path) -> None:
+    log = tmp_path / "questions"
+    with processes({"log": str(log)}) as trials:
+        list(trials.measure(jobs_of(SMALL, 6) + jobs_of(OTHER, 2)))
+        list(trials.measure(jobs_of(OTHER, 2)))
+    questions = log.read_text().split()
+    assert questions.count("start") == 1 and questions.count("problem") == 2 and questions.count("trial") == 10
+
+
+def test_stopping_early_ends_the_processes() -> None:
+    trials = processes()
+    outcomes = trials.measure(jobs_of(SMALL, 30))
+    next(outcomes)
+    outcomes.close()
+    workers = [child._worker for child in (*trials._compilers, *trials._devices) if child._worker is not None]
+    trials.close()
+    assert workers and not any(worker.alive for worker in workers)
+    assert not trials._folder.exists()
+
+
+def test_measuring_again_keeps_the_order() -> None:
+    jobs = jobs_of(SMALL, 5)
+    with processes({text(jobs[2]): "refuse"}) as trials:
+        outcomes = trials.remeasure(jobs, rounds=5)
+        with pytest.raises(ValueError, match="several problems"):
+            trials.remeasure([*jobs, *jobs_of(OTHER, 1)])
+    assert [outcome.job for outcome in outcomes] == jobs
+    assert [outcome.status for outcome in outcomes] == ["measured"] * 2 + ["failed"] + ["measured"] * 2
+    assert all(o.timing is None or (o.timing.count == 5 and o.seconds == pytest.approx(seconds(text(o.job)))) for o in outcomes)
+
+
+def test_processes_that_cannot_start() -> None:
+    trouble = ("-c", "raise SystemExit('out of order')")
+    with processes() as trials:
+        trials._devices[0].command = trouble
+        with pytest.raises(KernelFailed, match="out of order"):
+            list(trials.measure(jobs_of(SMALL, 2)))
+    with Trials(H200, compile_workers=1, measurer=(FAKES, "measure"), compiler=trouble) as trials, pytest.raises(CompilerMissing, match="out of order"):
+        list(trials.measure(jobs_of(SMALL, 2)))
+
+
+def test_machines_that_cannot_be_measured() -> None:
+    with pytest.raises(UnsupportedOption, match="is a CPU"):
+        list(measure_all(jobs_of(SMALL, 1), host_cpu()))
+    if not is_present(H200):
+        with pytest.raises(TargetNotPresent, match="h200 needs that GPU"):
+            list(measure_all(jobs_of(SMALL, 1), H200))
+
+
+def test_a_worker_that_answers_nonsense() -> None:
+    worker = Worker(("-c", "input(); print('[1]', flush=True); input()"))
+    with pytest.raises(WorkerLost):
+        worker.ask({"do": "anything"}, 10)
+    assert not worker.alive
+    worker.close()
+
+
+def test_real_candidates_compile(tmp_path: Path) -> None:
+    """The real compiling process, and a measuring process that cannot run them."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    with Trials(H200, compile_workers=1, measurer=(FAKES, "measure")) as trials:
+        answer = trials._compile(jobs_of(SMALL, 1)[0])
+        assert Path(answer["program"]["binary"]).read_bytes()[:4] == b"\x7fELF"
+        assert all(found["registers"] > 0 for found in answer["resources"].values())
+        assert "+".join(dict.fromkeys(kernel for kernel, _ in answer["program"]["calls"])) == answer["code"]
+
+
+@pytest.mark.gpu
+def test_candidates_on_the_gpu() -> None:
+    here: Machine = machine("cuda")
+    jobs = [Job(SMALL, choice.schedule) for choice in islice(ranking_of(SMALL, here), 6)]
+    with Trials(here, compile_workers=4) as trials:
+        outcomes = list(trials.measure(jobs))
+        assert [outcome.reason for outcome in outcomes] == [""] * 6
+        assert all(0 < outcome.seconds < 1e-3 and (outcome.relative_error or 0) < 1e-5 for outcome in outcomes)
+        again = trials.remeasure(jobs, mode="warm")
+    assert all(outcome.timing is not None and outcome.timing.count == 9 for outcome in again)

@@ -1,0 +1,188 @@
+"""``tilewright tune``: measures the models' favourite schedules of a network or a list of layers, and carries records from file to file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.errors import InvalidInput, UnsupportedOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tilewright.hardware.machine import Machine
+    from tilewright.runtime.problems import Problem
+    from tilewright.runtime.records import Records
+
+DESCRIPTION = "measure the models' favourite schedules on the GPU, and record the times for later compilations"
+REQUIRED = ("name", "outputs", "channels", "height", "width", "filter")
+OPTIONAL = ("stride", "batch", "dilation", "groups")
+LARGEST = 1 << 20
+"""Of any extent in a list of layers: a slip of the keyboard is found before memory is."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", nargs="?", metavar="MODEL|LAYERS.json", help="a model as for `compile`, or a list of convolutions (docs/usage.md)")
+    parser.add_argument("--target", default="cuda", metavar="T", help="the GPU here (cuda, the default), or its name in `tilewright targets`")
+    parser.add_argument("--trials", type=int, default=10, metavar="N", help="candidates measured of each region (default %(default)s)")
+    parser.add_argument("--records", type=Path, metavar="FILE", help="the file of records (default: the user's, in the cache folder)")
+    parser.add_argument("--devices", default="0", metavar="LIST", help="indices of the GPUs to measure on, such as 0,1,2,3")
+    parser.add_argument("--batch", type=int, metavar="N", help="first extent of the model's example inputs")
+    parser.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224; repeat")
+    parser.add_argument("--import", dest="imported", type=Path, metavar="FILE", help="add the records of a file of JSON lines (.gz too) first")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write all records as JSON lines (compressed where FILE ends in .gz) at the end")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Imports, tunes and exports, whatever is asked for.
+
+    Raises:
+        UnsupportedOption, InvalidInput: for options or a list of layers that mean nothing.
+        TargetNotPresent: where candidates have to be measured and the GPU is not here.
+        CacheError: for records that cannot be read or written.
+    """
+    if options.model is None and options.imported is None and options.export is None:
+        raise UnsupportedOption("nothing to tune", "name a model or a list of layers, or use --import or --export")
+    if options.trials < 1:
+        raise UnsupportedOption(f"--trials {options.trials}: at least one candidate is measured", "leave it out for 10")
+    from tilewright.runtime.records import Records
+
+    with Records(options.records) as records:
+        if options.imported is not None:
+            count = records.import_lines(options.imported)
+            console.print(f"{count} new measurements from {options.imported}, {len(records)} in {records.path}", soft_wrap=True)
+        if options.model is not None:
+            _tune(options, records, console)
+        if options.export is not None:
+            console.print(f"{records.export_lines(options.export)} measurements written to {options.export}", soft_wrap=True)
+    return 0
+
+
+def _tune(options: argparse.Namespace, records: Records, console: Console) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from tilewright.hardware import machine as find_machine
+    from tilewright.runtime.trials import Outcome, Trials
+    from tilewright.runtime.tuning import tune
+
+    devices = _devices(options.devices)
+    machine = find_machine(options.target)
+    if not machine.is_gpu:
+        raise UnsupportedOption(f"candidates are measured on GPUs only, and {machine.name} is a CPU", "name a GPU")
+    problems = _problems(options, machine)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring", total=None)
+
+        def report(done: int, total: int, outcome: Outcome | None) -> None:
+            progress.update(task, completed=done, total=total)
+            if outcome is not None and outcome.status != "measured":
+                progress.console.print(f"{outcome.status}: {outcome.schedule}: {outcome.reason}", markup=False, soft_wrap=True)
+
+        tuned = tune(list(problems.values()), machine, options.trials, records, report=report, start=lambda: Trials(machine, devices))
+    console.print(_table(problems, machine, records))
+    console.print(
+        f"{tuned.problems} regions: {tuned.measured} candidates measured, {tuned.failed} failed, {tuned.known} known before; "
+        f"records in {records.path}",
+        soft_wrap=True,
+    )
+
+
+def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Problem]:
+    """By name."""
+    if str(options.model).endswith(".json"):
+        return read_layers(Path(options.model))
+    from tilewright import settings
+    from tilewright.compile import read
+    from tilewright.graph.passes import simplify
+    from tilewright.models import resolve
+    from tilewright.runtime.tuning import distinct_problems
+
+    model = resolve(options.model, options.batch, options.input)
+    graph, _ = simplify(read(model.module, model.inputs(0) if model.inputs is not None else ()).graph)
+    found = distinct_problems(graph, machine, settings.threads())
+    return {f"{number} {problem.region.kind}": problem for number, problem in enumerate(found, 1)}
+
+
+def read_layers(path: Path) -> dict[str, Problem]:
+    """The convolutions of a list of layers by name, see docs/usage.md. `height` and `width` are the output's.
+
+    Raises:
+        InvalidInput: naming the entry that is none.
+    """
+    from tilewright.runtime.problems import convolution_problem
+
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}", "give a JSON list of layers") from error
+    if not isinstance(entries, list) or not entries:
+        raise InvalidInput(f"{path} holds no list of layers", "give a JSON list of objects")
+    problems: dict[str, Problem] = {}
+    for number, entry in enumerate(entries, 1):
+        try:
+            name, sizes = _layer(entry)
+            if name in problems:
+                raise ValueError(f"a second layer is called {name}")
+            problems[name] = convolution_problem(
+                sizes["outputs"], sizes["channels"], sizes["height"], sizes["width"], sizes["filter"], sizes.get("stride", 1),
+                batch=sizes.get("batch", 1), dilation=sizes.get("dilation", 1), groups=sizes.get("groups", 1),
+            )  # fmt: skip
+        except ValueError as error:
+            remedy = f"a layer has {', '.join(REQUIRED)}, and may have {', '.join(OPTIONAL)}"
+            raise InvalidInput(f"{path}, entry {number}: {error}", remedy) from error
+    return problems
+
+
+def _layer(entry: Any) -> tuple[str, dict[str, int]]:
+    """Name and sizes. Raises ValueError for anything else."""
+    if not isinstance(entry, dict):
+        raise ValueError("no object")
+    missing, unknown = sorted(set(REQUIRED) - set(entry)), sorted(set(entry) - {*REQUIRED, *OPTIONAL})
+    if missing or unknown:
+        raise ValueError("; ".join(f"{what} {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names))
+    name = entry["name"]
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"the name {name!r}")
+    sizes = {key: value for key, value in entry.items() if key != "name"}
+    wrong = [f"{key} is {value!r}" for key, value in sizes.items() if type(value) is not int or not 1 <= value <= LARGEST]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return name, sizes
+
+
+def _devices(text: str) -> Sequence[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise UnsupportedOption(f"--devices {text} is no list of indices", "use a list such as 0,1")
+    return [int(part) for part in parts]
+
+
+def _table(problems: dict[str, Problem], machine: Machine, records: Records) -> Table:
+    """The best of each problem beside the models' favourite."""
+    from rich.table import Table
+
+    from tilewright.report.units import seconds_text
+    from tilewright.runtime import plain
+    from tilewright.runtime.tuning import ranking_of
+
+    table = Table("region", "measured", "best schedule", title=f"measured on {machine.name}")
+    for heading in ("best", "favourite", "loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, problem in problems.items():
+        standing = [entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured"]
+        if not standing:
+            table.add_row(name, "0", "-", "-", "-", "-")
+            continue
+        best, favourite = standing[0], plain.schedule_text(ranking_of(problem, machine).first().schedule)
+        own = next((entry.seconds for entry in standing if entry.schedule == favourite), None)
+        loss = "-" if own is None else f"{100 * (own / best.seconds - 1):.1f} %"
+        table.add_row(
+            name, str(len(standing)), best.description, seconds_text(best.seconds), "-" if own is None else seconds_text(own), loss
+        )
+    return table
