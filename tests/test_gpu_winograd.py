@@ -1,4 +1,4 @@
-"""The Winograd schema against PyTorch in float64, run by the interpreter; its space, cost, accuracy, and filters that are transformed when packing."""
+"""The Winograd schemas against PyTorch in float64, run by the interpreter; its space, cost, accuracy, and filters that are transformed when packing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ import tilewright
 from tests.gpu_cases import Case, check, convolution_case, execute
 from tests.test_gpu_lowering import compiled
 from tests.test_gpu_program import interpret
+from tilewright.codegen.cuda import shared_bytes
 from tilewright.codegen.gpu import lower_gpu
 from tilewright.codegen.gpu.winograd import winograd_form
 from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, filter_matrix
 from tilewright.cost.gpu_choice import rank
 from tilewright.cost.gpu_winograd import winograd_cost
+from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
 from tilewright.frontend.torch_export import import_module
 from tilewright.hardware import machine
 from tilewright.ir.computation import Step
@@ -35,11 +37,12 @@ from tilewright.runtime.packing import prepared
 from tilewright.runtime.verify import TOLERANCES
 from tilewright.schedule.columns import length, row
 from tilewright.schedule.gpu_winograd import AXES, OUTPUT_TILES, TRANSFORM_AXES, WinogradSchedule, winograd_space
+from tilewright.schedule.gpu_winograd_fused import FUSED_AXES, FusedWinogradSchedule, fused_shared_bytes_of, fused_winograd_space
 
 H200 = machine("h200")
 
 
-def lower(case: Case, schedule: WinogradSchedule):  # noqa: ANN201
+def lower(case: Case, schedule: WinogradSchedule | FusedWinogradSchedule):  # noqa: ANN201
     return lower_gpu(case.region, case.layouts, case.values, case.constants, H200, schedule)
 
 
@@ -336,3 +339,79 @@ def test_padded_filters_are_packed() -> None:
     storage = lower(case, WinogradSchedule(2, 64, 2, **SMALL)).storage
     (filters,) = (item for item in storage.values() if item.matrix is not None)
     assert filters.layout == Layout((16, 4, 6), ((0, 0), (1, 0), (2, 0), (2, 4)))
+
+# --- one kernel instead of three --------------------------------------------------------------------------------------
+
+
+FUSED_DRAWN = dict(
+    batch=st.sampled_from([1, 2, 3]),
+    channels=st.sampled_from([4, 8, 16, 48, 64]),
+    outputs=st.sampled_from([9, 16, 18, 33, 40]),
+    size=st.tuples(st.integers(5, 13), st.integers(5, 13)),
+    padding=st.sampled_from([0, 1, 1, 2]),
+    epilogue=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+
+
+def random_fused_case(batch, channels, outputs, size, padding, epilogue, seed):  # noqa: ANN001, ANN201
+    case = convolution_case(batch=batch, channels=channels, outputs=outputs, size=size, padding=padding, epilogue=epilogue, seed=seed)
+    rows, _ = fused_winograd_space(problem_of(case), H200)
+    generator = np.random.default_rng(seed)
+    for output_tile in OUTPUT_TILES:  # there are fewer candidates of F(4x4)
+        allowed = np.flatnonzero(rows["output_tile"] == output_tile)
+        if len(allowed):
+            check(case, lower(case, FusedWinogradSchedule(**row(rows, int(generator.choice(allowed))))))
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(**FUSED_DRAWN)
+def test_random_convolutions_in_one_kernel(**drawn) -> None:  # noqa: ANN003
+    random_fused_case(**drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, phases=(Phase.generate,))
+@given(**FUSED_DRAWN)
+def test_more_random_convolutions_in_one_kernel(**drawn) -> None:  # noqa: ANN003
+    random_fused_case(**drawn)
+
+
+def test_a_cluster_adds_up_what_its_blocks_sum() -> None:
+    case = convolution_case(channels=64, outputs=16, size=(6, 7))
+    lowered = lower(case, FusedWinogradSchedule(2, 8, 16, 8, 4, 4, 4))
+    assert [kernel.cluster for kernel in lowered.kernels] == [4]
+    check(case, lowered)
+
+
+def test_channels_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(Unsuitable, match="do not divide"):
+        lower(convolution_case(channels=12), FusedWinogradSchedule(2, 8, 16, 8, 4, 4))
+
+
+@pytest.mark.parametrize("name, some", [("h200", True), ("a100", True), ("v100", False)])
+def test_the_space_of_one_kernel(name: str, some: bool) -> None:
+    target = machine(name)
+    problem = problem_of(convolution_case(channels=64, outputs=64, size=(28, 28), epilogue=False))
+    rows, rejected = fused_winograd_space(problem, target)
+    assert tuple(rows) == tuple(FUSED_AXES) and (length(rows) > 50) == some
+    assert length(rows) + sum(rejected.values()) == np.prod([len(values) for values in FUSED_AXES.values()])
+    if not some:
+        assert set(rejected) == {"no asynchronous copies"}
+        return
+    assert target.compute_capability >= (9, 0) or set(rows["split"]) == {1}
+    estimate = fused_winograd_cost(rows, problem, target)
+    assert np.all(np.isfinite(estimate.seconds)) and np.all(estimate.seconds > target.launch_seconds)
+
+
+@pytest.mark.parametrize("output_tile, block", [(2, (16, 32, 16, 4, 8, 1)), (2, (32, 32, 16, 4, 8, 4)), (4, (16, 16, 16, 4, 4, 2))])
+def test_one_kernel_compiles_without_spills(output_tile: int, block: tuple[int, ...], tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    case = convolution_case(channels=64, outputs=64, size=(28, 28))
+    schedule = FusedWinogradSchedule(output_tile, *block)
+    lowered = lower(case, schedule)
+    (found,) = compiled(lowered, tmp_path).values()
+    assert found.spill_bytes == 0 and found.stack_bytes == 0
+    assert found.registers * schedule.threads <= H200.registers_per_processor
+    shared = int(fused_shared_bytes_of({name: np.array([getattr(schedule, name)]) for name in FUSED_AXES})[0])
+    assert shared_bytes(lowered.kernels[0]) == shared

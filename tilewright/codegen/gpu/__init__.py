@@ -14,6 +14,7 @@ from tilewright.codegen.gpu.prefix import lower_prefix
 from tilewright.codegen.gpu.rows import lower_rows
 from tilewright.codegen.gpu.window import lower_window
 from tilewright.codegen.gpu.winograd import lower_winograd
+from tilewright.codegen.gpu.winograd_fused import lower_fused_winograd
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
@@ -26,9 +27,18 @@ from tilewright.schedule.gpu_prefix import PrefixSchedule
 from tilewright.schedule.gpu_rows import RowsSchedule
 from tilewright.schedule.gpu_window import WindowSchedule
 from tilewright.schedule.gpu_winograd import WinogradSchedule
+from tilewright.schedule.gpu_winograd_fused import FusedWinogradSchedule
 
 GpuSchedule: TypeAlias = (
-    MapSchedule | WindowSchedule | RowsSchedule | PrefixSchedule | ContractionSchedule | DirectSchedule | GemvSchedule | WinogradSchedule
+    MapSchedule
+    | WindowSchedule
+    | RowsSchedule
+    | PrefixSchedule
+    | ContractionSchedule
+    | DirectSchedule
+    | GemvSchedule
+    | WinogradSchedule
+    | FusedWinogradSchedule
 )
 
 _LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
@@ -41,6 +51,7 @@ _LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
         DirectSchedule: lower_direct,
         GemvSchedule: lower_gemv,
         WinogradSchedule: lower_winograd,
+        FusedWinogradSchedule: lower_fused_winograd,
     }
 )
 

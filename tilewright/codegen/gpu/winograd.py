@@ -18,7 +18,7 @@ from tilewright.codegen.gpu.common import as_lanes, below, bytes_touched, decode
 from tilewright.codegen.gpu.contraction import lower_contraction
 from tilewright.codegen.gpu.product import extent_of, guarded_load, product_form
 from tilewright.codegen.gpu.window import reduce_and_final
-from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, filter_matrix, product
+from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, both_sides, filter_matrix
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.machine import Machine
@@ -143,10 +143,19 @@ def _product(region: Region, k: int, c: int, tiles: int, output_tile: int) -> tu
     sums = f"{region.name}#sums"
     steps = builder.finish([result], [sums]).steps
     values = {t.name: Value(t.name, t.shape, "f32") for t in (v, u)} | {sums: Value(sums, result.shape, "f32")}
-    layouts = {name: row_major(value.shape) for name, value in values.items()}
-    if k % 4:  # vectors along k begin at multiples of four
-        layouts[u.name] = Layout(u.shape, ((0, 0), (1, 0), (2, 0), (2, 4)))
+    layouts = {name: row_major(value.shape) for name, value in values.items()} | {u.name: _filters_layout(u.shape)}
     return Region(f"{region.name}#product", "contraction", (), steps, (v.name, u.name), (sums,)), layouts, values
+
+
+def _filters_layout(shape: tuple[int, ...]) -> Layout:
+    """[point, input channel, output channel] so that vectors along the last begin at multiples of four."""
+    return Layout(shape, ((0, 0), (1, 0), (2, 0), (2, 4))) if shape[2] % 4 else row_major(shape)
+
+
+def filters_storage(name: str, form: WinogradForm, output_tile: int) -> Storage:
+    """The transformed filters U[t, c, k] as they are packed."""
+    value = Value(name, ((output_tile + FILTER - 1) ** 2, form.problem.channels, form.problem.outputs), "f32")
+    return Storage(value, _filters_layout(value.shape), form.filters, form.view, filter_matrix(output_tile))
 
 
 def lower_winograd(
@@ -179,7 +188,7 @@ def lower_winograd(
     first, first_call = kernel("input", *_transform_inputs(form, tiles, schedule, layouts, points), points)
     last, last_call = kernel("output", *_transform_outputs(form, tiles, schedule, layouts, sums), form.output)
     storage = {name: Storage(values[name], placed[name]) for name in (points, sums)}
-    storage[filters] = Storage(values[filters], placed[filters], form.filters, form.view, filter_matrix(size))
+    storage[filters] = filters_storage(filters, form, size)
     return Lowered(
         region,
         str(schedule),
@@ -201,37 +210,34 @@ def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, threads: int, bod
     return block(below(block_variable(launch) * threads + thread_variable(launch), total, "position", thread)), launch
 
 
+def input_index(form: WinogradForm, tiles: Sequence[Var], layout: Layout, where: Mapping[Var, Expr], size: int, i: int, j: int) -> list[Expr]:
+    """The logical index of element (i, j) of a tile of the input; beyond what is stored that of the last row or column."""
+    taps = {form.tap_y: index_const(i), form.tap_x: index_const(j), form.y: where[tiles[-2]] * size, form.x: where[tiles[-1]] * size}
+    index = []
+    for position, extent, (_, after) in zip(form.source.index, layout.shape, layout.halo, strict=True):
+        at = substitute(position, {**where, **taps})
+        index.append(binary("min", at, index_const(extent - 1 + after)) if range_of(at)[1] > extent - 1 + after else at)
+    return index
+
+
 def _transform_inputs(
     form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], points: str
 ) -> tuple[Statement, Launch]:
-    """V = B^T d B: columns first, as they are loaded, and then rows, of which each is stored."""
+    """V = B^T d B."""
     size, lanes = schedule.output_tile, min(schedule.transform_lanes, form.problem.input_lanes)
     layout, matrix = layouts[form.source.buffer], TRANSFORMS[size].inputs
     span = len(matrix)
     plane = layouts[points].strides[0]
 
     def load(where: Mapping[Var, Expr], i: int, j: int) -> Expr:
-        taps = {form.tap_y: index_const(i), form.tap_x: index_const(j), form.y: where[tiles[-2]] * size, form.x: where[tiles[-1]] * size}
-        index = []
-        for position, extent, (_, after) in zip(form.source.index, layout.shape, layout.halo, strict=True):
-            at = substitute(position, {**where, **taps})
-            index.append(binary("min", at, index_const(extent - 1 + after)) if range_of(at)[1] > extent - 1 + after else at)
-        return Load(form.source.buffer, (layout.offset(index),), "f32", lanes)
+        return Load(form.source.buffer, (layout.offset(input_index(form, tiles, layout, where, size, i, j)),), "f32", lanes)
 
     def body(first: Expr, where: Mapping[Var, Expr]) -> list[Statement]:
-        statements: list[Statement] = []
-        columns: list[list[Expr]] = []
-        for j in range(span):
-            loaded = [Var(f"d{i}_{j}", None, "f32", lanes) for i in range(span)]
-            statements += [Let(variable, load(where, i, j)) for i, variable in enumerate(loaded)]
-            lets, column = product(matrix, loaded, f"c{j}_")
-            statements += lets
-            columns.append(column)
-        for i in range(span):
-            lets, row = product(matrix, [column[i] for column in columns], f"r{i}_")
-            statements += lets
-            statements += [Store(points, first + (i * span + j) * plane, value) for j, value in enumerate(row)]
-        return statements
+        loaded = [[Var(f"d{i}_{j}", None, "f32", lanes) for j in range(span)] for i in range(span)]
+        reads = [Let(variable, load(where, i, j)) for i, row in enumerate(loaded) for j, variable in enumerate(row)]
+        lets, rows = both_sides(matrix, loaded)
+        values = [value for row in rows for value in row]
+        return [*reads, *lets, *(Store(points, first + t * plane, value) for t, value in enumerate(values))]
 
     return _each_tile(tiles, form.c, lanes, schedule.transform_threads, body)
 
@@ -244,30 +250,31 @@ def _transform_outputs(
     matrix = TRANSFORMS[size].outputs
     span = len(matrix[0])
     plane = layouts[sums].strides[0]
+
+    def body(first: Expr, where: Mapping[Var, Expr]) -> list[Statement]:
+        loaded = [[Var(f"m{i}_{j}", None, "f32", lanes) for j in range(span)] for i in range(span)]
+        reads = [Let(v, Load(sums, (first + (i * span + j) * plane,), "f32", lanes)) for i, row in enumerate(loaded) for j, v in enumerate(row)]
+        lets, rows = both_sides(matrix, loaded)
+        return [*reads, *lets, *store_tile(form, tiles, layouts, where, rows, lanes)]
+
+    return _each_tile(tiles, form.k, lanes, schedule.transform_threads, body)
+
+
+def store_tile(
+    form: WinogradForm, tiles: Sequence[Var], layouts: Mapping[str, Layout], where: Mapping[Var, Expr], sums: Sequence[Sequence[Expr]], lanes: int
+) -> list[Statement]:
+    """Stores what the region makes of a tile of sums (vectors of `lanes` along the output channels), as far as the tile lies in the image."""
     wide = vectors_fit(form.element, form.k, lanes, layouts)
     assert wide is not None
     wide = as_lanes(wide, lanes)
-
-    def body(first: Expr, where: Mapping[Var, Expr]) -> list[Statement]:
-        statements: list[Statement] = []
-        columns: list[list[Expr]] = []
-        for j in range(span):
-            loaded = [Var(f"m{i}_{j}", None, "f32", lanes) for i in range(span)]
-            statements += [Let(v, Load(sums, (first + (i * span + j) * plane,), "f32", lanes)) for i, v in enumerate(loaded)]
-            lets, column = product(matrix, loaded, f"c{j}_")
-            statements += lets
-            columns.append(column)
-        for i in range(size):
-            lets, row = product(matrix, [column[i] for column in columns], f"r{i}_")
-            statements += lets
-            for j, value in enumerate(row):
-                y, x = where[tiles[-2]] * size + i, where[tiles[-1]] * size + j
-                at = {**where, form.y: y, form.x: x}
-                element = substitute(replace_loads(wide, {form.step.name: value}), at)
-                shared, (offset, what) = bind_shared([substitute(form.offset, at), element], f"e{i}_{j}_")
-                inside = logical_and(compare("lt", y, index_const(form.problem.height)), compare("lt", x, index_const(form.problem.width)))
-                store = block(*shared, Store(form.output, offset, what))
-                statements.append(store if inside == TRUE else If(inside, store))
-        return statements
-
-    return _each_tile(tiles, form.k, lanes, schedule.transform_threads, body)
+    statements: list[Statement] = []
+    for i, row in enumerate(sums):
+        for j, value in enumerate(row):
+            y, x = where[tiles[-2]] * len(sums) + i, where[tiles[-1]] * len(row) + j
+            at = {**where, form.y: y, form.x: x}
+            element = substitute(replace_loads(wide, {form.step.name: value}), at)
+            shared, (offset, what) = bind_shared([substitute(form.offset, at), element], f"e{i}_{j}_")
+            inside = logical_and(compare("lt", y, index_const(form.problem.height)), compare("lt", x, index_const(form.problem.width)))
+            store = block(*shared, Store(form.output, offset, what))
+            statements.append(store if inside == TRUE else If(inside, store))
+    return statements

@@ -111,6 +111,22 @@ def product(matrix: Matrix, values: Sequence[Expr], name: str) -> tuple[list[Let
     return lets, [results[number] for number in range(len(rows))]
 
 
+def both_sides(matrix: Matrix, values: Sequence[Sequence[Expr]], name: str = "") -> tuple[list[Let], list[list[Expr]]]:
+    """The entries of matrix * values * matrix^T by row and column, and the statements that compute them, named after `name`."""
+    lets: list[Let] = []
+    columns: list[list[Expr]] = []
+    for j, column in enumerate(zip(*values, strict=True)):
+        more, transformed = product(matrix, column, f"c{name}{j}_")
+        lets += more
+        columns.append(transformed)
+    rows: list[list[Expr]] = []
+    for i in range(len(matrix)):
+        more, transformed = product(matrix, [column[i] for column in columns], f"r{name}{i}_")
+        lets += more
+        rows.append(transformed)
+    return lets, rows
+
+
 def _pairs(vectors: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     """Neighbours that have the same magnitudes everywhere, at least one of them with equal and one with opposite signs."""
     found = []

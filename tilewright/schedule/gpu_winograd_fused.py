@@ -1,0 +1,117 @@
+"""Schedules of the `winograd fused` schema on a GPU: Winograd's algorithm for 3x3 convolutions in one kernel, for layers too small for three.
+
+A block computes `tiles` tiles of the output for `outputs` output channels. For `channels` input channels at a time its threads transform the input's
+tiles into shared memory, where the transformed filters come by asynchronous copies, and every point of the tiles has threads of its own that
+accumulate thread_m x thread_n sums each. The sums go through shared memory to the transform of the outputs. `split` > 1: so many blocks, a cluster,
+divide the input channels; the transform is linear, so that they exchange partial outputs, a quarter of the sums (4 / 9 for m = 4), by way of each
+other's shared memory. Accuracy is that of `schedule.gpu_winograd`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.schedule.columns import Columns, product_of, reject
+from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem
+
+PADDING = 4
+"""Elements between the rows of the transformed input in shared memory: vectors stay aligned, and stores of neighbouring channels meet other banks."""
+FUSED_AXES = {
+    "output_tile": OUTPUT_TILES,
+    "tiles": (8, 16, 32),
+    "outputs": (16, 32, 64),
+    "channels": (4, 8, 16),
+    "thread_m": (2, 4, 8),
+    "thread_n": (4, 8),
+    "split": (1, 2, 4, 8),
+}
+
+
+@dataclass(frozen=True)
+class FusedWinogradSchedule:
+    """One candidate; see the module's text."""
+
+    output_tile: int
+    tiles: int
+    outputs: int
+    channels: int
+    thread_m: int
+    thread_n: int
+    split: int = 1
+
+    @property
+    def points(self) -> int:
+        """Points of a tile."""
+        return (self.output_tile + FILTER - 1) ** 2
+
+    @property
+    def threads(self) -> int:
+        return self.points * (self.tiles // self.thread_m) * (self.outputs // self.thread_n)
+
+    def __str__(self) -> str:
+        return (
+            f"winograd fused F({self.output_tile}x{self.output_tile},{FILTER}x{FILTER}) block={self.tiles}x{self.outputs}x{self.channels} "
+            f"thread={self.thread_m}x{self.thread_n} split={self.split}" + " cluster" * (self.split > 1)
+        )
+
+
+def fused_winograd_space(problem: WinogradProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with the columns FUSED_AXES; and how many were rejected by reason."""
+    rows = product_of(FUSED_AXES)
+    threads = fused_threads_of(rows)
+    points = points_of(rows)
+    tiles, outputs, channels, split = (rows[name] for name in ("tiles", "outputs", "channels", "split"))
+    there = tiles_there(rows, problem)
+    registers = fused_registers_of(rows)
+    vectors, items = points * channels * outputs // 4, tiles * channels
+    capability = machine.compute_capability
+    return reject(
+        rows,
+        [
+            ("no asynchronous copies", np.full(len(threads), capability < (8, 0))),
+            ("no clusters", (split > 1) & (capability < (9, 0))),
+            ("a thread's tile exceeds the block's", (rows["thread_m"] > tiles) | (rows["thread_n"] > outputs)),
+            ("threads below two warps, above 640, or not whole warps", (threads < 64) | (threads > 640) | (threads % machine.warp_size != 0)),
+            ("input channels do not divide among steps and parts", problem.channels % (channels * split) != 0),
+            ("loads of a step do not divide among the threads", (vectors % threads != 0) | ((items % threads != 0) & (items > threads))),
+            ("more than twice as many tiles or output channels as there are", (tiles >= 2 * there) | (outputs >= 2 * problem.outputs)),
+            ("shared memory exceeds a block's", fused_shared_bytes_of(rows) > machine.shared_bytes_per_block),
+            ("registers exceed a thread's", registers > machine.registers_per_thread_max),
+            ("registers exceed a processor's", registers * threads > machine.registers_per_processor),
+        ],
+    )
+
+
+def points_of(rows: Columns) -> np.ndarray:
+    """(m + 2)^2."""
+    return (rows["output_tile"] + FILTER - 1) ** 2
+
+
+def tiles_there(rows: Columns, problem: WinogradProblem) -> np.ndarray:
+    """Tiles of the whole output."""
+    size = rows["output_tile"]
+    return problem.images * -(-problem.height // size) * -(-problem.width // size)
+
+
+def fused_threads_of(rows: Columns) -> np.ndarray:
+    return points_of(rows) * (rows["tiles"] // rows["thread_m"]) * (rows["outputs"] // rows["thread_n"])
+
+
+def fused_shared_bytes_of(rows: Columns) -> np.ndarray:
+    """Bytes of shared memory of a block: two buffers of the transformed input and of the filters, the sums, and partial outputs of a cluster.
+
+    F(2x2) with 16 tiles, 32 outputs and 8 channels: 4 * 16 * (2 * 8 * (16 + 4) + 2 * 8 * 32 + 16 * 32) = 86016."""
+    inputs = 2 * rows["channels"] * (rows["tiles"] + PADDING)
+    filters = 2 * rows["channels"] * rows["outputs"]
+    block = rows["tiles"] * rows["outputs"]
+    return 4 * (points_of(rows) * (inputs + filters + block) + np.where(rows["split"] > 1, rows["output_tile"] ** 2 * block, 0))
+
+
+def fused_registers_of(rows: Columns) -> np.ndarray:
+    """Estimated 32-bit registers of a thread: accumulators, fragments read ahead, the tiles that are loaded a step ahead, and addresses."""
+    passes = -(-rows["tiles"] * rows["channels"] // np.maximum(fused_threads_of(rows), 1))
+    size = rows["thread_m"] * rows["thread_n"]
+    return 40 + size + 2 * (rows["thread_m"] + rows["thread_n"]) + passes * points_of(rows)
