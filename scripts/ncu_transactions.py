@@ -16,6 +16,7 @@ import csv
 import json
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +26,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-from bench.layers import LAYERS  # noqa: E402
+import numpy as np  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from bench.common import write_results  # noqa: E402
+from bench.layers import LAYERS, layer  # noqa: E402
+from bench.regions import ranking_of  # noqa: E402
+from bench.transactions import OCCUPANCY as PREDICTED_OCCUPANCY  # noqa: E402
+from bench.transactions import SECONDS, SECTORS, WAVEFRONTS, pearson, predicted_counts, summarised, table  # noqa: E402
+from tilewright.hardware import machine as find_machine  # noqa: E402
 
 TIME = "gpu__time_duration.sum"
 SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
@@ -50,7 +60,9 @@ METRICS = (
     "smsp__inst_executed.sum",
 )
 """Wavefronts, sectors, bytes and instructions are sums over the chip; occupancy is in percent."""
-SECONDS = {"s": 1.0, "second": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6, "ns": 1e-9, "nsecond": 1e-9}
+AGREEING = {WAVEFRONTS: SHARED, SECTORS: LEVEL_2, PREDICTED_OCCUPANCY: OCCUPANCY}
+"""Which metric a predicted count stands for."""
+UNITS = {"s": 1.0, "second": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6, "ns": 1e-9, "nsecond": 1e-9}
 NCU_PLACES = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu", "/usr/local/NVIDIA-Nsight-Compute*/ncu")
 
 
@@ -94,7 +106,7 @@ def parse(text: str) -> list[Launch]:
         for name, (value, unit) in measured.items():
             number = as_number(value)
             if number is not None:
-                launch.values[name] = number * SECONDS[unit] if unit in SECONDS else number
+                launch.values[name] = number * UNITS[unit] if unit in UNITS else number
     return list(found.values())
 
 
@@ -250,112 +262,71 @@ def summed(launches: Sequence[Launch]) -> dict[str, float]:
     return sums
 
 
-def predicted_counts(name: str, parameters: Mapping[str, int], target: str) -> dict[str, float]:
-    """Wavefronts of shared memory, sectors and occupancy as the models count them; nothing for a schema without such counts."""
-    import numpy as np
-
-    from tilewright.cost.volumes import contraction_volumes, direct_volumes
-    from tilewright.hardware import machine as find_machine
-    from tilewright.schedule.gpu_contraction import ContractionProblem
-    from tilewright.schedule.gpu_direct import DirectProblem
-
-    machine = find_machine(target)
-    counting = {ContractionProblem: contraction_volumes, DirectProblem: direct_volumes}
-    problem = next((problem for axes, problem in problems_of(name, target) if axes == frozenset(parameters)), None)
-    if type(problem) not in counting:
-        return {}
-    v = counting[type(problem)]({axis: np.array([value]) for axis, value in parameters.items()}, problem, machine)
-    rounds = v.blocks * v.steps
-    wavefronts = rounds * (v.warps * v.step_shared_loads + v.step_fill) + v.blocks * v.drain_wavefronts
-    sectors = rounds * v.step_sectors + v.blocks * v.store_sectors
-    occupied = np.minimum(v.resident, -(-v.blocks // machine.processors)) * v.warps * machine.warp_size / machine.threads_per_processor
-    return {"predicted shared wavefronts": float(wavefronts[0]), "predicted sectors": float(sectors[0]), "predicted occupancy": float(occupied[0])}
-
-
 @cache
-def problems_of(name: str, target: str) -> tuple[tuple[frozenset[str], Any], ...]:
-    """Axes and problem of each schema for a layer."""
-    from bench.layers import layer
-    from bench.regions import ranking_of
-    from tilewright.hardware import machine as find_machine
-
-    return tuple((frozenset(part.rows), part.problem) for part in ranking_of(layer(name), find_machine(target)).parts)
+def parts_of(name: str, target: str) -> tuple[Any, ...]:
+    """The parts of a layer's ranking."""
+    return ranking_of(layer(name), find_machine(target)).parts
 
 
-def pearson(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The correlation coefficient; None for fewer than three pairs or no variation."""
-    count = len(first)
-    if count < 3:
-        return None
-    means = sum(first) / count, sum(second) / count
-    products = sum((a - means[0]) * (b - means[1]) for a, b in zip(first, second, strict=True))
-    squares = sum((a - means[0]) ** 2 for a in first) * sum((b - means[1]) ** 2 for b in second)
-    return products / squares**0.5 if squares > 0 else None
-
-
-def correlations(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Of each count, measured or predicted, with the measured time; each over the rows that have it."""
-    rows = [row for row in rows if row.get(TIME)]
-    names = dict.fromkeys(name for row in rows for name in row if name != TIME)
-    found = {}
-    for name in names:
-        having = [row for row in rows if name in row]
-        value = pearson([row[name] for row in having], [row[TIME] for row in having])
-        if value is not None:
-            found[name] = value
-    return found
+def predicted(name: str, parameters: Mapping[str, int], target: str) -> dict[str, float]:
+    """What the models count of one candidate; nothing for a schema without such counts."""
+    part = next((part for part in parts_of(name, target) if set(part.rows) == set(parameters)), None)
+    rows = {axis: np.array([value]) for axis, value in parameters.items()}
+    counts = predicted_counts(rows, part.problem, find_machine(target)) if part is not None else {}
+    return {count: float(column[0]) for count, column in counts.items()}
 
 
 def report(folder: Path, name: str) -> dict[str, Any]:
-    """Correlations by layer, over the fastest of each layer (the paper's table 6) and over everything; ratios to the library's kernel (7)."""
+    """Correlations of counts with time (table 6), of predicted with measured counts, and ratios to the library's kernel (table 7)."""
     manifest = json.loads((folder / "manifest.json").read_text())
     candidates = {entry["layer"]: entry["candidates"] for entry in manifest["layers"]}
     layers: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("ncu_*.csv")):
         order = json.loads(path.with_suffix(".json").read_text())
         for item, values in assign(order, parse(path.read_text(errors="replace"))):
-            layer = layers.setdefault(item["layer"], {"layer": item["layer"], "library": None, "candidates": []})
+            if TIME in values:
+                values[SECONDS] = values.pop(TIME)
+            found = layers.setdefault(item["layer"], {"layer": item["layer"], "library": {}, "candidates": []})
             if item["candidate"] is None:
-                layer["library"] = values
+                found["library"] = values
                 continue
             candidate = candidates[item["layer"]][item["candidate"]]
-            if "error" in item:
-                layer["candidates"].append({"schedule": candidate["schedule"], "values": {}, "error": item["error"]})
-                continue
-            predicted = predicted_counts(item["layer"], candidate["parameters"], manifest["target"])
-            layer["candidates"].append({"schedule": candidate["schedule"], "values": {**values, **predicted}})
-    fastest = []
-    for layer in layers.values():
-        rows = [c["values"] for c in layer["candidates"] if c["values"].get(TIME)]
-        layer["correlation"] = correlations(rows)
-        if rows:
-            best = min(rows, key=lambda values: values[TIME])
-            fastest.append(best)
-            library = layer["library"] or {}
-            both = [metric for metric in (TIME, SHARED) if best.get(metric) and library.get(metric)]
-            layer["ratio to the library"] = {metric: best[metric] / library[metric] for metric in both}
-    everything = [c["values"] for layer in layers.values() for c in layer["candidates"]]
-    missing = [metric for metric in METRICS if not any(metric in row for row in everything)]
-    summary = {"fastest of each layer": correlations(fastest), "all candidates": correlations(everything), "missing metrics": missing}
+            counts = {} if "error" in item else {**values, **predicted(item["layer"], candidate["parameters"], manifest["target"])}
+            found["candidates"].append({"schedule": candidate["schedule"], "error": item.get("error"), "values": counts})
+    rows = {key: [c["values"] for c in found["candidates"]] for key, found in layers.items()}
+    summary = summarised(rows)
+    everything = [row for some in rows.values() for row in some]
+    summary["predicted with measured"] = {counted: agreement(everything, counted, read) for counted, read in AGREEING.items()}
+    summary["missing metrics"] = [metric for metric in METRICS if metric != TIME and not any(metric in row for row in everything)]
+    for key, found in layers.items():
+        best = min((row for row in rows[key] if row.get(SECONDS)), key=lambda row: row[SECONDS], default={})
+        both = [metric for metric in (SECONDS, SHARED) if best.get(metric) and found["library"].get(metric)]
+        found["ratio to the library"] = {metric: best[metric] / found["library"][metric] for metric in both}
     show(layers, summary)
     if name:
-        from bench.common import write_results
-
         settings = {"target": manifest["target"], "metrics": METRICS, "clock control": "none", "cache control": "all", **summary}
         print(write_results(name, settings, list(layers.values())))
     return summary
 
 
+def agreement(rows: Iterable[Mapping[str, float]], counted: str, read: str) -> dict[str, float | None]:
+    """Correlation of a predicted with a measured count, and the median of predicted / measured."""
+    pairs = [(row[counted], row[read]) for row in rows if row.get(counted) and row.get(read)]
+    if not pairs:
+        return {"correlation": None, "median ratio": None}
+    return {"correlation": pearson(*zip(*pairs, strict=True)), "median ratio": statistics.median(a / b for a, b in pairs)}
+
+
 def show(layers: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-    print(f"{'correlation with time':56}{'fastest':>9}{'all':>9}{'mean by layer':>15}")
-    for metric in summary["all candidates"]:
-        by_layer = [layer["correlation"][metric] for layer in layers.values() if metric in layer["correlation"]]
-        cells = [summary["fastest of each layer"].get(metric), summary["all candidates"][metric], sum(by_layer) / len(by_layer) if by_layer else None]
-        print(f"{metric:56}" + "".join(f"{'-' if c is None else f'{c:.3f}':>{width}}" for c, width in zip(cells, (9, 9, 15), strict=True)))
-    print(f"\n{'layer':8}{'time / library':>16}{'shared wavefronts / library':>30}")
-    for layer in layers.values():
-        ratios = layer.get("ratio to the library", {})
-        print(f"{layer['layer']:8}" + "".join(f"{ratios[m]:>{w}.2f}" if m in ratios else f"{'-':>{w}}" for m, w in ((TIME, 16), (SHARED, 30))))
+    console = Console(width=140)
+    console.print(table(summary))
+    ratios = Table("layer", "time / library", "shared wavefronts / library")
+    for key, found in layers.items():
+        have = found["ratio to the library"]
+        ratios.add_row(key, *(f"{have[metric]:.2f}" if metric in have else "-" for metric in (SECONDS, SHARED)))
+    console.print(ratios)
+    for counted, found in summary["predicted with measured"].items():
+        print(f"{counted} with {AGREEING[counted]}: {found}")
     if summary["missing metrics"]:
         print("missing:", ", ".join(summary["missing metrics"]))
 

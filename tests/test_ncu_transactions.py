@@ -65,13 +65,6 @@ def test_kernels_go_to_their_candidates(script: ModuleType) -> None:
         script.assign([ORDER[0], {**ORDER[1], "kernels": ["contraction_6733c8b34a66"]}], launches)
 
 
-def test_correlations(script: ModuleType) -> None:
-    rows = [{TIME: t, SHARED: 3 * t + 1, "falling": -t, **({"rare": t} if t > 3 else {})} for t in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    found = script.correlations([*rows, {"falling": 3.0}])
-    assert found == {SHARED: pytest.approx(1), "falling": pytest.approx(-1)}
-    assert script.pearson([1, 2, 3], [1, 1, 1]) is None
-
-
 def stand_in(folder: Path, body: str) -> str:
     """An executable that plays ncu: `log` is the file it writes to, `metrics` what it is asked for, `launched` where the child would write."""
     path = folder / "ncu"
@@ -122,10 +115,12 @@ def test_counters_that_cannot_be_read(script: ModuleType, folder: Path) -> None:
 
 
 def test_predicted_counts(script: ModuleType) -> None:
-    pytest.importorskip("tilewright.cost.volumes")
     parameters = {"block_m": 64, "block_n": 64, "block_k": 16, "thread_m": 4, "thread_n": 4, "split": 1, "stages": 2, "cluster": 0}
-    found = script.predicted_counts("R2", parameters, "h200")
+    found = script.predicted("R2", parameters, "h200")
     # 49 blocks of 36 steps; a step brings two tiles of 64 x 16 elements
     assert found["predicted sectors"] == pytest.approx(49 * (36 * 2 * 64 * 16 / 8 + 64 * 64 / 8))
-    assert found["predicted shared wavefronts"] > 0 and 0 < found["predicted occupancy"] <= 1
-    assert script.predicted_counts("R2", {"nonsense": 1}, "h200") == {}
+    assert found["predicted shared wavefronts"] > 0 and 0 < found["predicted occupancy"] <= 100
+    assert script.predicted("R2", {"nonsense": 1}, "h200") == {}
+    rows = [{"a": 2.0, "b": 1.0}, {"a": 4.0, "b": 2.0}, {"a": 9.0, "b": 3.0}, {"a": 1.0}]
+    assert script.agreement(rows, "a", "b") == {"correlation": pytest.approx(0.9707, abs=1e-3), "median ratio": 2.0}
+    assert script.agreement(rows, "a", "c") == {"correlation": None, "median ratio": None}
