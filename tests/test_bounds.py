@@ -26,6 +26,7 @@ from tilewright.schedule.columns import Columns, length, take
 from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
 from tilewright.schedule.gpu_direct import RS, DirectProblem
 from tilewright.schedule.gpu_winograd import WinogradProblem
+from tilewright.schedule.gpu_winograd_fused import fused_winograd_space
 
 H200 = machine("h200")
 BOUNDED = (ContractionProblem, DirectProblem, WinogradProblem)
@@ -168,7 +169,7 @@ def test_every_bound_covers_the_arithmetic() -> None:
             seconds = lower_bound(part.rows, part.problem, H200).seconds
             assert seconds.shape == (length(part.rows),)
             # minimal filtering needs a quarter of the products, or 4 / 9
-            saved = np.where(part.rows["output_tile"] == 4, 4, 2.25) if isinstance(part.problem, WinogradProblem) else 1
+            saved: np.ndarray | float = np.where(part.rows["output_tile"] == 4, 4, 2.25) if isinstance(part.problem, WinogradProblem) else 1
             assert (seconds >= part.problem.flops / saved / H200.peak_flops["fp32"] * 0.99).all()
 
 
@@ -183,6 +184,19 @@ def test_winograd_is_three_kernels() -> None:
     problem = part.problem
     moved = problem.bytes_read + 4 * 16 * 64 * 64 + problem.bytes_written + problem.epilogue_bytes
     assert estimate.terms["memory"][first] == pytest.approx(memory_share(H200, 1e12) * moved / 4.8e12)
+
+
+def test_winograd_in_one_kernel() -> None:
+    part = next(part for part in ranking_of(layer("R9"), H200).parts if isinstance(part.problem, WinogradProblem))
+    problem = part.problem
+    rows, _ = fused_winograd_space(problem, H200)
+    estimate = lower_bound(rows, problem, H200)
+    saved = np.where(rows["output_tile"] == 4, 4, 2.25)
+    assert length(rows) and (estimate.seconds >= problem.flops / saved / H200.peak_flops["fp32"]).all()
+    # F(2x2): 49 tiles, 256 outputs in blocks of 16 x 32: 32 blocks of 16 warps, 4 on a scheduler, each 32 steps of 8 channels and 4 x 4 sums a thread
+    some = {"output_tile": 2, "tiles": 16, "outputs": 32, "channels": 8, "thread_m": 4, "thread_n": 4, "split": 1}
+    one = lower_bound({name: np.array([value]) for name, value in some.items()}, problem, H200)
+    assert one.terms["fma"] == pytest.approx(4 * 32 * 8 * 16 / 1.98e9)
 
 
 def test_memory_counts_what_level_2_cannot_hold() -> None:

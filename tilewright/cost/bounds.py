@@ -28,6 +28,7 @@ from tilewright.schedule.gpu_contraction import ContractionProblem, threads_of
 from tilewright.schedule.gpu_direct import SHARED, DirectProblem, extents_of, patch_of
 from tilewright.schedule.gpu_direct import threads_of as threads_of_direct
 from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem
+from tilewright.schedule.gpu_winograd_fused import fused_threads_of, points_of, tiles_there
 
 ELEMENT_BYTES = 4
 WIDEST = 4
@@ -81,7 +82,7 @@ def _estimate(
     issue: np.ndarray,
     chain: np.ndarray | float,
     shared: np.ndarray | float,
-    moved: float,
+    moved: np.ndarray | float,
     others: np.ndarray,
 ) -> Estimate:
     """From cycles, and bytes through memory, to seconds; `others`: what the call's other kernels take at least.
@@ -231,6 +232,8 @@ def winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, sh
     A transform takes a launch at least, and the time in which all schedulers issue what a tile needs for each channel: an addition for each of its
     (m + 2)^2 points, and loads and stores by fours of the points and of m^2 inputs (others serve several tiles) or outputs. memory: input,
     transformed filters and output; what lies between the kernels may stay in level 2."""
+    if "tiles" in rows:
+        return _fused_winograd_bound(rows, problem, machine, share)
     count = length(rows)
     terms: dict[str, np.ndarray] = {}
     for size, product in zip(OUTPUT_TILES, problem.products, strict=True):
@@ -240,11 +243,42 @@ def winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, sh
         issued = points + (points + size * size) / WIDEST
         inputs, sums = (_spread(machine, tiles * channels * issued) for channels in (problem.channels, problem.outputs))
         estimate = contraction_bound(take(rows, which), product, machine, 0.0)
-        distinct = problem.bytes_read + 4 * points * problem.channels * problem.outputs + problem.bytes_written + problem.epilogue_bytes
+        moved = share * _winograd_bytes(problem, points) / machine.memory_bandwidth
         for name, seconds in estimate.terms.items():
-            moved = share * distinct / machine.memory_bandwidth
             terms.setdefault(name, np.zeros(count))[which] = moved if name == "memory" else seconds + inputs + sums
     return Estimate(MappingProxyType(terms), overlapped=tuple(terms))
+
+
+def _winograd_bytes(problem: WinogradProblem, points: Any) -> Any:
+    """Distinct bytes: input, transformed filters of so many points, output."""
+    filters = ELEMENT_BYTES * points * problem.channels * problem.outputs
+    return problem.bytes_read + filters + problem.bytes_written + problem.epilogue_bytes
+
+
+def _fused_winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, share: float) -> Estimate:
+    """Winograd's algorithm in one kernel: as `contraction_bound`, for (m + 2)^2 points of `tiles` x `outputs` sums and `channels` a step.
+
+    Sums go through shared memory, so that all of them are computed. issue: besides products and their loads, what every thread does to bring in
+    a step: copies of filters by fours, and for the tiles that it transforms an addition for each point, and loads and stores by fours."""
+    threads, points, split = fused_threads_of(rows), points_of(rows), rows["split"]
+    warps = -(-threads // machine.warp_size)
+    tiles, outputs, channels = rows["tiles"], rows["outputs"], rows["channels"]
+    blocks = -(-tiles_there(rows, problem) // tiles) * -(-problem.outputs // outputs)
+    steps, block_steps, warp_steps = _steps(machine, blocks, split, -(-problem.channels // channels), warps)
+    products = channels * rows["thread_m"] * rows["thread_n"]
+    reads = -(-channels * (rows["thread_m"] + rows["thread_n"]) // WIDEST)
+    transforms = tiles * channels // threads * points * (1 + 2 / WIDEST)
+    copies = points * channels * outputs // (WIDEST * threads)
+    written = points * channels * (tiles + outputs) * ELEMENT_BYTES / machine.shared_bytes_per_cycle
+    return _estimate(
+        machine,
+        fma=warp_steps * products * _fma_cycles(machine),
+        issue=warp_steps * (products + reads + transforms + copies),
+        chain=steps * channels * machine.fma_latency_cycles,
+        shared=block_steps * (warps * reads + written),
+        moved=share * _winograd_bytes(problem, points),
+        others=np.zeros(length(rows)),
+    )
 
 
 def _spread(machine: Machine, instructions: float) -> float:
