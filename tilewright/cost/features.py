@@ -35,9 +35,15 @@ RELATIVE = (
     "balance", "tail", "last wave", "steps", "accumulators", "multiply-adds a load", "bytes a flop", "written share", "reuse over level 2",
     "distinct over level 2", "split", "stages", "schema",
 )  # fmt: skip
-HYBRID = BLACK_BOX + COUNTS + ("seconds", "loop seconds", "drain seconds", "step cycles alone") + RELATIVE[:-1]
-RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE})
-SCHEMAS: Mapping[str, int] = MappingProxyType({"direct": 1, "contraction": 2, "winograd": 3, "gemv": 4})
+ANALYTIC = ("seconds", "loop seconds", "drain seconds", "step cycles alone")
+HYBRID = BLACK_BOX + COUNTS + ANALYTIC + tuple(name for name in RELATIVE[:-1] if name not in COUNTS)
+OWN_TILES = ("cluster", "filters", "output_tile", "transform_threads", "transform_lanes")
+CANDIDATE = HYBRID + tuple(f"tile {name}" for name in OWN_TILES) + ("own seconds",)
+OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
+RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "candidate": CANDIDATE, "own black box": OWN_BLACK_BOX}
+)
+SCHEMAS: Mapping[str, int] = MappingProxyType({"direct": 1, "contraction": 2, "winograd": 3, "winograd fused": 4})
 
 
 def describe(schema: str, rows: Columns, problem: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
@@ -45,16 +51,18 @@ def describe(schema: str, rows: Columns, problem: Mapping[str, np.ndarray], coun
     one = np.ones(count)
     described = {f"problem {name}": np.asarray(problem.get(name, 1)) * one for name in PROBLEM}
     described |= {f"tile {name}": np.asarray(rows.get(name, 1)) * one for name in TILES}
+    described |= {f"tile {name}": np.asarray(rows.get(name, 0)) * one for name in OWN_TILES}
     return described | {"schema": SCHEMAS[schema] * one}
 
 
 def features(record: str, described: Columns, volumes: Volumes, machine: Machine, overheads: Overheads) -> np.ndarray:
     """[candidates, names of the record] float32."""
     columns = dict(described)
-    if record != "black box":
+    if record not in ("black box", "own black box"):
         columns |= _terms(volumes, machine, overheads)
     # shares and the schema's number stay as they are
     plain = {"useful work", "full warps", "occupancy", "registers share", "shared share", "balance", "tail", "last wave", "written share", "schema"}
+    plain |= {f"tile {name}" for name in OWN_TILES}
     names = RECORDS[record]
     result = np.empty((len(volumes), len(names)), dtype=np.float32)
     for position, name in enumerate(names):

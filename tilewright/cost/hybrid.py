@@ -17,7 +17,7 @@ import numpy as np
 from tilewright.cost import forest as trees
 from tilewright.cost.features import RECORDS, VERSION, features
 from tilewright.cost.forest import Forest
-from tilewright.cost.volumes import Overheads, Volumes, volume_cost
+from tilewright.cost.volumes import DEFAULTS, Overheads, Volumes, volume_cost
 from tilewright.errors import InvalidModel, UnsupportedOption
 from tilewright.hardware.machine import Machine
 from tilewright.schedule.columns import Columns, take
@@ -31,19 +31,26 @@ FAILED_RESIDUAL = -0.9
 
 @dataclass(frozen=True)
 class Samples:
-    """Measured kernels, one a row. `described`: columns of `tilewright.cost.features.describe`; `problem`: a number for each row's problem."""
+    """Measured kernels, one a row. `described`: columns of `tilewright.cost.features.describe`; `problem`: a number for each row's problem;
+    `analytical`: seconds that the analytical model of the kernel's schema expects, where there is one besides `volume_cost`."""
 
     described: Columns
     volumes: Volumes
     seconds: np.ndarray
     problem: np.ndarray
+    analytical: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def where(self, which: np.ndarray) -> Samples:
         """The rows of a mask or of an index array."""
-        return Samples(take(self.described, which), take_volumes(self.volumes, which), self.seconds[which], self.problem[which])
+        analytical = None if self.analytical is None else self.analytical[which]
+        return Samples(take(self.described, which), take_volumes(self.volumes, which), self.seconds[which], self.problem[which], analytical)
+
+    def expected(self, machine: Machine, overheads: Overheads) -> np.ndarray:
+        """Analytical seconds."""
+        return volume_cost(self.volumes, machine, overheads).seconds if self.analytical is None else self.analytical
 
 
 def take_volumes(volumes: Volumes, which: np.ndarray) -> Volumes:
@@ -54,7 +61,10 @@ def join(parts: list[Samples]) -> Samples:
     """All rows; equal problem numbers of two parts stay equal."""
     described = {name: np.concatenate([part.described[name] for part in parts]) for name in parts[0].described}
     volumes = Volumes(**{spec.name: np.concatenate([getattr(part.volumes, spec.name) for part in parts]) for spec in fields(Volumes)})
-    return Samples(described, volumes, np.concatenate([part.seconds for part in parts]), np.concatenate([part.problem for part in parts]))
+    known = [part.analytical for part in parts if part.analytical is not None]
+    analytical = np.concatenate(known) if len(known) == len(parts) else None
+    seconds, problem = (np.concatenate([getattr(part, name) for part in parts]) for name in ("seconds", "problem"))
+    return Samples(described, volumes, seconds, problem, analytical)
 
 
 @dataclass(frozen=True)
@@ -84,14 +94,15 @@ class Learned:
         theirs, in the analytical order. With target "rank" the scale is the analytical model's."""
         analytical = volume_cost(volumes, machine, self.overheads).seconds
         if len(volumes) <= LEARNED_ROWS:
-            return self._seconds(described, volumes, machine, analytical)
+            return self.predicted(described, volumes, machine, analytical)
         kept = np.sort(np.argpartition(analytical, LEARNED_ROWS)[:LEARNED_ROWS])
-        predicted = self._seconds(take(described, kept), take_volumes(volumes, kept), machine, analytical[kept])
+        predicted = self.predicted(take(described, kept), take_volumes(volumes, kept), machine, analytical[kept])
         result = analytical * (1 + predicted.max() / analytical.min())
         result[kept] = predicted
         return result
 
-    def _seconds(self, described: Columns, volumes: Volumes, machine: Machine, analytical: np.ndarray) -> np.ndarray:
+    def predicted(self, described: Columns, volumes: Volumes, machine: Machine, analytical: np.ndarray) -> np.ndarray:
+        """Predicted seconds of the candidates, of which the analytical model expects `analytical` seconds."""
         logarithm = self.forest.predict(features(self.record, described, volumes, machine, self.overheads))
         return np.exp(logarithm) if self.target == "time" else analytical * np.exp(logarithm)
 
@@ -135,12 +146,13 @@ def train(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overhea
     inputs = features(recipe.record, samples.described, samples.volumes, machine, overheads)
     goal = np.log(samples.seconds)
     if recipe.target != "time":
-        goal = goal - np.log(volume_cost(samples.volumes, machine, overheads).seconds)
+        goal = goal - np.log(samples.expected(machine, overheads))
     quality = best_of_problem(samples) / samples.seconds
     if recipe.target == "rank":
         goal = goal - _centre(samples.problem, goal, quality)
     weights = quality**recipe.favour if recipe.favour else None
-    forests = [trees.fit(recipe.learner, inputs, goal, weights, RECORDS[recipe.record], VERSION, recipe.options, seed) for seed in range(recipe.seeds)]
+    names = RECORDS[recipe.record]
+    forests = [trees.fit(recipe.learner, inputs, goal, weights, names, VERSION, recipe.options, seed) for seed in range(recipe.seeds)]
     return Learned(trees.mean_of(forests) if len(forests) > 1 else forests[0], recipe.record, recipe.target, overheads)
 
 
@@ -166,7 +178,7 @@ def out_of_fold(samples: Samples, machine: Machine, recipe: Recipe, overheads: O
         if held.any():
             part = samples.where(held)
             model = train(samples.where(~held), machine, recipe, overheads)
-            result[held] = model._seconds(part.described, part.volumes, machine, volume_cost(part.volumes, machine, overheads).seconds)
+            result[held] = model.predicted(part.described, part.volumes, machine, part.expected(machine, overheads))
     return result
 
 
@@ -181,7 +193,7 @@ def without_failures(samples: Samples, machine: Machine, overheads: Overheads) -
     return samples.where(residual > FAILED_RESIDUAL)
 
 
-def fit_overheads(samples: Samples, machine: Machine, start: Overheads = Overheads(), each: int = 40, prior: float = 0.02) -> Overheads:
+def fit_overheads(samples: Samples, machine: Machine, start: Overheads = DEFAULTS, each: int = 40, prior: float = 0.02) -> Overheads:
     """The analytical constants under which logarithms of time fit best, robustly, on up to `each` of the better kernels of each problem; good
     kernels weigh more. `prior` keeps constants that the data say nothing about near `start`.
 
