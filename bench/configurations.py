@@ -10,6 +10,7 @@ space and finding the first.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import time
 from collections import Counter
@@ -37,8 +38,9 @@ FIRST = "contraction"
 
 
 def schema(part: Part) -> str:
-    """ContractionSchedule gives "contraction"."""
-    return str(part.schedule.__name__).removesuffix("Schedule").lower()
+    """As reasons name it: "contraction" of ContractionSchedule, "winograd fused" of FusedWinogradSchedule."""
+    words = re.findall("[A-Z][a-z]+", part.schedule.__name__.removesuffix("Schedule"))
+    return " ".join(reversed(words)).lower()
 
 
 def counts(ranking: Ranking) -> dict[str, dict[str, Any]]:
