@@ -46,10 +46,12 @@ class Part:
 class Ranking:
     """Every feasible candidate of a region; iterating gives them from the fastest predicted on, equal ones in the order of the space.
 
-    `parts`: one for each schema that could lower the region."""
+    `parts`: one for each schema that could lower the region. `predicted`: seconds of all candidates where a learned model has corrected the
+    estimates."""
 
     parts: tuple[Part, ...]
     rejected: Mapping[str, int]
+    predicted: np.ndarray | None = None
 
     @property
     def candidates(self) -> int:
@@ -57,6 +59,9 @@ class Ranking:
 
     @property
     def seconds(self) -> np.ndarray:
+        """Predicted, of all candidates."""
+        if self.predicted is not None:
+            return self.predicted
         return np.concatenate([part.estimate.seconds for part in self.parts])
 
     def __iter__(self) -> Iterator[Choice]:
@@ -79,8 +84,12 @@ class Ranking:
         number = int(np.searchsorted(starts, position, side="right")) - 1
         part = self.parts[number]
         at = int(position - starts[number])
-        terms = MappingProxyType({name: float(term[at]) for name, term in part.estimate.terms.items()})
-        return Choice(part.schedule(**row(part.rows, at)), float(part.estimate.seconds[at]), terms, self.rejected, self.candidates)
+        seconds = float(part.estimate.seconds[at])
+        terms = {name: float(term[at]) for name, term in part.estimate.terms.items()}
+        if self.predicted is not None:
+            terms["learned correction"] = float(self.predicted[position]) - seconds
+            seconds = float(self.predicted[position])
+        return Choice(part.schedule(**row(part.rows, at)), seconds, MappingProxyType(terms), self.rejected, self.candidates)
 
     def find(self, schedule: Any) -> Choice | None:
         """The candidate of a schedule, or None where it is none of these."""

@@ -1,0 +1,81 @@
+"""The learned ranking of a region's candidates: which model a machine has, and the order that it gives a space."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.cost.candidates import described
+from tilewright.cost.hybrid import Learned, load
+from tilewright.cost.ranking import Part, Ranking
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.schedule.columns import length, take
+
+MODELS = Path(__file__).parent / "models"
+"""Trained models that come with the package, each named after its machine."""
+KEPT = 1536
+"""Candidates that the learned model looks at: those that the analytical models like best."""
+KEPT_EACH = 192
+"""At least so many of each schema."""
+
+
+@lru_cache(maxsize=8)
+def model_of(machine: str) -> Learned | None:
+    """The model trained for a machine of the catalogue; None where there is none.
+
+    Raises:
+        InvalidModel: where the file is damaged or of another version.
+    """
+    path = MODELS / f"{machine}.npz"
+    return load(path) if path.exists() else None
+
+
+def refined(ranking: Ranking, machine: Machine, model: Learned | None) -> Ranking:
+    """The ranking with the times that the model predicts of the candidates that it looks at, all others behind those. A schema that the model
+    does not know keeps its analytical times."""
+    if model is None or not ranking.candidates:
+        return ranking
+    seconds = np.concatenate([part.estimate.seconds for part in ranking.parts])
+    limit = np.partition(seconds, KEPT)[KEPT] if len(seconds) > KEPT else np.inf
+    predicted: list[np.ndarray] = []
+    behind: list[np.ndarray] = []
+    for part in ranking.parts:
+        analytical = part.estimate.seconds
+        which = np.flatnonzero(analytical <= max(limit, _nth(analytical, KEPT_EACH)))
+        chosen = Part(part.schedule, take(part.rows, which), _rows_of(part.estimate, which), part.problem)
+        known = described(chosen, machine)
+        times = analytical.copy()
+        left = np.zeros(len(analytical), dtype=bool)
+        if known is not None:
+            times[which] = model.predicted(known.columns, known.volumes, machine, known.analytical)
+            left = np.ones(len(analytical), dtype=bool)
+            left[which] = False
+        predicted.append(times)
+        behind.append(left)
+    times, left = np.concatenate(predicted), np.concatenate(behind)
+    times[left] *= 1 + times[~left].max(initial=0) / times.min()
+    return replace(ranking, predicted=times)
+
+
+def _nth(values: np.ndarray, count: int) -> float:
+    return float(np.partition(values, count - 1)[count - 1]) if len(values) > count else float("inf")
+
+
+def _rows_of(estimate: Estimate, which: np.ndarray) -> Estimate:
+    return Estimate({name: np.broadcast_to(term, estimate.seconds.shape)[which] for name, term in estimate.terms.items()}, estimate.overlapped)
+
+
+def part_of(part: Part, rows: dict[str, np.ndarray]) -> tuple[Part, np.ndarray]:
+    """The part with only those of the rows that its space has, in their order; and which of the rows those are."""
+    keys = [np.stack([np.asarray(columns[name], dtype=np.int64) for name in part.rows], axis=1) for columns in (part.rows, rows)]
+    _, numbers = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    space, wanted = np.ravel(numbers)[: length(part.rows)], np.ravel(numbers)[length(part.rows) :]
+    position = np.full(int(numbers.max(initial=-1)) + 1, -1)
+    position[space] = np.arange(len(space))
+    found = position[wanted]
+    at = found[found >= 0]
+    return Part(part.schedule, take(part.rows, at), _rows_of(part.estimate, at), part.problem), np.flatnonzero(found >= 0)
