@@ -14,7 +14,6 @@ peak rate is a failed launch.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 import time
@@ -53,9 +52,10 @@ FOLDERS = {"rs": ("rs", 1), "s": ("s", 1), "rs_stride2": ("rs", 2)}
 """Folder to the kind of its lines and the stride."""
 TRIED = (1, 10, 30)
 SHARES = (95, 99, 100)
-BLACK_BOX = Recipe(learner="random_forest", record="black box", target="time", options={"n_estimators": 100, "max_features": 0.5, "min_samples_leaf": 2})
+BLACK_BOX = Recipe("random_forest", "black box", "time", options={"n_estimators": 100, "max_features": 0.5, "min_samples_leaf": 2})
 """As the paper's: problem and tile sizes, a random forest."""
 HYBRID = Recipe()
+"""The best that `--compare` found, by leaving problems out of the training files."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ LEAST_ROWS = 40
 
 
 def held_out(samples: Samples, predicted: np.ndarray) -> dict[str, float]:
-    """Means over problems of the ranking of each one's rows: LoP@1, @3, @10 (a loss above 1 counts as 1), and trials to 99 %; and LoP@1 of the problems
-    whose best time is below a millisecond, as that of most layers is."""
+    """Means over problems of the ranking of each one's rows: LoP@1, @3, @10 (a loss above 1 counts as 1), and trials to 99 %; and LoP@1 of the
+    problems whose best time is below a millisecond, as that of most layers is."""
     figures, small = [], []
     order = np.argsort(samples.problem, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(samples.problem[order]) != 0])

@@ -92,6 +92,7 @@ class DirectForm:
     spare_registers: int = 24
 
 
+GENERATED = DirectForm()
 PUBLISHED = DirectForm(channels_last=False, staged_result=True, spare_registers=2)
 """CNNOpt's kernels. Their script caps the compiler at equation 2 (3) plus one and two more, so that occupancy follows the equation."""
 
@@ -133,7 +134,7 @@ def direct_registers(rows: Columns, problem: Problem, form: DirectForm) -> np.nd
     return accumulators + held + 1 + form.spare_registers
 
 
-def direct_volumes(rows: Columns, problem: Problem, machine: Machine, form: DirectForm = DirectForm()) -> Volumes:
+def direct_volumes(rows: Columns, problem: Problem, machine: Machine, form: DirectForm = GENERATED) -> Volumes:
     """Direct convolution, RS and S kernels (CNNOpt, sections 3 and 4.3). Columns `slice`, `register_*`, `warp_*`, `block_*`, `channels`, `split`,
     `stages`, `filters` as in `DirectSchedule`.
 
@@ -182,10 +183,8 @@ def direct_volumes(rows: Columns, problem: Problem, machine: Machine, form: Dire
     rows_read = np.where(r["slice"] == RS, slice_y, p["filter_y"] * r["register_y"])
     conflicts = bank_conflicts(r["register_x"] * p["stride_x"], r["warp_x"])
     input_loads = r["channels"] * rows_read * slice_x * conflicts
-    warp_words = r["warp_k"] * r["register_k"]
-    # staged filters: a thread's register_k words follow each other, so that a warp reads them in ceil(words / 32) wavefronts, in pairs at
-    # a stride of register_k that repeats banks
-    pairs = np.maximum(1.0, r["register_k"] / 2) * np.maximum(1.0, warp_words / machine.warp_size)
+    # staged filters: a thread's register_k words follow each other and are read in pairs, so that the threads along K are register_k words apart
+    pairs = ceil_div(r["register_k"], 2) * bank_conflicts(r["register_k"], r["warp_k"])
     filter_loads = r["channels"] * filter_size * np.where(staged_filters, pairs, 0)
     cached = r["channels"] * filter_size * np.where(staged_filters, 0, r["register_k"] * ceil_div(r["warp_k"], machine.warp_size))
     accumulators = r["register_k"] * r["register_y"] * r["register_x"]
@@ -342,6 +341,7 @@ class Overheads:
     """Launches of a kernel in a chain; the published times are of events around one."""
 
 
+DEFAULTS = Overheads()
 MEMORY_SHARE = 0.85
 """Of the nominal bandwidth that copies reach."""
 MEMORY_OVERLAP = 4.0
@@ -380,7 +380,7 @@ def step_cycles(volumes: Volumes, machine: Machine, overheads: Overheads) -> dic
     return {"fma": fma, "issue": issue, "shared": shared, "level2": level2, "through": through, "alone": alone}
 
 
-def volume_cost(volumes: Volumes, machine: Machine, overheads: Overheads = Overheads()) -> Estimate:
+def volume_cost(volumes: Volumes, machine: Machine, overheads: Overheads = DEFAULTS) -> Estimate:
     """Analytical model from counts alone, so that it serves every schema. In cycles of a processor, for n blocks side by side:
 
     through(n) = n (fma^o + issue^o + shared^o + level2^o)^(1/o), with o = `overlap`; alone = latency + warps' own chain of instructions;
