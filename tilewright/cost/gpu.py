@@ -7,10 +7,9 @@ as in CNNOpt (PACT 2022); bytes in flight by Little's law (Volkov, Better Perfor
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 import numpy as np
 
+from tilewright.cost.gpu_steps import LOADED_LATENCY, BlockStep, on_processors, split_seconds
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns
@@ -31,16 +30,6 @@ SIMPLE_REGISTERS = 40
 """Registers of a thread of the map, window, rows and prefix schemas."""
 FRAGMENT_WAVEFRONTS = 1.65
 """Cycles of shared memory for a warp's vector load of four: four without merging of equal addresses, one where all threads read one vector."""
-LOADED_LATENCY = 1.9
-"""How much longer a load that misses every cache takes when many do than one alone."""
-SCHEDULER_IMBALANCE = 0.68
-"""Share of the time that warps unevenly divided among the schedulers lose (one: they never even out)."""
-UNHIDDEN = 0.16
-"""Time that a scheduler with a single warp loses to latencies, as a share of its instructions."""
-OVERLAP = 3.74
-"""Exponent with which pipelines of a processor overlap: infinite were the slowest all that counts, one were nothing hidden."""
-CLUSTERED_SHARE = MappingProxyType({2: 0.99, 4: 0.95, 8: 0.93})
-"""Share of the processors that clusters of so many blocks reach, one block a processor: a cluster lies within one group of processors."""
 SECTOR_BYTES = 32
 """Least that a memory transaction moves."""
 
@@ -219,47 +208,19 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     # a warp alone waits for its first fragments and for its own chain of multiply-adds
     inner = bk * np.maximum(tm * tn * 1.8, 0.8 * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(inner, latency / np.maximum(rows["stages"] - 1, 1))
-    # pipelines overlap: (sum of t ** OVERLAP) ** (1 / OVERLAP); the powers are taken once
-    arithmetic, traffic = fma**OVERLAP + issue**OVERLAP, shared**OVERLAP + level2**OVERLAP
-
-    def step_of(count: np.ndarray) -> np.ndarray:
-        """Cycles of one step of `count` blocks side by side."""
-        a_scheduler = count * warps / machine.schedulers_per_processor
-        uneven = 1 + SCHEDULER_IMBALANCE * (np.ceil(a_scheduler) / a_scheduler - 1)
-        slower = uneven * (1 + UNHIDDEN / np.maximum(a_scheduler, 0.25))
-        through = (arithmetic * slower**OVERLAP + traffic) ** (1 / OVERLAP)
-        return np.maximum(count * through, np.maximum(through, least) + barrier)
-
     resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
-    share = np.ones(len(threads))
-    for size, reached in CLUSTERED_SHARE.items():
-        share = np.where((rows["cluster"] > 0) & (split == size), reached, share)
-    reached_each = blocks / (machine.processors * share)
-    # the busiest processor's blocks: one more than one where clusters do not find room for all side by side
-    each = np.maximum(np.maximum(-(-blocks // machine.processors), reached_each), np.where(reached_each > 1, 2, 1))
-    full, rest = each // resident, each % resident
-    cycles = steps * (full * step_of(resident) + np.where(rest > 0, step_of(np.where(rest > 0, rest, 1.0)), 0.0))
-    ends = (full + (rest > 0)) * (4 * machine.memory_latency_cycles + tm * tn * warps / 4)
-    compute = cycles / machine.clock_hz
-    drain = ends / machine.clock_hz
+    step = BlockStep(fma, issue, shared, level2, least, barrier)
+    ends = 4 * machine.memory_latency_cycles + tm * tn * warps / 4
+    work = on_processors(step, steps, ends, blocks, warps, resident, split, rows["cluster"], machine)
     distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
     memory = np.full(len(threads), distinct / bandwidth(machine))
-    part_bytes = 4.0 * problem.batch * problem.m * problem.n * split
-    combine = np.where(
-        split > 1,
-        machine.launch_seconds
-        + 1.55 * part_bytes / l2_bandwidth(machine)
-        + (1 + split / 8) * cache2.latency_cycles / machine.clock_hz,
-        0.0,
-    )
-    # two barriers of the cluster, and every block reads a whole tile's worth of sums from its neighbours
-    meeting = (cache2.latency_cycles + 2 * bm * bn * 4 / cache2.bandwidth * np.minimum(each, resident)) / machine.clock_hz
-    combine = np.where(rows["cluster"] > 0, meeting * (full + (rest > 0)), combine)
+    results = problem.batch * problem.m * problem.n
+    combine = split_seconds(split, rows["cluster"], np.zeros_like(split), results, bm * bn, work, resident, machine)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "compute": compute,
+        "compute": work.compute_seconds,
         "memory": memory,
-        "drain": drain,
+        "drain": work.drain_seconds,
         "split": combine,
     }
     return Estimate(terms, overlapped=("compute", "memory"))

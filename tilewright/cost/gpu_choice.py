@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.codegen.gpu.direct_form import direct_form
 from tilewright.codegen.gpu.map import map_form
 from tilewright.codegen.gpu.prefix import prefix_form
 from tilewright.codegen.gpu.product import product_form
@@ -11,8 +12,10 @@ from tilewright.codegen.gpu.rows import rows_form
 from tilewright.codegen.gpu.window import window_form
 from tilewright.codegen.gpu.winograd import winograd_form
 from tilewright.cost.gpu import contraction_cost, gemv_cost, point_cost, prefix_cost, rows_cost
+from tilewright.cost.gpu_direct import direct_cost
 from tilewright.cost.gpu_row_epilogue import with_row_stages
 from tilewright.cost.gpu_winograd import winograd_cost
+from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
@@ -26,11 +29,14 @@ from tilewright.schedule.gpu_contraction import (
     contraction_space,
     gemv_space,
 )
+from tilewright.schedule.gpu_direct import DirectSchedule
+from tilewright.schedule.gpu_direct_space import direct_space
 from tilewright.schedule.gpu_map import MapSchedule, map_space
 from tilewright.schedule.gpu_prefix import PrefixSchedule, prefix_space
 from tilewright.schedule.gpu_rows import RowsSchedule, rows_space
 from tilewright.schedule.gpu_window import WindowSchedule, window_space
 from tilewright.schedule.gpu_winograd import WinogradSchedule, winograd_space
+from tilewright.schedule.gpu_winograd_fused import FusedWinogradSchedule, fused_winograd_space
 
 
 def rank(
@@ -39,8 +45,9 @@ def rank(
     values: Mapping[str, Value],
     constants: frozenset[str],
     machine: Machine,
+    atomics: bool = False,
 ) -> Ranking:
-    """The candidates of a region's schema with their predictions.
+    """The candidates of a region's schema with their predictions. `atomics`: sums may be added in no fixed order.
 
     Raises:
         Unsuitable: where the region has no GPU schema, or not the form that its schema needs.
@@ -63,8 +70,29 @@ def rank(
         return Ranking((Part(PrefixSchedule, rows, prefix_cost(rows, scanned, machine), scanned),), rejected)
     if region.kind == "contraction":
         ranking = rank_contraction(product_form(region, layouts, values, constants).problem, machine)
+        ranking = with_direct(ranking, region, layouts, values, constants, machine, atomics)
         return with_winograd(ranking, region, layouts, values, constants, machine)
     raise Unsuitable(f"no GPU schema for a region of kind {region.kind}")
+
+
+def with_direct(
+    ranking: Ranking,
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    atomics: bool,
+) -> Ranking:
+    """The candidates, and those of direct convolution where the region is one."""
+    try:
+        problem = direct_form(region, layouts, values, constants).problem
+    except Unsuitable:
+        return ranking
+    rows, rejected = direct_space(problem, machine, atomics)
+    parts = (Part(DirectSchedule, rows, direct_cost(rows, problem, machine), problem),) if length(rows) else ()
+    more = {f"direct: {reason}": count for reason, count in rejected.items()}
+    return Ranking((*ranking.parts, *parts), {**ranking.rejected, **more})
 
 
 def with_winograd(
@@ -75,15 +103,19 @@ def with_winograd(
     constants: frozenset[str],
     machine: Machine,
 ) -> Ranking:
-    """The candidates, and those of Winograd's algorithm where the region is a convolution for it."""
+    """The candidates, and those of Winograd's algorithm, in three kernels and in one, where the region is a convolution for it."""
     try:
         problem = winograd_form(region, layouts, values, constants).problem
     except Unsuitable:
         return ranking
     rows, rejected = winograd_space(problem, machine)
-    part = Part(WinogradSchedule, rows, winograd_cost(rows, problem, machine), problem)
+    parts = [Part(WinogradSchedule, rows, winograd_cost(rows, problem, machine), problem)]
     more = {f"winograd: {reason}": count for reason, count in rejected.items()}
-    return Ranking((*ranking.parts, part), {**ranking.rejected, **more})
+    rows, rejected = fused_winograd_space(problem, machine)
+    if length(rows):
+        parts.append(Part(FusedWinogradSchedule, rows, fused_winograd_cost(rows, problem, machine), problem))
+    more |= {f"winograd fused: {reason}": count for reason, count in rejected.items()}
+    return Ranking((*ranking.parts, *parts), {**ranking.rejected, **more})
 
 
 def rank_contraction(problem: ContractionProblem, machine: Machine) -> Ranking:

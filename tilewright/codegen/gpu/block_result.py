@@ -100,7 +100,7 @@ def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> li
 def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int) -> list[Statement]:
     """Each block of the cluster adds up and stores its share of the tile, in vectors along n where the output allows it."""
     size = result.rows * result.columns
-    lanes = result.form.problem.store_lanes
+    lanes = next(lanes for lanes in (4, 2, 1) if lanes <= result.form.problem.store_lanes and result.columns % lanes == 0)
     share = size // (split * lanes)
     element, offset = result.parts(lanes)
     turn = Var("turn", -(-share // threads))

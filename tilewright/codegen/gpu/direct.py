@@ -97,7 +97,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         raise Unsuitable(f"a split by {schedule.split} would leave a block nothing of {steps_in_all} steps")
     if schedule.cluster and steps_in_all % schedule.split:
         raise Unsuitable(f"a cluster of {schedule.split} does not divide {steps_in_all} steps evenly")
-    if schedule.cluster and size_k * size_y * size_x % (schedule.split * problem.store_lanes):
+    if schedule.cluster and size_k * size_y * size_x % (schedule.split * min(problem.store_lanes, size_k)):
         raise Unsuitable(f"a cluster of {schedule.split} does not divide its tile evenly")
     counts = (
         schedule.split, problem.groups, problem.images,
@@ -181,14 +181,24 @@ def _extents(schedule: DirectSchedule) -> tuple[int, int, int]:
 
 
 def _positions(thread: Var, schedule: DirectSchedule) -> tuple[Threads, list[Statement]]:
-    """Lanes and warps run along x fastest, then y, then k."""
+    """Lanes and warps run along x fastest, then y, then k. But the lowest bit of a lane is one of k and the next one of x (or y), where there are
+    such: then of four neighbours two share their filters and two their slice, which lets the hardware merge equal addresses of vector loads."""
     lane, warp = thread % WARP, thread // WARP
-    place = {axis: Var(f"position_{axis}", getattr(schedule, f"warp_{axis}") * getattr(schedule, f"block_{axis}")) for axis in "kyx"}
-    lanes = decode(lane, [Var(f"lane_{axis}", getattr(schedule, f"warp_{axis}")) for axis in "kyx"])
-    warps = decode(warp, [Var(f"warp_{axis}", getattr(schedule, f"block_{axis}")) for axis in "kyx"])
+    warps = {axis: getattr(schedule, f"warp_{axis}") for axis in "kyx"}
+    blocks = {axis: getattr(schedule, f"block_{axis}") for axis in "kyx"}
+    lowest: dict[str, Expr] = {}
+    pixel = next((axis for axis in "xy" if warps[axis] > 1), None)
+    if warps["k"] > 1 and pixel is not None:
+        lowest = {"k": lane % 2, pixel: lane // 2 % 2}
+        lane = lane // 4
+    halves = {axis: extent // 2 if axis in lowest else extent for axis, extent in warps.items()}
+    lanes = decode(lane, [Var(f"lane_{axis}", halves[axis]) for axis in "kyx"])
+    others = decode(warp, [Var(f"warp_{axis}", blocks[axis]) for axis in "kyx"])
+    place = {axis: Var(f"position_{axis}", warps[axis] * blocks[axis]) for axis in "kyx"}
     lets: list[Statement] = []
-    for axis, one, many in zip("kyx", lanes.values(), warps.values(), strict=True):
-        lets.append(Let(place[axis], many * getattr(schedule, f"warp_{axis}") + one))
+    for axis, one, many in zip("kyx", lanes.values(), others.values(), strict=True):
+        within = one * 2 + lowest[axis] if axis in lowest else one
+        lets.append(Let(place[axis], many * warps[axis] + within))
     return Threads(place["k"], place["y"], place["x"]), lets
 
 

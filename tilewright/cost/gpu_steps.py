@@ -1,0 +1,109 @@
+"""Time of blocks that repeat one step, several side by side on a processor: what the schemas with tiles in shared memory have in common.
+
+A step's pipelines (multiply-adds, issue slots, shared memory, level 2) overlap; n blocks at once take n times as long as one, unless latencies
+decide. Waves of blocks and the tail behind them are as in CNNOpt (PACT 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+
+LOADED_LATENCY = 1.9
+"""How much longer a load that misses every cache takes when many do than one alone."""
+SCHEDULER_IMBALANCE = 0.68
+"""Share of the time that warps unevenly divided among the schedulers lose (one: they never even out)."""
+UNHIDDEN = 0.16
+"""Time that a scheduler with a single warp loses to latencies, as a share of its instructions."""
+OVERLAP = 3.74
+"""Exponent with which pipelines of a processor overlap: infinite were the slowest all that counts, one were nothing hidden."""
+CLUSTERED_SHARE = MappingProxyType({2: 0.99, 4: 0.95, 8: 0.93})
+"""Share of the processors that clusters of so many blocks reach, one block a processor: a cluster lies within one group of processors."""
+
+
+@dataclass(frozen=True)
+class BlockStep:
+    """Cycles of one step of one block on each pipeline; `least`: that a block alone cannot go below, for its latencies; `barrier`: lost between."""
+
+    fma: np.ndarray
+    issue: np.ndarray
+    shared: np.ndarray
+    level2: np.ndarray
+    least: np.ndarray
+    barrier: np.ndarray
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of all blocks and of what their ends cost, the blocks of the busiest processor, and how many rounds of resident ones these make."""
+
+    compute_seconds: np.ndarray
+    drain_seconds: np.ndarray
+    blocks_each: np.ndarray
+    rounds: np.ndarray
+
+
+def on_processors(
+    step: BlockStep,
+    steps: np.ndarray,
+    ends: np.ndarray,
+    blocks: np.ndarray,
+    warps: np.ndarray,
+    resident: np.ndarray,
+    split: np.ndarray,
+    cluster: np.ndarray,
+    machine: Machine,
+) -> Work:
+    """Of `blocks` of `warps`, each of so many `steps` and with `ends` cycles before and after them, `resident` on a processor at once.
+
+    With b = ceil(blocks / processors): floor(b / resident) rounds of resident blocks, and a last one with the rest."""
+    # pipelines overlap: (sum of t ** OVERLAP) ** (1 / OVERLAP); the powers are taken once
+    arithmetic, traffic = step.fma**OVERLAP + step.issue**OVERLAP, step.shared**OVERLAP + step.level2**OVERLAP
+
+    def cycles_of(count: np.ndarray) -> np.ndarray:
+        """Cycles of one step of `count` blocks side by side."""
+        a_scheduler = count * warps / machine.schedulers_per_processor
+        uneven = 1 + SCHEDULER_IMBALANCE * (np.ceil(a_scheduler) / a_scheduler - 1)
+        slower = uneven * (1 + UNHIDDEN / np.maximum(a_scheduler, 0.25))
+        through = (arithmetic * slower**OVERLAP + traffic) ** (1 / OVERLAP)
+        return np.maximum(count * through, np.maximum(through, step.least) + step.barrier)
+
+    share = np.ones(len(blocks))
+    for size, reached in CLUSTERED_SHARE.items():
+        share = np.where((cluster > 0) & (split == size), reached, share)
+    reached_each = blocks / (machine.processors * share)
+    # the busiest processor's blocks: one more than one where clusters do not find room for all side by side
+    each = np.maximum(np.maximum(-(-blocks // machine.processors), reached_each), np.where(reached_each > 1, 2, 1))
+    full, rest = each // resident, each % resident
+    cycles = steps * (full * cycles_of(resident) + np.where(rest > 0, cycles_of(np.where(rest > 0, rest, 1.0)), 0.0))
+    rounds = full + (rest > 0)
+    return Work(cycles / machine.clock_hz, rounds * ends / machine.clock_hz, each, rounds)
+
+
+def split_seconds(
+    split: np.ndarray,
+    cluster: np.ndarray,
+    atomics: np.ndarray,
+    results: int,
+    tile: np.ndarray,
+    work: Work,
+    resident: np.ndarray,
+    machine: Machine,
+) -> np.ndarray:
+    """What a split costs beside its blocks, of `results` elements in blocks' tiles of `tile`: a kernel that adds the parts, and their traffic through
+    level 2; or, as a cluster, two barriers and a whole tile's worth of sums that every block reads from its neighbours; or, with atomics, a kernel
+    that stores zeros, one for what follows the sum, and additions in level 2 at half its bandwidth."""
+    cache2 = machine.cache(2)
+    assert cache2 is not None
+    level2 = machine.cache_bandwidth(2)
+    parts = 4.0 * results * split
+    latency = cache2.latency_cycles / machine.clock_hz
+    adding = machine.launch_seconds + 1.55 * parts / level2 + (1 + split / 8) * latency
+    atomic = 2 * machine.launch_seconds + (2 * parts + 12.0 * results) / level2 + 3 * latency
+    meeting = latency + 2 * tile * 4 / cache2.bandwidth * np.minimum(work.blocks_each, resident) / machine.clock_hz
+    combine = np.where(split > 1, np.where(atomics > 0, atomic, adding), 0.0)
+    return np.where(cluster > 0, meeting * work.rounds, combine)

@@ -1,0 +1,293 @@
+"""The space of the `direct` schema: candidates made dimension by dimension, with what cannot or need not be tried thrown out in between.
+
+The register tile of input channels is one and no axis of the space, by dominance (CNNOpt, section 3.2): for each channel a thread reads
+Fy Fx Rk filters and (Ry + Fy - 1) (Rx + Fx - 1) inputs, whatever the number of channels that it holds at once; more of them take registers from
+the tiles of the other dimensions, which all reduce what is read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.schedule.columns import Columns, length, product_of, reject, take
+from tilewright.schedule.gpu_direct import (
+    AXES,
+    BANKS,
+    REGISTERS,
+    RS,
+    SHARED,
+    UNROLLED_PRODUCTS,
+    DirectProblem,
+    S,
+    blocks_of,
+    extents_of,
+    multiply_adds_of,
+    patch_of,
+    read_lanes_of,
+    registers_of,
+    shared_bytes_of,
+    slice_of,
+    threads_of,
+    tiles_of,
+)
+
+REGISTER_K = (1, 2, 4, 8, 16)
+REGISTER_PIXELS = (1, 2, 3, 4, 5, 6, 7, 8)
+SUMS = (8, 128)
+"""Least and most sums that a thread holds."""
+THREADS = (64, 256)
+MUCH_MORE = 1.15
+"""By how much a tile may need more data, or more cycles of shared memory, than the best of its size."""
+HELD_FILTERS = 48
+"""Registers for two channels' filters at most."""
+CHANNELS = (1, 2, 3, 4, 8, 16)
+STAGES = (1, 2, 3)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CLUSTERS = (2, 4, 8)
+S_REGISTERS = 80
+"""Sums, slice and filters of the RS kernel that let so many threads reside that the S kernel has nothing to gain."""
+PARTS, CLUSTER, ATOMICS = 0, 1, 2
+
+Rules = list[tuple[str, np.ndarray]]
+Space = tuple[dict[str, np.ndarray], dict[str, int]]
+
+
+def direct_space(problem: DirectProblem, machine: Machine, atomics: bool = False) -> Space:
+    """Candidates with the columns AXES; and how many were rejected by reason. A candidate that is rejected before all of its dimensions are chosen
+    counts once. `atomics`: splits whose parts are added by atomic operations, in no fixed order, are offered too."""
+    rejected: dict[str, int] = {}
+
+    def keep(rows: Columns, rules: Rules) -> dict[str, np.ndarray]:
+        left, counts = reject(rows, rules)
+        for reason, count in counts.items():
+            rejected[reason] = rejected.get(reason, 0) + count
+        return left
+
+    register = product_of({"slice": (RS, S), "register_k": REGISTER_K, "register_y": REGISTER_PIXELS, "register_x": REGISTER_PIXELS})
+    rows = keep(register, register_rules(register, problem))
+    rows = _times(rows, _threads(machine))
+    rows = keep(rows, block_rules(rows, problem, machine))
+    rows = keep(rows, [("another arrangement of the same threads reads less shared memory", _arranged_worse(rows, problem))])
+    rows = keep(rows, [("the block tile moves more than another of its size", _shaped_worse(rows, problem))])
+    rows = _times(rows, product_of({"channels": CHANNELS}))
+    rows = keep(rows, channel_rules(rows, problem))
+    copies = machine.compute_capability >= (8, 0)
+    rows = _times(rows, product_of({"stages": STAGES if copies else (1,), "filters": (SHARED, 1, REGISTERS)}))
+    rows = keep(rows, stage_rules(rows, problem, machine))
+    rows = _times(rows, _splits(machine, atomics))
+    rows = keep(rows, split_rules(rows, problem, machine))
+    return {name: rows[name] for name in AXES}, rejected
+
+
+def _times(rows: Columns, more: Columns) -> dict[str, np.ndarray]:
+    """Every row with every one of the others."""
+    each, count = length(more), length(rows)
+    return {name: np.repeat(column, each) for name, column in rows.items()} | {name: np.tile(column, count) for name, column in more.items()}
+
+
+def _powers(limit: int) -> list[int]:
+    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
+
+
+def _threads(machine: Machine) -> dict[str, np.ndarray]:
+    """Shapes of warps and blocks in powers of two."""
+    axes = {f"warp_{axis}": _powers(BANKS) for axis in "kyx"}
+    warps = product_of(axes)
+    warps = take(warps, warps["warp_k"] * warps["warp_y"] * warps["warp_x"] == BANKS)
+    most = min(THREADS[1], machine.threads_per_block) // BANKS
+    blocks = product_of({f"block_{axis}": _powers(most) for axis in "kyx"})
+    count = blocks["block_k"] * blocks["block_y"] * blocks["block_x"]
+    return _times(warps, take(blocks, (count <= most) & (count >= THREADS[0] // BANKS)))
+
+
+def _splits(machine: Machine, atomics: bool) -> dict[str, np.ndarray]:
+    ways = [PARTS] + [CLUSTER] * (machine.compute_capability >= (9, 0)) + [ATOMICS] * atomics
+    rows = product_of({"split": SPLITS, "way": ways})
+    clustered = (rows["way"] == CLUSTER) & np.isin(rows["split"], CLUSTERS)
+    possible = (rows["way"] == PARTS) | clustered | ((rows["way"] == ATOMICS) & (rows["split"] > 1))
+    rows = take(rows, possible)
+    way = rows.pop("way")
+    return rows | {"cluster": (way == CLUSTER).astype(np.int64), "atomics": (way == ATOMICS).astype(np.int64)}
+
+
+def _wasted(extent: int, tile: np.ndarray) -> np.ndarray:
+    """Work along a dimension over what is needed, at least one."""
+    return -(-extent // tile) * tile / extent
+
+
+def _odd(extent: int, tile: np.ndarray) -> np.ndarray:
+    """Tiles that neither divide the extent, nor are powers of two, nor waste a twentieth less than four do."""
+    wasted = _wasted(extent, tile)
+    return ((tile & (tile - 1)) > 0) & (extent % tile > 0) & (wasted > 0.95 * _wasted(extent, np.full_like(tile, 4)))
+
+
+def register_rules(rows: Columns, problem: DirectProblem) -> Rules:
+    """Why a register tile is infeasible or certainly wasteful."""
+    k, y, x = (rows[f"register_{axis}"] for axis in "kyx")
+    sums = k * y * x
+    all_sums = min(SUMS[0], problem.outputs * problem.height * problem.width)
+    taps = problem.filter_y * problem.filter_x
+    slice_rows, slice_columns = slice_of(rows, problem)
+    rs = rows["slice"] == RS
+    held = sums + np.where(rs, slice_rows * slice_columns + k, slice_columns + problem.filter_x * k)
+    read = np.where(rs, slice_rows, y * problem.filter_y) * slice_columns + taps * k
+    products = sums * np.where(rs, taps, problem.filter_x)
+    each = read / (sums * taps)
+    bucket = np.log2(sums).astype(np.int64) * 4 + rows["slice"]
+    least = np.full(int(bucket.max()) + 1, np.inf)
+    odd = _odd(problem.height, y) | _odd(problem.width, x)
+    usable = ~odd & ~((k >= 2 * problem.outputs) & (k > 1) | (y > problem.height) | (x > problem.width))
+    np.minimum.at(least, bucket[usable], each[usable])
+    return [
+        ("the register tile exceeds the extent", (k >= 2 * problem.outputs) & (k > 1) | (y > problem.height) | (x > problem.width)),
+        ("the register tile wastes more than a fifth of its work", _wasted(problem.height, y) * _wasted(problem.width, x) > 1.25),
+        ("the register tile neither divides the extent nor is a power of two, nor wastes little", odd),
+        (f"a thread holds fewer than {SUMS[0]} or more than {SUMS[1]} sums", (sums < all_sums) | (sums > SUMS[1])),
+        ("the S kernel with one row of taps and outputs is the RS kernel", ~rs & (y == 1) & (problem.filter_y == 1)),
+        ("the multiply-adds of a channel are too many to unroll", products > 1.5 * UNROLLED_PRODUCTS),
+        ("registers exceed a thread's", held + 24 > 255),
+        ("the S kernel where the RS kernel's registers do", ~rs & (sums + slice_rows * slice_columns + k <= S_REGISTERS)),
+        ("a thread reads much more than with another tile of as many sums", each > MUCH_MORE * least[bucket]),
+    ]
+
+
+def block_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rules:
+    """Why a shape of warps and blocks is infeasible or certainly wasteful."""
+    k, y, x = extents_of(rows)
+    wasted = _wasted(problem.outputs, k) * _wasted(problem.height, y) * _wasted(problem.width, x)
+    beyond = np.zeros(len(k), dtype=bool)
+    for axis, extent in zip("kyx", (problem.outputs, problem.height, problem.width), strict=True):
+        lone = rows[f"register_{axis}"]
+        many = rows[f"warp_{axis}"] * rows[f"block_{axis}"]
+        beyond |= (many > 1) & (lone * many >= 2 * np.maximum(extent, lone))
+    least = float(wasted[~beyond].min(initial=np.inf))
+    taps = problem.filter_y * problem.filter_x
+    patch_rows, patch_columns = patch_of(rows, problem)
+    cache = machine.cache(2)
+    assert cache is not None
+    moved = 4 * (patch_rows * patch_columns + k * taps) / cache.bandwidth
+    fma = k * y * x * taps / machine.fp32_lanes_per_processor
+    vectors = k // np.minimum(4, k)
+    estimate = rows["register_k"] * rows["register_y"] * rows["register_x"] * threads_of(rows)
+    return [
+        ("the block tile is twice the extent", beyond),
+        ("partial tiles waste more than a quarter of the work, or more than half where all do", wasted > max(1.25, min(1.5, 1.15 * least), least)),
+        ("sums exceed a processor's registers", estimate > machine.registers_per_processor * 3 // 4),
+        ("loads of filters do not divide among the threads", (vectors > threads_of(rows)) | (threads_of(rows) % vectors != 0)),
+        ("level 2 brings a tile more slowly than it is multiplied", moved > np.maximum(1.25 * fma, (moved / fma)[~beyond].min(initial=np.inf) * fma)),
+    ]
+
+
+def _read_wavefronts(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Cycles of shared memory in which a warp reads its filters and slices of one channel, were there no bank conflicts."""
+    taps = problem.filter_y * problem.filter_x
+    width = np.minimum(4, rows["register_k"])
+    lanes = read_lanes_of(rows, problem)
+    slice_rows, slice_columns = slice_of(rows, problem)
+    read_rows = np.where(rows["slice"] == RS, slice_rows, rows["register_y"] * problem.filter_y)
+    filters = taps * (rows["register_k"] // width) * np.maximum(1.0, rows["warp_k"] * width / BANKS)
+    inputs = read_rows * -(-slice_columns // lanes) * np.maximum(1.0, rows["warp_y"] * rows["warp_x"] * lanes / BANKS)
+    return filters + inputs
+
+
+def _first_of_best(key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """A mask of the rows that are not the first with the least value among those of their key."""
+    order = np.lexsort((np.arange(len(key)), value, key))
+    first = np.ones(len(key), dtype=bool)
+    first[1:] = key[order][1:] != key[order][:-1]
+    worse = np.ones(len(key), dtype=bool)
+    worse[order[first]] = False
+    return worse
+
+
+def _key(*columns: np.ndarray) -> np.ndarray:
+    key = np.zeros_like(columns[0])
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 1) + column
+    return key
+
+
+def _arranged_worse(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    names = ("slice", "register_k", "register_y", "register_x")
+    return _first_of_best(_key(*(rows[name] for name in names), *extents_of(rows)), _read_wavefronts(rows, problem))
+
+
+def _shaped_worse(rows: Columns, problem: DirectProblem) -> np.ndarray:
+    """Tiles that need much more input and filters, or shared-memory cycles, than the best with the same register tile and number of threads."""
+    k, y, x = extents_of(rows)
+    patch_rows, patch_columns = patch_of(rows, problem)
+    moved = patch_rows * patch_columns + k * problem.filter_y * problem.filter_x
+    wasted = _wasted(problem.outputs, k) * _wasted(problem.height, y) * _wasted(problem.width, x)
+    names = ("slice", "register_k", "register_y", "register_x")
+    key = _key(*(rows[name] for name in names), threads_of(rows))
+    worse = np.zeros(len(key), dtype=bool)
+    for value, allowed in ((moved * wasted, MUCH_MORE), (_read_wavefronts(rows, problem) * wasted, MUCH_MORE)):
+        order = np.lexsort((value, key))
+        starts = np.flatnonzero(np.concatenate(([True], key[order][1:] != key[order][:-1]))) if len(order) else order
+        least = np.empty(len(key))
+        least[order] = np.repeat(value[order][starts], np.diff(np.concatenate((starts, [len(order)]))))
+        worse |= value > allowed * least
+    return worse
+
+
+def channel_rules(rows: Columns, problem: DirectProblem) -> Rules:
+    """Why a chunk of channels is wasteful."""
+    channels = rows["channels"]
+    products = multiply_adds_of(rows, problem) * channels
+    padded = -(-problem.channels // channels) * channels
+    return [
+        ("a chunk has more channels than there are", (channels > problem.channels) & (channels > 1)),
+        ("the last chunk of channels is mostly empty", padded > 1.25 * problem.channels),
+        ("a step is too short for its barrier", (products < 256) & (channels < min(problem.channels, CHANNELS[-1]))),
+        ("a step is longer than it need be", (products > 5000) & (channels > 2)),
+    ]
+
+
+def stage_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rules:
+    """Why stages, or a way of reading filters, are infeasible or dominated."""
+    taps = problem.filter_y * problem.filter_x
+    threads, registers = threads_of(rows), registers_of(rows, problem)
+    steps = -(-problem.channels // rows["channels"])
+    held = 2 * taps * rows["register_k"]
+    too_many = multiply_adds_of(rows, problem) > 1.5 * UNROLLED_PRODUCTS
+    usual = 2 if machine.compute_capability >= (8, 0) else 1
+    single = {**rows, "split": np.ones_like(threads), "cluster": np.zeros_like(threads)}
+    rs = registers_of({**rows, "slice": np.full_like(threads, RS)}, problem)
+    return [
+        ("more stages than steps", (rows["stages"] > 2) & (rows["stages"] > steps)),
+        ("filters outside of shared memory with other than two stages", (rows["filters"] != SHARED) & (rows["stages"] != usual)),
+        ("filters of a channel do not fit in registers", (rows["filters"] == REGISTERS) & (too_many | (held > HELD_FILTERS))),
+        ("registers exceed a thread's", registers > machine.registers_per_thread_max),
+        ("registers exceed a processor's", registers * threads > machine.registers_per_processor),
+        (
+            "the S kernel lets no more blocks reside than the RS kernel",
+            (rows["slice"] == S)
+            & (rs <= machine.registers_per_thread_max)
+            & (machine.registers_per_processor // (registers * threads) <= machine.registers_per_processor // (rs * threads)),
+        ),
+        ("shared memory exceeds a block's", shared_bytes_of(single, problem) > machine.shared_bytes_per_block),
+    ]
+
+
+def split_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rules:
+    """Why a split is infeasible or certainly wasteful."""
+    split = rows["split"]
+    steps = -(-problem.channels // rows["channels"])
+    each = -(-steps // split)
+    tiles = tiles_of(rows, problem)
+    k, y, x = extents_of(rows)
+    share = k * y * x % (split * np.minimum(problem.store_lanes, k))
+    further = min(SPLITS[-1], problem.channels) // 4
+    return [
+        ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= steps)),
+        ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
+        ("more stages than steps", (rows["stages"] > 2) & (rows["stages"] > each)),
+        ("a split of tiles that fill the processors already", (split > 1) & (tiles >= 2 * machine.processors)),
+        ("a split makes more than four blocks a processor", (split > 1) & (tiles * split > 4 * machine.processors)),
+        ("too few blocks, though the channels could be split further", (tiles * split * 4 < machine.processors) & (split < further)),
+        ("a cluster does not divide the steps or the tile evenly", (rows["cluster"] > 0) & ((steps % split != 0) | (share != 0))),
+        ("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
+        ("more blocks than a grid has", blocks_of(rows, problem) >= 2**31),
+    ]
+
