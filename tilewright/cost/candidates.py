@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.cost.features import describe
-from tilewright.cost.gpu import resident_blocks
+from tilewright.cost.gpu import FRAGMENT_WAVEFRONTS, resident_blocks
 from tilewright.cost.ranking import Part
 from tilewright.cost.volumes import Volumes, contraction_volumes, direct_volumes
 from tilewright.hardware.machine import Machine
@@ -18,7 +18,14 @@ from tilewright.schedule import gpu_direct
 from tilewright.schedule.columns import Columns, length, take
 from tilewright.schedule.gpu_contraction import ContractionProblem
 from tilewright.schedule.gpu_direct import DirectProblem
-from tilewright.schedule.gpu_winograd import OUTPUT_TILES, WinogradProblem
+from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem
+from tilewright.schedule.gpu_winograd_fused import (
+    fused_registers_of,
+    fused_shared_bytes_of,
+    fused_threads_of,
+    points_of,
+    tiles_there,
+)
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,8 @@ class Described:
 
 def described(part: Part, machine: Machine) -> Described | None:
     """The candidates of one part of a ranking; None for a schema that the learned model does not know."""
-    known = _SCHEMAS.get(type(part.problem).__name__)
-    if known is None or "block_m" not in part.rows and "register_k" not in part.rows:
+    known = _SCHEMAS.get(getattr(part.schedule, "__name__", ""))
+    if known is None:
         return None
     columns, volumes = known(part.rows, part.problem, machine)
     columns["own seconds"] = part.estimate.seconds
@@ -46,12 +53,15 @@ def _contraction(rows: Columns, problem: ContractionProblem, machine: Machine) -
 
 
 def _winograd(rows: Columns, problem: WinogradProblem, machine: Machine) -> tuple[dict[str, np.ndarray], Volumes]:
-    sizes = {
-        "outputs": problem.outputs, "height": problem.images * problem.height, "width": problem.width, "channels": problem.channels,
-        "filter_y": 3, "filter_x": 3,
-    }  # fmt: skip
     parts = [(rows["output_tile"] == size, product) for size, product in zip(OUTPUT_TILES, problem.products, strict=True)]
-    return _product("winograd", rows, sizes, machine, parts)
+    return _product("winograd", rows, _winograd_sizes(problem), machine, parts)
+
+
+def _winograd_sizes(problem: WinogradProblem) -> dict[str, int]:
+    return {
+        "outputs": problem.outputs, "height": problem.images * problem.height, "width": problem.width, "channels": problem.channels,
+        "filter_y": FILTER, "filter_x": FILTER,
+    }  # fmt: skip
 
 
 def _product(
@@ -71,12 +81,53 @@ def _product(
         volumes = contraction_volumes(take(rows, which), product, machine)
         for entry in fields(Volumes):
             found.setdefault(entry.name, np.zeros(length(rows)))[which] = getattr(volumes, entry.name)
-    return describe(schema, tiles, {name: np.asarray(size) for name, size in sizes.items()}, length(rows)), Volumes(**found)
+    return describe(schema, tiles, sizes, length(rows)), Volumes(**found)
+
+
+def _fused(rows: Columns, problem: WinogradProblem, machine: Machine) -> tuple[dict[str, np.ndarray], Volumes]:
+    """One kernel for all of Winograd's steps: counts as `cost.gpu_winograd_fused` makes them. Inputs and filters are read a step at a time."""
+    r = {name: np.asarray(column, dtype=np.float64) for name, column in rows.items()}
+    tiles = {**rows, "register_k": rows["thread_n"], "register_x": rows["thread_m"], "block_k": rows["outputs"] // rows["thread_n"]}
+    tiles["block_x"] = rows["tiles"] // rows["thread_m"]
+    points, threads = points_of(rows).astype(np.float64), fused_threads_of(rows).astype(np.float64)
+    registers, shared = fused_registers_of(rows).astype(np.float64), fused_shared_bytes_of(rows).astype(np.float64)
+    one = np.ones(length(rows))
+    blocks = -(-tiles_there(rows, problem) // r["tiles"]) * -(-problem.outputs // r["outputs"]) * r["split"]
+    steps = problem.channels / (r["channels"] * r["split"])
+    sums = points * r["tiles"] * r["outputs"]
+    items, filters = r["tiles"] * r["channels"], points * r["channels"] * r["outputs"]
+    size = r["output_tile"]
+    volumes = Volumes(
+        flops=2 * points * tiles_there(rows, problem) * problem.outputs * problem.channels,
+        padded_flops=2 * blocks * sums * steps * r["channels"],
+        blocks=blocks,
+        warps=threads / machine.warp_size,
+        threads=threads,
+        steps=steps,
+        registers=registers,
+        shared_bytes=shared,
+        resident=resident_blocks(machine, threads, registers, shared) * one,
+        accumulators=r["thread_m"] * r["thread_n"],
+        step_multiply_adds=r["channels"] * r["thread_m"] * r["thread_n"],
+        step_shared_loads=r["channels"] * FRAGMENT_WAVEFRONTS * np.maximum(2, (r["thread_m"] + r["thread_n"]) / 4),
+        step_cached_loads=0 * one,
+        step_fill=(2 * items * points + filters / 4) / machine.warp_size,
+        step_sectors=(points * items + filters) / 8,
+        drain_wavefronts=2 * sums / machine.warp_size,
+        store_instructions=r["tiles"] * r["outputs"] * size**2 / machine.warp_size,
+        store_sectors=r["tiles"] * r["outputs"] * size**2 / 8,
+        distinct_bytes=one * (problem.bytes_read + problem.epilogue_bytes) + 4.0 * points * problem.channels * problem.outputs,
+        written_bytes=one * problem.bytes_written,
+        split=r["split"],
+        stages=2 * one,
+        reuse_bytes=4 * steps * (points * items + filters),
+    )
+    return describe("winograd fused", tiles, _winograd_sizes(problem), length(rows)), volumes
 
 
 def _direct(rows: Columns, problem: DirectProblem, machine: Machine) -> tuple[dict[str, np.ndarray], Volumes]:
-    sizes = {entry.name: np.asarray(getattr(problem, entry.name)) for entry in fields(problem)}
-    sizes["height"] = sizes["height"] * problem.images * problem.groups
+    sizes = {entry.name: getattr(problem, entry.name) for entry in fields(problem)}
+    sizes["height"] = problem.height * problem.images * problem.groups
     volumes = direct_volumes(rows, problem, machine)
     # our kernels' own figures, where the general count only estimates
     registers = gpu_direct.registers_of(rows, problem).astype(np.float64)
@@ -86,6 +137,6 @@ def _direct(rows: Columns, problem: DirectProblem, machine: Machine) -> tuple[di
 
 
 _SCHEMAS: Mapping[str, Callable[[Columns, Any, Machine], tuple[dict[str, np.ndarray], Volumes]]] = MappingProxyType(
-    {"ContractionProblem": _contraction, "WinogradProblem": _winograd, "DirectProblem": _direct}
+    {"ContractionSchedule": _contraction, "WinogradSchedule": _winograd, "FusedWinogradSchedule": _fused, "DirectSchedule": _direct}
 )
-"""By the class of the problem, which says the schema."""
+"""By the class of the schedule."""

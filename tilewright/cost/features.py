@@ -46,7 +46,7 @@ RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 SCHEMAS: Mapping[str, int] = MappingProxyType({"direct": 1, "contraction": 2, "winograd": 3, "winograd fused": 4})
 
 
-def describe(schema: str, rows: Columns, problem: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+def describe(schema: str, rows: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, int], count: int) -> dict[str, np.ndarray]:
     """The columns that `BLACK_BOX` reads: sizes of the problem and axes of the schedule by name; those that a schema lacks count as 1."""
     one = np.ones(count)
     described = {f"problem {name}": np.asarray(problem.get(name, 1)) * one for name in PROBLEM}

@@ -16,6 +16,7 @@ from tilewright.cost.gpu_direct import direct_cost
 from tilewright.cost.gpu_row_epilogue import with_row_stages
 from tilewright.cost.gpu_winograd import winograd_cost
 from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
+from tilewright.cost.learned import model_of, refined
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
@@ -46,8 +47,10 @@ def rank(
     constants: frozenset[str],
     machine: Machine,
     atomics: bool = False,
+    learned: bool = True,
 ) -> Ranking:
-    """The candidates of a region's schema with their predictions. `atomics`: sums may be added in no fixed order.
+    """The candidates of a region's schema with their predictions. `atomics`: sums may be added in no fixed order. `learned`: where a model was
+    trained for the machine, it corrects the analytical predictions of contractions.
 
     Raises:
         Unsuitable: where the region has no GPU schema, or not the form that its schema needs.
@@ -71,7 +74,8 @@ def rank(
     if region.kind == "contraction":
         ranking = rank_contraction(product_form(region, layouts, values, constants).problem, machine)
         ranking = with_direct(ranking, region, layouts, values, constants, machine, atomics)
-        return with_winograd(ranking, region, layouts, values, constants, machine)
+        ranking = with_winograd(ranking, region, layouts, values, constants, machine)
+        return refined(ranking, machine, model_of(machine.name)) if learned else ranking
     raise Unsuitable(f"no GPU schema for a region of kind {region.kind}")
 
 
