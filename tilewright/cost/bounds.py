@@ -26,7 +26,6 @@ from tilewright.ir.region import Unsuitable
 from tilewright.schedule.columns import Columns, length, reject, take
 from tilewright.schedule.gpu_contraction import ContractionProblem, threads_of
 from tilewright.schedule.gpu_direct import SHARED, DirectProblem, extents_of, patch_of
-from tilewright.schedule.gpu_direct import threads_of as threads_of_direct
 from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem
 from tilewright.schedule.gpu_winograd_fused import fused_threads_of, points_of, tiles_there
 
@@ -192,9 +191,8 @@ def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share:
     thread's outputs need, and for each four of its c F register_k weights.  chain: c F a step.  shared: the loads of inputs, and of weights where
     they are staged; what is written is the patch of the block with its halo, and the staged weights."""
     k, y, x = extents_of(rows)
-    threads = threads_of_direct(rows)
     split, channels = rows["split"], rows["channels"]
-    warps = threads // machine.warp_size
+    warps = -(-(k // rows["register_k"] * (y // rows["register_y"]) * (x // rows["register_x"])) // machine.warp_size)
     tiles = -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x) * problem.images * problem.groups
     steps, block_steps, warp_steps = _steps(machine, tiles, split, -(-problem.channels // channels), warps)
     area = problem.filter_y * problem.filter_x
