@@ -292,6 +292,20 @@ def test_measuring_again_keeps_the_order() -> None:
     assert all(o.timing is None or (o.timing.count == 5 and o.seconds == pytest.approx(seconds(text(o.job)))) for o in outcomes)
 
 
+def test_those_near_the_best_are_measured_again_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "questions"
+    jobs = jobs_of(SMALL, 40) + jobs_of(OTHER, 1)
+    with processes({"log": str(log)}) as trials:
+        outcomes = list(trials.measure(jobs, finals=True))
+    finals = [outcome for outcome in outcomes if outcome.final]
+    fastest = sorted(jobs[:40], key=lambda job: seconds(text(job)))
+    near = [job.key for job in fastest[:4] if seconds(text(job)) <= 1.1 * seconds(text(fastest[0]))]
+    assert len(outcomes) == 41 + len(finals) and len(finals) > 1
+    assert sorted(outcome.job.key for outcome in finals) == sorted(near)
+    assert all(outcome.timing is not None and outcome.timing.count == 9 and outcome.code for outcome in finals)
+    assert log.read_text().split().count("remeasure") == 1
+
+
 def test_processes_that_cannot_start() -> None:
     trouble = ("-c", "raise SystemExit('out of order')")
     with processes() as trials:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,9 @@ from tilewright.runtime.workers import FATAL, Message, Worker, WorkerLost
 
 GIVE_UP = 4.0
 """A candidate that takes so many times the best one's time is timed once only."""
+FINALISTS, NEAR = 4, 1.1
+"""Candidates of a problem that are measured again in turns, and how many times the best one's time they may have taken."""
+ROUNDS = 9
 AHEAD = 4
 """Candidates a compiling process that may be compiled and not yet measured."""
 START_SECONDS, PROBLEM_SECONDS, COMPILE_SECONDS, TRIAL_SECONDS = 180.0, 300.0, 120.0, 30.0
@@ -73,7 +76,8 @@ class Outcome:
     """What became of a job. status: "measured", "wrong" (its result), or "failed" (to compile, load, run, or end in time); `reason` says why.
 
     `code` names the generated code, `schedule` is readable; `resources` are the compiler's figures by kernel (registers, shared_bytes, ...);
-    `stopped`: timed once only, being far slower than the best. `environment`: "gpu", "driver", "compiler"."""
+    `stopped`: timed once only, being far slower than the best; `final`: measured again, in turns with the others near the best. `environment`: "gpu",
+    "driver", "compiler"."""
 
     job: Job
     status: str
@@ -85,6 +89,7 @@ class Outcome:
     resources: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
     relative_error: float | None = None
     stopped: bool = False
+    final: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -154,15 +159,16 @@ class Trials:
         for handle in (*self._compilers, *self._devices):
             handle.kill()
 
-    def measure(self, jobs: Iterable[Job], mode: str = "cold") -> Iterator[Outcome]:
-        """Outcomes in the order in which they are ready. `jobs` is read as far ahead as the compilers need work, from the caller's thread.
+    def measure(self, jobs: Iterable[Job], mode: str = "cold", finals: bool = False) -> Iterator[Outcome]:
+        """Outcomes in the order in which they are ready. `jobs` is read as far ahead as the compilers need work, from the caller's thread. With
+        `finals`, those of a problem that are near its best have a second outcome, which is `final`.
 
         Raises:
             TargetNotPresent, KernelFailed, CompilerMissing: where a process cannot start.
         """
         results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
         groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
-        threads = [threading.Thread(target=_serve_groups, args=(device, groups, results, mode), daemon=True) for device in self._devices]
+        threads = [threading.Thread(target=_serve_groups, args=(device, groups, results, mode, finals), daemon=True) for device in self._devices]
         for thread in threads:
             thread.start()
         waiting, outstanding = iter(jobs), 0
@@ -184,24 +190,25 @@ class Trials:
                         group.add(job, self._pool.submit(self._compile, job))
                         outstanding += 1
                 if outstanding:
-                    result = results.get()
-                    if isinstance(result, BaseException):
-                        raise result
-                    outstanding -= 1
+                    result = _outcome_of(results.get())
+                    outstanding -= not result.final
                     yield result
-            finished = True
-        finally:
-            if group is not None:
-                group.close()
             for _ in threads:
                 groups.put(None)
+            for thread in threads:
+                thread.join()
+            while not results.empty():
+                yield _outcome_of(results.get())
+            finished = True
+        finally:
             if not finished:  # interrupted: nothing that is under way is waited for
+                if group is not None:
+                    group.close()
+                for _ in threads:
+                    groups.put(None)
                 self._kill()
-            else:
-                for thread in threads:
-                    thread.join()
 
-    def remeasure(self, jobs: Sequence[Job], rounds: int = 9, mode: str = "cold") -> list[Outcome]:
+    def remeasure(self, jobs: Sequence[Job], rounds: int = ROUNDS, mode: str = "cold") -> list[Outcome]:
         """The jobs, all of one problem, measured again in turns on the first GPU: each round times every one, so that drift meets all alike.
 
         In the order of the jobs. Those that do not compile are failures; where the process is lost, all are.
@@ -261,23 +268,39 @@ class _Group:
                 yield entry
 
 
-def _serve_groups(device: _Device, groups: Any, results: Any, mode: str) -> None:
+def _outcome_of(result: Outcome | BaseException) -> Outcome:
+    """An outcome; what a thread failed with is raised."""
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _serve_groups(device: _Device, groups: Any, results: Any, mode: str, finals: bool) -> None:
     """A GPU's thread: takes one problem after another, and of each the candidates as they are compiled."""
-    while (group := groups.get()) is not None:
-        best = float("inf")
-        for job, future in group:
-            try:
+    try:
+        while (group := groups.get()) is not None:
+            finalists: list[tuple[Outcome, Message]] = []
+            best = float("inf")
+            for job, future in group:
                 if future.cancelled():
                     return
                 compiled = future.result()
                 answer = compiled if "error" in compiled else device.trial(job.problem, compiled["program"], mode, GIVE_UP * best)
                 outcome = _outcome(job, compiled, answer, mode, device)
                 best = min(best, outcome.seconds)
-                shutil.rmtree(compiled["folder"], ignore_errors=True)
                 results.put(outcome)
-            except BaseException as error:  # it belongs to the caller
-                results.put(error)
-                return
+                ranked = sorted([*finalists, (outcome, compiled)], key=lambda entry: entry[0].seconds)
+                finalists = [entry for entry in ranked[: FINALISTS * finals] if entry[0].timing and entry[0].seconds <= NEAR * best]
+                for _, dropped in ranked[len(finalists) :]:
+                    shutil.rmtree(dropped["folder"], ignore_errors=True)
+            if len(finalists) > 1:
+                answer = device.remeasure(group.problem, [compiled["program"] for _, compiled in finalists], ROUNDS, mode)
+                for (outcome, _), times in zip(finalists, answer.get("times", ()), strict=False):
+                    results.put(replace(outcome, timing=Timing.of(times), final=True))
+            for _, compiled in finalists:
+                shutil.rmtree(compiled["folder"], ignore_errors=True)
+    except BaseException as error:  # it belongs to the caller
+        results.put(error)
 
 
 def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: _Device) -> Outcome:
@@ -294,6 +317,7 @@ def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: _D
         MappingProxyType(compiled.get("resources", {})),
         answer.get("relative_error"),
         bool(answer.get("stopped", False)),
+        False,
         MappingProxyType({"compiler": compiled.get("compiler", ""), **device.facts}),
     )
 

@@ -24,13 +24,7 @@ from tilewright.partition.plan import Chooser, plan_program
 from tilewright.runtime import plain
 from tilewright.runtime.problems import Problem, code_of
 from tilewright.runtime.records import Measurement, Records, default_path, measurement_of
-from tilewright.runtime.trials import Job, Outcome, Trials
-
-FINALISTS = 4
-"""Candidates of a problem that are measured again, in turns."""
-NEAR = 1.1
-"""How many times the best one's time a finalist may have taken."""
-ROUNDS = 9
+from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, Job, Outcome, Trials
 
 Report = Callable[[int, int, Outcome | None], None]
 """Called as report(done, total, outcome)."""
@@ -148,19 +142,20 @@ def tune(
     tell = report or (lambda done, total, outcome: None)
     known, measured, failed = len(wanted) - len(jobs), 0, 0
     tell(known, len(wanted), None)
-    finals = [problem for problem in problems if len(_finalists(problem, machine, records)) > 1]
-    if jobs or finals:
+    if jobs or any(_finalists(problem, machine, records) for problem in problems):
         with (start or (lambda: Trials(machine)))() as processes:
-            for done, outcome in enumerate(processes.measure(jobs), known + 1):
+            done = known
+            for outcome in processes.measure(jobs, finals=True):
                 records.add([measurement_of(outcome, machine.name)])
-                measured += outcome.status == "measured"
-                failed += outcome.status != "measured"
-                tell(done, len(wanted), outcome)
-            for problem in problems:
-                finalists = _finalists(problem, machine, records)
-                if len(finalists) > 1:
-                    again = processes.remeasure([Job(problem, plain.schedule_of(entry.schedule)) for entry in finalists], ROUNDS)
-                    records.add(measurement_of(outcome, machine.name) for outcome in again if outcome.timing)
+                if not outcome.final:
+                    done += 1
+                    measured += outcome.status == "measured"
+                    failed += outcome.status != "measured"
+                    tell(done, len(wanted), outcome)
+            for problem in problems:  # those that an earlier, interrupted run left, or that came near the best of one
+                finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, records)]
+                if finalists:
+                    records.add(measurement_of(outcome, machine.name) for outcome in processes.remeasure(finalists) if outcome.timing)
     return Tuned(len(problems), known, measured, failed)
 
 
@@ -172,11 +167,13 @@ def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Record
 
 
 def _finalists(problem: Problem, machine: Machine, records: Records) -> list[Measurement]:
-    """The fastest of a problem where one of them was measured only roughly, and they are near each other; else nothing."""
+    """The fastest of a problem where several are near each other and one of them was measured only roughly; else nothing."""
     standing = [entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured"]
     near = [entry for entry in standing[:FINALISTS] if entry.seconds <= NEAR * standing[0].seconds]
+    if all(entry.count >= ROUNDS for entry in near):
+        return []
     current = [entry for entry in near if _codes_agree(problem, entry, machine)]
-    return current if any(entry.count < ROUNDS for entry in current) else []
+    return current if len(current) > 1 and any(entry.count < ROUNDS for entry in current) else []
 
 
 def _codes_agree(problem: Problem, entry: Measurement, machine: Machine) -> bool:
