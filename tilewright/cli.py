@@ -1,4 +1,4 @@
-"""The command line: ``tilewright compile | bench | explain | verify | tune | targets | cache``.
+"""The command line: ``tilewright compile | bench | explain | verify | tune | train | targets | cache``.
 
 PyTorch and the compiler are imported by the commands that need them, so that help, targets and cache answer at once.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright import cli_tune
+from tilewright import cli_train, cli_tune
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOption
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--seed", type=int, default=1, help="of the random inputs (default 1)")
     verify.add_argument("--tolerance", type=_amount, help="replaces the tolerance that each dtype implies")
     cli_tune.add_options(command("tune", _tune, cli_tune.DESCRIPTION, common))
+    cli_train.add_options(command("train", _train, cli_train.DESCRIPTION, common))
     targets = command("targets", _targets, "list the targets that code can be generated for", common)
     targets.add_argument("names", nargs="*", metavar="NAME", help="show every fact about these targets")
     targets.add_argument("--sources", action="store_true", help="show where each fact is from")
@@ -291,6 +292,11 @@ def _image(options: argparse.Namespace) -> Image:
 def _tune(options: argparse.Namespace) -> int:
     with _quiet(options.debug):
         return cli_tune.run(options, _console())
+
+
+def _train(options: argparse.Namespace) -> int:
+    with _quiet(options.debug):
+        return cli_train.run(options, _console())
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,9 +68,9 @@ def held_out(rows: Samples, machine: Machine, recipe: Recipe, overheads: Overhea
     return out_of_fold(rows, machine, recipe, overheads, folds)
 
 
-def quality(rows: Samples, predicted: np.ndarray) -> Mapping[str, float]:
+def quality(rows: Samples, predicted: np.ndarray) -> dict[str, float]:
     """Means over layers of LoP@n among the candidates measured, and of the rank correlation."""
-    found: dict[str, list[float]] = {f"lop@{top}": [] for top in TOPS} | {"spearman": []}
+    found: dict[str, list[float]] = {name: [] for name in (*(f"lop@{top}" for top in TOPS), "spearman")}
     for number in np.unique(rows.problem):
         which = rows.problem == number
         for top in TOPS:

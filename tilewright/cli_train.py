@@ -1,0 +1,102 @@
+"""``tilewright train``: collects measured schedules of random convolutions, and trains the learned model from such files."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DESCRIPTION = "collect measurements of random convolutions on a GPU, and train the model that ranks schedules"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="measured layers (.jsonl.gz) to train with")
+    parser.add_argument("--target", default="cuda", help="the machine measured, or trained for: a name of `tilewright targets`")
+    parser.add_argument("--collect", type=Path, metavar="FILE", help="measure random layers and append them to FILE; what it holds already is kept")
+    parser.add_argument("--layers", type=int, default=150, help="random layers that FILE is to hold in the end (default %(default)s)")
+    parser.add_argument("--each", type=int, default=80, help="schedules measured of each layer (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
+    parser.add_argument("--seed", type=int, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
+    parser.add_argument("--devices", default="0", help="indices of the GPUs to measure on, such as 0,1,2,3")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="where the trained model goes (.npz); without it the model is only evaluated")
+    parser.add_argument("--folds", type=int, default=5, help="parts of the layers, each predicted from the others, for the evaluation")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Collects, trains, or both.
+
+    Raises:
+        InvalidInput: neither asked for, or a file that holds no measurements.
+    """
+    if not options.files and options.collect is None:
+        raise InvalidInput("nothing to train with", "give files of measured layers, or --collect FILE on a machine with the GPU")
+    files = list(options.files)
+    if options.collect is not None:
+        _collect(options, console)
+        files = files or ([options.collect] if options.model else [])
+    if files:
+        _train(files, options, console)
+    return 0
+
+
+def _collect(options: argparse.Namespace, console: Console) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tilewright.hardware import machine as find_machine
+    from tilewright.runtime import dataset
+    from tilewright.runtime.collecting import collect, sample_of
+    from tilewright.runtime.sampling import JUDGED, random_layers
+    from tilewright.runtime.trials import Trials
+
+    machine = find_machine(options.target)
+    path: Path = options.collect
+    known = {str(measured.layer["name"]) for measured in dataset.read(path)} if path.exists() else set()
+    wanted = [layer for layer in itertools.islice(random_layers(options.seed, JUDGED), options.layers) if layer["name"] not in known]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    devices = [int(index) for index in options.devices.split(",")]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Trials(machine, devices) as trials, Progress(*columns, console=console, refresh_per_second=1) as bar:
+        task = bar.add_task("layers", total=len(wanted))
+
+        def progress(name: str, measured: int, failed: int, complete: int) -> None:
+            bar.update(task, completed=complete, description=f"{measured} measured, {failed} failed; {name}")
+
+        count = collect(trials, machine, wanted, sample_of(options.each, options.seed, machine), path, options.seconds, progress)
+    console.print(f"{count} schedules measured; {path} holds {len(dataset.read(path))} layers")
+
+
+def _train(files: list[Path], options: argparse.Namespace, console: Console) -> None:
+    from rich.table import Table
+
+    from tilewright.cost.hybrid import train
+    from tilewright.cost.volumes import DEFAULTS
+    from tilewright.hardware import machine as find_machine
+    from tilewright.runtime import dataset
+    from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples
+
+    layers = [measured for path in files for measured in dataset.read(path)]
+    if len(layers) < 2 * options.folds:
+        raise InvalidInput(f"{len(layers)} layers are too few to train and judge a model", f"measure {2 * options.folds} at least")
+    machine = find_machine(layers[0].machine)
+    others = {measured.machine for measured in layers} - {machine.name}
+    if others:
+        raise InvalidInput(f"the files hold measurements of {machine.name} and of {', '.join(sorted(others))}", "train a model for each machine")
+    rows, _, lost = samples(layers, machine)
+    console.print(f"{len(rows)} kernels of {len(layers)} layers on {machine.name}; {lost} more are of schedules that no space offers")
+    table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="of each layer's measured kernels")
+    predictions = {"analytical": rows.expected(machine, DEFAULTS), "learned, layer left out": held_out(rows, machine, RECIPE, DEFAULTS, options.folds)}
+    for name, predicted in predictions.items():
+        found = quality(rows, predicted)
+        table.add_row(name, *(f"{100 * found[f'lop@{top}']:.1f}" for top in TOPS), f"{found['spearman']:.3f}")
+    console.print(table)
+    if options.model is not None:
+        options.model.parent.mkdir(parents=True, exist_ok=True)
+        train(rows, machine, RECIPE, DEFAULTS).save(options.model)
+        console.print(f"wrote {options.model}")
