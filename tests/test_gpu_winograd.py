@@ -152,7 +152,7 @@ def test_what_is_no_case_for_winograd(changed: dict, why: str) -> None:
     with pytest.raises(Unsuitable, match=why):
         lower(case, WinogradSchedule(2, 64, 4, **SMALL))
     ranking = rank(case.region, case.layouts, case.values, case.constants, H200)
-    assert all(part.schedule is not WinogradSchedule for part in ranking.parts)
+    assert not {part.schedule for part in ranking.parts} & {WinogradSchedule, FusedWinogradSchedule}
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
@@ -242,13 +242,13 @@ def test_workspaces_fit_into_memory() -> None:
     assert set(rows["output_tile"]) == {4} and rejected["the workspaces exceed an eighth of the memory"] > 0
 
 
-def test_multiplications_are_saved_in_a_large_layer_and_launches_in_a_small_one() -> None:
+def test_a_large_layer_takes_three_kernels_and_a_small_one_takes_one() -> None:
     def chosen(size: int, channels: int) -> type:
         case = convolution_case(channels=channels, outputs=channels, size=(size, size), epilogue=False)
         return type(rank(case.region, case.layouts, case.values, case.constants, H200).first().schedule)
 
     assert chosen(68, 192) is WinogradSchedule
-    assert chosen(8, 8) is not WinogradSchedule
+    assert chosen(28, 128) is FusedWinogradSchedule
 
 
 def test_a_schedule_has_a_stable_text() -> None:
@@ -282,14 +282,15 @@ def test_a_manifest_with_another_matrix_is_refused(matrix: object) -> None:
 
 
 class Residual(nn.Module):
-    """Two convolutions for which Winograd is chosen."""
+    """Convolutions for which Winograd is chosen: in three kernels for the first two, in one for the last."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(96, 96, 3, padding=1), nn.Conv2d(96, 96, 3, padding=1)
+        self.last = nn.Conv2d(96, 16, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.second(torch.relu(self.first(x))) + x)
+        return self.last(torch.relu(self.second(torch.relu(self.first(x))) + x))
 
 
 def test_a_program_is_planned_with_it_and_computes_the_same() -> None:
@@ -297,7 +298,8 @@ def test_a_program_is_planned_with_it_and_computes_the_same() -> None:
     model, x = Residual().eval(), torch.randn(1, 96, 41, 42)
     graph = import_module(model, (x,)).graph
     program = plan_program(graph, H200, 1)
-    assert sum(lowered.schedule.startswith("winograd") for lowered in program.regions) == 2
+    chosen = [lowered.schedule.split("(")[0] for lowered in program.regions]
+    assert chosen.count("winograd F") == 2 and chosen.count("winograd fused F") == 1
     (found,) = interpret(program, graph, (x,))
     expected = model.double()(x.double()).detach().numpy()
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
@@ -310,7 +312,7 @@ def test_an_artifact_keeps_the_matrix(tmp_path: Path) -> None:
     exe.save(tmp_path / "m.tw.zip")
     program = artifact.read(tmp_path / "m.tw.zip").program
     mapped = {name: storage for name, storage in program.storage.items() if storage.matrix is not None}
-    assert len(mapped) == 2
+    assert len(mapped) == 3
     packed = pack_constants(program, tuple(mapped), torch.device("cpu"))
     for name, storage in mapped.items():
         weight = program.graph.constants[storage.source]

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.cost.gpu import (
-    FRAGMENT_WAVEFRONTS,
-    LOADED_LATENCY,
-    OVERLAP,
-    SCHEDULER_IMBALANCE,
-    STEP_INSTRUCTIONS,
-    UNHIDDEN,
-    bandwidth,
-    resident_blocks,
-)
+from tilewright.cost.gpu import FRAGMENT_WAVEFRONTS, STEP_INSTRUCTIONS, bandwidth, resident_blocks
+from tilewright.cost.gpu_steps import LOADED_LATENCY, BlockStep, on_processors
 from tilewright.cost.gpu_winograd import ROW_INSTRUCTIONS
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
@@ -69,34 +61,22 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machin
     inner = bc * np.maximum(tm * tn * 1.8, 0.8 * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(chain, inner + passes * of_tile)
     barrier = 2.3 * cache1.latency_cycles + 2 * warps
-    arithmetic, traffic = fma**OVERLAP + issue**OVERLAP, shared**OVERLAP + level2**OVERLAP
-
-    def step_of(count: np.ndarray) -> np.ndarray:
-        """Cycles of one step of `count` blocks side by side."""
-        a_scheduler = count * warps / machine.schedulers_per_processor
-        uneven = 1 + SCHEDULER_IMBALANCE * (np.ceil(a_scheduler) / a_scheduler - 1)
-        slower = uneven * (1 + UNHIDDEN / np.maximum(a_scheduler, 0.25))
-        through = (arithmetic * slower**OVERLAP + traffic) ** (1 / OVERLAP)
-        return np.maximum(count * through, np.maximum(through, least) + barrier)
-
-    resident = resident_blocks(machine, threads, fused_registers_of(rows), fused_shared_bytes_of(rows))
-    each = -(-blocks // machine.processors)
-    full, rest = each // resident, each % resident
-    waves = full + (rest > 0)
-    cycles = steps * (full * step_of(resident) + np.where(rest > 0, step_of(np.where(rest > 0, rest, 1.0)), 0.0))
-    together = np.minimum(each, resident)
     of_sums = points + (span + size) * transform + size * size * (2 + problem.epilogue_flops)
     epilogue = points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
+    resident = resident_blocks(machine, threads, fused_registers_of(rows), fused_shared_bytes_of(rows))
+    together = np.minimum(-(-blocks // machine.processors), resident)
     ends = 2 * machine.memory_latency_cycles + chain + together * epilogue
+    step = BlockStep(fma, issue, shared, level2, least, barrier)
+    work = on_processors(step, steps, ends, blocks, warps, resident, split, (split > 1).astype(int), machine)
     meeting = 2 * cache2.latency_cycles + 2 * 4 * size * size * bt * bk / cache2.bandwidth * together
     # each tile of outputs reads the filters once: from memory the first time, from level 2 then
     filters = 4.0 * points * problem.channels * problem.outputs
     moved = problem.bytes_read + problem.bytes_written + problem.epilogue_bytes + filters
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "compute": cycles / machine.clock_hz,
+        "compute": work.compute_seconds,
         "memory": moved / bandwidth(machine),
-        "drain": waves * ends / machine.clock_hz,
-        "split": np.where(split > 1, waves * meeting / machine.clock_hz, 0.0),
+        "drain": work.drain_seconds,
+        "split": np.where(split > 1, work.rounds * meeting / machine.clock_hz, 0.0),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
