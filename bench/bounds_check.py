@@ -159,7 +159,7 @@ def main() -> int:
     for table in (layer_table(results), schema_table(results)):
         console.print(table)
     if options.name:
-        print(write_results(options.name, {"files": [str(path) for path in options.files], "target": options.target}, [summary(c) for c in results]))
+        print(write_results(options.name, {"files": [path.name for path in options.files], "target": options.target}, [summary(c) for c in results]))
     return 1 if any((c.bound > c.seconds).any() for c in results) else 0
 
 

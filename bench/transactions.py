@@ -124,7 +124,7 @@ def main() -> int:
     summary = summarised({name: rows_of(measured, machine) for name, measured in layers.items()})
     Console(width=120).print(table(summary))
     if options.name:
-        print(write_results(options.name, {"files": [str(path) for path in options.files], "target": options.target}, [summary]))
+        print(write_results(options.name, {"files": [path.name for path in options.files], "target": options.target}, [summary]))
     return 0
 
 
