@@ -21,12 +21,12 @@ from rich.table import Table
 from bench.bounds_check import Measured, part_of, read
 from bench.common import RESULTS, write_results
 from bench.regions import ranking_of
-from tilewright.cost.volumes import Volumes, contraction_volumes, direct_volumes
+from tilewright.cost.candidates import described
+from tilewright.cost.ranking import Part
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns, length
-from tilewright.schedule.gpu_contraction import ContractionProblem
-from tilewright.schedule.gpu_direct import DirectProblem
 
 SECONDS = "seconds"
 WAVEFRONTS, SECTORS, OCCUPANCY = "predicted shared wavefronts", "predicted sectors", "predicted occupancy"
@@ -35,17 +35,13 @@ Row = Mapping[str, float]
 """Counts of one kernel by name, and its time as SECONDS."""
 
 
-def predicted_counts(rows: Columns, problem: Any, machine: Machine) -> dict[str, np.ndarray]:
-    """Wavefronts of shared memory, sectors between level 2 and processors, and occupancy in percent of every candidate; nothing for a schema whose
-    volumes are not counted."""
-    volumes: Volumes
-    if isinstance(problem, ContractionProblem) and "block_m" in rows:
-        volumes = contraction_volumes(rows, problem, machine)
-    elif isinstance(problem, DirectProblem):
-        volumes = direct_volumes(rows, problem, machine)
-    else:
+def predicted_counts(part: Part, rows: Columns, machine: Machine) -> dict[str, np.ndarray]:
+    """Wavefronts of shared memory, sectors between level 2 and processors, and occupancy in percent of these candidates of the part's schema (of
+    Winograd's algorithm those of its product alone); nothing for a schema whose volumes are not counted."""
+    found = described(Part(part.schedule, rows, Estimate({}), part.problem), machine)
+    if found is None:
         return {}
-    v = volumes
+    v = found.volumes
     rounds = v.blocks * v.steps
     side_by_side = np.minimum(v.resident, -(-v.blocks // machine.processors))
     return {
@@ -103,7 +99,7 @@ def rows_of(measured: Sequence[Measured], machine: Machine) -> list[Row]:
     for part in ranking.parts:
         some = [m for m in measured if part_of(ranking, m.parameters) is part]
         rows = {name: np.array([m.parameters[name] for m in some]) for name in part.rows}
-        if not some or not (counts := predicted_counts(rows, part.problem, machine)):
+        if not some or not (counts := predicted_counts(part, rows, machine)):
             continue
         for at in range(length(rows)):
             found.append({SECONDS: some[at].seconds, **{name: float(column[at]) for name, column in counts.items()}})

@@ -272,7 +272,7 @@ def predicted(name: str, parameters: Mapping[str, int], target: str) -> dict[str
     """What the models count of one candidate; nothing for a schema without such counts."""
     part = next((part for part in parts_of(name, target) if set(part.rows) == set(parameters)), None)
     rows = {axis: np.array([value]) for axis, value in parameters.items()}
-    counts = predicted_counts(rows, part.problem, find_machine(target)) if part is not None else {}
+    counts = predicted_counts(part, rows, find_machine(target)) if part is not None else {}
     return {count: float(column[0]) for count, column in counts.items()}
 
 
