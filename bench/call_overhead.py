@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 import tilewright
 from bench.common import write_results
-from tilewright.runtime import Executable
 from tilewright.runtime.cpu import CpuEngine
+from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import GpuEngine
 
 ELEMENTS = 256

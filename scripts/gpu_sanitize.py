@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import tilewright
 from bench.common import write_results
 from tilewright import zoo
-from tilewright.runtime import Executable
+from tilewright.runtime.executable import Executable
 
 TOOLS = {
     "memcheck": ("--leak-check", "no"),

@@ -26,9 +26,11 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, Kernel, Launch
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Call, Lowered, Program, Region, Storage
-from tilewright.runtime import Executable, Image, load, loadable, positional_signature
-from tilewright.runtime.artifact import save
+from tilewright.runtime.artifact import load, save
+from tilewright.runtime.executable import Executable, Image
+from tilewright.runtime.loadable import loadable
 from tilewright.runtime.memory_plan import GPU_ALIGNMENT
+from tilewright.runtime.signature import positional_signature
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 N = 1 << 16

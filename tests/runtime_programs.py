@@ -11,8 +11,9 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.kernel import Block, Buffer, Kernel
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Call, Lowered, Program, Region, Storage
-from tilewright.runtime import Executable, Image, Signature, loadable, positional_signature
-from tilewright.runtime.signature import InputLeaf
+from tilewright.runtime.executable import Executable, Image
+from tilewright.runtime.loadable import loadable
+from tilewright.runtime.signature import InputLeaf, Signature, positional_signature
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 HEADER = "#include <stdint.h>\n#include <omp.h>\n"

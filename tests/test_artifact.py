@@ -19,8 +19,9 @@ from tilewright.errors import InvalidArtifact, TargetNotPresent
 from tilewright.hardware import host_cpu, machine
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout, channels_last
-from tilewright.runtime import Executable, artifact
+from tilewright.runtime import artifact
 from tilewright.runtime.encoding import decode_graph, encode_graph
+from tilewright.runtime.executable import Executable
 from tilewright.runtime.signature import LEAF, OutputLeaf, Signature, StateLeaf, Tree
 
 

@@ -16,12 +16,11 @@ from runtime_programs import ProgramBuilder, chain
 
 from tilewright.errors import KernelFailed, TargetNotPresent
 from tilewright.runtime import gpu as gpu_module
-from tilewright.runtime import loadable
 from tilewright.runtime.artifact import PrivateFolder, SavedBinary
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.driver import PROTOTYPES, Driver, KernelNodeParams
 from tilewright.runtime.gpu import STAGED_FROM, Extent, GpuEngine, GpuLibrary, ParameterBlock, dependencies, node_params
-from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
+from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, loadable
 
 
 def test_the_kernel_nodes_structure_is_cudas() -> None:

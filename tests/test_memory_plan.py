@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runtime_programs import ProgramBuilder, chain
 
 from tilewright.ir.layout import channels_last, row_major
-from tilewright.runtime import loadable
+from tilewright.runtime.loadable import loadable
 from tilewright.runtime.memory_plan import Lifetime, assign_places, lifetimes, place, plan_memory
 
 HALO = channels_last((1, 4, 5, 5)).with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))

@@ -15,9 +15,9 @@ from runtime_programs import ProgramBuilder, chain, chain_reference
 
 from tilewright.errors import ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
-from tilewright.runtime import Executable, ModuleStamp
 from tilewright.runtime import cpu as cpu_module
 from tilewright.runtime.cpu import openmp_libraries
+from tilewright.runtime.executable import Executable, ModuleStamp
 from tilewright.runtime.packing import pack, unpack, write
 from tilewright.runtime.signature import (
     LEAF,
@@ -475,7 +475,7 @@ def test_a_module_read_by_the_front_end_behaves_as_in_pytorch() -> None:
     from tilewright.frontend.torch_export import import_module
     from tilewright.hardware import host_cpu
     from tilewright.ir.region import Lowered, Program, Region, Storage
-    from tilewright.runtime import executable_of
+    from tilewright.runtime.executable import executable_of
 
     module, theirs = Everything(), Everything()
     theirs.load_state_dict(module.state_dict())
