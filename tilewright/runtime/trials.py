@@ -16,12 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 from tilewright import settings
-from tilewright.errors import CompilerMissing, KernelFailed, TargetNotPresent, UnsupportedOption
+from tilewright.errors import TargetNotPresent, UnsupportedOption
 from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import plain
 from tilewright.runtime.problems import Problem
-from tilewright.runtime.workers import FATAL, Message, Worker, WorkerLost
+from tilewright.runtime.trial_processes import CompilingProcess, MeasuringProcess
+from tilewright.runtime.workers import Message, WorkerLost
 
 GIVE_UP = 4.0
 """A candidate that takes so many times the best one's time is timed once only."""
@@ -30,8 +30,8 @@ FINALISTS, NEAR = 4, 1.1
 ROUNDS = 9
 AHEAD = 4
 """Candidates a compiling process that may be compiled and not yet measured."""
-START_SECONDS, PROBLEM_SECONDS, COMPILE_SECONDS, TRIAL_SECONDS = 180.0, 300.0, 120.0, 30.0
-"""After so long a process counts as hanging."""
+TRIAL_SECONDS = 30.0
+"""After so long a candidate counts as hanging."""
 MEASURER = ("-m", "tilewright.runtime.trial_worker")
 COMPILER = ("-m", "tilewright.runtime.compile_worker")
 
@@ -133,12 +133,12 @@ class Trials:
             )
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-trials-"))
         count = compile_workers or settings.available_cores()
-        self._compilers = [_Compiler(machine, compiler) for _ in range(count)]
-        self._idle: queue.SimpleQueue[_Compiler] = queue.SimpleQueue()
+        self._compilers = [CompilingProcess(machine, compiler) for _ in range(count)]
+        self._idle: queue.SimpleQueue[CompilingProcess] = queue.SimpleQueue()
         for handle in self._compilers:
             self._idle.put(handle)
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="tilewright-compile")
-        self._devices = [_Device(machine, device, measurer, seed, trial_seconds) for device in devices]
+        self._devices = [MeasuringProcess(machine, device, measurer, seed, trial_seconds) for device in devices]
         self._numbers = itertools.count()  # one step each, also from several threads
 
     def __enter__(self) -> Trials:
@@ -234,7 +234,7 @@ class Trials:
         handle = self._idle.get()
         folder = self._folder / str(next(self._numbers))
         try:
-            return {**handle.compile(job, folder), "folder": str(folder)}
+            return {**handle.compile(job.problem, job.schedule, folder), "folder": str(folder)}
         except WorkerLost as error:
             return {"error": f"while compiling {error}", "folder": str(folder)}
         finally:
@@ -275,7 +275,7 @@ def _outcome_of(result: Outcome | BaseException) -> Outcome:
     return result
 
 
-def _serve_groups(device: _Device, groups: Any, results: Any, mode: str, finals: bool) -> None:
+def _serve_groups(device: MeasuringProcess, groups: Any, results: Any, mode: str, finals: bool) -> None:
     """A GPU's thread: takes one problem after another, and of each the candidates as they are compiled."""
     try:
         while (group := groups.get()) is not None:
@@ -303,7 +303,7 @@ def _serve_groups(device: _Device, groups: Any, results: Any, mode: str, finals:
         results.put(error)
 
 
-def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: _Device) -> Outcome:
+def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: MeasuringProcess) -> Outcome:
     times = answer.get("times")
     status = "measured" if times else "wrong" if answer.get("wrong") else "failed"
     return Outcome(
@@ -320,99 +320,3 @@ def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: _D
         False,
         MappingProxyType({"compiler": compiled.get("compiler", ""), **device.facts}),
     )
-
-
-def _plain(problem: Problem) -> Any:
-    return plain.encode((problem.region, problem.layouts, problem.values, problem.constants))
-
-
-class _Child:
-    """A process of one kind that is started when it is needed and again when it was lost; it is told the problem when that changes."""
-
-    def __init__(self, machine: Machine, command: Sequence[str]) -> None:
-        self.machine = machine
-        self.command = command
-        self.facts: dict[str, str] = {}
-        self._worker: Worker | None = None
-        self._problem = ""
-        self._ended = False
-
-    def kill(self) -> None:
-        self._ended = True
-        if self._worker is not None:
-            self._worker.kill()
-
-    def close(self) -> None:
-        self.kill()
-        if self._worker is not None:
-            self._worker.close()
-
-    def prepared(self, problem: Problem, first: Message, more: Message) -> tuple[Worker, str]:
-        """The process, started with the message `first`, knowing the problem; and what is wrong with the problem, if anything."""
-        if self._worker is None or not self._worker.alive:
-            if self._ended:
-                raise WorkerLost("the measuring was ended")
-            if self._worker is not None:
-                self._worker.close()
-            self._worker, self._problem = Worker(self.command), ""
-            try:
-                answer = self._worker.ask(first, START_SECONDS)
-            except WorkerLost as error:
-                answer = {"error": str(error)}
-            if "error" in answer:
-                self.refuse(answer["error"])
-            self.facts = {name: str(fact) for name, fact in answer.items()}
-        if self._problem != problem.key:
-            answer = self._worker.ask({"do": "problem", "problem": _plain(problem), **more}, PROBLEM_SECONDS)
-            if "error" in answer:
-                return self._worker, f"the problem cannot be set up: {answer['error']}"
-            self._problem = problem.key
-        return self._worker, ""
-
-    def refuse(self, words: str) -> None:
-        raise NotImplementedError
-
-
-class _Compiler(_Child):
-    def refuse(self, words: str) -> None:
-        raise CompilerMissing(f"no process can compile candidates: {words}", "see `tilewright targets` for what the target needs")
-
-    def compile(self, job: Job, folder: Path) -> Message:
-        worker, wrong = self.prepared(job.problem, {"do": "machine", "machine": plain.encode(self.machine)}, {})
-        if wrong:
-            return {"error": wrong}
-        question = {"do": "compile", "schedule": plain.schedule_text(job.schedule), "folder": str(folder)}
-        return {**worker.ask(question, COMPILE_SECONDS), "compiler": self.facts.get("compiler", "")}
-
-
-class _Device(_Child):
-    def __init__(self, machine: Machine, index: int, command: Sequence[str], seed: int, trial_seconds: float) -> None:
-        super().__init__(machine, (*command, "--device", str(index)))
-        self.index, self.seed, self.trial_seconds = index, seed, trial_seconds
-        self._refused: dict[str, str] = {}
-
-    def refuse(self, words: str) -> None:
-        raise KernelFailed(f"no process can measure on GPU {self.index}: {words}", "check the GPU, its driver, and that PyTorch sees it")
-
-    def trial(self, problem: Problem, program: Any, mode: str, limit: float) -> Message:
-        question = {"do": "trial", "program": program, "mode": mode, "limit": limit if limit != float("inf") else None}
-        return self._answer(problem, question, self.trial_seconds)
-
-    def remeasure(self, problem: Problem, programs: Sequence[Any], rounds: int, mode: str) -> Message:
-        question = {"do": "remeasure", "programs": list(programs), "rounds": rounds, "mode": mode}
-        return self._answer(problem, question, self.trial_seconds * max(len(programs), 1))
-
-    def _answer(self, problem: Problem, question: Message, seconds: float) -> Message:
-        if problem.key in self._refused:
-            return {"error": self._refused[problem.key]}
-        try:
-            worker, wrong = self.prepared(problem, {"do": "start", "machine": plain.encode(self.machine)}, {"seed": self.seed})
-            if wrong:
-                self._refused[problem.key] = wrong
-                return {"error": wrong}
-            answer = worker.ask(question, seconds)
-        except WorkerLost as error:
-            return {"error": f"while measuring {error}"}
-        if FATAL in answer:
-            answer["error"] = f"the kernel failed: {answer['error']}"
-        return answer
