@@ -1,6 +1,6 @@
 """Measures generated convolution kernels against the vendor library, layer by layer; compiling and measuring may be on different machines.
 
-    python scripts/gpu_lowering_check.py compile FOLDER [--target h200] [--alternatives 8] [--layers R2,R12] [--only "winograd F(4x4"]
+    python scripts/gpu_lowering_check.py compile FOLDER [--target h200] [--alternatives 8] [--layers R2,R12] [--only direct]
     python scripts/gpu_lowering_check.py run FOLDER [--name gpu_layers_h200]
 
 `compile` needs no GPU: it builds the layers as regions, lowers the chosen schedule and alternatives from the space, and stores cubins with a
@@ -27,6 +27,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.layers import LAYERS  # noqa: E402
 
+TILES = ("block_m", "block_n", "thread_m", "thread_n", "slice", *(f"{part}_{axis}" for part in ("register", "block") for axis in "kyx"))
+"""Parameters of schedules in which choices of another shape differ."""
 ROTATED_BYTES = 220e6
 MOST_SETS = 256
 
@@ -142,7 +144,7 @@ def sample(ranking: Any, alternatives: int, only: str = "") -> Iterator[tuple[in
     seen: set[tuple[int, ...]] = set()
     last = max(wanted, default=0)
     for position, choice in enumerate(choice for choice in ranking if str(choice.schedule).startswith(only)):
-        key = tuple(getattr(choice.schedule, n, 0) for n in ("block_m", "block_n", "thread_m", "thread_n"))
+        key = tuple(getattr(choice.schedule, n, 0) for n in TILES)
         if position in wanted or (key not in seen and len(seen) <= near):
             seen.add(key)
             yield position, choice

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.direct_cases import Convolution, convolution
-from tests.gpu_cases import Case, check
+from tests.gpu_cases import Case, check, matmul_case
 from tilewright.codegen.gpu import lower_gpu
+from tilewright.codegen.gpu.direct_form import direct_form
+from tilewright.cost.gpu_choice import rank
+from tilewright.cost.gpu_direct import direct_cost
 from tilewright.hardware import machine
+from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.schedule.gpu_direct import CACHED, REGISTERS, RS, SHARED, DirectSchedule, S
+from tilewright.schedule.columns import length, row, take
+from tilewright.schedule.gpu_direct import (
+    CACHED,
+    REGISTERS,
+    RS,
+    SHARED,
+    DirectProblem,
+    DirectSchedule,
+    S,
+    blocks_of,
+    columns_of,
+    registers_of,
+    shared_bytes_of,
+    threads_of,
+)
+from tilewright.schedule.gpu_direct_space import direct_space
 
 H200 = machine("h200")
 
@@ -89,3 +110,152 @@ def test_random_convolutions_and_schedules() -> None:
 @pytest.mark.parametrize("first", range(1000, 1400, 40))
 def test_many_random_convolutions_and_schedules(first: int) -> None:
     assert sum(check_seed(seed) for seed in range(first, first + 40)) > 20
+
+
+def problem_of(case: Case) -> DirectProblem:
+    return direct_form(case.region, case.layouts, case.values, case.constants).problem
+
+
+def layer(channels: int, outputs: int, size: int, filters: int = 3, stride: int = 1) -> Case:
+    """A layer whose inputs and result are never computed."""
+    return convolution(Convolution(channels, outputs, (size * stride,) * 2, (filters,) * 2, (stride,) * 2, padding=(filters // 2,) * 2, epilogue=False))
+
+
+def test_a_problem_is_read_off_the_offsets() -> None:
+    given = Convolution(6, 16, (11, 13), (3, 5), (2, 1), (1, 2), (1, 4), groups=2, batch=2)
+    found = problem_of(convolution(given))
+    assert (found.images, found.groups, found.outputs, found.channels) == (2, 2, 8, 3)
+    assert (found.height, found.width, found.filter_y, found.filter_x) == (6, 13, 3, 5)
+    # taps two apart in x, with outputs one apart
+    assert (found.stride_y, found.stride_x, found.dilation_y, found.dilation_x) == (2, 1, 1, 2)
+    assert found.flops == 2 * 2 * 16 * 6 * 13 * 3 * 3 * 5
+
+
+def test_a_pixelwise_convolution_has_one_dimension() -> None:
+    found = problem_of(convolution(Convolution(8, 16, (5, 6), (1, 1), padding=(0, 0), epilogue=False)))
+    assert (found.height, found.width, found.filter_y, found.filter_x) == (1, 30, 1, 1)
+
+
+def test_what_is_no_convolution_is_refused() -> None:
+    schedule = DirectSchedule(RS, 4, 1, 4, 4, 1, 8, 1, 1, 2, 4)
+    with pytest.raises(Unsuitable, match="constant filters"):
+        lower(matmul_case(m=16, n=16, r=16), schedule)
+    case = convolution(Convolution(4, 8, (6, 6), last=True))
+    bare = replace(case, layouts={**case.layouts, "x": replace(case.layouts["x"], halo=((0, 0),) * 4)})
+    with pytest.raises(Unsuitable, match="stored input"):
+        lower(bare, schedule)
+
+
+@pytest.mark.parametrize("filters", [SHARED, CACHED, REGISTERS])
+@pytest.mark.parametrize("kernel", [RS, S])
+def test_both_kernels_with_filters_from_everywhere(kernel: int, filters: int) -> None:
+    case = convolution(Convolution(6, 12, (9, 10), (3, 3), batch=2, seed=filters))
+    for stages, channels, split in ((1, 4, 1), (2, 2, 2), (3, 1, 1)):
+        check(case, lower(case, DirectSchedule(kernel, 4, 2, 2, 2, 4, 4, 2, 1, 1, channels, split, stages, filters)))
+
+
+@pytest.mark.parametrize("epilogue", [False, True])
+def test_atomic_additions_go_to_one_sum(epilogue: bool) -> None:
+    case = convolution(Convolution(9, 12, (7, 7), epilogue=epilogue))
+    lowered = lower(case, DirectSchedule(RS, 4, 1, 2, 2, 4, 4, 1, 2, 1, 3, 3, 1, SHARED, 0, 1))
+    assert any(isinstance(s, AtomicAdd) for kernel in lowered.kernels for s in statements(kernel.body))
+    # zeros, sums, and what follows the sum
+    assert len(lowered.calls) == (3 if epilogue else 2)
+    check(case, lowered)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_cluster_adds_its_parts(last: bool) -> None:
+    case = convolution(Convolution(16, 24, (7, 9), last=last))
+    check(case, lower(case, DirectSchedule(RS, 4, 2, 2, 2, 4, 4, 2, 1, 1, 4, 4, 2, SHARED, 1)))
+    check(case, lower(case, DirectSchedule(S, 8, 1, 4, 4, 4, 2, 1, 2, 1, 2, 2, 1, CACHED, 1)))
+
+
+SIZES = ((64, 64, 56, 3, 1), (64, 128, 28, 3, 2), (512, 512, 7, 3, 1), (3, 64, 112, 7, 2))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_space_is_feasible_and_says_what_it_rejects(size: tuple[int, ...]) -> None:
+    problem = problem_of(layer(*size))
+    rows, rejected = direct_space(problem, H200)
+    assert 300 < length(rows) < 60_000
+    assert any("another arrangement" in reason for reason in rejected) and sum(rejected.values()) > 1000
+    assert (threads_of(rows) <= H200.threads_per_block).all()
+    assert (shared_bytes_of(rows, problem) <= H200.shared_bytes_per_block).all()
+    assert (registers_of(rows, problem) * threads_of(rows) <= H200.registers_per_processor).all()
+    assert (rows["warp_k"] * rows["warp_y"] * rows["warp_x"] == 32).all()
+    assert not rows["atomics"].any()
+    distinct = np.unique(np.stack(list(rows.values())), axis=1)
+    assert distinct.shape[1] == length(rows)
+
+
+def test_atomics_are_offered_on_request() -> None:
+    problem = problem_of(layer(*SIZES[0]))
+    rows, _ = direct_space(problem, H200, atomics=True)
+    assert (rows["split"][rows["atomics"] > 0] > 1).all() and rows["atomics"].any()
+    assert not (rows["cluster"] & rows["atomics"]).any()
+
+
+def test_machines_without_copies_or_clusters_are_offered_neither() -> None:
+    rows, _ = direct_space(problem_of(layer(*SIZES[0])), machine("v100"))
+    assert length(rows) > 100 and (rows["stages"] == 1).all() and not rows["cluster"].any()
+
+
+def test_candidates_of_the_space_are_right() -> None:
+    """Of small problems, so that the interpreter is done soon."""
+    choose = np.random.default_rng(3)
+    for given in (Convolution(16, 24, (10, 9), (3, 3)), Convolution(12, 16, (15, 13), (3, 3), (2, 2), groups=2), Convolution(8, 32, (8, 8), (5, 5), padding=(2, 2))):
+        case = convolution(given)
+        rows, _ = direct_space(problem_of(case), H200, atomics=True)
+        for position in choose.choice(length(rows), 4, replace=False):
+            check(case, lower(case, DirectSchedule(**row(rows, int(position)))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_more_candidates_of_the_space_are_right(seed: int) -> None:
+    choose = random.Random(5000 + seed)
+    case = convolution(any_convolution(choose))
+    rows, _ = direct_space(problem_of(case), H200, atomics=True)
+    for position in choose.sample(range(length(rows)), min(10, length(rows))):
+        check(case, lower(case, DirectSchedule(**row(rows, position))))
+
+
+def test_the_cost_counts_what_a_larger_problem_takes() -> None:
+    small, large = problem_of(layer(64, 64, 56)), problem_of(layer(128, 64, 56))
+    rows, _ = direct_space(small, H200)
+    some = take(rows, np.arange(0, length(rows), 50))
+    first, second = direct_cost(some, small, H200), direct_cost(some, large, H200)
+    assert (second.terms["compute"] > 1.5 * first.terms["compute"]).all()
+    assert (first.seconds > small.flops / H200.peak_flops["fp32"]).all()
+    assert (blocks_of(some, small) > 0).all()
+
+
+def test_a_convolution_is_ranked_with_direct_candidates() -> None:
+    case = layer(*SIZES[0])
+    ranking = rank(case.region, case.layouts, case.values, case.constants, H200)
+    assert DirectSchedule in {part.schedule for part in ranking.parts}
+    assert any(reason.startswith("direct: ") for reason in ranking.rejected)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        DirectSchedule(RS, 8, 2, 4, 8, 2, 2, 1, 2, 2, 4, 1, 3, SHARED),
+        DirectSchedule(S, 4, 4, 4, 4, 4, 2, 1, 2, 2, 8, 2, 1, SHARED, 1),
+        DirectSchedule(RS, 4, 2, 4, 4, 4, 2, 1, 1, 2, 4, 2, 2, CACHED, 0, 1),
+        DirectSchedule(RS, 2, 2, 4, 8, 2, 2, 1, 2, 1, 8, 1, 2, REGISTERS),
+    ],
+    ids=str,
+)
+def test_typical_kernels_compile_without_spills(schedule: DirectSchedule, tmp_path) -> None:  # noqa: ANN001
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from tests.test_gpu_lowering import compiled
+
+    case = layer(64, 64, 28)
+    found = compiled(lower(case, schedule), tmp_path)
+    for resources in found.values():
+        assert resources.spill_bytes == 0 and resources.stack_bytes == 0
+    estimate = int(registers_of(columns_of(schedule), problem_of(case))[0])
+    taken = max(resources.registers for resources in found.values())
+    assert 0.6 * estimate < taken < 1.6 * estimate

@@ -36,7 +36,9 @@ def test_a_convolution_states_problem_schedule_parameters_and_prediction(target:
     assert lines[1] == lowered.schedule
     roles = {line.split(":")[0]: line for line in lines[2:-1]}
     assert set(roles) == {parameter.name for parameter in program.kernels()[name].parameters}
-    assert any("A, 1 x 24 x 17 x 19 f32" in line for line in roles.values()) and any("B" in line and "3 x 5 x 24 x 40" in line for line in roles.values())
+    packed = ("3 x 5 x 24 x 40", "24 x 3 x 5 x 40")  # by the schema that is chosen
+    assert any("A, 1 x 24 x 17 x 19 f32" in line for line in roles.values())
+    assert any("B" in line and any(shape in line for shape in packed) for line in roles.values())
     seconds = float(re.match(r"predicted ([0-9.e+-]+) us", lines[-1])[1]) / 1e6  # type: ignore[index]
     assert seconds == pytest.approx(lowered.predicted_seconds, rel=1e-2)
     assert all(name in lines[-1] for name, value in lowered.terms.items() if value)

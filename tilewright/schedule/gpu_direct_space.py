@@ -37,13 +37,15 @@ REGISTER_PIXELS = (1, 2, 3, 4, 5, 6, 7, 8)
 SUMS = (8, 128)
 """Least and most sums that a thread holds."""
 THREADS = (64, 256)
-MUCH_MORE = 1.15
+MUCH_MORE = 1.12
 """By how much a tile may need more data, or more cycles of shared memory, than the best of its size."""
+MORE_LOADS = 2.0
+"""By how much a register tile may need more vector loads for each multiply-add than the best there is, but for its size."""
 HELD_FILTERS = 48
 """Registers for two channels' filters at most."""
 CHANNELS = (1, 2, 3, 4, 8, 16)
 STAGES = (1, 2, 3)
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 CLUSTERS = (2, 4, 8)
 S_REGISTERS = 80
 """Sums, slice and filters of the RS kernel that let so many threads reside that the S kernel has nothing to gain."""
@@ -68,9 +70,12 @@ def direct_space(problem: DirectProblem, machine: Machine, atomics: bool = False
     rows = keep(register, register_rules(register, problem))
     rows = _times(rows, _threads(machine))
     rows = keep(rows, block_rules(rows, problem, machine))
+    rows = keep(rows, waste_rules(rows, problem))
+    rows = keep(rows, [("level 2 brings a tile more slowly than it is multiplied", _too_slow(rows, problem, machine))])
     rows = keep(rows, [("another arrangement of the same threads reads less shared memory", _arranged_worse(rows, problem))])
     rows = keep(rows, [("the block tile moves more than another of its size", _shaped_worse(rows, problem))])
-    rows = _times(rows, product_of({"channels": CHANNELS}))
+    own = (problem.channels,) if problem.channels <= CHANNELS[-1] else ()
+    rows = _times(rows, product_of({"channels": sorted({*CHANNELS, *own})}))
     rows = keep(rows, channel_rules(rows, problem))
     copies = machine.compute_capability >= (8, 0)
     rows = _times(rows, product_of({"stages": STAGES if copies else (1,), "filters": (SHARED, 1, REGISTERS)}))
@@ -131,52 +136,64 @@ def register_rules(rows: Columns, problem: DirectProblem) -> Rules:
     slice_rows, slice_columns = slice_of(rows, problem)
     rs = rows["slice"] == RS
     held = sums + np.where(rs, slice_rows * slice_columns + k, slice_columns + problem.filter_x * k)
-    read = np.where(rs, slice_rows, y * problem.filter_y) * slice_columns + taps * k
+    lanes = np.where(x * problem.stride_x % 4 == 0, 4, np.where(x * problem.stride_x % 2 == 0, 2, 1))
+    vectors = slice_columns // lanes + slice_columns % lanes // 2 + slice_columns % 2 * (lanes > 1)
+    read = np.where(rs, slice_rows, y * problem.filter_y) * vectors + taps * -(-k // 4)
     products = sums * np.where(rs, taps, problem.filter_x)
-    each = read / (sums * taps)
-    bucket = np.log2(sums).astype(np.int64) * 4 + rows["slice"]
-    least = np.full(int(bucket.max()) + 1, np.inf)
+    # larger tiles read less for each multiply-add, as the root of their size
+    each = read / (sums * taps) * np.sqrt(sums)
     odd = _odd(problem.height, y) | _odd(problem.width, x)
-    usable = ~odd & ~((k >= 2 * problem.outputs) & (k > 1) | (y > problem.height) | (x > problem.width))
-    np.minimum.at(least, bucket[usable], each[usable])
+    beyond = (k >= 2 * problem.outputs) & (k > 1) | (y > problem.height) | (x > problem.width)
+    wasteful = _wasted(problem.height, y) * _wasted(problem.width, x) > 1.25
+    least = float(each[~odd & ~beyond & ~wasteful & (sums <= SUMS[1])].min(initial=np.inf))
     return [
-        ("the register tile exceeds the extent", (k >= 2 * problem.outputs) & (k > 1) | (y > problem.height) | (x > problem.width)),
-        ("the register tile wastes more than a fifth of its work", _wasted(problem.height, y) * _wasted(problem.width, x) > 1.25),
+        ("the register tile exceeds the extent", beyond),
+        ("the register tile wastes more than a fifth of its work", wasteful),
         ("the register tile neither divides the extent nor is a power of two, nor wastes little", odd),
         (f"a thread holds fewer than {SUMS[0]} or more than {SUMS[1]} sums", (sums < all_sums) | (sums > SUMS[1])),
         ("the S kernel with one row of taps and outputs is the RS kernel", ~rs & (y == 1) & (problem.filter_y == 1)),
         ("the multiply-adds of a channel are too many to unroll", products > 1.5 * UNROLLED_PRODUCTS),
         ("registers exceed a thread's", held + 24 > 255),
         ("the S kernel where the RS kernel's registers do", ~rs & (sums + slice_rows * slice_columns + k <= S_REGISTERS)),
-        ("a thread reads much more than with another tile of as many sums", each > MUCH_MORE * least[bucket]),
+        ("a thread makes more loads than with another shape of its tile", each > MORE_LOADS * least),
     ]
 
 
 def block_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rules:
     """Why a shape of warps and blocks is infeasible or certainly wasteful."""
-    k, y, x = extents_of(rows)
-    wasted = _wasted(problem.outputs, k) * _wasted(problem.height, y) * _wasted(problem.width, x)
+    k = extents_of(rows)[0]
     beyond = np.zeros(len(k), dtype=bool)
     for axis, extent in zip("kyx", (problem.outputs, problem.height, problem.width), strict=True):
         lone = rows[f"register_{axis}"]
         many = rows[f"warp_{axis}"] * rows[f"block_{axis}"]
         beyond |= (many > 1) & (lone * many >= 2 * np.maximum(extent, lone))
-    least = float(wasted[~beyond].min(initial=np.inf))
+    vectors = k // np.minimum(4, k)
+    estimate = rows["register_k"] * rows["register_y"] * rows["register_x"] * threads_of(rows)
+    return [
+        ("the block tile is twice the extent", beyond),
+        ("sums exceed a processor's registers", estimate > machine.registers_per_processor * 3 // 4),
+        ("loads of filters do not divide among the threads", (vectors > threads_of(rows)) | (threads_of(rows) % vectors != 0)),
+    ]
+
+
+def waste_rules(rows: Columns, problem: DirectProblem) -> Rules:
+    """Why partial tiles are too wasteful, beside those of other tiles."""
+    k, y, x = extents_of(rows)
+    wasted = _wasted(problem.outputs, k) * _wasted(problem.height, y) * _wasted(problem.width, x)
+    limit = max(1.25, 1.2 * float(wasted.min(initial=np.inf)))
+    return [("partial tiles waste more than a quarter of the work, and a fifth more than others", wasted > limit)]
+
+
+def _too_slow(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
+    """Tiles whose data take a quarter longer than their multiply-adds, where others' do not."""
+    k, y, x = extents_of(rows)
     taps = problem.filter_y * problem.filter_x
     patch_rows, patch_columns = patch_of(rows, problem)
     cache = machine.cache(2)
     assert cache is not None
     moved = 4 * (patch_rows * patch_columns + k * taps) / cache.bandwidth
-    fma = k * y * x * taps / machine.fp32_lanes_per_processor
-    vectors = k // np.minimum(4, k)
-    estimate = rows["register_k"] * rows["register_y"] * rows["register_x"] * threads_of(rows)
-    return [
-        ("the block tile is twice the extent", beyond),
-        ("partial tiles waste more than a quarter of the work, or more than half where all do", wasted > max(1.25, min(1.5, 1.15 * least), least)),
-        ("sums exceed a processor's registers", estimate > machine.registers_per_processor * 3 // 4),
-        ("loads of filters do not divide among the threads", (vectors > threads_of(rows)) | (threads_of(rows) % vectors != 0)),
-        ("level 2 brings a tile more slowly than it is multiplied", moved > np.maximum(1.25 * fma, (moved / fma)[~beyond].min(initial=np.inf) * fma)),
-    ]
+    slower = moved / (k * y * x * taps / machine.fp32_lanes_per_processor)
+    return slower > max(1.25, 1.1 * float(slower.min(initial=np.inf)))
 
 
 def _read_wavefronts(rows: Columns, problem: DirectProblem) -> np.ndarray:
@@ -236,10 +253,11 @@ def channel_rules(rows: Columns, problem: DirectProblem) -> Rules:
     channels = rows["channels"]
     products = multiply_adds_of(rows, problem) * channels
     padded = -(-problem.channels // channels) * channels
+    longest = channels[(channels <= problem.channels) & (padded <= 1.25 * problem.channels)].max(initial=1)
     return [
         ("a chunk has more channels than there are", (channels > problem.channels) & (channels > 1)),
         ("the last chunk of channels is mostly empty", padded > 1.25 * problem.channels),
-        ("a step is too short for its barrier", (products < 256) & (channels < min(problem.channels, CHANNELS[-1]))),
+        ("a step is too short for its barrier", (products < 256) & (channels < longest)),
         ("a step is longer than it need be", (products > 5000) & (channels > 2)),
     ]
 
@@ -284,8 +302,8 @@ def split_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rule
         ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
         ("more stages than steps", (rows["stages"] > 2) & (rows["stages"] > each)),
         ("a split of tiles that fill the processors already", (split > 1) & (tiles >= 2 * machine.processors)),
-        ("a split makes more than four blocks a processor", (split > 1) & (tiles * split > 4 * machine.processors)),
-        ("too few blocks, though the channels could be split further", (tiles * split * 4 < machine.processors) & (split < further)),
+        ("a split makes more than three blocks a processor", (split > 1) & (tiles * split > 3 * machine.processors)),
+        ("too few blocks, though the channels could be split further", (tiles * split * 2 < machine.processors) & (split < further)),
         ("a cluster does not divide the steps or the tile evenly", (rows["cluster"] > 0) & ((steps % split != 0) | (share != 0))),
         ("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
         ("more blocks than a grid has", blocks_of(rows, problem) >= 2**31),
