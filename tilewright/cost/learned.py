@@ -34,13 +34,13 @@ def model_of(machine: str) -> Learned | None:
     return load(path) if path.exists() else None
 
 
-def refined(ranking: Ranking, machine: Machine, model: Learned | None) -> Ranking:
-    """The ranking with the times that the model predicts of the candidates that it looks at, all others behind those. A schema that the model
-    does not know keeps its analytical times."""
+def refined(ranking: Ranking, machine: Machine, model: Learned | None, kept: int = KEPT) -> Ranking:
+    """The ranking with the times that the model predicts of the `kept` candidates that it looks at, all others behind those. A schema that the
+    model does not know keeps its analytical times."""
     if model is None or not ranking.candidates:
         return ranking
     seconds = np.concatenate([part.estimate.seconds for part in ranking.parts])
-    limit = np.partition(seconds, KEPT)[KEPT] if len(seconds) > KEPT else np.inf
+    limit = np.partition(seconds, kept)[kept] if len(seconds) > kept else np.inf
     predicted: list[np.ndarray] = []
     behind: list[np.ndarray] = []
     for part in ranking.parts:

@@ -1,0 +1,142 @@
+"""Measures the twenty benchmark layers on the GPU present: candidates drawn evenly, every model's favourites, neighbours of the best.
+
+    python -m bench.judged_layers evenly FILE [--each 600]
+    python -m bench.judged_layers best FILE --models FOLDER [--top 100] [--again 50]
+
+`evenly` appends to FILE what it drew without looking at predictions, the same number of each schema. `best` adds the first `--top` of every way of
+ranking (`bench.model_comparison`) and all candidates that differ from the best of a schema in one axis; then the `--again` fastest, and the first ten
+of every ranking, are measured again in turns, and those times count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.layers import LAYERS, layer
+from bench.model_comparison import orders
+from tilewright.cost.gpu_choice import rank
+from tilewright.cost.ranking import Ranking
+from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
+from tilewright.runtime import dataset, plain
+from tilewright.runtime.collecting import collect
+from tilewright.runtime.problems import Problem
+from tilewright.runtime.sampling import evenly
+from tilewright.runtime.trials import Job, Trials
+
+FIRST = 10
+"""Of every ranking that are measured again in any case."""
+MOST_NEIGHBOURS = 60
+"""Of one candidate."""
+
+
+def analytical(problem: Problem, machine: Machine) -> Ranking:
+    """Every candidate, with the analytical predictions alone."""
+    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, learned=False)
+
+
+def texts(ranking: Ranking, positions: Sequence[int] | np.ndarray) -> list[str]:
+    return [plain.schedule_text(ranking.choice(int(position)).schedule) for position in positions]
+
+
+def neighbours(ranking: Ranking, schedule: Any) -> list[int]:
+    """Positions of the candidates of the schedule's schema that differ from it in one axis."""
+    start = 0
+    for part in ranking.parts:
+        count = len(part.estimate.seconds)
+        if part.schedule is type(schedule):
+            differing = np.sum([column != getattr(schedule, name) for name, column in part.rows.items()], axis=0)
+            near = np.flatnonzero(differing == 1)
+            best = near[np.argsort(part.estimate.seconds[near], kind="stable")][:MOST_NEIGHBOURS]
+            return [start + int(at) for at in best]
+        start += count
+    return []
+
+
+def fastest_of_each_schema(measured: dataset.MeasuredLayer) -> list[Any]:
+    times = measured.times()
+    best: dict[str, str] = {}
+    for text in sorted(times, key=lambda text: (times[text], text)):
+        best.setdefault(type(plain.schedule_of(text)).__name__, text)
+    return [plain.schedule_of(text) for text in best.values()]
+
+
+def measure_evenly(trials: Trials, machine: Machine, names: list[str], each: int, path: Path) -> None:
+    def choose(described: Any, problem: Problem) -> list[Any]:
+        ranking = analytical(problem, machine)
+        positions = evenly(ranking, each, seed=int(described["outputs"]) * 7919 + int(described["channels"]))
+        order = np.random.default_rng(0).permutation(positions)
+        return [ranking.choice(int(position)).schedule for position in order]
+
+    start = time.monotonic()
+    count = collect(trials, machine, [layer(name) for name in names], choose, path)
+    print(f"{count} candidates in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def measure_best(trials: Trials, machine: Machine, measured: list[dataset.MeasuredLayer], options: argparse.Namespace) -> list[dataset.MeasuredLayer]:
+    problems = {str(entry.layer["name"]): dataset.layer_problem(entry.layer) for entry in measured}
+    rankings = {name: analytical(problem, machine) for name, problem in problems.items()}
+    first: dict[str, dict[str, list[str]]] = {}
+    jobs: list[Job] = []
+    for entry in measured:
+        name = str(entry.layer["name"])
+        found = orders(rankings[name], machine, options.models)
+        first[name] = {way: texts(rankings[name], order[: options.top]) for way, order in found.items()}
+        known = set(entry.times())
+        near = [text for schedule in fastest_of_each_schema(entry) for text in texts(rankings[name], neighbours(rankings[name], schedule))]
+        wanted = dict.fromkeys(text for way in first[name].values() for text in way)
+        jobs += [Job(problems[name], plain.schedule_of(text), name) for text in dict.fromkeys((*wanted, *near)) if text not in known]
+    start = time.monotonic()
+    outcomes: dict[str, list[Any]] = {name: [] for name in problems}
+    for outcome in trials.measure(jobs):
+        outcomes[str(outcome.job.key)].append(outcome)
+    print(f"{len(jobs)} candidates in {time.monotonic() - start:.0f} s", flush=True)
+    result = []
+    for entry in measured:
+        name = str(entry.layer["name"])
+        both = dataset.merged(entry, dataset.from_outcomes(entry.layer, machine.name, outcomes[name]))
+        times = both.times()
+        again = sorted(times, key=lambda text: (times[text], text))[: options.again]
+        again += [text for way in first[name].values() for text in way[:FIRST] if text in times]
+        repeated = [Job(problems[name], plain.schedule_of(text), name) for text in dict.fromkeys(again)]
+        fine = dataset.from_outcomes(entry.layer, machine.name, trials.remeasure(repeated, options.rounds))
+        both = dataset.merged(both, fine)
+        before, after = min(times.values()), both.best
+        print(f"{name}: {both.count} candidates, {len(repeated)} measured again; best {1e6 * before:.2f} -> {1e6 * after:.2f} us", flush=True)
+        result.append(both)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("mode", choices=("evenly", "best"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--target", default="h200")
+    parser.add_argument("--layers", default=",".join(LAYERS))
+    parser.add_argument("--each", type=int, default=600)
+    parser.add_argument("--models", type=Path, default=Path("build/models"))
+    parser.add_argument("--top", type=int, default=100)
+    parser.add_argument("--again", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    machine = find_machine(options.target)
+    names = options.layers.split(",")
+    with Trials(machine) as trials:
+        if options.mode == "evenly":
+            done = {str(entry.layer["name"]) for entry in dataset.read(options.file)} if options.file.exists() else set()
+            measure_evenly(trials, machine, [name for name in names if name not in done], options.each, options.file)
+            return
+        everything = dataset.read(options.file)
+        chosen = [entry for entry in everything if entry.layer["name"] in names]
+        better = {str(entry.layer["name"]): entry for entry in measure_best(trials, machine, chosen, options)}
+        dataset.write(options.file, [better.get(str(entry.layer["name"]), entry) for entry in everything])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Ways to rank schedules compared: trained on the measured random layers, judged on layers left out; and their orders of a layer's whole space.
+
+    python -m bench.model_comparison bench/data/h200_train.jsonl.gz [--models FOLDER] [--folds 5] [--name model_comparison_h200]
+
+`--models` also trains each on all layers of the file and stores it, for `bench.judged_layers`. CNNOpt's black-box forest sees sizes and tiles alone,
+its hybrid forest predicts the time from analytical quantities as well; ours predict corrections of the analytical time, or of the order within a
+layer, with forests or gradient boosting; the last is trained with quantities relative to the machine's peaks only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.common import write_results
+from tilewright.cost.hybrid import Recipe, load, train
+from tilewright.cost.learned import KEPT, refined
+from tilewright.cost.ranking import Ranking
+from tilewright.cost.volumes import DEFAULTS
+from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
+from tilewright.runtime import dataset
+from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples
+
+FOREST = MappingProxyType({"n_estimators": 100, "min_samples_leaf": 2, "max_features": 0.5, "n_jobs": -1})
+BOOSTING = MappingProxyType(dict(RECIPE.options))
+RECIPES = MappingProxyType(
+    {
+        "black box": Recipe("random_forest", "own black box", "time", options=FOREST),
+        "hybrid forest": Recipe("random_forest", "candidate", "time", options=FOREST),
+        "forest correction": Recipe("random_forest", "candidate", "correction", options=FOREST),
+        "extra trees correction": Recipe("extra_trees", "candidate", "correction", options=FOREST),
+        "boosted time": Recipe("gradient_boosting", "candidate", "time", options=BOOSTING),
+        "boosted correction": Recipe("gradient_boosting", "candidate", "correction", options=BOOSTING),
+        "boosted correction, fast weigh more": Recipe("gradient_boosting", "candidate", "correction", 2.0, options=BOOSTING),
+        "boosted rank": Recipe("gradient_boosting", "candidate", "rank", 1.0, options=BOOSTING),
+        "boosted relative": Recipe("gradient_boosting", "relative", "correction", 1.0, options=BOOSTING),
+        "ours": RECIPE,
+    }
+)
+ANALYTICAL = "analytical"
+
+
+def file_of(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace(' ', '_').replace(',', '')}.npz"
+
+
+def orders(ranking: Ranking, machine: Machine, folder: Path) -> dict[str, np.ndarray]:
+    """For each way of ranking the positions of the space, best predicted first. Models that see no analytical quantity look at the whole space."""
+    found = {ANALYTICAL: np.argsort(ranking.seconds, kind="stable")}
+    for name, recipe in RECIPES.items():
+        path = file_of(folder, name)
+        if path.exists():
+            kept = ranking.candidates if recipe.record == "own black box" else KEPT
+            found[name] = np.argsort(refined(ranking, machine, load(path), kept).seconds, kind="stable")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--models", type=Path, help="folder for the models trained on the whole file")
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--only", help="recipes to compare, separated by ;")
+    parser.add_argument("--no-compare", action="store_true", help="train for --models and compare nothing")
+    parser.add_argument("--name", default="model_comparison_h200", help="the result file's name in bench/results")
+    options = parser.parse_args()
+    layers = dataset.read(options.file)
+    machine = find_machine(layers[0].machine)
+    rows, schemas, lost = samples(layers, machine)
+    print(f"{len(rows)} kernels of {len(layers)} layers; {lost} of no space")
+    recipes = {name: recipe for name, recipe in RECIPES.items() if not options.only or name in options.only.split(";")}
+    results: list[dict[str, Any]] = []
+    if not options.no_compare:
+        results.append({"model": ANALYTICAL, **quality(rows, rows.expected(machine, DEFAULTS))})
+        for name, recipe in recipes.items():
+            start = time.perf_counter()
+            found = quality(rows, held_out(rows, machine, recipe, DEFAULTS, options.folds))
+            seconds = time.perf_counter() - start
+            how = {"learner": recipe.learner, "record": recipe.record, "target": recipe.target, "favour": recipe.favour}
+            results.append({"model": name, **found, **how})
+            print(name, {key: round(value, 4) for key, value in found.items()}, f"{seconds:.0f} s", flush=True)
+        kinds = {str(kind): int((schemas == kind).sum()) for kind in np.unique(schemas)}
+        write_results(options.name, {**vars(options), "kernels": len(rows), "layers": len(layers), "schemas": kinds}, results)
+        show(results)
+    if options.models is not None:
+        options.models.mkdir(parents=True, exist_ok=True)
+        for name, recipe in recipes.items():
+            train(rows, machine, recipe, DEFAULTS).save(file_of(options.models, name))
+
+
+def show(results: list[dict[str, Any]]) -> None:
+    table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="layers left out, of their measured kernels")
+    for row in results:
+        table.add_row(row["model"], *(f"{100 * row[f'lop@{top}']:.2f}" for top in TOPS), f"{row['spearman']:.3f}")
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
