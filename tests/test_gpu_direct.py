@@ -12,12 +12,14 @@ from tests.direct_cases import Convolution, convolution
 from tests.gpu_cases import Case, check, matmul_case
 from tilewright.codegen.gpu import lower_gpu
 from tilewright.codegen.gpu.direct_form import direct_form
+from tilewright.codegen.gpu.product import product_form
 from tilewright.cost.gpu_choice import rank
 from tilewright.cost.gpu_direct import direct_cost
 from tilewright.hardware import machine
 from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.schedule.columns import length, row, take
+from tilewright.schedule.gpu_contraction import ContractionSchedule, contraction_space
 from tilewright.schedule.gpu_direct import (
     CACHED,
     REGISTERS,
@@ -164,6 +166,15 @@ def test_atomic_additions_go_to_one_sum(epilogue: bool) -> None:
     check(case, lowered)
 
 
+def test_a_matrix_product_may_add_its_parts_by_atomics_too() -> None:
+    case = matmul_case(batch=(2,), m=20, n=37, r=64)
+    check(case, lower(case, ContractionSchedule(16, 32, 8, 2, 4, 3, 2, 0, 1)))
+    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    rows, _ = contraction_space(problem, H200, atomics=True)
+    assert rows["atomics"].any() and not (rows["atomics"] & rows["cluster"]).any()
+    assert "atomics" not in contraction_space(problem, H200)[0]
+
+
 @pytest.mark.parametrize("last", [True, False])
 def test_a_cluster_adds_its_parts(last: bool) -> None:
     case = convolution(Convolution(16, 24, (7, 9), last=last))
@@ -194,6 +205,10 @@ def test_atomics_are_offered_on_request() -> None:
     rows, _ = direct_space(problem, H200, atomics=True)
     assert (rows["split"][rows["atomics"] > 0] > 1).all() and rows["atomics"].any()
     assert not (rows["cluster"] & rows["atomics"]).any()
+    case = layer(*SIZES[0])
+    fixed, free = (rank(case.region, case.layouts, case.values, case.constants, H200, atomics) for atomics in (False, True))
+    assert free.candidates > fixed.candidates
+    assert not any(part.rows["atomics"].any() for part in fixed.parts if "atomics" in part.rows)
 
 
 def test_machines_without_copies_or_clusters_are_offered_neither() -> None:

@@ -215,7 +215,8 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
     memory = np.full(len(threads), distinct / bandwidth(machine))
     results = problem.batch * problem.m * problem.n
-    combine = split_seconds(split, rows["cluster"], np.zeros_like(split), results, bm * bn, work, resident, machine)
+    atomics = rows["atomics"] if "atomics" in rows else np.zeros_like(split)
+    combine = split_seconds(split, rows["cluster"], atomics, results, bm * bn, work, resident, machine)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,

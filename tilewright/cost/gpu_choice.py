@@ -72,7 +72,7 @@ def rank(
         rows, rejected = prefix_space(scanned, machine)
         return Ranking((Part(PrefixSchedule, rows, prefix_cost(rows, scanned, machine), scanned),), rejected)
     if region.kind == "contraction":
-        ranking = rank_contraction(product_form(region, layouts, values, constants).problem, machine)
+        ranking = rank_contraction(product_form(region, layouts, values, constants).problem, machine, atomics)
         ranking = with_direct(ranking, region, layouts, values, constants, machine, atomics)
         ranking = with_winograd(ranking, region, layouts, values, constants, machine)
         return refined(ranking, machine, model_of(machine.name)) if learned else ranking
@@ -122,9 +122,9 @@ def with_winograd(
     return Ranking((*ranking.parts, *parts), {**ranking.rejected, **more})
 
 
-def rank_contraction(problem: ContractionProblem, machine: Machine) -> Ranking:
+def rank_contraction(problem: ContractionProblem, machine: Machine, atomics: bool = False) -> Ranking:
     """Tiled candidates and those for few rows together."""
-    tiled, rejected = contraction_space(problem, machine)
+    tiled, rejected = contraction_space(problem, machine, atomics)
     few, more = gemv_space(problem, machine)
     cost = contraction_cost(tiled, problem, machine)
     if problem.row_stages:

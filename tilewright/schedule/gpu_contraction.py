@@ -58,7 +58,8 @@ class ContractionProblem:
 class ContractionSchedule:
     """One candidate; `split` blocks share the reduction of one output tile, a second kernel adds their parts in order. `stages` > 1: so many
     buffers, filled by asynchronous copies that run one step less than that ahead; 1: two buffers, filled by way of registers. `cluster`
-    (0 or 1): the blocks of a split are a cluster that adds the parts through its shared memory, and there is no second kernel."""
+    (0 or 1): the blocks of a split are a cluster that adds the parts through its shared memory, and there is no second kernel. `atomics` (0 or 1):
+    the parts are added by atomic operations, in no fixed order, only where a caller asks for it."""
 
     block_m: int
     block_n: int
@@ -68,6 +69,7 @@ class ContractionSchedule:
     split: int = 1
     stages: int = 1
     cluster: int = 0
+    atomics: int = 0
 
     @property
     def threads(self) -> int:
@@ -78,6 +80,7 @@ class ContractionSchedule:
             f"contraction block={self.block_m}x{self.block_n}x{self.block_k} "
             f"thread={self.thread_m}x{self.thread_n} split={self.split} stages={self.stages}"
             + " cluster" * self.cluster
+            + " atomics" * self.atomics
         )
 
 
@@ -96,11 +99,17 @@ CLUSTERS = (2, 4, 8)
 AXES = (*TILE_AXES, "split", "stages", "cluster")
 
 
-def contraction_space(problem: ContractionProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns AXES; and how many were rejected by reason (tiles that are rejected count once for each split and stage)."""
+def contraction_space(
+    problem: ContractionProblem, machine: Machine, atomics: bool = False
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with the columns AXES; and how many were rejected by reason (tiles that are rejected count once for each split and stage).
+    `atomics`: splits by atomic additions are offered too, in a further column."""
     copies = machine.compute_capability >= (8, 0) and problem.a.plain and problem.b.plain
-    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1)})
+    ways = {"atomics": (0, 1)} if atomics else {}
+    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1), **ways})
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
+    if atomics:
+        possible &= (rest["atomics"] == 0) | ((rest["split"] > 1) & (rest["cluster"] == 0))
     rest = {name: column[possible] for name, column in rest.items()}
     each = len(rest["split"])
     tiles = product_of(TILE_AXES)

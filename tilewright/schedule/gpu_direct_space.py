@@ -296,13 +296,14 @@ def split_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rule
     tiles = tiles_of(rows, problem)
     k, y, x = extents_of(rows)
     share = k * y * x % (split * np.minimum(problem.store_lanes, k))
+    # a small split may even out the tail of many tiles, a large one fills processors that had none
+    most = np.where(split <= 3, 16, 3)
     further = min(SPLITS[-1], problem.channels) // 4
     return [
         ("a split would have nothing to reduce", (split > 1) & ((split - 1) * each >= steps)),
         ("a split reduces fewer than two steps", (split > 1) & (each < 2)),
         ("more stages than steps", (rows["stages"] > 2) & (rows["stages"] > each)),
-        ("a split of tiles that fill the processors already", (split > 1) & (tiles >= 2 * machine.processors)),
-        ("a split makes more than three blocks a processor", (split > 1) & (tiles * split > 3 * machine.processors)),
+        ("a split makes more blocks than even out the processors' load", (split > 1) & (tiles * split > most * machine.processors)),
         ("too few blocks, though the channels could be split further", (tiles * split * 2 < machine.processors) & (split < further)),
         ("a cluster does not divide the steps or the tile evenly", (rows["cluster"] > 0) & ((steps % split != 0) | (share != 0))),
         ("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),

@@ -150,7 +150,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         root += meeting(result, sums, part_, schedule.split)
         root += store_shares(result, part_, schedule.split, thread, schedule.threads)
     else:
-        root += store_sums(result, sums)
+        root += store_sums(result, sums, bool(schedule.atomics and schedule.split > 1))
     return block(root), launch
 
 
