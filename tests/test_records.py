@@ -27,10 +27,10 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import plain, trials
-from tilewright.runtime.problems import Problem
+from tilewright.runtime.problems import Problem, generator
 from tilewright.runtime.records import Measurement, Records, default_path
 from tilewright.runtime.trials import Trials
-from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, ranking_of, tune
+from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, ranking_of, tune
 
 absent = pytest.mark.skipif(is_present(H200), reason="the target is here")
 
@@ -45,7 +45,7 @@ def measurement(problem: Problem = SMALL, position: int = 0, seconds: float = 1e
     choice = next(islice(ranking_of(problem, H200), position, None))
     entry = Measurement(
         problem.key, problem.region.kind, problem.text, plain.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
-        "nvrtc", "cold", current_code(problem, choice.schedule, H200) or "", "measured", "", seconds, 0.9 * seconds, 1.1 * seconds, 4, False, 1e-7,
+        "nvrtc", "cold", current_code(problem, choice.schedule, H200) or "", "of another day", "measured", "", seconds, 0.9 * seconds, 1.1 * seconds, 4, False, 1e-7,
         '{"kernel": {"registers": 32}}', "2026-01-02T03:04:05.678+00:00",
     )  # fmt: skip
     return replace(entry, **changes)
@@ -246,6 +246,15 @@ def test_records_of_other_code_or_schemas_are_not_used(tmp_path: Path) -> None:
             ]
         )
     assert programs(tmp_path / "records.sqlite") == programs(None)
+
+
+def test_code_is_compared_where_its_generator_has_changed(tmp_path: Path) -> None:
+    problem = problems_of_network()[1]
+    same, other = measurement(problem, 2), measurement(problem, 2, code="contraction_000000000000")
+    assert is_current(problem, same, H200) and not is_current(problem, other, H200)
+    assert is_current(problem, replace(same, generator=generator(H200)), H200)
+    assert not is_current(problem, replace(same, schedule='{"type": "AbacusSchedule"}'), H200)
+    assert generator(H200) != generator(replace(H200, shared_bytes_per_block=1 << 14)) and len(generator(H200)) == 20
 
 
 def test_candidates_that_failed_are_not_chosen(tmp_path: Path) -> None:

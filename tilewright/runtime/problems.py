@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 
+import tilewright
 from tilewright.codegen.describe import problem as described
+from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import variables
 from tilewright.ir.graph import Value
@@ -113,6 +117,19 @@ def convolution_problem(
     halo = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(shape)}
     return problem_of(Region("out", "contraction", (), steps, ("x", "w"), ("out",)), layouts, values, frozenset({"w"}))
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """A digest of everything that lowers and prints."""
+    root = Path(tilewright.__file__).parent
+    files = sorted(path for folder in ("ir", "graph", "schedule", "codegen") for path in (root / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def generator(machine: Machine) -> str:
+    """Twenty hexadecimal digits that change with anything that generated code for the machine may depend on, besides problem and schedule."""
+    return hashlib.sha256(f"{_sources()} {machine.digest}".encode()).hexdigest()[:20]
 
 
 def code_of(lowered: Lowered) -> str:

@@ -19,7 +19,9 @@ from typing import Any
 
 from tilewright import settings
 from tilewright.errors import CacheError
+from tilewright.hardware.machine import Machine
 from tilewright.runtime import plain
+from tilewright.runtime.problems import generator
 from tilewright.runtime.trials import Outcome
 
 VERSION = 1
@@ -32,8 +34,8 @@ ERRORS_SHOWN = 5
 @dataclass(frozen=True)
 class Measurement:
     """One measurement of one candidate. `region` is `Problem.key`, `schedule` the text of `plain.schedule_text`; `problem` and `description`
-    say the same for people. `code` names the generated code, `resources` is the compiler's report by kernel, as JSON. Times are seconds of a call,
-    None unless `status` is "measured"; `stopped`: timed once only. `date` is UTC."""
+    say the same for people. `code` names the generated code, `generator` what made it (`problems.generator`); `resources` is the compiler's
+    report by kernel, as JSON. Times are seconds of a call, None unless `status` is "measured"; `stopped`: timed once only. `date` is UTC."""
 
     region: str
     kind: str
@@ -46,6 +48,7 @@ class Measurement:
     compiler: str
     mode: str
     code: str
+    generator: str
     status: str
     reason: str
     median: float | None
@@ -72,7 +75,7 @@ _TYPES = {"count": "INTEGER", "stopped": "INTEGER", **dict.fromkeys(("median", "
 _OPTIONAL = frozenset(("median", "lower", "upper", "relative_error"))
 
 
-def measurement_of(outcome: Outcome, machine: str, date: str | None = None) -> Measurement:
+def measurement_of(outcome: Outcome, machine: Machine, date: str | None = None) -> Measurement:
     """The record of an outcome; `date` as `now` writes it."""
     problem, timing, known = outcome.job.problem, outcome.timing, outcome.environment
     return Measurement(
@@ -81,12 +84,13 @@ def measurement_of(outcome: Outcome, machine: str, date: str | None = None) -> M
         problem=problem.text,
         schedule=plain.schedule_text(outcome.job.schedule),
         description=outcome.schedule,
-        machine=machine,
+        machine=machine.name,
         gpu=known.get("gpu", ""),
         driver=known.get("driver", ""),
         compiler=known.get("compiler", ""),
         mode=outcome.mode,
         code=outcome.code,
+        generator=generator(machine),
         status=outcome.status,
         reason=outcome.reason,
         median=timing.median if timing else None,

@@ -22,7 +22,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.partition.plan import Chooser, plan_program
 from tilewright.runtime import plain
-from tilewright.runtime.problems import Problem, code_of
+from tilewright.runtime.problems import Problem, code_of, generator
 from tilewright.runtime.records import Measurement, Records, default_path, measurement_of
 from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, Job, Outcome, Trials
 
@@ -69,6 +69,16 @@ def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | Non
         return None
 
 
+def is_current(problem: Problem, entry: Measurement, machine: Machine) -> bool:
+    """Whether the code that was measured is the one that would be generated today. What made it is asked first: lowering takes longer."""
+    if entry.generator == generator(machine):
+        return True
+    try:
+        return current_code(problem, plain.schedule_of(entry.schedule), machine) == entry.code
+    except (ValueError, KeyError, TypeError):  # of a schema or parameter that there is no more
+        return False
+
+
 def from_records(records: Records) -> Chooser:
     """Chooses the schedule that was fastest in the records, where its code is still the same; else the models' favourite of those that did not
     fail."""
@@ -84,13 +94,13 @@ def from_records(records: Records) -> Chooser:
                 failed.setdefault(entry.schedule, []).append(entry)
                 continue
             choice = _recorded(entry, ranking)
-            if choice is not None and current_code(problem, choice.schedule, machine) == entry.code:
+            if choice is not None and is_current(problem, entry, machine):
                 return replace(choice, measured_seconds=entry.seconds)
         if not failed:
             return ranking.first()
         for choice in ranking:
             known = failed.get(plain.schedule_text(choice.schedule), ())
-            if not known or current_code(problem, choice.schedule, machine) not in {entry.code for entry in known}:
+            if not any(is_current(problem, entry, machine) for entry in known):
                 return choice
         return ranking.first()
 
@@ -146,7 +156,7 @@ def tune(
         with (start or (lambda: Trials(machine)))() as processes:
             done = known
             for outcome in processes.measure(jobs, finals=True):
-                records.add([measurement_of(outcome, machine.name)])
+                records.add([measurement_of(outcome, machine)])
                 if not outcome.final:
                     done += 1
                     measured += outcome.status == "measured"
@@ -155,15 +165,15 @@ def tune(
             for problem in problems:  # those that an earlier, interrupted run left, or that came near the best of one
                 finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, records)]
                 if finalists:
-                    records.add(measurement_of(outcome, machine.name) for outcome in processes.remeasure(finalists) if outcome.timing)
+                    records.add(measurement_of(outcome, machine) for outcome in processes.remeasure(finalists) if outcome.timing)
     return Tuned(len(problems), known, measured, failed)
 
 
 def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records) -> bool:
     """Whether the records have the schedule with the code that it has today, measured or failed."""
     text = plain.schedule_text(schedule)
-    codes = {entry.code for entry in records.of(problem.key, machine.name) if entry.schedule == text}
-    return bool(codes) and current_code(problem, schedule, machine) in codes
+    found = [entry for entry in records.of(problem.key, machine.name) if entry.schedule == text and entry.code]
+    return any(is_current(problem, entry, machine) for entry in found)
 
 
 def _finalists(problem: Problem, machine: Machine, records: Records) -> list[Measurement]:
@@ -172,12 +182,5 @@ def _finalists(problem: Problem, machine: Machine, records: Records) -> list[Mea
     near = [entry for entry in standing[:FINALISTS] if entry.seconds <= NEAR * standing[0].seconds]
     if all(entry.count >= ROUNDS for entry in near):
         return []
-    current = [entry for entry in near if _codes_agree(problem, entry, machine)]
+    current = [entry for entry in near if is_current(problem, entry, machine)]
     return current if len(current) > 1 and any(entry.count < ROUNDS for entry in current) else []
-
-
-def _codes_agree(problem: Problem, entry: Measurement, machine: Machine) -> bool:
-    try:
-        return current_code(problem, plain.schedule_of(entry.schedule), machine) == entry.code
-    except (ValueError, KeyError, TypeError):
-        return False

@@ -71,9 +71,10 @@ class Worker:
     def _line(self, deadline: float, timeout: float) -> bytes:
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
         while b"\n" not in self._pending:
-            ready, _, _ = select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))
-            if not ready:
+            if not waiting.poll(1e3 * max(deadline - time.monotonic(), 0)):
                 self.kill()
                 raise WorkerLost(f"no answer within {timeout:g} s")
             part = os.read(descriptor, 1 << 16)
