@@ -11,6 +11,7 @@ from tilewright.codegen.interpreter import Report, run
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, binary, compare, const, logical_and, select
 from tilewright.ir.kernel import (
     Allocate,
+    AtomicAdd,
     Barrier,
     Block,
     Buffer,
@@ -348,3 +349,34 @@ def test_vectors_of_registers() -> None:
     report = run(cpu(body), [x, out])
     assert report.is_clean
     np.testing.assert_array_equal(out[:8], 1 + 3 * x[:8])
+
+
+# --- atomic additions ---------------------------------------------------------------------------------------------------------
+
+
+def counting(*body: Statement, blocks: int = 3) -> Kernel:
+    """Every thread of every block adds one to out[0], in vectors of two; then the body."""
+    ones = Apply("broadcast", (const(1.0, "f32"),), "f32", 2)
+    add = AtomicAdd("out", at(0), ones)
+    return Kernel("count", (Buffer("out", "f32", 4, writable=True),), Block((add, *body)), Launch((blocks, 1, 1), (32, 1, 1)))
+
+
+def test_atomic_additions_may_meet() -> None:
+    out = np.zeros(4, np.float32)
+    assert run(counting(), [out], initialised=["out"]).is_clean
+    np.testing.assert_array_equal(out, [96.0, 96.0, 0.0, 0.0])
+
+
+def test_atomic_additions_to_what_was_never_written_are_reported() -> None:
+    report = run(counting(), [np.zeros(4, np.float32)])
+    assert "uninitialised" in report.faults[0]
+
+
+@pytest.mark.parametrize("barrier", [(), (Barrier(),)], ids=["at once", "behind a barrier"])
+def test_an_atomic_addition_may_not_meet_another_access(barrier: tuple[Statement, ...]) -> None:
+    plain = Store("out", at(0), f32("out", 1))
+    for blocks in (1, 2):
+        first = compare("lt", thread_variable(Launch((1, 1, 1), (32, 1, 1))), 1)
+        report = run(counting(*barrier, If(first, plain), blocks=blocks), [np.zeros(4, np.float32)], initialised=["out"])
+        # of one block a barrier parts them; other blocks it does not hold back
+        assert any("race" in fault for fault in report.faults) == (not barrier or blocks > 1)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 enum { TW_OUT_OF_BOUNDS, TW_UNINITIALISED, TW_RACE, TW_BLOCK_RACE, TW_MISALIGNED, TW_DIVERGENCE, TW_READ_ONLY };
-enum { TW_FAULTS = 64, TW_NOBODY = -1, TW_SEVERAL = -2, TW_ATOMIC = -3 };
+enum { TW_FAULTS = 64, TW_NOBODY = -1, TW_SEVERAL = -2, TW_ATOMIC = -3, TW_ATOMIC_BLOCK = -10 };
 
 typedef struct {
     int64_t kind, buffer, offset, lanes, block, thread, other, writes;
@@ -62,6 +62,11 @@ static int tw_refused(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
     return 0;
 }
 
+/* Whether another block wrote; TW_ATOMIC_BLOCK - b stands for atomic additions of block b alone, TW_ATOMIC for those of several. */
+static int tw_foreign(const tw_state *s, int64_t writer) {
+    return writer != TW_NOBODY && writer != s->block && writer != TW_ATOMIC_BLOCK - s->block;
+}
+
 static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
     tw_shadow *e = b->shadow + offset;
     const int32_t me = (int32_t)s->thread;
@@ -73,7 +78,7 @@ static void tw_check_read(tw_state *s, const tw_buffer *b, int64_t offset) {
     } else if (e->reader != me)
         e->reader = TW_SEVERAL;
     if (b->global) {
-        if (e->writing_block != TW_NOBODY && e->writing_block != s->block)
+        if (tw_foreign(s, e->writing_block))
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 0);
         if (e->reading_block == TW_NOBODY)
             e->reading_block = s->block;
@@ -92,7 +97,7 @@ static void tw_check_write(tw_state *s, const tw_buffer *b, int64_t offset) {
     e->written = s->epoch;
     e->writer = me;
     if (b->global) {
-        if (e->writing_block != TW_NOBODY && e->writing_block != s->block)
+        if (tw_foreign(s, e->writing_block))
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 1);
         else if (e->reading_block != TW_NOBODY && e->reading_block != s->block)
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->reading_block, 1);
@@ -137,11 +142,15 @@ static void tw_check_atomic(tw_state *s, const tw_buffer *b, int64_t offset) {
     e->written = s->epoch;
     e->writer = TW_ATOMIC;
     if (b->global) {
-        if (e->writing_block != TW_NOBODY && e->writing_block != s->block && e->writing_block != TW_ATOMIC)
+        const int foreign = tw_foreign(s, e->writing_block), atomic = e->writing_block <= TW_ATOMIC;
+        if (foreign && !atomic)
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->writing_block, 1);
         else if (e->reading_block != TW_NOBODY && e->reading_block != s->block)
             tw_report(s, TW_BLOCK_RACE, b->id, offset, 1, e->reading_block, 1);
-        e->writing_block = TW_ATOMIC;
+        if (foreign)
+            e->writing_block = TW_ATOMIC;
+        else if (e->writing_block == TW_NOBODY)
+            e->writing_block = TW_ATOMIC_BLOCK - s->block;
     }
 }
 
