@@ -103,7 +103,7 @@ def _assemble(trees: list[dict[str, np.ndarray]], base: float, names: tuple[str,
         parts["value"].append(np.where(leaf, tree["value"], 0))
         roots.append(start)
         start += len(number)
-    arrays = {name: np.concatenate(part).astype(DTYPES[name]) for name, part in parts.items()}
+    arrays: dict[str, Any] = {name: np.concatenate(part).astype(DTYPES[name]) for name, part in parts.items()}
     first = np.array(roots, dtype=np.int32)
     return Forest(**arrays, roots=first, heights=_heights(arrays["left"], arrays["right"], first), base=base, names=names, version=version)
 
@@ -173,7 +173,7 @@ def mean_of(forests: list[Forest]) -> Forest:
         for name, moves in (("feature", 0), ("threshold", 0), ("heights", 0), ("left", 1), ("right", 1), ("roots", 1))
     }
     value = np.concatenate([one.value * np.float32(share) for one in forests])
-    arrays = {name: array.astype(DTYPES.get(name, np.int64)) for name, array in joined.items()}
+    arrays: dict[str, Any] = {name: array.astype(DTYPES.get(name, np.int64)) for name, array in joined.items()}
     base = share * sum(one.base for one in forests)
     return Forest(**arrays, value=value, base=base, names=forests[0].names, version=forests[0].version)
 

@@ -70,7 +70,8 @@ def join(parts: list[Samples]) -> Samples:
 @dataclass(frozen=True)
 class Recipe:
     """How to train. `record`: a feature record; `target`: what the forest predicts (logarithms throughout); `favour`: a row weighs (best time of
-    its problem / its time) ** favour; `seeds`: so many forests are averaged; `options`: scikit-learn's."""
+    its problem / its time) ** favour; `seeds`: so many forests are averaged; `options`: scikit-learn's; `centred`: how much of its problem's mean
+    target "rank" takes off (all: only the order within a problem is learned; a part: also how far the analytical model errs for a schema)."""
 
     learner: str = "gradient_boosting"
     record: str = "hybrid"
@@ -78,6 +79,7 @@ class Recipe:
     favour: float = 0.0
     seeds: int = 1
     options: Mapping[str, Any] = field(default_factory=lambda: {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 20})
+    centred: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -117,14 +119,16 @@ def load(path: Path) -> Learned:
         InvalidModel: where the file is damaged, or was trained with another feature record than this version's.
     """
     forest, more = trees.load(path)
-    record = more.get("record")
-    if record not in RECORDS or forest.version != VERSION or forest.names != RECORDS[record] or more.get("target") not in TARGETS:
+    record, target = str(more.get("record")), str(more.get("target"))
+    if record not in RECORDS or forest.version != VERSION or forest.names != RECORDS[record] or target not in TARGETS:
         raise InvalidModel(f"{path} was trained with another feature record (version {forest.version}, this is {VERSION})", "train it again")
     try:
         overheads = Overheads(**{name: float(value) for name, value in more["overheads"].items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidModel(f"{path} has no valid analytical constants ({error})", "train it again") from None
-    return Learned(forest, record, more["target"], overheads)
+    if not all(0 < value < np.inf for value in asdict(overheads).values()):
+        raise InvalidModel(f"{path} has analytical constants that are not positive numbers", "train it again")
+    return Learned(forest, record, target, overheads)
 
 
 def best_of_problem(samples: Samples) -> np.ndarray:
@@ -149,7 +153,7 @@ def train(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overhea
         goal = goal - np.log(samples.expected(machine, overheads))
     quality = best_of_problem(samples) / samples.seconds
     if recipe.target == "rank":
-        goal = goal - _centre(samples.problem, goal, quality)
+        goal = goal - recipe.centred * _centre(samples.problem, goal, quality)
     weights = quality**recipe.favour if recipe.favour else None
     names = RECORDS[recipe.record]
     forests = [trees.fit(recipe.learner, inputs, goal, weights, names, VERSION, recipe.options, seed) for seed in range(recipe.seeds)]
