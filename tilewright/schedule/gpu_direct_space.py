@@ -37,7 +37,7 @@ REGISTER_PIXELS = (1, 2, 3, 4, 5, 6, 7, 8)
 SUMS = (8, 128)
 """Least and most sums that a thread holds."""
 THREADS = (64, 256)
-MUCH_MORE = 1.12
+MUCH_MORE = 1.03
 """By how much a tile may need more data, or more cycles of shared memory, than the best of its size."""
 MORE_LOADS = 2.0
 """By how much a register tile may need more vector loads for each multiply-add than the best there is, but for its size."""
@@ -73,7 +73,7 @@ def direct_space(problem: DirectProblem, machine: Machine, atomics: bool = False
     rows = keep(rows, waste_rules(rows, problem))
     rows = keep(rows, [("level 2 brings a tile more slowly than it is multiplied", _too_slow(rows, problem, machine))])
     rows = keep(rows, [("another arrangement of the same threads reads less shared memory", _arranged_worse(rows, problem))])
-    rows = keep(rows, [("the block tile moves more than another of its size", _shaped_worse(rows, problem))])
+    rows = keep(rows, [("the block tile reads or wastes more than another of its size", _shaped_worse(rows, problem, machine))])
     own = (problem.channels,) if problem.channels <= CHANNELS[-1] else ()
     rows = _times(rows, product_of({"channels": sorted({*CHANNELS, *own})}))
     rows = keep(rows, channel_rules(rows, problem))
@@ -184,15 +184,19 @@ def waste_rules(rows: Columns, problem: DirectProblem) -> Rules:
     return [("partial tiles waste more than a quarter of the work, and a fifth more than others", wasted > limit)]
 
 
+def _level2_cycles(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
+    """Cycles in which level 2 brings a block's patch and filters of one channel."""
+    patch_rows, patch_columns = patch_of(rows, problem)
+    cache = machine.cache(2)
+    assert cache is not None
+    return 4 * (patch_rows * patch_columns + extents_of(rows)[0] * problem.filter_y * problem.filter_x) / cache.bandwidth
+
+
 def _too_slow(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
     """Tiles whose data take a quarter longer than their multiply-adds, where others' do not."""
     k, y, x = extents_of(rows)
     taps = problem.filter_y * problem.filter_x
-    patch_rows, patch_columns = patch_of(rows, problem)
-    cache = machine.cache(2)
-    assert cache is not None
-    moved = 4 * (patch_rows * patch_columns + k * taps) / cache.bandwidth
-    slower = moved / (k * y * x * taps / machine.fp32_lanes_per_processor)
+    slower = _level2_cycles(rows, problem, machine) / (k * y * x * taps / machine.fp32_lanes_per_processor)
     return slower > max(1.25, 1.1 * float(slower.min(initial=np.inf)))
 
 
@@ -230,22 +234,21 @@ def _arranged_worse(rows: Columns, problem: DirectProblem) -> np.ndarray:
     return _first_of_best(_key(*(rows[name] for name in names), *extents_of(rows)), _read_wavefronts(rows, problem))
 
 
-def _shaped_worse(rows: Columns, problem: DirectProblem) -> np.ndarray:
-    """Tiles that need much more input and filters, or shared-memory cycles, than the best with the same register tile and number of threads."""
+def _shaped_worse(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
+    """Tiles that take longer than the best with the same register tile and number of threads: their multiply-adds, and half of the time of their
+    reads of shared memory and of level 2 (the rest of it is hidden), times the work that partial tiles waste."""
     k, y, x = extents_of(rows)
-    patch_rows, patch_columns = patch_of(rows, problem)
-    moved = patch_rows * patch_columns + k * problem.filter_y * problem.filter_x
+    taps = problem.filter_y * problem.filter_x
     wasted = _wasted(problem.outputs, k) * _wasted(problem.height, y) * _wasted(problem.width, x)
+    fma = k * y * x * taps / machine.fp32_lanes_per_processor
+    reads = _read_wavefronts(rows, problem) * threads_of(rows) / BANKS
+    value = wasted * (fma + (reads + _level2_cycles(rows, problem, machine)) / 2)
     names = ("slice", "register_k", "register_y", "register_x")
     key = _key(*(rows[name] for name in names), threads_of(rows))
-    worse = np.zeros(len(key), dtype=bool)
-    for value, allowed in ((moved * wasted, MUCH_MORE), (_read_wavefronts(rows, problem) * wasted, MUCH_MORE)):
-        order = np.lexsort((value, key))
-        starts = np.flatnonzero(np.concatenate(([True], key[order][1:] != key[order][:-1]))) if len(order) else order
-        least = np.empty(len(key))
-        least[order] = np.repeat(value[order][starts], np.diff(np.concatenate((starts, [len(order)]))))
-        worse |= value > allowed * least
-    return worse
+    _, group = np.unique(key, return_inverse=True)
+    least = np.full(int(group.max(initial=0)) + 1, np.inf)
+    np.minimum.at(least, group, value)
+    return value > MUCH_MORE * least[group]
 
 
 def channel_rules(rows: Columns, problem: DirectProblem) -> Rules:
@@ -257,8 +260,8 @@ def channel_rules(rows: Columns, problem: DirectProblem) -> Rules:
     return [
         ("a chunk has more channels than there are", (channels > problem.channels) & (channels > 1)),
         ("the last chunk of channels is mostly empty", padded > 1.25 * problem.channels),
-        ("a step is too short for its barrier", (products < 256) & (channels < longest)),
-        ("a step is longer than it need be", (products > 5000) & (channels > 2)),
+        ("a step is too short for its barrier", (products < 400) & (channels < longest)),
+        ("a step is longer than it need be", (products > 4000) & (channels > 2)),
     ]
 
 
