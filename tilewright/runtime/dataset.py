@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +159,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _parsed(content: Mapping[str, Any]) -> MeasuredLayer:
     schemas: dict[str, dict[str, np.ndarray]] = {}
     for kind, columns in content["schemas"].items():
-        axes = [entry.name for entry in fields(plain.schedule_types()[kind])]
+        axes = {entry.name: entry.default for entry in fields(plain.schedule_types()[kind])}
         arrays = {name: np.asarray(column, dtype=np.float64 if name in ("seconds", "spread") else np.int64) for name, column in columns.items()}
+        # an axis that came later had its default when this was measured
+        arrays |= {name: np.full(arrays["seconds"].shape, value) for name, value in axes.items() if name not in arrays and value is not MISSING}
         if set(arrays) != {*axes, *MEASURES}:
             raise ValueError(f"columns of {kind} are {sorted(arrays)}")
         if len({column.shape for column in arrays.values()}) != 1 or arrays["seconds"].ndim != 1:
