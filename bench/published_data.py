@@ -87,7 +87,7 @@ def read(path: Path, kind: str, stride: int, machine: Machine) -> Measurements:
         try:
             row = [float(part) for part in line.split(",")]
         except ValueError:
-            skipped += bool(line.strip())
+            skipped += 1
             continue
         sizes, milliseconds = row[:-1], row[-1]
         if len(row) != COLUMNS[kind] or not np.isfinite(row).all() or milliseconds <= 0 or any(size < 1 or size != int(size) for size in sizes):

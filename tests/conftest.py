@@ -8,6 +8,7 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is printed into tests/golden")
+    parser.addoption("--published-data", help="folder of CNNOpt's published measurements on a V100 (see bench/published_data.py)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -565,3 +565,29 @@ def test_published_data_says_what_is_wrong(tmp_path: Path) -> None:
     write_folder(tmp_path / "data")
     unknown = run_command("-m", "bench.published_data", str(tmp_path / "data"), "--machine", "v1000")
     assert unknown.returncode != 0 and "v1000" in unknown.stderr and "Traceback" not in unknown.stderr
+
+
+@pytest.fixture
+def published(request: pytest.FixtureRequest) -> Path:
+    folder = request.config.getoption("--published-data")
+    if not folder:
+        pytest.skip("needs the published measurements: --published-data FOLDER")
+    return Path(folder)
+
+
+def test_the_published_measurements_are_as_counted(published: Path) -> None:
+    from bench.published_data import evaluate, read_folder
+
+    training, layers, skipped = read_folder(published, V100)
+    assert len(training) > 70_000 and len(layers) == 20 and skipped["rs/train.csv"] == 148
+    for samples in (training, *(samples for kinds in layers.values() for samples in kinds.values())):
+        # whole tiles throughout: the meaning of the columns
+        np.testing.assert_allclose(samples.volumes.padded_flops, samples.volumes.flops)
+        product = np.prod([samples.described[f"tile warp_{axis}"] for axis in "kyx"], 0)
+        assert (product == 32).all()
+    printed = evaluate(layers, lambda samples: printed_cost(samples.volumes, V100).seconds)["layers"]
+    # table 9, analytical on a V100: R12, D2, D3, D5 and D6
+    expected = {"512x7x7_512_3": 5.4, "32x108x108_32_3": 15.8, "64x54x54_32_3": 31.9, "128x27x27_64_3": 50.0, "128x27x27_128_3": 6.3}
+    assert {name: round(100 * printed[name]["lop@30"], 1) for name in expected} == expected
+    ours = evaluate(layers, lambda samples: volume_cost(samples.volumes, V100).seconds)["mean"]
+    assert ours["lop@30"] < 0.01

@@ -23,7 +23,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.schedule.columns import Columns, take
 
 TARGETS = ("time", "correction", "rank")
-LEARNED_ROWS = 4096
+LEARNED_ROWS = 2048
 """Of a larger space the forest sees only the candidates that the analytical model likes best."""
 FAILED_RESIDUAL = -0.9
 """Logarithm of measured over expected time below which a training row counts as a launch that failed unnoticed."""
