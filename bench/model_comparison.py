@@ -65,17 +65,17 @@ def orders(ranking: Ranking, machine: Machine, folder: Path) -> dict[str, np.nda
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--models", type=Path, help="folder for the models trained on the whole file")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--only", help="recipes to compare, separated by ;")
     parser.add_argument("--no-compare", action="store_true", help="train for --models and compare nothing")
     parser.add_argument("--name", default="model_comparison_h200", help="the result file's name in bench/results")
     options = parser.parse_args()
-    layers = dataset.read(options.file)
+    layers = dataset.read(*options.files)
     machine = find_machine(layers[0].machine)
-    rows, schemas, lost = samples(layers, machine)
-    print(f"{len(rows)} kernels of {len(layers)} layers; {lost} of no space")
+    rows, schemas = samples(layers, machine)
+    print(f"{len(rows)} kernels of {len(layers)} layers")
     recipes = {name: recipe for name, recipe in RECIPES.items() if not options.only or name in options.only.split(";")}
     results: list[dict[str, Any]] = []
     if not options.no_compare:

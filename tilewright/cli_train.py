@@ -22,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collect", type=Path, metavar="FILE", help="measure random layers and append them to FILE; what it holds already is kept")
     parser.add_argument("--layers", type=int, default=150, help="random layers that FILE is to hold in the end (default %(default)s)")
     parser.add_argument("--each", type=int, default=80, help="schedules measured of each layer (default %(default)s)")
+    parser.add_argument("--favourites", type=Path, metavar="MODEL", help="collect what this model likes best of the layers in FILES, not samples")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
     parser.add_argument("--seed", type=int, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
     parser.add_argument("--devices", default="0", help="indices of the GPUs to measure on, such as 0,1,2,3")
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     files = list(options.files)
     if options.collect is not None:
         _collect(options, console)
-        files = files or ([options.collect] if options.model else [])
+        files = [*files, options.collect] if options.model else []
     if files:
         _train(files, options, console)
     return 0
@@ -49,16 +50,24 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _collect(options: argparse.Namespace, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from tilewright.cost.hybrid import load
     from tilewright.hardware import machine as find_machine
     from tilewright.runtime import dataset
-    from tilewright.runtime.collecting import collect, sample_of
+    from tilewright.runtime.collecting import collect, favourites_of, sample_of
     from tilewright.runtime.sampling import JUDGED, random_layers
     from tilewright.runtime.trials import Trials
 
     machine = find_machine(options.target)
     path: Path = options.collect
     known = {str(measured.layer["name"]) for measured in dataset.read(path)} if path.exists() else set()
-    wanted = [layer for layer in itertools.islice(random_layers(options.seed, JUDGED), options.layers) if layer["name"] not in known]
+    if options.favourites is not None:
+        measured = dataset.read(*options.files)[: options.layers]
+        layers = [dict(entry.layer) for entry in measured]
+        choose = favourites_of(load(options.favourites), options.each, measured, machine)
+    else:
+        layers = list(itertools.islice(random_layers(options.seed, JUDGED), options.layers))
+        choose = sample_of(options.each, options.seed, machine)
+    wanted = [layer for layer in layers if layer["name"] not in known]
     path.parent.mkdir(parents=True, exist_ok=True)
     devices = [int(index) for index in options.devices.split(",")]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -68,7 +77,7 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
         def progress(name: str, measured: int, failed: int, complete: int) -> None:
             bar.update(task, completed=complete, description=f"{measured} measured, {failed} failed; {name}")
 
-        count = collect(trials, machine, wanted, sample_of(options.each, options.seed, machine), path, options.seconds, progress)
+        count = collect(trials, machine, wanted, choose, path, options.seconds, progress)
     console.print(f"{count} schedules measured; {path} holds {len(dataset.read(path))} layers")
 
 
@@ -81,17 +90,18 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     from tilewright.runtime import dataset
     from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples
 
-    layers = [measured for path in files for measured in dataset.read(path)]
+    layers = dataset.read(*files)
     if len(layers) < 2 * options.folds:
         raise InvalidInput(f"{len(layers)} layers are too few to train and judge a model", f"measure {2 * options.folds} at least")
     machine = find_machine(layers[0].machine)
     others = {measured.machine for measured in layers} - {machine.name}
     if others:
         raise InvalidInput(f"the files hold measurements of {machine.name} and of {', '.join(sorted(others))}", "train a model for each machine")
-    rows, _, lost = samples(layers, machine)
-    console.print(f"{len(rows)} kernels of {len(layers)} layers on {machine.name}; {lost} more are of schedules that no space offers")
+    rows, _ = samples(layers, machine)
+    console.print(f"{len(rows)} kernels of {len(layers)} layers on {machine.name}")
     table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="of each layer's measured kernels")
-    predictions = {"analytical": rows.expected(machine, DEFAULTS), "learned, layer left out": held_out(rows, machine, RECIPE, DEFAULTS, options.folds)}
+    learned = held_out(rows, machine, RECIPE, DEFAULTS, options.folds)
+    predictions = {"analytical": rows.expected(machine, DEFAULTS), "learned, layer left out": learned}
     for name, predicted in predictions.items():
         found = quality(rows, predicted)
         table.add_row(name, *(f"{100 * found[f'lop@{top}']:.1f}" for top in TOPS), f"{found['spearman']:.3f}")

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.cost.features import describe
-from tilewright.cost.gpu import FRAGMENT_WAVEFRONTS, resident_blocks
+from tilewright.cost.gpu import FRAGMENT_WAVEFRONTS, contraction_cost, resident_blocks
+from tilewright.cost.gpu_direct import direct_cost
+from tilewright.cost.gpu_winograd import winograd_cost
+from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
 from tilewright.cost.ranking import Part
 from tilewright.cost.volumes import Volumes, contraction_volumes, direct_volumes
 from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
 from tilewright.schedule import gpu_direct
 from tilewright.schedule.columns import Columns, length, take
 from tilewright.schedule.gpu_contraction import ContractionProblem
@@ -35,6 +39,12 @@ class Described:
     columns: Columns
     volumes: Volumes
     analytical: np.ndarray
+
+
+def part_of(part: Part, rows: Columns, machine: Machine) -> Part | None:
+    """Other rows of the part's schema and problem, whether its space has them or not; None for a schema that the learned model does not know."""
+    cost = _COSTS.get(getattr(part.schedule, "__name__", ""))
+    return None if cost is None else Part(part.schedule, rows, cost(rows, part.problem, machine), part.problem)
 
 
 def described(part: Part, machine: Machine) -> Described | None:
@@ -140,3 +150,11 @@ _SCHEMAS: Mapping[str, Callable[[Columns, Any, Machine], tuple[dict[str, np.ndar
     {"ContractionSchedule": _contraction, "WinogradSchedule": _winograd, "FusedWinogradSchedule": _fused, "DirectSchedule": _direct}
 )
 """By the class of the schedule."""
+_COSTS: Mapping[str, Callable[[Columns, Any, Machine], Estimate]] = MappingProxyType(
+    {
+        "ContractionSchedule": contraction_cost,
+        "WinogradSchedule": winograd_cost,
+        "FusedWinogradSchedule": fused_winograd_cost,
+        "DirectSchedule": direct_cost,
+    }
+)

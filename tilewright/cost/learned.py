@@ -13,7 +13,7 @@ from tilewright.cost.hybrid import Learned, load
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.schedule.columns import length, take
+from tilewright.schedule.columns import take
 
 MODELS = Path(__file__).parent / "models"
 """Trained models that come with the package, each named after its machine."""
@@ -67,15 +67,3 @@ def _nth(values: np.ndarray, count: int) -> float:
 
 def _rows_of(estimate: Estimate, which: np.ndarray) -> Estimate:
     return Estimate({name: np.broadcast_to(term, estimate.seconds.shape)[which] for name, term in estimate.terms.items()}, estimate.overlapped)
-
-
-def part_of(part: Part, rows: dict[str, np.ndarray]) -> tuple[Part, np.ndarray]:
-    """The part with only those of the rows that its space has, in their order; and which of the rows those are."""
-    keys = [np.stack([np.asarray(columns[name], dtype=np.int64) for name in part.rows], axis=1) for columns in (part.rows, rows)]
-    _, numbers = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-    space, wanted = np.ravel(numbers)[: length(part.rows)], np.ravel(numbers)[length(part.rows) :]
-    position = np.full(int(numbers.max(initial=-1)) + 1, -1)
-    position[space] = np.arange(len(space))
-    found = position[wanted]
-    at = found[found >= 0]
-    return Part(part.schedule, take(part.rows, at), _rows_of(part.estimate, at), part.problem), np.flatnonzero(found >= 0)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.cost.gpu_choice import rank
+from tilewright.cost.hybrid import Learned
+from tilewright.cost.learned import refined
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import dataset
@@ -26,7 +29,7 @@ Progress = Callable[[str, int, int, int], None]
 
 def ranking_of(problem: Problem, machine: Machine) -> Ranking:
     """Every candidate of a problem with the analytical predictions."""
-    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine)
+    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, learned=False)
 
 
 def sample_of(each: int, seed: int, machine: Machine) -> Choose:
@@ -39,6 +42,18 @@ def sample_of(each: int, seed: int, machine: Machine) -> Choose:
         positions = np.unique(np.concatenate([evenly(ranking, each // 2, number), towards_the_best(ranking, each, number)]))
         order = np.random.default_rng(number).permutation(positions)[:each]
         return [ranking.choice(int(position)).schedule for position in order]
+
+    return choose
+
+
+def favourites_of(model: Learned, each: int, known: Sequence[dataset.MeasuredLayer], machine: Machine) -> Choose:
+    """The first `each` of a model's ranking that were not measured yet: where it is too hopeful, it learns most."""
+    texts = {str(measured.layer["name"]): set(measured.times()) for measured in known}
+
+    def choose(layer: Layer, problem: Problem) -> list[Any]:
+        ranking = refined(ranking_of(problem, machine), machine, model)
+        new = (choice.schedule for choice in ranking if dataset.plain.schedule_text(choice.schedule) not in texts.get(str(layer["name"]), ()))
+        return list(islice(new, each))
 
     return choose
 

@@ -129,20 +129,21 @@ def write(path: Path, layers: Iterable[MeasuredLayer]) -> None:
     partial.replace(path)
 
 
-def read(path: Path) -> list[MeasuredLayer]:
-    """The layers of a file; lines of one layer are merged, in the order in which layers first occur.
+def read(*paths: Path) -> list[MeasuredLayer]:
+    """The layers of files; lines of one layer are merged, in the order in which layers first occur.
 
     Raises:
         InvalidInput: with the line's number, for what is no such file.
     """
     found: dict[str, MeasuredLayer] = {}
-    for number, line in _lines(path):
-        try:
-            measured = _parsed(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidInput(f"line {number} of {path} is no measured layer: {error}", REMEDY) from error
-        name = str(measured.layer["name"])
-        found[name] = merged(found[name], measured) if name in found else measured
+    for path in paths:
+        for number, line in _lines(path):
+            try:
+                measured = _parsed(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise InvalidInput(f"line {number} of {path} is no measured layer: {error}", REMEDY) from error
+            name = str(measured.layer["name"])
+            found[name] = merged(found[name], measured) if name in found else measured
     return list(found.values())
 
 

@@ -3,64 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.cost.candidates import described
+from tilewright.cost.candidates import described, part_of
 from tilewright.cost.gpu_choice import rank
 from tilewright.cost.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
-from tilewright.cost.learned import part_of
 from tilewright.cost.volumes import Overheads
 from tilewright.errors import InvalidInput
 from tilewright.hardware.machine import Machine
-from tilewright.runtime.dataset import MeasuredLayer, layer_problem
+from tilewright.runtime.dataset import MEASURES, MeasuredLayer, layer_problem
 
 RECIPE = Recipe(record="candidate", target="correction", favour=1.0)
 """How the models that come with the package are trained."""
 TOPS = (1, 10, 30)
 
 
-@dataclass(frozen=True)
-class Known:
-    """The measured candidates of one layer that the spaces of today contain; `texts` are positions (schema, row) in the measured columns."""
-
-    samples: Samples
-    schemas: tuple[str, ...]
-    lost: int
-
-
-def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> Known:
-    """The layer's rows with what the learned model reads of them, as problem `number`. `lost` counts those that no space contains any more, or whose
-    schema the model does not know."""
+def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]]:
+    """The layer's rows with what the learned model reads of them, as problem `number`, and the schema of each. Rows of schemas that the model does
+    not know are left out."""
     problem = layer_problem(measured.layer)
     ranking = rank(problem.region, problem.layouts, problem.values, problem.constants, machine, learned=False)
     parts: list[Samples] = []
     schemas: list[str] = []
-    lost = 0
     for kind, columns in measured.schemas.items():
         part = next((part for part in ranking.parts if getattr(part.schedule, "__name__", "") == kind), None)
-        if part is None:
-            lost += len(columns["seconds"])
-            continue
-        chosen, which = part_of(part, dict(columns))
-        known = described(chosen, machine)
+        rows = {name: column for name, column in columns.items() if name not in MEASURES}
+        chosen = part_of(part, rows, machine) if part is not None else None
+        known = described(chosen, machine) if chosen is not None else None
         if known is None:
-            lost += len(columns["seconds"])
             continue
-        lost += len(columns["seconds"]) - len(which)
-        parts.append(Samples(known.columns, known.volumes, columns["seconds"][which], np.full(len(which), number), known.analytical))
-        schemas += [kind] * len(which)
+        count = len(columns["seconds"])
+        parts.append(Samples(known.columns, known.volumes, columns["seconds"], np.full(count, number), known.analytical))
+        schemas += [kind] * count
     if not parts:
-        raise InvalidInput(f"layer {measured.layer['name']} has no measured candidate of a known space", "collect the measurements again")
-    return Known(join(parts), tuple(schemas), lost)
+        raise InvalidInput(f"layer {measured.layer['name']} has no measured candidate of a known schema", "collect the measurements again")
+    return join(parts), schemas
 
 
-def samples(layers: Sequence[MeasuredLayer], machine: Machine) -> tuple[Samples, np.ndarray, int]:
-    """All rows of all layers, the schema of each row, and how many were lost (see `samples_of`)."""
+def samples(layers: Sequence[MeasuredLayer], machine: Machine) -> tuple[Samples, np.ndarray]:
+    """All rows of all layers, and the schema of each."""
     known = [samples_of(measured, machine, number) for number, measured in enumerate(layers)]
-    schemas = np.array([schema for entry in known for schema in entry.schemas])
-    return join([entry.samples for entry in known]), schemas, sum(entry.lost for entry in known)
+    return join([rows for rows, _ in known]), np.array([schema for _, schemas in known for schema in schemas])
 
 
 def held_out(rows: Samples, machine: Machine, recipe: Recipe, overheads: Overheads, folds: int) -> np.ndarray:
