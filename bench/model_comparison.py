@@ -30,18 +30,22 @@ from tilewright.runtime import dataset
 from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples
 
 FOREST = MappingProxyType({"n_estimators": 100, "min_samples_leaf": 2, "max_features": 0.5, "n_jobs": -1})
-BOOSTING = MappingProxyType(dict(RECIPE.options))
+BOOSTING = MappingProxyType(
+    {"max_iter": 300, "learning_rate": 0.06, "max_leaf_nodes": 31, "max_depth": 8, "min_samples_leaf": 20, "max_features": 0.4}
+)
 RECIPES = MappingProxyType(
     {
         "black box": Recipe("random_forest", "own black box", "time", options=FOREST),
         "hybrid forest": Recipe("random_forest", "candidate", "time", options=FOREST),
-        "forest correction": Recipe("random_forest", "candidate", "correction", options=FOREST),
-        "extra trees correction": Recipe("extra_trees", "candidate", "correction", options=FOREST),
-        "boosted time": Recipe("gradient_boosting", "candidate", "time", options=BOOSTING),
-        "boosted correction": Recipe("gradient_boosting", "candidate", "correction", options=BOOSTING),
-        "boosted correction, fast weigh more": Recipe("gradient_boosting", "candidate", "correction", 2.0, options=BOOSTING),
-        "boosted rank": Recipe("gradient_boosting", "candidate", "rank", 1.0, options=BOOSTING),
-        "boosted relative": Recipe("gradient_boosting", "relative", "correction", 1.0, options=BOOSTING),
+        "forest correction": Recipe("random_forest", "candidate", "correction", 2.0, options=FOREST),
+        "extra trees correction": Recipe("extra_trees", "candidate", "correction", 2.0, options=FOREST),
+        "boosted time": Recipe("gradient_boosting", "candidate", "time", 2.0, options=BOOSTING),
+        "boosted correction, all weigh the same": Recipe("gradient_boosting", "candidate", "correction", options=BOOSTING),
+        "boosted correction": Recipe("gradient_boosting", "candidate", "correction", 2.0, options=BOOSTING),
+        "boosted correction, fast weigh more": Recipe("gradient_boosting", "candidate", "correction", 4.0, options=BOOSTING),
+        "boosted rank": Recipe("gradient_boosting", "candidate", "rank", 2.0, options=BOOSTING),
+        "boosted half rank": Recipe("gradient_boosting", "candidate", "rank", 2.0, options=BOOSTING, centred=0.5),
+        "boosted relative": Recipe("gradient_boosting", "relative", "correction", 2.0, options=BOOSTING),
         "ours": RECIPE,
     }
 )

@@ -41,8 +41,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     files = list(options.files)
     if options.collect is not None:
         _collect(options, console)
-        files = [*files, options.collect] if options.model else []
-    if files:
+        files.append(options.collect)
+    if options.collect is None or options.model is not None:
         _train(files, options, console)
     return 0
 

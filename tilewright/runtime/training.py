@@ -14,7 +14,8 @@ from tilewright.errors import InvalidInput
 from tilewright.hardware.machine import Machine
 from tilewright.runtime.dataset import MEASURES, MeasuredLayer, layer_problem
 
-RECIPE = Recipe(record="candidate", target="correction", favour=1.0)
+BOOSTED = {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 31, "max_depth": 8, "min_samples_leaf": 20, "max_features": 0.4}
+RECIPE = Recipe("gradient_boosting", "candidate", "rank", 3.0, 1, BOOSTED, centred=0.5)
 """How the models that come with the package are trained."""
 TOPS = (1, 10, 30)
 
