@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from tilewright.cost.hybrid import Recipe, load, train
+from tilewright.cost.hybrid import Learned, Recipe, load, train
 from tilewright.cost.learned import KEPT, refined
 from tilewright.cost.ranking import Ranking
 from tilewright.cost.volumes import DEFAULTS
@@ -56,15 +58,33 @@ def file_of(folder: Path, name: str) -> Path:
     return folder / f"{name.replace(' ', '_').replace(',', '')}.npz"
 
 
-def orders(ranking: Ranking, machine: Machine, folder: Path) -> dict[str, np.ndarray]:
-    """For each way of ranking the positions of the space, best predicted first. Models that see no analytical quantity look at the whole space."""
-    found = {ANALYTICAL: np.argsort(ranking.seconds, kind="stable")}
-    for name, recipe in RECIPES.items():
+Way = Callable[[Ranking, Machine], np.ndarray]
+"""Gives the positions of an analytically ranked space, best predicted first."""
+
+
+def analytical_order(ranking: Ranking, machine: Machine) -> np.ndarray:
+    return np.argsort(ranking.seconds, kind="stable")
+
+
+def learned_order(model: Learned, ranking: Ranking, machine: Machine) -> np.ndarray:
+    """A model that sees no analytical quantity looks at the whole space, others at what the analytical models like best."""
+    kept = ranking.candidates if model.record == "own black box" else KEPT
+    return np.argsort(refined(ranking, machine, model, kept).seconds, kind="stable")
+
+
+def ways(folder: Path) -> dict[str, Way]:
+    """The analytical way of ranking, and that of every model in the folder."""
+    found: dict[str, Way] = {ANALYTICAL: analytical_order}
+    for name in RECIPES:
         path = file_of(folder, name)
         if path.exists():
-            kept = ranking.candidates if recipe.record == "own black box" else KEPT
-            found[name] = np.argsort(refined(ranking, machine, load(path), kept).seconds, kind="stable")
+            found[name] = partial(learned_order, load(path))
     return found
+
+
+def orders(ranking: Ranking, machine: Machine, folder: Path) -> dict[str, np.ndarray]:
+    """For each way of ranking the positions of the space, best predicted first."""
+    return {name: way(ranking, machine) for name, way in ways(folder).items()}
 
 
 def main() -> None:

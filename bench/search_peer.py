@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -132,16 +132,23 @@ class Judged:
     lop_30: float
 
 
+def until_best(features: np.ndarray, seconds: np.ndarray, least: int, batch: int = 16, seed: int = 0) -> np.ndarray:
+    """The positions of the pool as `search` tries them, until it has found the best and made `least` trials."""
+    order: list[int] = []
+    found = False
+    for position in tried(features, seconds, batch, seed):
+        order.append(position)
+        found |= bool(seconds[position] == seconds.min())
+        if found and len(order) >= least:
+            break
+    return np.array(order, dtype=int)
+
+
 def judge(name: str, features: np.ndarray, seconds: np.ndarray, seeds: int = 10, batch: int = 16) -> Judged:
     """Runs the search with several seeds, each until it has found the best and made 30 trials."""
     rows = []
     for seed in range(seeds):
-        order: list[int] = []
-        best = int(seconds.argmin())
-        for position in tried(features, seconds, batch, seed):
-            order.append(position)
-            if len(order) >= 30 and best in order:
-                break
+        order = until_best(features, seconds, 30, batch, seed)
         losses = [loss_of_performance(order, seconds, n) for n in (1, 10, 30)]
         rows.append([trials_to(order, seconds, 0.05), trials_to(order, seconds, 0.01), trials_to(order, seconds, 0.0), *losses])
     means = np.mean(rows, axis=0)
@@ -179,9 +186,13 @@ def pools(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     for found in read(path):
         layers.setdefault(str(found.layer["name"]), []).append(found)
     for name, measured in layers.items():
-        axes = list(dict.fromkeys(axis for m in measured for axis in m.parameters))
-        features = np.array([[m.parameters.get(axis, np.nan) for axis in axes] for m in measured], dtype=float)
-        yield name, features, np.array([m.seconds for m in measured])
+        yield name, features_of([m.parameters for m in measured]), np.array([m.seconds for m in measured])
+
+
+def features_of(parameters: Sequence[Mapping[str, int]]) -> np.ndarray:
+    """[configurations, axes that any has]; NaN where a configuration lacks an axis."""
+    axes = list(dict.fromkeys(axis for found in parameters for axis in found))
+    return np.array([[found.get(axis, np.nan) for axis in axes] for found in parameters], dtype=float)
 
 
 def main() -> int:
