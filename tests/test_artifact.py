@@ -205,14 +205,32 @@ def test_links_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_versions_machines_and_contents_are_refused(saved: Path) -> None:
-    rewrite_manifest(saved, lambda m: m.update(version=2))
-    with pytest.raises(InvalidArtifact, match="version 2"):
-        artifact.load(saved)
-    rewrite_manifest(saved, lambda m: m.update(version=1))
+    newer = artifact.FORMAT_VERSION + 1
+    for version, words in ((newer, f"version {newer}.*newer release"), (0, "version 0"), ("1", "version '1'"), (True, "version True"), (None, "None")):
+        rewrite_manifest(saved, lambda m, version=version: m.update(version=version))
+        with pytest.raises(InvalidArtifact, match=words):
+            artifact.load(saved)
+    rewrite_manifest(saved, lambda m: m.update(version=artifact.FORMAT_VERSION))
     artifact.load(saved)
     rewrite_manifest(saved, lambda m: m["machine"].update(processors=4096))
     with pytest.raises(InvalidArtifact, match="digest"):
         artifact.load(saved)
+
+
+def test_artifacts_of_version_1_are_read(saved: Path) -> None:
+    """Their constants have no matrices, and their regions no counts of candidates and no measured times."""
+
+    def older(manifest: dict) -> None:
+        manifest["version"] = 1
+        for entry in manifest["program"]["storage"].values():
+            del entry["matrix"]
+        for region in manifest["program"]["regions"]:
+            del region["space"], region["measured_seconds"]
+
+    x = torch.randn(6, 7)
+    expected = artifact.load(saved)(x)
+    rewrite_manifest(saved, older)
+    assert torch.equal(artifact.load(saved)(x), expected)
 
 
 @pytest.mark.parametrize(

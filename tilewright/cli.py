@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     building.add_argument("--precision", default="fp32", metavar="P", help="fp32 (no other is offered yet)")
     building.add_argument("--trials", type=int, default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
     building.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
+    building.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
     building.add_argument("--vendor", action="store_true", help="consider library kernels too (not offered yet)")
     building.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")
 
@@ -255,6 +256,7 @@ def _compiled(model: Model, options: argparse.Namespace, console: Console) -> Ex
             unsupported="error" if options.strict else "warn",
             threads=options.threads,
             records=options.records,
+            deterministic=not options.nondeterministic,
             progress=report,
         )
 

@@ -32,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, default=10, metavar="N", help="candidates measured of each region (default %(default)s)")
     parser.add_argument("--records", type=Path, metavar="FILE", help="the file of records (default: the user's, in the cache folder)")
     parser.add_argument("--devices", default="0", metavar="LIST", help="indices of the GPUs to measure on, such as 0,1,2,3")
+    parser.add_argument("--nondeterministic", action="store_true", help="candidates that add the parts of a sum in any order are measured too")
     parser.add_argument("--batch", type=int, metavar="N", help="first extent of the model's example inputs")
     parser.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224; repeat")
     parser.add_argument("--import", dest="imported", type=Path, metavar="FILE", help="add the records of a file of JSON lines (.gz too) first")
@@ -84,8 +85,10 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> No
             if outcome is not None and outcome.status != "measured":
                 progress.console.print(f"{outcome.status}: {outcome.schedule}: {outcome.reason}", markup=False, soft_wrap=True)
 
-        tuned = tune(list(problems.values()), machine, options.trials, records, report=report, start=lambda: Trials(machine, devices))
-    console.print(_table(problems, machine, records))
+        wanted = list(problems.values())
+        atomics = options.nondeterministic
+        tuned = tune(wanted, machine, options.trials, records, atomics=atomics, report=report, start=lambda: Trials(machine, devices))
+    console.print(_table(problems, machine, records, atomics))
     console.print(
         f"{tuned.problems} regions: {tuned.measured} candidates measured, {tuned.failed} failed, {tuned.known} known before; "
         f"records in {records.path}",
@@ -163,7 +166,7 @@ def _devices(text: str) -> Sequence[int]:
     return [int(part) for part in parts]
 
 
-def _table(problems: dict[str, Problem], machine: Machine, records: Records) -> Table:
+def _table(problems: dict[str, Problem], machine: Machine, records: Records, atomics: bool) -> Table:
     """The best of each problem beside the models' favourite."""
     from rich.table import Table
 
@@ -179,7 +182,7 @@ def _table(problems: dict[str, Problem], machine: Machine, records: Records) -> 
         if not standing:
             table.add_row(name, "0", "-", "-", "-", "-")
             continue
-        best, favourite = standing[0], plain.schedule_text(ranking_of(problem, machine).first().schedule)
+        best, favourite = standing[0], plain.schedule_text(ranking_of(problem, machine, atomics).first().schedule)
         own = next((entry.seconds for entry in standing if entry.schedule == favourite), None)
         loss = "-" if own is None else f"{100 * (own / best.seconds - 1):.1f} %"
         table.add_row(

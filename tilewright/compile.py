@@ -43,6 +43,7 @@ def compile(
     unsupported: str = "warn",
     threads: int | None = None,
     records: str | Path | None = None,
+    deterministic: bool = True,
     progress: Progress | None = None,
 ) -> Executable:
     """Compiles a model for a target, from models of performance and what was measured before.
@@ -53,6 +54,8 @@ def compile(
         target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
         trials: how many of each region's candidates are measured first, the models' favourites; the target has to be here then. 0: none.
         records: the file of measurements (default: the user's); what it knows decides before the models do, and trials are added to it.
+        deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, where that is faster: two calls may then
+            differ in the last bits. The choice of kernels is the same every time either way.
         unsupported: "warn" runs operators that are not covered through PyTorch and lists them once; "error" refuses the model.
         threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS, else OMP_NUM_THREADS, else the cores available).
         progress: called as progress(stage, done, total).
@@ -61,7 +64,7 @@ def compile(
         UnknownTarget, TargetNotPresent, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing, CacheError: each with cause
         and remedy.
     """
-    check_options(precision, trials, vendor, unsupported, threads, records)
+    check_options(precision, trials, vendor, unsupported, threads, records, deterministic)
     report = progress or (lambda stage, done, total: None)
     if not isinstance(example_inputs, (torch.Tensor, Sequence, type(None))) or isinstance(example_inputs, str):
         raise InvalidInput(f"example_inputs is {described(example_inputs)}", "pass the model's positional inputs as a tuple")
@@ -77,8 +80,8 @@ def compile(
     report("plan", 0, 1)
     count = threads or settings.threads()
     if trials:
-        measure(graph, machine, count, trials, records, report)
-    with chooser_for(machine, records) as chooser:
+        measure(graph, machine, count, trials, records, report, not deterministic)
+    with chooser_for(machine, records, not deterministic) as chooser:
         program = plan_program(graph, machine, count, chooser)
     program, binaries = build(program, machine, report)
     live = module if isinstance(module, torch.nn.Module) else None
@@ -116,12 +119,13 @@ def build(program: Program, machine: Machine, progress: Progress) -> tuple[Progr
     return without_kernels(program, {name: str(failure) for name, failure in failed.items()}) if failed else program, binaries
 
 
-def measure(graph: Graph, machine: Machine, threads: int, trials: int, records: str | Path | None, progress: Progress) -> None:
+def measure(
+    graph: Graph, machine: Machine, threads: int, trials: int, records: str | Path | None, progress: Progress, atomics: bool = False
+) -> None:
     """Measures candidates of the graph's regions that the records do not know yet, and adds them."""
+    problems = distinct_problems(graph, machine, threads)
     with Records(records) as store:
-        tune(
-            distinct_problems(graph, machine, threads), machine, trials, store, report=lambda done, total, _: progress("measure", done, total)
-        )
+        tune(problems, machine, trials, store, atomics=atomics, report=lambda done, total, _: progress("measure", done, total))
 
 
 def source_files(program: Program, machine: Machine) -> list[SourceFile]:
@@ -147,6 +151,7 @@ def check_options(
     unsupported: str = "warn",
     threads: int | None = None,
     records: str | Path | None = None,
+    deterministic: bool = True,
 ) -> None:
     """Raises UnsupportedOption for values that `compile` does not offer."""
     if precision != "fp32":
@@ -155,6 +160,8 @@ def check_options(
         raise UnsupportedOption(f"trials={trials!r} is no number of candidates", "use 0, or how many of each region are measured")
     if not isinstance(records, (str, Path, type(None))):
         raise UnsupportedOption(f"records is {described(records)}", "pass the path of a file of records, or None")
+    if not isinstance(deterministic, bool):
+        raise UnsupportedOption(f"deterministic is {described(deterministic)}", "use True, or False where sums may be added in any order")
     if vendor is not False:
         raise UnsupportedOption("vendor=True: library kernels are not candidates yet", "use vendor=False")
     if unsupported not in ("warn", "error"):

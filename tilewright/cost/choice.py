@@ -13,25 +13,37 @@ from tilewright.ir.region import Region
 
 
 def rank(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    threads: int,
+    atomics: bool = False,
 ) -> Ranking:
-    """Every candidate with its prediction; deterministic. `constants` names the values that may be packed when compiling, `threads` counts those
-    of a CPU.
+    """Every candidate with its prediction; the same for the same arguments. `constants` names the values that may be packed when compiling, `threads`
+    counts those of a CPU. `atomics`: candidates that add parts of a sum by atomic operations, in no fixed order, are offered too (on a GPU).
 
     Raises:
         Unsuitable: where the region has no schema on this machine, or not the form that its schema needs.
     """
     if machine.is_gpu:
-        return gpu_choice.rank(region, layouts, values, constants, machine)
+        return gpu_choice.rank(region, layouts, values, constants, machine, atomics)
     return cpu_choice.rank(region, layouts, values, constants, machine, threads)
 
 
 def choose(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    threads: int,
+    atomics: bool = False,
 ) -> Choice:
-    """The candidate with the least predicted time.
+    """The candidate with the least predicted time; `atomics` as for `rank`.
 
     Raises:
         Unsuitable: as `rank`, and where no candidate is feasible.
     """
-    return rank(region, layouts, values, constants, machine, threads).first()
+    return rank(region, layouts, values, constants, machine, threads, atomics).first()

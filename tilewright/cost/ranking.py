@@ -100,6 +100,8 @@ class Ranking:
                 same = np.all([column == getattr(schedule, name) for name, column in part.rows.items()], axis=0)
                 found = np.flatnonzero(same)
                 if len(found):
-                    return self.choice(start + int(found[0]))
+                    choice = self.choice(start + int(found[0]))
+                    # a space may lack an axis that the schedule has: then its value must be the default
+                    return choice if choice.schedule == schedule else None
             start += count
         return None

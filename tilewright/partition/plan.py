@@ -26,6 +26,8 @@ from tilewright.partition.scans import unfold, without_copies
 Chooser = Callable[[Region, Mapping[str, Layout], Mapping[str, Value], frozenset[str], Machine, int], Choice]
 """What decides a canonical region's schedule: the models (`cost.choice.choose`), or records before them."""
 
+IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
+
 
 @dataclass(frozen=True)
 class _Context:
@@ -72,7 +74,7 @@ def lay_out(graph: Graph, judge_rows: RowJudge | None = None) -> LaidOut:
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:
-    """The region under the schedule that is chosen for it. Regions that differ in names alone are lowered once."""
+    """The region under the schedule that is chosen for it, which may add to its reasons. Regions that differ in names alone are lowered once."""
     if region.kind == "torch":
         return Lowered(region, "PyTorch", (), ())
     if any(0 in context.values[name].shape for name in region.outputs):
@@ -92,7 +94,9 @@ def lower_region(region: Region, context: _Context) -> Lowered:
                 layouts={short: context.layouts[name] for short, name in renamed.items()},
             ),
         )
-    return named(context.lowered[key], region, {short: name for name, short in same.names.items()})
+    lowered = context.lowered[key]
+    reasons = (*region.reasons, *lowered.region.reasons)
+    return named(lowered, replace(region, reasons=reasons), {short: name for name, short in same.names.items()})
 
 
 def _lower(region: Region, context: _Context) -> Lowered:
@@ -103,8 +107,10 @@ def _lower(region: Region, context: _Context) -> Lowered:
     if choice.measured_seconds is not None:
         said += f"\nmeasured {1e6 * choice.measured_seconds:.3g} us"
     kernels = tuple(replace(kernel, header=f"{kernel.header}\n{said}") for kernel in lowered.kernels)
+    reasons = (IN_NO_ORDER,) if getattr(choice.schedule, "atomics", 0) else ()
     return replace(
         lowered,
+        region=replace(region, reasons=reasons),
         kernels=kernels,
         predicted_seconds=choice.seconds,
         terms=choice.terms,

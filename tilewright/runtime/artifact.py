@@ -39,7 +39,10 @@ from tilewright.runtime.encoding import decode_machine, decode_program, encode_m
 from tilewright.runtime.executable import Executable, Image
 from tilewright.runtime.signature import decode_signature, encode_signature
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of what is written. Version 2: a constant may be mapped by a matrix before it is packed, which a reader of version 1 would pass over."""
+OLDEST_VERSION = 1
+"""Of what is read."""
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.sha256"
 WEIGHTS = "weights.safetensors"
@@ -312,10 +315,12 @@ def _manifest(reader: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         raise _broken(path, f"{MANIFEST} is damaged ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != "tilewright executable":
         raise _broken(path, f"{MANIFEST} is not one of an executable")
-    if manifest.get("version") != FORMAT_VERSION:
+    version = manifest.get("version")
+    if type(version) is not int or not OLDEST_VERSION <= version <= FORMAT_VERSION:
+        newer = type(version) is int and version > FORMAT_VERSION
         raise InvalidArtifact(
-            f"{path} has format version {manifest.get('version')!r}, and this release reads version {FORMAT_VERSION}",
-            "load it with the release that saved it, or compile the model again",
+            f"{path} has format version {version!r}, and this release reads the versions {OLDEST_VERSION} to {FORMAT_VERSION}",
+            "install the newer release that saved it, or compile the model again" if newer else "compile the model again",
         )
     if _read(reader, path, MANIFEST_HASH).rstrip(b"\n") != hashlib.sha256(text).hexdigest().encode():
         raise _broken(path, f"{MANIFEST} was changed after it was written")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,9 @@ def distinct_problems(graph: Graph, machine: Machine, threads: int) -> list[Prob
     return list(found.values())
 
 
-def ranking_of(problem: Problem, machine: Machine) -> Ranking:
-    """The models' ranking of a problem's candidates."""
-    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, 1)
+def ranking_of(problem: Problem, machine: Machine, atomics: bool = False) -> Ranking:
+    """The models' ranking of a problem's candidates; `atomics` as in `cost.choice.rank`."""
+    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, 1, atomics)
 
 
 def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | None:
@@ -79,15 +80,15 @@ def is_current(problem: Problem, entry: Measurement, machine: Machine) -> bool:
         return False
 
 
-def from_records(records: Records) -> Chooser:
+def from_records(records: Records, atomics: bool = False) -> Chooser:
     """Chooses the schedule that was fastest in the records, where its code is still the same; else the models' favourite of those that did not
-    fail."""
+    fail. Without `atomics` schedules that add in no fixed order are not chosen, however fast they were."""
 
     def chosen(
         region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
     ) -> Choice:
         problem = Problem(region, layouts, values, constants)
-        ranking = rank(region, layouts, values, constants, machine, threads)
+        ranking = rank(region, layouts, values, constants, machine, threads, atomics)
         failed: dict[str, list[Measurement]] = {}
         for entry in records.standing(problem.key, machine.name):
             if entry.status != "measured":
@@ -115,8 +116,9 @@ def _recorded(entry: Measurement, ranking: Ranking) -> Choice | None:
 
 
 @contextmanager
-def chooser_for(machine: Machine, path: str | Path | None) -> Iterator[Chooser]:
-    """What plans for the machine: records where there are some, else the models. Without a path, the user's records where they exist.
+def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False) -> Iterator[Chooser]:
+    """What plans for the machine: records where there are some, else the models. Without a path, the user's records where they exist. `atomics`:
+    schedules may add parts of a sum in no fixed order.
 
     Raises:
         UnsupportedOption: where the path leads to no file.
@@ -125,10 +127,10 @@ def chooser_for(machine: Machine, path: str | Path | None) -> Iterator[Chooser]:
     if path is not None and not place.exists():
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
     if not machine.is_gpu or not place.exists():
-        yield choose
+        yield partial(choose, atomics=atomics)
         return
     with Records(place) as records:
-        yield from_records(records)
+        yield from_records(records, atomics)
 
 
 def tune(
@@ -137,17 +139,19 @@ def tune(
     trials: int,
     records: Records,
     *,
+    atomics: bool = False,
     report: Report | None = None,
     start: Callable[[], Trials] | None = None,
 ) -> Tuned:
     """Measures the `trials` candidates of each problem that the models like best, and those near the best again in turns; all are recorded
-    at once. `start` makes the processes, when there is something to measure; by default for GPU 0.
+    at once. `atomics`: candidates that add in no fixed order are among them. `start` makes the processes, when there is something to measure; by
+    default for GPU 0.
 
     Raises:
         TargetNotPresent: where something has to be measured and the machine is not here.
         UnsupportedOption: where the machine is a CPU.
     """
-    wanted = [(problem, choice.schedule) for problem in problems for choice in islice(ranking_of(problem, machine), trials)]
+    wanted = [(problem, choice.schedule) for problem in problems for choice in islice(ranking_of(problem, machine, atomics), trials)]
     jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records)]
     tell = report or (lambda done, total, outcome: None)
     known, measured, failed = len(wanted) - len(jobs), 0, 0
