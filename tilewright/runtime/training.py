@@ -18,6 +18,8 @@ BOOSTED = {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 31, "max_de
 RECIPE = Recipe("gradient_boosting", "candidate", "rank", 3.0, 1, BOOSTED, centred=0.5)
 """How the models that come with the package are trained."""
 TOPS = (1, 10, 30)
+HICCUP = 3.0
+"""A time of a single replay that is so many times the analytical one says how late the host was, not how slow the kernel."""
 
 
 def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]]:
@@ -35,8 +37,10 @@ def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[
         if known is None:
             continue
         count = len(columns["seconds"])
-        parts.append(Samples(known.columns, known.volumes, columns["seconds"], np.full(count, number), known.analytical))
-        schemas += [kind] * count
+        found = Samples(known.columns, known.volumes, columns["seconds"], np.full(count, number), known.analytical)
+        good = np.flatnonzero((columns["rounds"] > 1) | (columns["seconds"] < HICCUP * known.analytical))
+        parts.append(found.where(good))
+        schemas += [kind] * len(good)
     if not parts:
         raise InvalidInput(f"layer {measured.layer['name']} has no measured candidate of a known schema", "collect the measurements again")
     return join(parts), schemas

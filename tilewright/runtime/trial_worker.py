@@ -315,6 +315,8 @@ class Server:
         """Seconds of a call by replay; one alone, and true, where the candidate takes more than `limit` seconds."""
         first = self.probe(loaded, mode)
         if first > limit:
+            first = min(first, self.probe(loaded, mode))  # the host may have been late by milliseconds
+        if first > limit:
             return [first], True
         replay = self.replay(loaded, first, mode, COARSE_SECONDS)
         try:
