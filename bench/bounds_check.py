@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,9 @@ class Checked:
 
 
 def part_of(ranking: Ranking, parameters: Mapping[str, int]) -> Part:
-    """The part of the schema whose axes the parameters are."""
+    """The part of the schema whose axes the parameters are; a space may leave out an axis of which it offers one value."""
     for part in ranking.parts:
-        if set(part.rows) == set(parameters):
+        if set(part.rows) <= set(parameters) <= {axis.name for axis in fields(part.schedule)}:  # type: ignore[arg-type]
             return part
     raise Unsuitable(f"no schema has the axes {', '.join(parameters)}")
 
@@ -138,8 +138,8 @@ def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tupl
             bound = np.zeros(length(part.rows))
         rest, _ = prune(part.rows, bound, best.seconds)
         left += length(rest)
-        if set(part.rows) == set(best.parameters):
-            kept |= bool(np.logical_and.reduce([rest[name] == value for name, value in best.parameters.items()]).any())
+        if part is part_of(ranking, best.parameters):
+            kept |= bool(np.logical_and.reduce([column == best.parameters[name] for name, column in rest.items()]).any())
     return left, kept
 
 
