@@ -7,7 +7,7 @@ weigh more in training: the paper notes that order among fast kernels is what co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -145,19 +145,34 @@ def train(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overhea
     Raises:
         UnsupportedOption: unknown target, record or learner, or scikit-learn is not installed.
     """
+    return train_together([(samples, machine)], recipe, overheads)
+
+
+def train_together(parts: Sequence[tuple[Samples, Machine]], recipe: Recipe, overheads: Overheads) -> Learned:
+    """One model of measurements on several machines, with features of each row's own machine.
+
+    Raises:
+        UnsupportedOption: as `train`.
+    """
     if recipe.target not in TARGETS or recipe.record not in RECORDS:
         raise UnsupportedOption(f"there is no target {recipe.target!r} or record {recipe.record!r}", f"targets {TARGETS}, records {tuple(RECORDS)}")
-    inputs = features(recipe.record, samples.described, samples.volumes, machine, overheads)
-    goal = np.log(samples.seconds)
-    if recipe.target != "time":
-        goal = goal - np.log(samples.expected(machine, overheads))
-    quality = best_of_problem(samples) / samples.seconds
-    if recipe.target == "rank":
-        goal = goal - recipe.centred * _centre(samples.problem, goal, quality)
-    weights = quality**recipe.favour if recipe.favour else None
+    inputs = np.concatenate([features(recipe.record, samples.described, samples.volumes, machine, overheads) for samples, machine in parts])
+    goal = np.concatenate([_goal(samples, machine, recipe, overheads) for samples, machine in parts])
+    qualities = np.concatenate([best_of_problem(samples) / samples.seconds for samples, _ in parts])
+    weights = qualities**recipe.favour if recipe.favour else None
     names = RECORDS[recipe.record]
     forests = [trees.fit(recipe.learner, inputs, goal, weights, names, VERSION, recipe.options, seed) for seed in range(recipe.seeds)]
     return Learned(trees.mean_of(forests) if len(forests) > 1 else forests[0], recipe.record, recipe.target, overheads)
+
+
+def _goal(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overheads) -> np.ndarray:
+    """The logarithms that the forest is to predict."""
+    goal = np.log(samples.seconds)
+    if recipe.target != "time":
+        goal = goal - np.log(samples.expected(machine, overheads))
+    if recipe.target == "rank":
+        goal = goal - recipe.centred * _centre(samples.problem, goal, best_of_problem(samples) / samples.seconds)
+    return np.asarray(goal)
 
 
 def _centre(problem: np.ndarray, goal: np.ndarray, quality: np.ndarray) -> np.ndarray:

@@ -1,0 +1,143 @@
+"""How well a model that was trained on one GPU ranks the kernels of another: V100 and H200, each predicted from the other.
+
+    python -m bench.transfer --published FOLDER --ours bench/data/h200_train.jsonl.gz --judged bench/data/h200_layers.jsonl.gz [--name transfer]
+
+All models see only quantities without dimension, relative to the machine's peaks (the record "relative"), and correct the general analytical model
+(`cost.volumes.volume_cost`, default constants, which were fitted on the V100). Judged are orders of the measured direct kernels, RS and S, of the
+twenty layers of either machine, of which no row was trained with. The two sets of kernels differ in more than the machine: CNNOpt's keep columns of
+the image innermost and stage results in shared memory (`PUBLISHED`), ours keep channels innermost, copy asynchronously and store directly
+(`GENERATED`); the counts of `Volumes` are what they have in common.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench import published_data
+from bench.common import write_results
+from tilewright.cost.features import SCHEMAS
+from tilewright.cost.hybrid import Learned, Recipe, Samples, join, train_together, without_failures
+from tilewright.cost.volumes import DEFAULTS, volume_cost
+from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
+from tilewright.runtime import dataset
+from tilewright.runtime.training import TOPS, quality, samples
+
+RECIPES = MappingProxyType(
+    {
+        "correction": Recipe("gradient_boosting", "relative", "correction", 1.0),
+        "rank": Recipe("gradient_boosting", "relative", "rank", 3.0, 1, published_data.BOOSTED, 0.5),
+    }
+)
+ANALYTICAL = "analytical, not corrected"
+Source = list[tuple[Samples, Machine]]
+"""What a model is trained with."""
+
+
+def generally(rows: Samples) -> Samples:
+    """The rows without the predictions of their schemas' own analytical models: what both machines have is the general one."""
+    return replace(rows, analytical=None)
+
+
+def direct(rows: Samples) -> Samples:
+    return rows.where(rows.described["schema"] == SCHEMAS["direct"])
+
+
+def layers_of(layers: Mapping[str, Mapping[str, Samples]]) -> Samples:
+    """The rows of the published layers, each layer a problem, its kinds together."""
+    parts = [replace(rows, problem=np.full(len(rows), number)) for number, kinds in enumerate(layers.values()) for rows in kinds.values()]
+    return join(parts)
+
+
+def predicted(model: Learned, rows: Samples, machine: Machine) -> np.ndarray:
+    return model.predicted(rows.described, rows.volumes, machine, rows.expected(machine, DEFAULTS))
+
+
+def compare(sources: Mapping[str, Source], judged: Mapping[str, tuple[Samples, Machine]], recipes: Mapping[str, Recipe]) -> list[dict[str, Any]]:
+    """For every set that is judged: LoP@n and rank correlation, means over its layers, uncorrected and with every model."""
+    results: list[dict[str, Any]] = []
+    for name, (rows, machine) in judged.items():
+        found = quality(rows, volume_cost(rows.volumes, machine, DEFAULTS).seconds)
+        results.append({"judged": name, "trained": ANALYTICAL, "target": None, "rows": 0, **found})
+    for trained, source in sources.items():
+        for target, recipe in recipes.items():
+            start = time.perf_counter()
+            model = train_together(source, recipe, DEFAULTS)
+            seconds = time.perf_counter() - start
+            for name, (rows, machine) in judged.items():
+                count = sum(len(part) for part, _ in source)
+                found = quality(rows, predicted(model, rows, machine))
+                results.append({"judged": name, "trained": trained, "target": target, "rows": count, **found, "training seconds": seconds})
+            print(f"{trained}, {target}: {seconds:.0f} s", flush=True)
+    return sorted(results, key=lambda row: list(judged).index(row["judged"]))
+
+
+def conclusions(results: list[dict[str, Any]], own: Mapping[str, tuple[str, str]]) -> list[str]:
+    """What the figures say in words. `own`: for each set that is judged, the training on its own machine and that on the other."""
+    sentences = []
+    for judged, (home, foreign) in own.items():
+        rows = [row for row in results if row["judged"] == judged]
+        plain = next(row for row in rows if row["trained"] == ANALYTICAL)
+        for foreign_row in (row for row in rows if row["trained"] == foreign):
+            home_row = next(row for row in rows if row["trained"] == home and row["target"] == foreign_row["target"])
+            losses = [100 * row["lop@1"] for row in (foreign_row, plain, home_row)]
+            verdict = "better" if losses[0] < losses[1] else "worse"
+            sentences.append(
+                f"{judged} with a model of {foreign} ({foreign_row['target']}): LoP@1 {losses[0]:.1f} %, {verdict} than without a model"
+                f" ({losses[1]:.1f} %); trained on {home} {losses[2]:.1f} %"
+            )
+    return sentences
+
+
+def show(console: Console, results: list[dict[str, Any]], sentences: list[str]) -> None:
+    table = Table("judged", "trained on", "target", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="means over layers")
+    for row in results:
+        losses = [f"{100 * row[f'lop@{top}']:.2f}" for top in TOPS]
+        table.add_row(row["judged"], row["trained"], row["target"] or "", *losses, f"{row['spearman']:.3f}")
+    console.print(table)
+    for sentence in sentences:
+        console.print(sentence)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--published", type=Path, required=True, help="folder of CNNOpt's measurements")
+    parser.add_argument("--published-machine", default="v100")
+    parser.add_argument("--ours", type=Path, nargs="+", required=True, help="measured random layers")
+    parser.add_argument("--judged", type=Path, required=True, help="the measured benchmark layers")
+    parser.add_argument("--name", default="transfer", help="the result file's name in bench/results")
+    options = parser.parse_args()
+    first = find_machine(options.published_machine)
+    training, layers, _ = published_data.read_folder(options.published, first)
+    training = without_failures(training, first, DEFAULTS)
+    random_layers, judged_layers = dataset.read(*options.ours), dataset.read(options.judged)
+    second = find_machine(random_layers[0].machine)
+    every = generally(samples(random_layers, second)[0])
+    there, here = f"{first.name} layers", f"{second.name} layers"
+    judged = {here: (direct(generally(samples(judged_layers, second)[0])), second), there: (layers_of(layers), first)}
+    sources: dict[str, Source] = {
+        first.name: [(training, first)],
+        f"{second.name}, direct": [(direct(every), second)],
+        f"{second.name}, all schemas": [(every, second)],
+        "both, direct": [(training, first), (direct(every), second)],
+        "both, all schemas": [(training, first), (every, second)],
+    }
+    results = compare(sources, judged, RECIPES)
+    sentences = conclusions(results, {here: (f"{second.name}, direct", first.name), there: (first.name, f"{second.name}, direct")})
+    settings = {**vars(options), "layers": {name: len(np.unique(rows.problem)) for name, (rows, _) in judged.items()}, "conclusions": sentences}
+    print(write_results(options.name, settings, results))
+    show(Console(width=150), results, sentences)
+
+
+if __name__ == "__main__":
+    main()
