@@ -1,0 +1,78 @@
+"""Models of several machines: what is learned on one GPU holds on another where the same relative quantities decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bench.transfer import ANALYTICAL, compare, conclusions, direct, generally, layers_of
+from tilewright.cost.features import describe
+from tilewright.cost.hybrid import Recipe, Samples, join, train, train_together
+from tilewright.cost.volumes import DEFAULTS, direct_volumes, volume_cost
+from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
+
+QUICK = Recipe("gradient_boosting", "relative", "correction", 1.0, options={"max_iter": 60, "min_samples_leaf": 5})
+
+
+def measured(machine: Machine, seed: int, problems: int = 12, each: int = 50) -> Samples:
+    """Direct kernels whose times differ from the analytical ones by a factor that the share of useful work decides."""
+    generator = np.random.default_rng(seed)
+    parts = []
+    for number in range(problems):
+        extent = int(generator.choice([14, 28, 56]))
+        problem = {"outputs": int(generator.choice([32, 64, 128])), "height": extent, "width": extent, "channels": 64, "filter_y": 3, "filter_x": 3}
+        problem |= {"stride_y": 1, "stride_x": 1}
+        axes = {"slice": [1, 2], "register_k": [1, 2, 4], "register_y": [1, 2], "register_x": [1, 2, 4, 7], "warp_k": [4, 8], "block_k": [1, 2]}
+        axes |= {"warp_y": [1, 2], "warp_x": [2, 4], "block_y": [1, 2, 4], "block_x": [1, 2], "channels": [2, 4, 8], "split": [1, 2, 4]}
+        rows = {name: generator.choice(values, each) for name, values in axes.items()}
+        volumes = direct_volumes(rows, {name: np.full(each, value) for name, value in problem.items()}, machine)
+        wrong = np.exp(1.5 * (1 - volumes.flops / volumes.padded_flops) + 0.02 * generator.standard_normal(each))
+        seconds = volume_cost(volumes, machine, DEFAULTS).seconds * wrong
+        parts.append(Samples(describe("direct", rows, problem, each), volumes, seconds, np.full(each, number)))
+    return join(parts)
+
+
+def test_a_correction_of_relative_quantities_holds_on_another_machine() -> None:
+    first, second = find_machine("v100"), find_machine("h200")
+    sources = {"v100": [(measured(first, 0), first)], "both": [(measured(first, 0), first), (measured(second, 1), second)]}
+    results = compare(sources, {"h200 layers": (measured(second, 2), second)}, {"correction": QUICK})
+    by = {row["trained"]: row for row in results}
+    assert list(by) == [ANALYTICAL, "v100", "both"]
+    assert by[ANALYTICAL]["lop@1"] > 0.02 and by[ANALYTICAL]["spearman"] < 0.97
+    for name in ("v100", "both"):
+        assert by[name]["lop@1"] < by[ANALYTICAL]["lop@1"] / 2 and by[name]["spearman"] > by[ANALYTICAL]["spearman"]
+    assert by["both"]["rows"] == 2 * by["v100"]["rows"] == 1200
+
+
+@pytest.mark.parametrize("target", ["time", "correction", "rank"])
+def test_two_parts_of_one_machine_train_the_same_model_as_all_rows(target: str) -> None:
+    machine = find_machine("h200")
+    one, two = measured(machine, 3, 4), measured(machine, 4, 4)
+    recipe = replace(QUICK, target=target)
+    together = train_together([(one, machine), (two, machine)], recipe, DEFAULTS)
+    apart = train(join([one, replace(two, problem=two.problem + 100)]), machine, recipe, DEFAULTS)
+    expected = one.expected(machine, DEFAULTS)
+    given = [model.predicted(one.described, one.volumes, machine, expected) for model in (together, apart)]
+    np.testing.assert_array_equal(*given)
+
+
+def test_rows_that_are_compared() -> None:
+    rows = measured(find_machine("h200"), 5, 3, 10)
+    schema = rows.described["schema"].copy()
+    schema[::3] = 2
+    mixed = replace(rows, described={**rows.described, "schema": schema}, analytical=rows.seconds)
+    assert generally(mixed).analytical is None and len(direct(mixed)) == 20
+    layers = layers_of({"a": {"rs": rows.where(np.arange(4)), "s": rows.where(np.arange(4, 9))}, "b": {"rs": rows.where(np.arange(9, 12))}})
+    assert layers.problem.tolist() == [0] * 9 + [1] * 3 and (layers.seconds == rows.seconds[:12]).all()
+
+
+def test_conclusions_say_whether_the_model_helps() -> None:
+    rows = [("no", ANALYTICAL, None, 0.10), ("no", "near", "rank", 0.05), ("no", "far", "rank", 0.2), ("yes", ANALYTICAL, None, 0.1)]
+    rows += [("yes", "near", "rank", 0.02), ("yes", "far", "rank", 0.03)]
+    results = [dict(zip(("judged", "trained", "target", "lop@1"), row, strict=True)) for row in rows]
+    first, second = conclusions(results, {"no": ("near", "far"), "yes": ("near", "far")})
+    assert "LoP@1 20.0 %, worse than without a model (10.0 %); trained on near 5.0 %" in first
+    assert "LoP@1 3.0 %, better than without" in second
