@@ -20,14 +20,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="measured layers (.jsonl.gz) to train with")
     parser.add_argument("--target", default="cuda", help="the machine measured, or trained for: a name of `tilewright targets`")
     parser.add_argument("--collect", type=Path, metavar="FILE", help="measure random layers and append them to FILE; what it holds already is kept")
-    parser.add_argument("--layers", type=int, default=150, help="random layers that FILE is to hold in the end (default %(default)s)")
-    parser.add_argument("--each", type=int, default=80, help="schedules measured of each layer (default %(default)s)")
+    parser.add_argument("--layers", type=_positive, default=150, help="random layers that FILE is to hold in the end (default %(default)s)")
+    parser.add_argument("--each", type=_positive, default=80, help="schedules measured of each layer (default %(default)s)")
     parser.add_argument("--favourites", type=Path, metavar="MODEL", help="collect what this model likes best of the layers in FILES, not samples")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
     parser.add_argument("--seed", type=int, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
     parser.add_argument("--devices", default="0", help="indices of the GPUs to measure on, such as 0,1,2,3")
     parser.add_argument("--model", type=Path, metavar="FILE", help="where the trained model goes (.npz); without it the model is only evaluated")
-    parser.add_argument("--folds", type=int, default=5, help="parts of the layers, each predicted from the others, for the evaluation")
+    parser.add_argument("--folds", type=_positive, default=5, help="parts of the layers, each predicted from the others, for the evaluation")
+    parser.add_argument("--trees", type=_positive, help="of the model (default: as the models that come with the package)")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -50,6 +57,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _collect(options: argparse.Namespace, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from tilewright.cli_tune import read_devices
     from tilewright.cost.hybrid import load
     from tilewright.hardware import machine as find_machine
     from tilewright.runtime import dataset
@@ -58,9 +66,14 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
     from tilewright.runtime.trials import Trials
 
     machine = find_machine(options.target)
+    devices = read_devices(options.devices)
     path: Path = options.collect
-    known = {str(measured.layer["name"]) for measured in dataset.read(path)} if path.exists() else set()
+    if path.exists() and (lost := dataset.without_remains(path)):
+        console.print(f"the last layer of {path} was incomplete: {lost} bytes removed")
+    known = {str(measured.layer["name"]) for measured in dataset.read(path) if measured.machine == machine.name} if path.exists() else set()
     if options.favourites is not None:
+        if not options.files:
+            raise InvalidInput("--favourites looks at the layers of files, and there are none", "name the files that the model was trained with")
         measured = dataset.read(*options.files)[: options.layers]
         layers = [dict(entry.layer) for entry in measured]
         choose = favourites_of(load(options.favourites), options.each, measured, machine)
@@ -69,7 +82,6 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
         choose = sample_of(options.each, options.seed, machine)
     wanted = [layer for layer in layers if layer["name"] not in known]
     path.parent.mkdir(parents=True, exist_ok=True)
-    devices = [int(index) for index in options.devices.split(",")]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Trials(machine, devices) as trials, Progress(*columns, console=console, refresh_per_second=1) as bar:
         task = bar.add_task("layers", total=len(wanted))
@@ -88,8 +100,10 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     from tilewright.cost.volumes import DEFAULTS
     from tilewright.hardware import machine as find_machine
     from tilewright.runtime import dataset
-    from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples
+    from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples, with_trees
 
+    if options.folds < 2:
+        raise InvalidInput("layers are predicted from the other parts, and there is one part only", "use --folds 2 or more")
     layers = dataset.read(*files)
     if len(layers) < 2 * options.folds:
         raise InvalidInput(f"{len(layers)} layers are too few to train and judge a model", f"measure {2 * options.folds} at least")
@@ -100,7 +114,8 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     rows, _ = samples(layers, machine)
     console.print(f"{len(rows)} kernels of {len(layers)} layers on {machine.name}")
     table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="of each layer's measured kernels")
-    learned = held_out(rows, machine, RECIPE, DEFAULTS, options.folds)
+    recipe = RECIPE if options.trees is None else with_trees(RECIPE, options.trees)
+    learned = held_out(rows, machine, recipe, DEFAULTS, options.folds)
     predictions = {"analytical": rows.expected(machine, DEFAULTS), "learned, layer left out": learned}
     for name, predicted in predictions.items():
         found = quality(rows, predicted)
@@ -108,5 +123,5 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     console.print(table)
     if options.model is not None:
         options.model.parent.mkdir(parents=True, exist_ok=True)
-        train(rows, machine, RECIPE, DEFAULTS).save(options.model)
+        train(rows, machine, recipe, DEFAULTS).save(options.model)
         console.print(f"wrote {options.model}")

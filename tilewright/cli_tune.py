@@ -71,7 +71,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> No
     from tilewright.runtime.trials import Outcome, Trials
     from tilewright.runtime.tuning import tune
 
-    devices = _devices(options.devices)
+    devices = read_devices(options.devices)
     machine = find_machine(options.target)
     if not machine.is_gpu:
         raise UnsupportedOption(f"candidates are measured on GPUs only, and {machine.name} is a CPU", "name a GPU")
@@ -159,7 +159,12 @@ def _layer(entry: Any) -> tuple[str, dict[str, int]]:
     return name, sizes
 
 
-def _devices(text: str) -> Sequence[int]:
+def read_devices(text: str) -> Sequence[int]:
+    """The indices of a list such as "0,1".
+
+    Raises:
+        UnsupportedOption: for any other text.
+    """
     parts = text.split(",")
     if not all(part.strip().isdigit() for part in parts):
         raise UnsupportedOption(f"--devices {text} is no list of indices", "use a list such as 0,1")

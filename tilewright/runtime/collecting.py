@@ -1,4 +1,4 @@
-"""Measuring samples of schedules of many convolution layers into a data set; what is measured is kept, whenever it is interrupted."""
+"""Measuring samples of schedules of many convolution layers into a data set; complete layers are kept, whenever it is interrupted."""
 
 from __future__ import annotations
 

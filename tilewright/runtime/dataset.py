@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -114,9 +115,30 @@ def as_line(measured: MeasuredLayer) -> str:
 
 
 def append(path: Path, measured: MeasuredLayer) -> None:
-    """Adds a layer as a compressed member of its own: what an interruption leaves is whole but for the last."""
-    with gzip.open(path, "at", encoding="utf-8") as file:
-        file.write(as_line(measured) + "\n")
+    """Adds a layer as a compressed member of its own: what an interruption leaves is whole but for the last, see `without_remains`."""
+    with open(path, "ab") as file:
+        file.write(gzip.compress((as_line(measured) + "\n").encode(), 9, mtime=0))
+
+
+def without_remains(path: Path) -> int:
+    """Cuts off the member at the end of a file that an interrupted `append` left incomplete; gives the number of bytes removed. A file that is
+    damaged in another way stays as it is."""
+    data = path.read_bytes()
+    start = 0
+    while start < len(data):
+        member = zlib.decompressobj(wbits=31)
+        try:
+            content = member.decompress(data[start:])
+        except zlib.error:
+            return 0
+        if not member.eof:
+            if content.count(b"\n") > 1:  # more than `append` writes at once
+                return 0
+            with open(path, "r+b") as file:
+                file.truncate(start)
+            return len(data) - start
+        start = len(data) - len(member.unused_data)
+    return 0
 
 
 def write(path: Path, layers: Iterable[MeasuredLayer]) -> None:
@@ -130,20 +152,22 @@ def write(path: Path, layers: Iterable[MeasuredLayer]) -> None:
 
 
 def read(*paths: Path) -> list[MeasuredLayer]:
-    """The layers of files; lines of one layer are merged, in the order in which layers first occur.
+    """The layers of files; lines of one layer on one machine are merged, in the order in which layers first occur.
 
     Raises:
         InvalidInput: with the line's number, for what is no such file.
     """
-    found: dict[str, MeasuredLayer] = {}
+    found: dict[tuple[str, str], MeasuredLayer] = {}
     for path in paths:
         for number, line in _lines(path):
             try:
                 measured = _parsed(json.loads(line))
+                key = (measured.machine, str(measured.layer["name"]))
+                if key in found and found[key].layer != measured.layer:
+                    raise ValueError(f"another layer is called {key[1]}")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InvalidInput(f"line {number} of {path} is no measured layer: {error}", REMEDY) from error
-            name = str(measured.layer["name"])
-            found[name] = merged(found[name], measured) if name in found else measured
+            found[key] = merged(found[key], measured) if key in found else measured
     return list(found.values())
 
 
@@ -153,7 +177,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 yield number, line
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise InvalidInput(f"{path} cannot be read after line {number}: {error}", REMEDY) from error
 
 
@@ -171,6 +195,6 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredLayer:
         if not (arrays["seconds"] > 0).all():
             raise ValueError("a time is not positive")
         schemas[kind] = arrays
-    layer = {name: content["layer"][name] for name in ("name", *LAYER_FIELDS)}
+    layer = {"name": str(content["layer"]["name"]), **{name: int(content["layer"][name]) for name in LAYER_FIELDS}}
     failures = tuple((str(schedule), str(reason)) for schedule, reason in content["failures"])
     return MeasuredLayer(layer, content["machine"], schemas, failures, dict(content["environment"]), content["mode"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,12 @@ BOOSTED = {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 31, "max_de
 RECIPE = Recipe("gradient_boosting", "candidate", "rank", 3.0, 1, BOOSTED, centred=0.5)
 """How the models that come with the package are trained."""
 TOPS = (1, 10, 30)
+
+
+def with_trees(recipe: Recipe, count: int) -> Recipe:
+    """The recipe with so many trees."""
+    name = "max_iter" if recipe.learner == "gradient_boosting" else "n_estimators"
+    return replace(recipe, options={**recipe.options, name: count})
 HICCUP = 3.0
 """A time of a single replay that is so many times the analytical one says how late the host was, not how slow the kernel."""
 

@@ -1,0 +1,49 @@
+"""Small layers with made-up times, as if they had been measured: a kernel takes what its analytical model says, one schema
+`SLOWER` times that, and a little more or less."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.hardware import machine
+from tilewright.runtime import dataset
+from tilewright.runtime.collecting import ranking_of
+from tilewright.runtime.sampling import evenly
+from tilewright.runtime.trials import Job, Outcome, Timing
+
+H200 = machine("h200")
+SLOW, SLOWER = "FusedWinogradSchedule", 3.0
+"""The schema that the analytical models like best of these layers."""
+NOISE = 0.02
+
+
+def layer(outputs: int, channels: int, size: int, filter_size: int = 3, stride: int = 1) -> dict[str, Any]:
+    name = f"{outputs}x{channels}_{size}_f{filter_size}s{stride}"
+    return {"name": name, "outputs": outputs, "channels": channels, "height": size, "width": size, "filter": filter_size, "stride": stride}
+
+
+def outcome(job: Job, seconds: float, rounds: int = 4) -> Outcome:
+    timing = Timing(seconds, 0.99 * seconds, 1.01 * seconds, rounds)
+    return Outcome(job, "measured", timing=timing, schedule=str(job.schedule), environment={"gpu": "made up"})
+
+
+def measured(described: dict[str, Any], count: int, seed: int = 0) -> dataset.MeasuredLayer:
+    """`count` candidates of a layer, as many of each schema as there are."""
+    problem = dataset.layer_problem(described)
+    ranking = ranking_of(problem, H200)
+    generator = np.random.default_rng(seed)
+    outcomes = []
+    for position in evenly(ranking, count, seed):
+        choice = ranking.choice(int(position))
+        factor = SLOWER if type(choice.schedule).__name__ == SLOW else 1.0
+        outcomes.append(outcome(Job(problem, choice.schedule), choice.seconds * factor * float(np.exp(NOISE * generator.normal()))))
+    return dataset.from_outcomes(described, H200.name, outcomes)
+
+
+def some(number: int, count: int) -> Sequence[dataset.MeasuredLayer]:
+    """Different layers, small ones."""
+    shapes = [(16 + 8 * (at % 4), 16 * (1 + at % 3), 6 + at) for at in range(number)]
+    return [measured(layer(*shape), count, seed) for seed, shape in enumerate(shapes)]

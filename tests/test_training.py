@@ -1,0 +1,245 @@
+"""From measured layers to a model and back into the ranking: samples, quality, the order that a model gives, and `tilewright train`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from measured_layers import H200, SLOW, layer, measured, some
+from test_trials import processes
+
+from tilewright.cli import main
+from tilewright.cost import learned
+from tilewright.cost.candidates import described, part_of
+from tilewright.cost.features import RECORDS
+from tilewright.cost.hybrid import Learned, Samples, load, train
+from tilewright.cost.learned import model_of, refined
+from tilewright.cost.ranking import Part, Ranking
+from tilewright.cost.volumes import DEFAULTS
+from tilewright.errors import InvalidInput, InvalidModel
+from tilewright.hardware import is_present
+from tilewright.ir.estimate import Estimate
+from tilewright.runtime import dataset, trials
+from tilewright.runtime.collecting import ranking_of
+from tilewright.runtime.training import RECIPE, held_out, quality, samples, samples_of, with_trees
+from tilewright.schedule.columns import length, take
+
+SMALL = layer(32, 32, 8)
+FEW = with_trees(RECIPE, 12)
+
+
+@pytest.fixture(scope="module")
+def layers() -> list[dataset.MeasuredLayer]:
+    return list(some(10, 60))
+
+
+@pytest.fixture(scope="module")
+def rows(layers: list[dataset.MeasuredLayer]) -> Samples:
+    return samples(layers, H200)[0]
+
+
+@pytest.fixture(scope="module")
+def model(rows: Samples) -> Learned:
+    return train(rows, H200, FEW, DEFAULTS)
+
+
+# Samples
+
+
+def test_samples_are_what_the_ranking_says_of_the_same_schedules() -> None:
+    known = measured(SMALL, 80)
+    found, schemas = samples_of(known, H200, 7)
+    assert len(found) == len(schemas) == 80 and (found.problem == 7).all() and found.analytical is not None
+    ranking = ranking_of(dataset.layer_problem(SMALL), H200)
+    at = 0
+    for kind, columns in known.schemas.items():
+        part = next(part for part in ranking.parts if part.schedule.__name__ == kind)  # type: ignore[attr-defined]
+        axes = {name: column for name, column in columns.items() if name not in dataset.MEASURES}
+        for number, seconds in enumerate(columns["seconds"]):
+            choice = ranking.find(part.schedule(**{name: int(column[number]) for name, column in axes.items()}))
+            assert choice is not None and schemas[at] == kind
+            assert found.analytical[at] == pytest.approx(choice.seconds, rel=1e-9) and found.seconds[at] == seconds
+            at += 1
+    assert at == 80
+
+
+def test_rows_of_a_part_need_not_be_in_its_space() -> None:
+    ranking = ranking_of(dataset.layer_problem(SMALL), H200)
+    for part in ranking.parts:
+        again = part_of(part, part.rows, H200)
+        assert again is not None
+        np.testing.assert_allclose(again.estimate.seconds, part.estimate.seconds, rtol=1e-12)
+    first = ranking.parts[0]
+    outside = {**take(first.rows, np.arange(3)), "split": np.array([7, 7, 7])}
+    elsewhere = part_of(first, outside, H200)
+    assert elsewhere is not None and length(elsewhere.rows) == 3 and (elsewhere.estimate.seconds > 0).all()
+    assert part_of(Part(dict, {}, Estimate({"all": np.zeros(0)})), {}, H200) is None
+
+
+def test_schemas_that_the_model_does_not_know_are_left_out() -> None:
+    known = measured(SMALL, 40)
+    count = len(known.schemas["DirectSchedule"]["seconds"])
+    windows = {"threads": np.array([64]), "each": np.array([1]), **{name: np.array([1]) for name in dataset.MEASURES}}
+    more = replace(known, schemas={**known.schemas, "WindowSchedule": windows})
+    assert len(samples_of(more, H200, 0)[0]) == 40
+    direct = replace(known, schemas={"DirectSchedule": known.schemas["DirectSchedule"]})
+    assert samples_of(direct, H200, 0)[1] == ["DirectSchedule"] * count
+    with pytest.raises(InvalidInput, match="no measured candidate"):
+        samples_of(replace(known, schemas={"WindowSchedule": windows}), H200, 0)
+
+
+def test_quality_by_hand(rows: Samples) -> None:
+    some_rows = rows.where(np.array([0, 1, 2, 3, 4, 5]))
+    seconds = np.array([4.0, 1.0, 2.0, 1.0, 3.0, 6.0])
+    made = replace(some_rows, seconds=seconds, problem=np.array([0, 0, 0, 1, 1, 1]))
+    assert quality(made, seconds) == {"lop@1": 0.0, "lop@10": 0.0, "lop@30": 0.0, "spearman": 1.0}
+    # the first layer's favourite takes twice the best time, the other's six times; ranks 1,0,2 instead of 2,0,1: 0.5; the other's are reversed
+    found = quality(made, np.array([2.5, 2.0, 1.0, 9.0, 8.0, 7.0]))
+    assert found["lop@1"] == pytest.approx((1.0 + 5.0) / 2) and found["lop@10"] == 0.0
+    assert found["spearman"] == pytest.approx((0.5 - 1.0) / 2)
+
+
+def test_a_recipe_of_few_trees() -> None:
+    assert FEW.options["max_iter"] == 12 and RECIPE.options["max_iter"] != 12
+    assert with_trees(replace(RECIPE, learner="random_forest", options={}), 5).options == {"n_estimators": 5}
+
+
+def test_training_sees_what_the_analytical_models_miss(rows: Samples) -> None:
+    """One schema takes three times as long as its model says, which other layers tell."""
+    analytical = quality(rows, rows.expected(H200, DEFAULTS))
+    found = quality(rows, held_out(rows, H200, FEW, DEFAULTS, 5))
+    assert found["lop@1"] < 0.3 < analytical["lop@1"] and found["spearman"] > analytical["spearman"]
+
+
+# The model in the ranking
+
+
+def test_without_a_model_the_ranking_is_the_analytical_one() -> None:
+    ranking = ranking_of(dataset.layer_problem(SMALL), H200)
+    assert refined(ranking, H200, None) is ranking
+    assert model_of("no machine of this name") is None
+
+
+def test_the_candidates_kept_have_the_models_times_and_others_come_behind(model: Learned) -> None:
+    ranking = ranking_of(dataset.layer_problem(SMALL), H200)
+    seconds = ranking.seconds
+    found = refined(ranking, H200, model, kept=300)
+    assert found.predicted is not None and found.candidates == ranking.candidates
+    expected = []
+    for part in ranking.parts:
+        known = described(part, H200)
+        assert known is not None
+        expected.append(model.predicted(known.columns, known.volumes, H200, known.analytical))
+    kept = np.isclose(found.seconds, np.concatenate(expected), rtol=1e-9)
+    starts = np.cumsum([0, *(length(part.rows) for part in ranking.parts)])
+    for number, part in enumerate(ranking.parts):
+        mine = kept[starts[number] : starts[number + 1]]
+        assert mine.sum() >= min(learned.KEPT_EACH, length(part.rows))
+        assert part.estimate.seconds[mine].max() <= part.estimate.seconds[~mine].min(initial=np.inf)
+    assert kept[seconds <= np.sort(seconds)[300]].all() and not kept.all()
+    assert found.seconds[~kept].min() > found.seconds[kept].max()
+    # in the analytical order among themselves
+    order = np.argsort(seconds[~kept], kind="stable")
+    assert (np.diff(found.seconds[~kept][order]) >= 0).all()
+
+
+def test_the_models_correction_is_a_term_of_the_choice(model: Learned) -> None:
+    ranking = ranking_of(dataset.layer_problem(SMALL), H200)
+    found = refined(ranking, H200, model)
+    for choice in islice(found, 5):
+        analytical = ranking.find(choice.schedule)
+        assert analytical is not None
+        assert choice.terms["learned correction"] == pytest.approx(choice.seconds - analytical.seconds)
+    firsts = [type(next(iter(order)).schedule).__name__ for order in (ranking, found)]
+    assert firsts[0] == SLOW != firsts[1], "it was measured to be three times slower than predicted"
+
+
+def test_an_unknown_schema_keeps_its_times(model: Learned) -> None:
+    ranking = ranking_of(dataset.layer_problem(SMALL), H200)
+    other = Part(dict, {"number": np.arange(4)}, Estimate({"all": np.array([1e-9, 1e-6, 1e-3, 1.0])}))
+    found = refined(Ranking((*ranking.parts, other), {}), H200, model, kept=100)
+    assert found.seconds[-4:].tolist() == [1e-9, 1e-6, 1e-3, 1.0]
+    assert refined(Ranking((), {}), H200, model).predicted is None
+
+
+def test_models_of_the_package(model: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned, "MODELS", tmp_path)
+    model.save(tmp_path / "made-up.npz")
+    (tmp_path / "damaged.npz").write_bytes((tmp_path / "made-up.npz").read_bytes()[:-100])
+    (tmp_path / "foreign.npz").write_bytes(b"not a model")
+    learned.model_of.cache_clear()
+    try:
+        found = model_of("made-up")
+        assert found is not None and found.forest.names == RECORDS[RECIPE.record]
+        for name in ("damaged", "foreign"):
+            with pytest.raises(InvalidModel):
+                model_of(name)
+    finally:
+        learned.model_of.cache_clear()
+
+
+# The command
+
+
+def test_train_command(layers: list[dataset.MeasuredLayer], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, where = tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz", tmp_path / "deep" / "model.npz"
+    dataset.write(first, layers[:6])
+    dataset.write(second, layers[6:])
+    command = ["train", str(first), str(second), "--folds", "3", "--trees", "8"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "600 kernels of 10 layers on h200" in printed and "analytical" in printed and "LoP@10" in printed
+    assert main([*command, "--model", str(where)]) == 0
+    found = load(where)
+    assert len(found.forest.roots) == 8 and found.record == RECIPE.record
+    ranking = refined(ranking_of(dataset.layer_problem(SMALL), H200), H200, found)
+    assert type(ranking.first().schedule).__name__ != SLOW
+
+
+def test_collect_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "Trials", lambda machine, devices: processes())
+    path = tmp_path / "data" / "random.jsonl.gz"
+    command = ["train", "--collect", str(path), "--target", "h200", "--each", "2", "--seed", "3"]
+    assert main([*command, "--layers", "1"]) == 0
+    first = path.read_bytes()
+    with open(path, "ab") as file:  # as if the next layer had been interrupted
+        file.write(first[:50])
+    assert main([*command, "--layers", "2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "50 bytes removed" in printed and "holds 2 layers" in printed
+    assert path.read_bytes().startswith(first)
+    found = dataset.read(path)
+    assert [entry.count for entry in found] == [2, 2]
+    assert main([*command, "--layers", "2"]) == 0 and path.read_bytes().count(b"\x1f\x8b") == 2
+
+
+def error(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    assert main(["train", *map(str, arguments)]) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_train_command_errors(layers: list[dataset.MeasuredLayer], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few, mixed, foreign = (tmp_path / name for name in ("few", "mixed", "foreign"))
+    dataset.write(few, layers[:3])
+    dataset.write(mixed, [*layers[:9], replace(layers[9], machine="a100")])
+    dataset.write(foreign, [replace(entry, machine="abacus") for entry in layers])
+    assert "nothing to train with" in error(capsys)
+    assert "cannot be read" in error(capsys, tmp_path / "none")
+    assert "3 layers are too few" in error(capsys, few)
+    assert "measurements of h200 and of a100" in error(capsys, mixed)
+    assert "abacus" in error(capsys, foreign)
+    assert "one part only" in error(capsys, few, "--folds", "1")
+    for name in ("--folds", "--layers", "--each", "--trees"):
+        assert "not a positive whole number" in error(capsys, few, name, "0")
+    collecting = ("--collect", tmp_path / "new", "--target", "h200")
+    assert "no list of indices" in error(capsys, *collecting, "--devices", "first")
+    assert "there are none" in error(capsys, *collecting, "--favourites", tmp_path / "model")
+    assert "model" in error(capsys, *collecting, few, "--favourites", tmp_path / "model")
+    if not is_present(H200):
+        assert "needs that GPU" in error(capsys, *collecting)
+    (tmp_path / "text").write_text("layers")
+    assert "cannot be read" in error(capsys, "--collect", tmp_path / "text", "--target", "h200")
