@@ -27,7 +27,8 @@ CLUSTERED_SHARE = MappingProxyType({2: 0.99, 4: 0.95, 8: 0.93})
 
 @dataclass(frozen=True)
 class BlockStep:
-    """Cycles of one step of one block on each pipeline; `least`: that a block alone cannot go below, for its latencies; `barrier`: lost between."""
+    """Cycles of one step of one block on each pipeline; `least`: that a block alone cannot go below, for its latencies; `barrier`: lost between.
+    `overlap`: the exponent with which they overlap (OVERLAP)."""
 
     fma: np.ndarray
     issue: np.ndarray
@@ -35,6 +36,7 @@ class BlockStep:
     level2: np.ndarray
     least: np.ndarray
     barrier: np.ndarray
+    overlap: float = OVERLAP
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,16 @@ def on_processors(
     """Of `blocks` of `warps`, each of so many `steps` and with `ends` cycles before and after them, `resident` on a processor at once.
 
     With b = ceil(blocks / processors): floor(b / resident) rounds of resident blocks, and a last one with the rest."""
-    # pipelines overlap: (sum of t ** OVERLAP) ** (1 / OVERLAP); the powers are taken once
-    arithmetic, traffic = step.fma**OVERLAP + step.issue**OVERLAP, step.shared**OVERLAP + step.level2**OVERLAP
+    # pipelines overlap: (sum of t ** overlap) ** (1 / overlap); the powers are taken once
+    overlap = step.overlap
+    arithmetic, traffic = step.fma**overlap + step.issue**overlap, step.shared**overlap + step.level2**overlap
 
     def cycles_of(count: np.ndarray) -> np.ndarray:
         """Cycles of one step of `count` blocks side by side."""
         a_scheduler = count * warps / machine.schedulers_per_processor
         uneven = 1 + SCHEDULER_IMBALANCE * (np.ceil(a_scheduler) / a_scheduler - 1)
         slower = uneven * (1 + UNHIDDEN / np.maximum(a_scheduler, 0.25))
-        through = (arithmetic * slower**OVERLAP + traffic) ** (1 / OVERLAP)
+        through = (arithmetic * slower**overlap + traffic) ** (1 / overlap)
         return np.maximum(count * through, np.maximum(through, step.least) + step.barrier)
 
     share = np.ones(len(blocks))
