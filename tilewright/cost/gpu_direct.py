@@ -57,9 +57,9 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
 
     Then `on_processors`: waves, the tail, latencies; and a split as in the implicit GEMM. The sum is bounded from below by the distinct bytes.
 
-    Worked example, multiply-adds and reads: register tile 8 x 2 x 4 under 3 x 3 taps is 576 multiply-adds a channel, for which a thread of the RS kernel
-    reads 9 * 8 / 4 = 18 vectors of filters and 4 rows of a vector of four and one of two; a warp needs 144 cycles of the processor's four schedulers,
-    and shared memory, without conflicts, 18 + 4 + 4 = 26."""
+    Worked example, multiply-adds and reads: register tile 8 x 2 x 4 under 3 x 3 taps is 576 multiply-adds a channel, for which a thread of the
+    RS kernel reads 9 * 8 / 4 = 18 vectors of filters and 4 rows of a vector of four and one of two; a warp needs 144 cycles of the processor's
+    four schedulers, and shared memory, without conflicts, 18 + 4 + 4 = 26."""
     split, channels = rows["split"], rows["channels"]
     taps = problem.filter_y * problem.filter_x
     threads = threads_of(rows)

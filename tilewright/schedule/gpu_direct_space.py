@@ -28,6 +28,7 @@ from tilewright.schedule.gpu_direct import (
     registers_of,
     shared_bytes_of,
     slice_of,
+    steps_of,
     threads_of,
     tiles_of,
 )
@@ -47,6 +48,10 @@ CHANNELS = (1, 2, 3, 4, 8, 16)
 STAGES = (1, 2, 3)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 CLUSTERS = (2, 4, 8)
+MOST = 12_000
+"""Candidates of a problem: of more, those with the least cycles on the busiest processor by a count without latencies and occupancy."""
+STEP_CYCLES = 60
+"""What a step costs a block in that count besides its work."""
 S_REGISTERS = 80
 """Sums, slice and filters of the RS kernel that let so many threads reside that the S kernel has nothing to gain."""
 PARTS, CLUSTER, ATOMICS = 0, 1, 2
@@ -82,6 +87,8 @@ def direct_space(problem: DirectProblem, machine: Machine, atomics: bool = False
     rows = keep(rows, stage_rules(rows, problem, machine))
     rows = _times(rows, _splits(machine, atomics))
     rows = keep(rows, split_rules(rows, problem, machine))
+    rows = keep(rows, [(f"{MOST} others have less to do on the busiest processor", _beyond_most(rows, problem, machine))])
+    rows = keep(rows, [("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block)])
     return {name: rows[name] for name in AXES}, rejected
 
 
@@ -234,15 +241,20 @@ def _arranged_worse(rows: Columns, problem: DirectProblem) -> np.ndarray:
     return _first_of_best(_key(*(rows[name] for name in names), *extents_of(rows)), _read_wavefronts(rows, problem))
 
 
+def _channel_cycles(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
+    """Cycles of a block for one channel: multiply-adds, and half of the time of its reads of shared memory and of level 2 (the rest is hidden)."""
+    k, y, x = extents_of(rows)
+    fma = k * y * x * problem.filter_y * problem.filter_x / machine.fp32_lanes_per_processor
+    reads = _read_wavefronts(rows, problem) * threads_of(rows) / BANKS
+    return fma + (reads + _level2_cycles(rows, problem, machine)) / 2
+
+
 def _shaped_worse(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
     """Tiles that take longer than the best with the same register tile and number of threads: their multiply-adds, and half of the time of their
     reads of shared memory and of level 2 (the rest of it is hidden), times the work that partial tiles waste."""
     k, y, x = extents_of(rows)
-    taps = problem.filter_y * problem.filter_x
     wasted = _wasted(problem.outputs, k) * _wasted(problem.height, y) * _wasted(problem.width, x)
-    fma = k * y * x * taps / machine.fp32_lanes_per_processor
-    reads = _read_wavefronts(rows, problem) * threads_of(rows) / BANKS
-    value = wasted * (fma + (reads + _level2_cycles(rows, problem, machine)) / 2)
+    value = wasted * _channel_cycles(rows, problem, machine)
     names = ("slice", "register_k", "register_y", "register_x")
     key = _key(*(rows[name] for name in names), threads_of(rows))
     _, group = np.unique(key, return_inverse=True)
@@ -291,6 +303,18 @@ def stage_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rule
     ]
 
 
+def _beyond_most(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
+    """All but the MOST candidates with the least cycles on the busiest processor, empty parts of tiles and chunks included: multiply-adds, and half
+    of the reads of shared memory and level 2, as in `_shaped_worse`."""
+    if length(rows) <= MOST:
+        return np.zeros(length(rows), dtype=bool)
+    each = -(-tiles_of(rows, problem) * rows["split"] // machine.processors)
+    cycles = each * steps_of(rows, problem) * (rows["channels"] * _channel_cycles(rows, problem, machine) + STEP_CYCLES)
+    beyond = np.ones(length(rows), dtype=bool)
+    beyond[np.argpartition(cycles, MOST)[:MOST]] = False
+    return beyond
+
+
 def split_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rules:
     """Why a split is infeasible or certainly wasteful."""
     split = rows["split"]
@@ -309,7 +333,6 @@ def split_rules(rows: Columns, problem: DirectProblem, machine: Machine) -> Rule
         ("a split makes more blocks than even out the processors' load", (split > 1) & (tiles * split > most * machine.processors)),
         ("too few blocks, though the channels could be split further", (tiles * split * 2 < machine.processors) & (split < further)),
         ("a cluster does not divide the steps or the tile evenly", (rows["cluster"] > 0) & ((steps % split != 0) | (share != 0))),
-        ("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
         ("more blocks than a grid has", blocks_of(rows, problem) >= 2**31),
     ]
 
