@@ -19,6 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,14 @@ def places(ranking: Ranking, measured: dataset.MeasuredLayer) -> np.ndarray:
             if getattr(part.schedule, "__name__", "") == kind:
                 space = np.stack([np.asarray(part.rows[axis], dtype=np.int64) for axis in part.rows], axis=1)
                 rows = np.stack([columns[axis] for axis in part.rows], axis=1)
+                # a space may leave out an axis of which it offers the default alone
+                offered = np.ones(len(rows), dtype=bool)
+                for axis in fields(part.schedule):  # type: ignore[arg-type]
+                    offered &= (columns[axis.name] == axis.default) | (axis.name in part.rows)
                 numbers = np.unique(np.concatenate([space, rows]), axis=0, return_inverse=True)[1].ravel()
                 position = np.full(numbers.max() + 1, -1)
                 position[numbers[:count]] = start + np.arange(count)
-                result = np.maximum(result, position[numbers[count:]])
+                result = np.maximum(result, np.where(offered, position[numbers[count:]], -1))
             start += count
         found.append(result)
     return np.concatenate(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,17 @@ def synthetic() -> tuple[Ranking, dataset.MeasuredLayer]:
 def test_measured_candidates_are_found_in_the_space() -> None:
     ranking, measured = synthetic()
     assert places(ranking, measured).tolist() == [5, 1, -1, 9, 7]
+
+
+def test_an_axis_that_the_space_leaves_out_has_its_default() -> None:
+    ranking, measured = synthetic()
+    part = ranking.parts[0]
+    (name, default), *_ = [(axis.name, axis.default) for axis in fields(ContractionSchedule) if axis.default is not MISSING]
+    fewer = Part(ContractionSchedule, {axis: column for axis, column in part.rows.items() if axis != name}, part.estimate)
+    columns = dict(measured.schemas["ContractionSchedule"])
+    columns[name] = np.array([default + 1, default, default])
+    layer = replace(measured, schemas={"ContractionSchedule": columns})
+    assert places(Ranking((fewer,), {}), layer).tolist() == [-1, 1, -1]
 
 
 def test_the_order_of_a_space() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.transfer import ANALYTICAL, compare, conclusions, direct, generally, layers_of
+from bench.transfer import ANALYTICAL, compare, conclusions, direct, generally, layers_of, with_rows
 from tilewright.cost.features import describe
 from tilewright.cost.hybrid import Recipe, Samples, join, train, train_together
 from tilewright.cost.volumes import DEFAULTS, direct_volumes, volume_cost
@@ -44,6 +44,8 @@ def test_a_correction_of_relative_quantities_holds_on_another_machine() -> None:
     assert by[ANALYTICAL]["lop@1"] > 0.02 and by[ANALYTICAL]["spearman"] < 0.97
     for name in ("v100", "both"):
         assert by[name]["lop@1"] < by[ANALYTICAL]["lop@1"] / 2 and by[name]["spearman"] > by[ANALYTICAL]["spearman"]
+    shown = compare(sources, {"h200 layers": (measured(second, 1, 3), second)}, {"correction": QUICK}, {"h200 layers": ["both"]})
+    assert [row["trained"] for row in shown] == [ANALYTICAL, "v100"]
     assert by["both"]["rows"] == 2 * by["v100"]["rows"] == 1200
 
 
@@ -69,10 +71,16 @@ def test_rows_that_are_compared() -> None:
     assert layers.problem.tolist() == [0] * 9 + [1] * 3 and (layers.seconds == rows.seconds[:12]).all()
 
 
+def test_problems_with_few_rows_are_left_out() -> None:
+    rows = measured(find_machine("h200"), 6, 2, 8)
+    few = with_rows(rows.where(np.arange(13)), 6)
+    assert len(few) == 8 and set(few.problem) == {0}
+
+
 def test_conclusions_say_whether_the_model_helps() -> None:
     rows = [("no", ANALYTICAL, None, 0.10), ("no", "near", "rank", 0.05), ("no", "far", "rank", 0.2), ("yes", ANALYTICAL, None, 0.1)]
     rows += [("yes", "near", "rank", 0.02), ("yes", "far", "rank", 0.03)]
     results = [dict(zip(("judged", "trained", "target", "lop@1"), row, strict=True)) for row in rows]
     first, second = conclusions(results, {"no": ("near", "far"), "yes": ("near", "far")})
-    assert "LoP@1 20.0 %, worse than without a model (10.0 %); trained on near 5.0 %" in first
-    assert "LoP@1 3.0 %, better than without" in second
+    assert "LoP@1 20.0 %, worse than without (10.0 %); trained on near 5.0 %" in first
+    assert "LoP@1 3.0 %, better than without (10.0 %)" in second
