@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from threadpoolctl import threadpool_limits
 
 from bench.common import write_results
 from tilewright.cost.hybrid import Learned, Recipe, load, train
@@ -29,25 +30,22 @@ from tilewright.cost.volumes import DEFAULTS
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import dataset
-from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples
+from tilewright.runtime.training import BOOSTED, RECIPE, TOPS, held_out, quality, samples
 
-FOREST = MappingProxyType({"n_estimators": 100, "min_samples_leaf": 2, "max_features": 0.5, "n_jobs": -1})
-BOOSTING = MappingProxyType(
-    {"max_iter": 300, "learning_rate": 0.06, "max_leaf_nodes": 31, "max_depth": 8, "min_samples_leaf": 20, "max_features": 0.4}
-)
+THREADS = 2
+"""Of one process that trains."""
+FOREST = MappingProxyType({"n_estimators": 100, "min_samples_leaf": 2, "max_features": 0.5, "n_jobs": 2})
 RECIPES = MappingProxyType(
     {
         "black box": Recipe("random_forest", "own black box", "time", options=FOREST),
         "hybrid forest": Recipe("random_forest", "candidate", "time", options=FOREST),
-        "forest correction": Recipe("random_forest", "candidate", "correction", 2.0, options=FOREST),
-        "extra trees correction": Recipe("extra_trees", "candidate", "correction", 2.0, options=FOREST),
-        "boosted time": Recipe("gradient_boosting", "candidate", "time", 2.0, options=BOOSTING),
-        "boosted correction, all weigh the same": Recipe("gradient_boosting", "candidate", "correction", options=BOOSTING),
-        "boosted correction": Recipe("gradient_boosting", "candidate", "correction", 2.0, options=BOOSTING),
-        "boosted correction, fast weigh more": Recipe("gradient_boosting", "candidate", "correction", 4.0, options=BOOSTING),
-        "boosted rank": Recipe("gradient_boosting", "candidate", "rank", 2.0, options=BOOSTING),
-        "boosted half rank": Recipe("gradient_boosting", "candidate", "rank", 2.0, options=BOOSTING, centred=0.5),
-        "boosted relative": Recipe("gradient_boosting", "relative", "correction", 2.0, options=BOOSTING),
+        "forest correction": Recipe("random_forest", "candidate", "correction", 3.0, options=FOREST),
+        "extra trees correction": Recipe("extra_trees", "candidate", "correction", 3.0, options=FOREST),
+        "boosted time": Recipe("gradient_boosting", "candidate", "time", 3.0, options=BOOSTED),
+        "boosted correction, all weigh the same": Recipe("gradient_boosting", "candidate", "correction", options=BOOSTED),
+        "boosted rank": Recipe("gradient_boosting", "candidate", "rank", 3.0, options=BOOSTED),
+        "boosted half rank": Recipe("gradient_boosting", "candidate", "rank", 3.0, options=BOOSTED, centred=0.5),
+        "boosted relative": Recipe("gradient_boosting", "relative", "correction", 3.0, options=BOOSTED),
         "ours": RECIPE,
     }
 )
@@ -87,6 +85,20 @@ def orders(ranking: Ranking, machine: Machine, folder: Path) -> dict[str, np.nda
     return {name: way(ranking, machine) for name, way in ways(folder).items()}
 
 
+def processes() -> int:
+    return max(1, len(os.sched_getaffinity(0)) // THREADS)
+
+
+def compared(rows: Samples, machine: Machine, folds: int, recipe: Recipe) -> dict[str, float]:
+    with threadpool_limits(THREADS):
+        return quality(rows, held_out(rows, machine, recipe, DEFAULTS, folds))
+
+
+def trained(rows: Samples, machine: Machine, recipe: Recipe) -> Learned:
+    with threadpool_limits(THREADS):
+        return train(rows, machine, recipe, DEFAULTS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
@@ -104,20 +116,19 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     if not options.no_compare:
         results.append({"model": ANALYTICAL, **quality(rows, rows.expected(machine, DEFAULTS))})
-        for name, recipe in recipes.items():
-            start = time.perf_counter()
-            found = quality(rows, held_out(rows, machine, recipe, DEFAULTS, options.folds))
-            seconds = time.perf_counter() - start
-            how = {"learner": recipe.learner, "record": recipe.record, "target": recipe.target, "favour": recipe.favour}
-            results.append({"model": name, **found, **how})
-            print(name, {key: round(value, 4) for key, value in found.items()}, f"{seconds:.0f} s", flush=True)
+        with ProcessPoolExecutor(processes()) as pool:
+            for name, found in zip(recipes, pool.map(partial(compared, rows, machine, options.folds), recipes.values()), strict=True):
+                how = {key: getattr(recipes[name], key) for key in ("learner", "record", "target", "favour", "centred")}
+                results.append({"model": name, **found, **how, "options": dict(recipes[name].options)})
+                print(name, {key: round(value, 4) for key, value in found.items()}, flush=True)
         kinds = {str(kind): int((schemas == kind).sum()) for kind in np.unique(schemas)}
         write_results(options.name, {**vars(options), "kernels": len(rows), "layers": len(layers), "schemas": kinds}, results)
         show(results)
     if options.models is not None:
         options.models.mkdir(parents=True, exist_ok=True)
-        for name, recipe in recipes.items():
-            train(rows, machine, recipe, DEFAULTS).save(file_of(options.models, name))
+        with ProcessPoolExecutor(processes()) as pool:
+            for name, model in zip(recipes, pool.map(partial(trained, rows, machine), recipes.values()), strict=True):
+                model.save(file_of(options.models, name))
 
 
 def show(results: list[dict[str, Any]]) -> None:

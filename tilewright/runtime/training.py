@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from tilewright.errors import InvalidInput
 from tilewright.hardware.machine import Machine
 from tilewright.runtime.dataset import MEASURES, MeasuredLayer, layer_problem
 
-BOOSTED = {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 31, "max_depth": 8, "min_samples_leaf": 20, "max_features": 0.4}
-RECIPE = Recipe("gradient_boosting", "candidate", "rank", 3.0, 1, BOOSTED, centred=0.5)
+BOOSTED = MappingProxyType(
+    {"max_iter": 600, "learning_rate": 0.06, "max_leaf_nodes": 63, "max_depth": 12, "min_samples_leaf": 20, "max_features": 0.4}
+)
+RECIPE = Recipe("gradient_boosting", "candidate", "correction", 3.0, options=BOOSTED)
 """How the models that come with the package are trained."""
 TOPS = (1, 10, 30)
 
