@@ -3,7 +3,8 @@
     python -m bench.bounds_check [FILE ...] [--target h200] [--name bounds_h200]
 
 A FILE is a result of scripts/gpu_lowering_check.py (JSON), or a data set (`tilewright.runtime.dataset`). Tightness is bound / measured time.
-For every layer the whole space is pruned with the best measured time; "best kept" says whether its fastest measured kernel is among the rest.
+For every layer the whole space is pruned with the best measured time; "best kept" says whether its fastest measured kernel is among the rest (null:
+it is no candidate any more).
 """
 
 from __future__ import annotations
@@ -82,24 +83,26 @@ class Checked:
     printed_seconds: np.ndarray
     feasible: int
     left: int
-    best_kept: bool
+    best_kept: bool | None
 
     @property
     def tightness(self) -> np.ndarray:
         return self.bound / self.seconds
 
 
-def part_of(ranking: Ranking, parameters: Mapping[str, int]) -> Part:
-    """The part of the schema whose axes the parameters are; a space may leave out an axis of which it offers one value."""
+def part_of(ranking: Ranking, parameters: Mapping[str, int]) -> Part | None:
+    """The part of the schema whose axes the parameters are; a space may leave out an axis of which it offers one value. None where the schema has no
+    candidates (today's space may be another than that which was measured)."""
     for part in ranking.parts:
         if set(part.rows) <= set(parameters) <= {axis.name for axis in fields(part.schedule)}:  # type: ignore[arg-type]
             return part
-    raise Unsuitable(f"no schema has the axes {', '.join(parameters)}")
+    return None
 
 
 def check(measured: list[Measured], machine: Machine) -> Checked:
-    """Bounds of the measured kernels of one layer."""
+    """Bounds of the measured kernels of one layer, but for those of schemas that have no candidates for it."""
     ranking = ranking_of(measured[0].layer, machine)
+    measured = [m for m in measured if part_of(ranking, m.parameters) is not None]
     seconds = np.array([m.seconds for m in measured])
     bound, printed = np.zeros(len(seconds)), np.zeros(len(seconds))
     binding, schemas = [""] * len(seconds), np.full(len(seconds), "", dtype=object)
@@ -127,10 +130,12 @@ def printed_seconds(rows: Columns, part: Part, machine: Machine) -> np.ndarray:
     return np.divide(part.problem.flops, limit, out=np.full(len(limit), np.inf), where=limit > 0)
 
 
-def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tuple[int, bool]:
-    """How many candidates of the space are left after pruning with the best measured time, and whether the best measured one is among them."""
+def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tuple[int, bool | None]:
+    """How many candidates of the space are left after pruning with the best measured time, and whether the best measured one is among them; None
+    where today's space has no such candidate."""
     best = min(measured, key=lambda m: m.seconds)
-    left, kept = 0, False
+    left = 0
+    kept: bool | None = None
     for part in ranking.parts:
         try:
             bound = lower_bound(part.rows, part.problem, machine, best.rotated_bytes).seconds
@@ -139,8 +144,13 @@ def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tupl
         rest, _ = prune(part.rows, bound, best.seconds)
         left += length(rest)
         if part is part_of(ranking, best.parameters):
-            kept |= bool(np.logical_and.reduce([column == best.parameters[name] for name, column in rest.items()]).any())
+            kept = contains(rest, best.parameters) if contains(part.rows, best.parameters) else None
     return left, kept
+
+
+def contains(rows: Columns, parameters: Mapping[str, int]) -> bool:
+    """Whether one of the rows has these values."""
+    return bool(np.logical_and.reduce([column == parameters[name] for name, column in rows.items()]).any())
 
 
 def main() -> int:

@@ -2,6 +2,10 @@
 
 `Volumes` is what every schema fills in and what the features and the analytical model of learned ranking are computed from. Counts are exact
 where the kernel's text fixes them and expectations where alignment decides (said in each formula); tests/test_models.py enumerates small cases.
+
+CNNOpt is "Effective Performance Modeling and Domain-Specific Compiler Optimization of CNNs for GPUs" (PACT 2022). What its text leaves open of its
+kernels (which warps fill shared memory, how results are staged and stored, the compiler's register cap) is read from the sources and scripts of its
+artifact, github.com/HPCRL/AE-PACT.
 """
 
 from __future__ import annotations
