@@ -10,8 +10,9 @@ layer, with forests or gradient boosting; the last is trained with quantities re
 from __future__ import annotations
 
 import argparse
-import time
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from bench.common import write_results
-from tilewright.cost.hybrid import Learned, Recipe, load, train
+from tilewright.cost.hybrid import Learned, Recipe, Samples, load, train
 from tilewright.cost.learned import KEPT, refined
 from tilewright.cost.ranking import Ranking
 from tilewright.cost.volumes import DEFAULTS
@@ -33,7 +34,7 @@ from tilewright.runtime import dataset
 from tilewright.runtime.training import BOOSTED, RECIPE, TOPS, held_out, quality, samples
 
 THREADS = 2
-"""Of one process that trains."""
+"""Of one training; scikit-learn works outside the interpreter's lock, so that several trainings run at once."""
 FOREST = MappingProxyType({"n_estimators": 100, "min_samples_leaf": 2, "max_features": 0.5, "n_jobs": 2})
 RECIPES = MappingProxyType(
     {
@@ -85,7 +86,7 @@ def orders(ranking: Ranking, machine: Machine, folder: Path) -> dict[str, np.nda
     return {name: way(ranking, machine) for name, way in ways(folder).items()}
 
 
-def processes() -> int:
+def trainers() -> int:
     return max(1, len(os.sched_getaffinity(0)) // THREADS)
 
 
@@ -116,7 +117,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     if not options.no_compare:
         results.append({"model": ANALYTICAL, **quality(rows, rows.expected(machine, DEFAULTS))})
-        with ProcessPoolExecutor(processes()) as pool:
+        with ThreadPoolExecutor(trainers()) as pool:
             for name, found in zip(recipes, pool.map(partial(compared, rows, machine, options.folds), recipes.values()), strict=True):
                 how = {key: getattr(recipes[name], key) for key in ("learner", "record", "target", "favour", "centred")}
                 results.append({"model": name, **found, **how, "options": dict(recipes[name].options)})
@@ -126,7 +127,7 @@ def main() -> None:
         show(results)
     if options.models is not None:
         options.models.mkdir(parents=True, exist_ok=True)
-        with ProcessPoolExecutor(processes()) as pool:
+        with ThreadPoolExecutor(trainers()) as pool:
             for name, model in zip(recipes, pool.map(partial(trained, rows, machine), recipes.values()), strict=True):
                 model.save(file_of(options.models, name))
 
