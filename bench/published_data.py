@@ -4,6 +4,7 @@
 
 CNNOpt: "Effective Performance Modeling and Domain-Specific Compiler Optimization of CNNs for GPUs" (PACT 2022); the measurements, and the kernels'
 sources by which their columns are read, are those of its artifact, github.com/HPCRL/AE-PACT.
+
 FOLDER holds `rs/`, `s/` (stride 1) and `rs_stride2/`, each with `layer_*.csv`; the first two with `train.csv`. Models are trained on the `train.csv`
 files alone, and rank every configuration of a layer's files (those of `rs` and `s` together where a layer has both). Loss of performance is against
 the fastest of the layer's configurations. Columns, from the product rules that all rows obey: H = TH BH x blocks and so on; the S files' W* are

@@ -177,17 +177,19 @@ def _table(problems: dict[str, Problem], machine: Machine, records: Records, ato
 
     from tilewright.report.units import seconds_text
     from tilewright.runtime import plain
-    from tilewright.runtime.tuning import ranking_of
+    from tilewright.runtime.tuning import ranking_of, recorded_choice
 
     table = Table("region", "measured", "best schedule", title=f"measured on {machine.name}")
     for heading in ("best", "favourite", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, problem in problems.items():
-        standing = [entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured"]
+        ranking = ranking_of(problem, machine, atomics)
+        measured = (entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured")
+        standing = [entry for entry in measured if recorded_choice(entry, ranking) is not None]
         if not standing:
             table.add_row(name, "0", "-", "-", "-", "-")
             continue
-        best, favourite = standing[0], plain.schedule_text(ranking_of(problem, machine, atomics).first().schedule)
+        best, favourite = standing[0], plain.schedule_text(ranking.first().schedule)
         own = next((entry.seconds for entry in standing if entry.schedule == favourite), None)
         loss = "-" if own is None else f"{100 * (own / best.seconds - 1):.1f} %"
         table.add_row(

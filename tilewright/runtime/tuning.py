@@ -94,7 +94,7 @@ def from_records(records: Records, atomics: bool = False) -> Chooser:
             if entry.status != "measured":
                 failed.setdefault(entry.schedule, []).append(entry)
                 continue
-            choice = _recorded(entry, ranking)
+            choice = recorded_choice(entry, ranking)
             if choice is not None and is_current(problem, entry, machine):
                 return replace(choice, measured_seconds=entry.seconds)
         if not failed:
@@ -108,7 +108,8 @@ def from_records(records: Records, atomics: bool = False) -> Chooser:
     return chosen
 
 
-def _recorded(entry: Measurement, ranking: Ranking) -> Choice | None:
+def recorded_choice(entry: Measurement, ranking: Ranking) -> Choice | None:
+    """The candidate that was measured, or None where it is none of these."""
     try:
         return ranking.find(plain.schedule_of(entry.schedule))
     except (ValueError, KeyError, TypeError, AttributeError):  # of a schema or parameter that there is no more
