@@ -31,6 +31,7 @@ from tilewright.runtime.problems import Problem, generator
 from tilewright.runtime.records import Measurement, Records, default_path
 from tilewright.runtime.trials import Trials
 from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, ranking_of, tune
+from tilewright.schedule.gpu_contraction import ContractionSchedule
 
 absent = pytest.mark.skipif(is_present(H200), reason="the target is here")
 
@@ -234,13 +235,14 @@ def test_plans_take_the_best_that_was_measured(tmp_path: Path) -> None:
 
 def test_records_of_other_code_or_schemas_are_not_used(tmp_path: Path) -> None:
     problem = problems_of_network()[1]
+    tiled = next(choice.schedule for choice in ranking_of(problem, H200) if isinstance(choice.schedule, ContractionSchedule))
     with Records(tmp_path / "records.sqlite") as records:
         records.add(
             [
                 measurement(problem, 4, 1e-6, code="contraction_000000000000"),
                 measurement(problem, 5, 1e-6, schedule='{"type": "AbacusSchedule", "beads": 10}'),
                 measurement(problem, 6, 1e-6, schedule='{"type": "ContractionSchedule", "colour": 3}'),
-                measurement(problem, 7, 1e-6, schedule=plain.schedule_text(replace(ranking_of(problem, H200).first().schedule, block_m=77))),
+                measurement(problem, 7, 1e-6, schedule=plain.schedule_text(replace(tiled, block_m=77))),
                 measurement(problem, 8, 1e-6, machine="a100"),
                 measurement(problem, 9, 1e-6, mode="warm"),
             ]
