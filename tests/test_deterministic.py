@@ -50,6 +50,11 @@ def atomic(ranking: Ranking) -> list[Choice]:
     return [choice for choice in ranking if getattr(choice.schedule, "atomics", 0)]
 
 
+def trials_to_atomic(problem: Problem) -> int:
+    """So many of the ranking that one of them adds atomically."""
+    return 1 + next(at for at, choice in enumerate(ranking_of(problem, H200, atomics=True)) if getattr(choice.schedule, "atomics", 0))
+
+
 def record_of(problem: Problem, choice: Choice, seconds: float) -> Measurement:
     text = plain.schedule_text(choice.schedule)
     code = current_code(problem, choice.schedule, H200) or ""
@@ -94,9 +99,9 @@ def test_records_of_atomic_additions_wait_for_permission(kind: str, tmp_path: Pa
 def test_tuning_measures_them_on_request_alone(tmp_path: Path) -> None:
     for atomics, name in ((False, "fixed"), (True, "free")):
         with Records(tmp_path / name) as records:
-            tune([SPLIT], H200, 16, records, atomics=atomics, start=stand_ins)
+            tune([SPLIT], H200, trials_to_atomic(SPLIT), records, atomics=atomics, start=stand_ins)
             measured = {entry.schedule for entry in records.standing(SPLIT.key, "h200")}
-        wanted = [choice.schedule for choice in islice(ranking_of(SPLIT, H200, atomics), 16)]
+        wanted = [choice.schedule for choice in islice(ranking_of(SPLIT, H200, atomics), trials_to_atomic(SPLIT))]
         assert measured == {plain.schedule_text(schedule) for schedule in wanted}
         assert any(getattr(schedule, "atomics", 0) for schedule in wanted) == atomics
 
@@ -169,7 +174,7 @@ def test_the_commands_take_the_option(tmp_path: Path, capsys: pytest.CaptureFixt
     monkeypatch.setattr(trials, "Trials", lambda machine, devices: stand_ins())
     layers, store = tmp_path / "layers.json", tmp_path / "records.sqlite"
     layers.write_text(json.dumps([{"name": "one", "outputs": 32, "channels": 256, "height": 4, "width": 4, "filter": 3}]))
-    command = ["tune", str(layers), "--target", "h200", "--trials", "14", "--records", str(store)]
+    command = ["tune", str(layers), "--target", "h200", "--trials", str(trials_to_atomic(SPLIT)), "--records", str(store)]
     assert main(command) == 0
     with Records(store) as records:
         assert not any('"atomics": 1' in entry.schedule for entry in records.all())

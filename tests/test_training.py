@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measured_layers import H200, SLOW, layer, measured, some
+from measured_layers import H200, layer, measured, slow, some
 from test_trials import processes
 
 from tilewright.cli import main
@@ -112,7 +112,7 @@ def test_training_sees_what_the_analytical_models_miss(rows: Samples) -> None:
     """One schema takes three times as long as its model says, which other layers tell."""
     analytical = quality(rows, rows.expected(H200, DEFAULTS))
     found = quality(rows, held_out(rows, H200, FEW, DEFAULTS, 5))
-    assert found["lop@1"] < 0.3 < analytical["lop@1"] and found["spearman"] > analytical["spearman"]
+    assert found["lop@1"] < 0.5 * analytical["lop@1"] and found["spearman"] > analytical["spearman"]
 
 
 # The model in the ranking
@@ -155,7 +155,7 @@ def test_the_models_correction_is_a_term_of_the_choice(model: Learned) -> None:
         assert analytical is not None
         assert choice.terms["learned correction"] == pytest.approx(choice.seconds - analytical.seconds)
     firsts = [type(next(iter(order)).schedule).__name__ for order in (ranking, found)]
-    assert firsts[0] == SLOW != firsts[1], "it was measured to be three times slower than predicted"
+    assert firsts[0] == slow() != firsts[1], "it was measured to be three times slower than predicted"
 
 
 def test_an_unknown_schema_keeps_its_times(model: Learned) -> None:
@@ -197,7 +197,7 @@ def test_train_command(layers: list[dataset.MeasuredLayer], tmp_path: Path, caps
     found = load(where)
     assert len(found.forest.roots) == 8 and found.record == RECIPE.record
     ranking = refined(ranking_of(dataset.layer_problem(SMALL), H200), H200, found)
-    assert type(ranking.first().schedule).__name__ != SLOW
+    assert type(ranking.first().schedule).__name__ != slow()
 
 
 def test_collect_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
