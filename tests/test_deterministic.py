@@ -22,6 +22,7 @@ from tilewright.cost.choice import choose
 from tilewright.cost.ranking import Choice, Ranking
 from tilewright.errors import UnsupportedOption
 from tilewright.graph.passes import simplify
+from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import AtomicAdd, statements
@@ -192,3 +193,20 @@ def test_the_commands_take_the_option(tmp_path: Path, capsys: pytest.CaptureFixt
     for more in ([], ["--nondeterministic"]):
         assert main(["compile", "zoo:lenet5", "--target", "h200", *more]) == 2
     assert seen == [True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not is_present(H200), reason="the records are for an h200")
+def test_atomic_additions_on_the_gpu(tmp_path: Path) -> None:
+    module, inputs = example()
+    store = tmp_path / "records.sqlite"
+    with Records(store) as records:
+        for problem in problems_of_network()[2:]:
+            records.add([record_of(problem, atomic(ranking_of(problem, H200, atomics=True))[0], 1e-6)])
+    executable = tilewright.compile(module.cuda(), tuple(x.cuda() for x in inputs), "h200", records=store, deterministic=False)
+    assert any(IN_NO_ORDER in row.reasons for row in executable.plan.rows)
+    expecting = module.double()
+    for _ in range(3):  # what one call added must be gone in the next
+        fresh = torch.randn(1, 3, 8, 8, device="cuda")
+        with torch.no_grad():
+            torch.testing.assert_close(executable(fresh).double(), expecting(fresh.double()), rtol=0, atol=1e-5)
