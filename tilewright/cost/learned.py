@@ -17,9 +17,9 @@ from tilewright.schedule.columns import take
 
 MODELS = Path(__file__).parent / "models"
 """Trained models that come with the package, each named after its machine."""
-KEPT = 1536
+KEPT = 1024
 """Candidates that the learned model looks at: those that the analytical models like best."""
-KEPT_EACH = 192
+KEPT_EACH = 128
 """At least so many of each schema."""
 
 
