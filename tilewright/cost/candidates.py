@@ -41,6 +41,13 @@ class Described:
     analytical: np.ndarray
 
 
+def joined(parts: list[Described]) -> Described:
+    """The candidates of several schemas one after another."""
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    counts = {entry.name: np.concatenate([getattr(part.volumes, entry.name) for part in parts]) for entry in fields(Volumes)}
+    return Described(columns, Volumes(**counts), np.concatenate([part.analytical for part in parts]))
+
+
 def part_of(part: Part, rows: Columns, machine: Machine) -> Part | None:
     """Other rows of the part's schema and problem, whether its space has them or not; None for a schema that the learned model does not know."""
     cost = _COSTS.get(getattr(part.schedule, "__name__", ""))

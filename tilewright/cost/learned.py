@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.cost.candidates import described
+from tilewright.cost.candidates import Described, described, joined
 from tilewright.cost.hybrid import Learned, load
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.schedule.columns import take
+from tilewright.schedule.columns import length, take
 
 MODELS = Path(__file__).parent / "models"
 """Trained models that come with the package, each named after its machine."""
@@ -41,23 +41,25 @@ def refined(ranking: Ranking, machine: Machine, model: Learned | None, kept: int
         return ranking
     seconds = np.concatenate([part.estimate.seconds for part in ranking.parts])
     limit = np.partition(seconds, kept)[kept] if len(seconds) > kept else np.inf
-    predicted: list[np.ndarray] = []
-    behind: list[np.ndarray] = []
-    for part in ranking.parts:
+    starts = np.cumsum([0, *(length(part.rows) for part in ranking.parts)])
+    times, left = seconds.copy(), np.zeros(len(seconds), dtype=bool)
+    looked_at: list[np.ndarray] = []
+    known: list[Described] = []
+    for start, part in zip(starts, ranking.parts, strict=False):
         analytical = part.estimate.seconds
         which = np.flatnonzero(analytical <= max(limit, _nth(analytical, KEPT_EACH)))
         chosen = Part(part.schedule, take(part.rows, which), _rows_of(part.estimate, which), part.problem)
-        known = described(chosen, machine)
-        times = analytical.copy()
-        left = np.zeros(len(analytical), dtype=bool)
-        if known is not None:
-            times[which] = model.predicted(known.columns, known.volumes, machine, known.analytical)
-            left = np.ones(len(analytical), dtype=bool)
-            left[which] = False
-        predicted.append(times)
-        behind.append(left)
-    times, left = np.concatenate(predicted), np.concatenate(behind)
-    times[left] *= 1 + times[~left].max(initial=0) / times.min()
+        found = described(chosen, machine)
+        if found is not None:
+            left[start : start + len(analytical)] = True
+            looked_at.append(start + which)
+            known.append(found)
+    if known:  # all schemas at once: what a forest takes depends on its trees more than on the rows
+        together = joined(known)
+        positions = np.concatenate(looked_at)
+        times[positions] = model.predicted(together.columns, together.volumes, machine, together.analytical)
+        left[positions] = False
+        times[left] *= 1 + times[~left].max() / times.min()
     return replace(ranking, predicted=times)
 
 
