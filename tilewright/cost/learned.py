@@ -17,9 +17,9 @@ from tilewright.schedule.columns import length, take
 
 MODELS = Path(__file__).parent / "models"
 """Trained models that come with the package, each named after its machine."""
-KEPT = 1024
+KEPT = 1536
 """Candidates that the learned model looks at: those that the analytical models like best."""
-KEPT_EACH = 128
+KEPT_EACH = 320
 """At least so many of each schema."""
 
 
