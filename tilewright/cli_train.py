@@ -22,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collect", type=Path, metavar="FILE", help="measure random layers and append them to FILE; what it holds already is kept")
     parser.add_argument("--layers", type=_positive, default=150, help="random layers that FILE is to hold in the end (default %(default)s)")
     parser.add_argument("--each", type=_positive, default=80, help="schedules measured of each layer (default %(default)s)")
+    parser.add_argument("--like-networks", action="store_true", help="collect layers of the kinds that networks have most")
     parser.add_argument("--favourites", type=Path, metavar="MODEL", help="collect what this model likes best of the layers in FILES, not samples")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
     parser.add_argument("--seed", type=int, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
@@ -62,7 +63,7 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
     from tilewright.hardware import machine as find_machine
     from tilewright.runtime import dataset
     from tilewright.runtime.collecting import collect, favourites_of, sample_of
-    from tilewright.runtime.sampling import JUDGED, random_layers
+    from tilewright.runtime.sampling import JUDGED, network_layers, random_layers
     from tilewright.runtime.trials import Trials
 
     machine = find_machine(options.target)
@@ -78,7 +79,8 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
         layers = [dict(entry.layer) for entry in measured]
         choose = favourites_of(load(options.favourites), options.each, measured, machine)
     else:
-        layers = list(itertools.islice(random_layers(options.seed, JUDGED), options.layers))
+        draw = network_layers if options.like_networks else random_layers
+        layers = list(itertools.islice(draw(options.seed, JUDGED), options.layers))
         choose = sample_of(options.each, options.seed, machine)
     wanted = [layer for layer in layers if layer["name"] not in known]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -76,6 +76,30 @@ def random_layers(seed: int, without: Collection[tuple[int, int, int, int, int]]
         }  # fmt: skip
 
 
+def network_layers(seed: int, without: Collection[tuple[int, int, int, int, int]] = ()) -> Iterator[dict[str, int | str]]:
+    """Endless random convolutions of the kinds that networks have most, and that uniform draws seldom meet: 3x3 filters over 6 to 64 pixels with 64 to
+    512 channels in steps of 32, one in four of stride 2; and one in five a first layer of 3 channels over 96 to 576 pixels. All are square."""
+    generator = np.random.default_rng([seed, 1])
+    seen = set(without)
+    while True:
+        if generator.random() < 0.2:
+            outputs, channels = 16 * int(generator.integers(1, 7)), 3
+            height, size = int(generator.integers(48, 289)) * 2, int(generator.choice([3, 3, 5, 7]))
+        else:
+            outputs, channels = (32 * int(generator.integers(2, 17)) for _ in range(2))
+            height, size = round(2 ** generator.uniform(np.log2(6), 6)), 3
+        stride = 2 if generator.random() < 0.25 else 1
+        key = (outputs, channels, height, size, stride)
+        flops = 2.0 * outputs * channels * height * height * size * size
+        if not LEAST_FLOPS <= flops <= MOST_FLOPS or key in seen:
+            continue
+        seen.add(key)
+        yield {
+            "name": f"{outputs}x{channels}_{height}x{height}_f{size}s{stride}",
+            "outputs": outputs, "channels": channels, "height": height, "width": height, "filter": size, "stride": stride,
+        }  # fmt: skip
+
+
 def evenly(ranking: Ranking, count: int, seed: int) -> np.ndarray:
     """Positions in the ranking's space of `count` candidates: the same number of every schema, drawn without looking at predictions.
 
