@@ -77,7 +77,7 @@ def random_layers(seed: int, without: Collection[tuple[int, int, int, int, int]]
 
 
 def network_layers(seed: int, without: Collection[tuple[int, int, int, int, int]] = ()) -> Iterator[dict[str, int | str]]:
-    """Endless random convolutions of the kinds that networks have most, and that uniform draws seldom meet: 3x3 filters over 6 to 64 pixels with 64 to
+    """Endless random convolutions of the kinds that networks have most and uniform draws seldom meet: 3x3 filters over 6 to 64 pixels with 64 to
     512 channels in steps of 32, one in four of stride 2; and one in five a first layer of 3 channels over 96 to 576 pixels. All are square."""
     generator = np.random.default_rng([seed, 1])
     seen = set(without)
