@@ -18,6 +18,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from rich.table import Table
 from bench.common import write_results
 from bench.cudnn import ALGORITHMS, FEWER_MULTIPLICATIONS, Convolution, Unsupported
 from bench.layers import LAYERS, NETWORKS, layer
+from tilewright.cost.gpu_choice import rank
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import compile_worker, dataset, plain, trial_worker
-from tilewright.runtime.collecting import ranking_of
 
 ROTATED_BYTES = 250e6
 MOST_SETS = 200
@@ -78,6 +79,7 @@ def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, s
     def convolve(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.conv2d(image, weight, None, stride, padding)
 
+    torch._dynamo.reset()  # every layer is a function of its own, not one of few shapes of one function
     compiled = torch.compile(convolve, dynamic=False)
     for name, layout in (("nchw", torch.contiguous_format), ("nhwc", torch.channels_last)):
         images = [x.clone().to(memory_format=layout) for _ in range(sets)]
@@ -155,7 +157,7 @@ class Ours:
 
     def __init__(self, name: str, machine: Machine, server: trial_worker.Server, compiler: compile_worker.Server, folder: Path) -> None:
         self.problem = dataset.layer_problem(layer(name))
-        self.ranking = ranking_of(self.problem, machine)
+        self.ranking = rank(self.problem.region, self.problem.layouts, self.problem.values, self.problem.constants, machine)
         self._server, self._compiler, self._folder = server, compiler, folder / name
         data = plain.encode((self.problem.region, self.problem.layouts, self.problem.values, self.problem.constants))
         self._server({"do": "problem", "problem": data, "seed": 0})
@@ -164,13 +166,19 @@ class Ours:
 
     def program(self, schedule: str) -> dict[str, Any]:
         """The compiled candidate of a schedule's text."""
-        if schedule not in self._programs:
-            folder = self._folder / str(len(self._programs))
-            answer = self._compiler({"do": "compile", "schedule": schedule, "folder": str(folder)})
-            if "error" in answer:
-                raise RuntimeError(f"{schedule}: {answer['error']}")
-            self._programs[schedule] = answer["program"]
+        self.prepare([schedule])
         return self._programs[schedule]
+
+    def prepare(self, schedules: Sequence[str]) -> None:
+        """Compiles candidates side by side."""
+        new = [schedule for schedule in dict.fromkeys(schedules) if schedule not in self._programs]
+        folders = [str(self._folder / str(len(self._programs) + number)) for number in range(len(new))]
+        with ThreadPoolExecutor() as pool:
+            questions = [{"do": "compile", "schedule": schedule, "folder": folder} for schedule, folder in zip(new, folders, strict=True)]
+            for schedule, answer in zip(new, pool.map(self._compiler, questions), strict=True):
+                if "error" in answer:
+                    raise RuntimeError(f"{schedule}: {answer['error']}")
+                self._programs[schedule] = answer["program"]
 
     def seconds(self, schedule: str) -> float:
         """Of a short trial; infinite where it is wrong."""
@@ -203,6 +211,7 @@ def our_candidates(ours: Ours, trials: int, known: Mapping[str, float]) -> dict[
         first = ours.first(max(trials, 1), wanted)
         found[f"ours, {kind}, 0 trials"] = first[0]
         if trials:
+            ours.prepare(first)
             found[f"ours, {kind}, {trials} trials"] = min(first, key=ours.seconds)
         good = {text: seconds for text, seconds in known.items() if wanted(text)}
         if good:
