@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tilewright
-from bench.common import double_precision_outputs, relative_error, write_results
+from bench.common import as_list, double_precision_outputs, relative_error, write_results
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds
 from tilewright import zoo
 from tilewright.runtime.records import Records
@@ -43,7 +43,7 @@ def measure(name: str, trials: int, rounds: int, scratch: torch.Tensor) -> dict[
     times: dict[str, list[float]] = {"planned": [], "tuned": []}
     errors: dict[str, float] = {}
     for how, executable in (("planned", planned), ("tuned", tuned)):
-        errors[how] = relative_error(executable(*inputs), expected)
+        errors[how] = relative_error(as_list(executable(*inputs)), expected)
         if not errors[how] < 1e-3:
             raise SystemExit(f"{name}, {how}: wrong result, relative error {errors[how]:.1e}")
     for _ in range(rounds):
