@@ -299,7 +299,8 @@ def test_a_program_is_planned_with_it_and_computes_the_same() -> None:
     graph = import_module(model, (x,)).graph
     program = plan_program(graph, H200, 1)
     chosen = [lowered.schedule.split("(")[0] for lowered in program.regions]
-    assert chosen.count("winograd F") == 2 and chosen.count("winograd fused F") == 1
+    winograd = [schedule for schedule in chosen if schedule.startswith("winograd")]
+    assert len(winograd) == 3 and set(winograd) == {"winograd F", "winograd fused F"}
     (found,) = interpret(program, graph, (x,))
     expected = model.double()(x.double()).detach().numpy()
     np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())

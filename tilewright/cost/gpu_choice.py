@@ -72,10 +72,12 @@ def rank(
         rows, rejected = prefix_space(scanned, machine)
         return Ranking((Part(PrefixSchedule, rows, prefix_cost(rows, scanned, machine), scanned),), rejected)
     if region.kind == "contraction":
-        ranking = rank_contraction(product_form(region, layouts, values, constants).problem, machine, atomics)
+        problem = product_form(region, layouts, values, constants).problem
+        ranking = rank_contraction(problem, machine, atomics)
         ranking = with_direct(ranking, region, layouts, values, constants, machine, atomics)
         ranking = with_winograd(ranking, region, layouts, values, constants, machine)
-        return refined(ranking, machine, model_of(machine.name)) if learned else ranking
+        # models are trained with what stores its sums, not with what reduces rows of them
+        return refined(ranking, machine, model_of(machine.name)) if learned and not problem.row_stages else ranking
     raise Unsuitable(f"no GPU schema for a region of kind {region.kind}")
 
 

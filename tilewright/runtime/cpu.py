@@ -90,7 +90,9 @@ def openmp_libraries() -> tuple[str, ...]:
 def _share_openmp() -> ctypes.CDLL | None:
     """Make the OpenMP runtime that PyTorch loaded visible to kernels, which then do not start a second pool of
     threads."""
-    for path in openmp_libraries():
+    own = str(Path(torch.__file__).parent)
+    # other packages bring runtimes of their own, such as scikit-learn's
+    for path in sorted(openmp_libraries(), key=lambda path: not path.startswith(own)):
         return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     return None
 
