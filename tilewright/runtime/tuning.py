@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.partition.plan import Chooser, plan_program
 from tilewright.runtime import plain
+from tilewright.runtime.choices import remembered
 from tilewright.runtime.problems import Problem, code_of, generator
 from tilewright.runtime.records import Measurement, Records, default_path, measurement_of
 from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, Job, Outcome, Trials
@@ -128,7 +128,7 @@ def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False
     if path is not None and not place.exists():
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
     if not machine.is_gpu or not place.exists():
-        yield partial(choose, atomics=atomics)
+        yield remembered(atomics)
         return
     with Records(place) as records:
         yield from_records(records, atomics)

@@ -1,0 +1,86 @@
+"""Choices that were made before, kept beside the kernels: the same models choose the same schedule of the same problem, and ranking takes time.
+
+A choice is one JSON file named by a digest of all that decides it: problem, machine, the sources that lower and rank, trained models, options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+import tilewright
+from tilewright import settings
+from tilewright.cost.choice import choose
+from tilewright.cost.ranking import Choice
+from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Region
+from tilewright.partition.plan import Chooser
+from tilewright.runtime import plain
+from tilewright.runtime.problems import Problem, generator
+
+
+@lru_cache(maxsize=1)
+def _models() -> str:
+    """A digest of everything that ranks."""
+    root = Path(tilewright.__file__).parent / "cost"
+    files = sorted(path for pattern in ("*.py", "models/*.npz") for path in root.glob(pattern))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def remembered(atomics: bool = False) -> Chooser:
+    """Chooses as the models do; what they chose for a GPU before is read, not ranked again. `atomics` as for `cost.choice.rank`."""
+
+    def chosen(
+        region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
+    ) -> Choice:
+        if not machine.is_gpu:
+            return choose(region, layouts, values, constants, machine, threads)
+        path = place(Problem(region, layouts, values, constants), machine, atomics)
+        known = _read(path)
+        if known is None:
+            known = choose(region, layouts, values, constants, machine, threads, atomics)
+            _write(path, known)
+        return known
+
+    return chosen
+
+
+def place(problem: Problem, machine: Machine, atomics: bool) -> Path:
+    """Where the choice is kept."""
+    key = hashlib.sha256(f"{problem.key} {generator(machine)} {_models()} {atomics}".encode()).hexdigest()[:40]
+    return settings.cache_directory() / "choices" / f"{key}.json"
+
+
+def _read(path: Path) -> Choice | None:
+    """The choice of a file; None where there is none, or it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+        terms = {str(name): float(seconds) for name, seconds in content["terms"].items()}
+        rejected = {str(reason): int(count) for reason, count in content["rejected"].items()}
+        schedule = plain.schedule_of(content["schedule"])
+        return Choice(schedule, float(content["seconds"]), MappingProxyType(terms), rejected, int(content["candidates"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(path: Path, choice: Choice) -> None:
+    """Keeps a choice, whole or not at all; a full or read-only disk costs time only."""
+    content = {
+        "schedule": plain.schedule_text(choice.schedule), "seconds": choice.seconds, "terms": dict(choice.terms),
+        "rejected": dict(choice.rejected), "candidates": choice.candidates,
+    }  # fmt: skip
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file)
+        os.replace(partial, path)
