@@ -29,7 +29,6 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.judged_layers import analytical
 from bench.model_comparison import Way, ways
 from bench.search_peer import features_of, until_best
 from tilewright.cost.gpu_choice import rank
@@ -38,6 +37,7 @@ from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import dataset
+from tilewright.runtime.collecting import ranking_of
 
 TOPS = (1, 10, 30, 100)
 LOSSES = {"95": 0.05, "99": 0.01, "100": 0.0}
@@ -201,7 +201,7 @@ def both(name: str, values: Sequence[float]) -> Figures:
 def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str, Way], shipped: bool, seeds: int, repeats: int) -> list[Figures]:
     """All rows of one layer, with the time that ranking its whole space takes."""
     problem = dataset.layer_problem(measured.layer)
-    ranking = analytical(problem, machine)
+    ranking = ranking_of(problem, machine)
     orders = {name: way(ranking, machine) for name, way in known.items()}
 
     def shipped_order() -> np.ndarray:
@@ -211,7 +211,7 @@ def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str,
     if shipped:
         orders[SHIPPED] = shipped_order()
     rows = judge_space(measured, ranking, orders)
-    space = median_milliseconds(lambda: analytical(problem, machine), repeats)
+    space = median_milliseconds(lambda: ranking_of(problem, machine), repeats)
     for row in rows:
         if row["way"] == SHIPPED:
             row["milliseconds"] = median_milliseconds(shipped_order, repeats)

@@ -20,12 +20,11 @@ import numpy as np
 
 from bench.layers import LAYERS, layer
 from bench.model_comparison import orders
-from tilewright.cost.gpu_choice import rank
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import dataset, plain
-from tilewright.runtime.collecting import collect
+from tilewright.runtime.collecting import collect, ranking_of
 from tilewright.runtime.problems import Problem
 from tilewright.runtime.sampling import evenly
 from tilewright.runtime.trials import Job, Trials
@@ -36,26 +35,18 @@ MOST_NEIGHBOURS = 60
 """Of one candidate."""
 
 
-def analytical(problem: Problem, machine: Machine) -> Ranking:
-    """Every candidate, with the analytical predictions alone."""
-    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, learned=False)
-
-
 def texts(ranking: Ranking, positions: Sequence[int] | np.ndarray) -> list[str]:
     return [plain.schedule_text(ranking.choice(int(position)).schedule) for position in positions]
 
 
 def neighbours(ranking: Ranking, schedule: Any) -> list[int]:
     """Positions of the candidates of the schedule's schema that differ from it in one axis."""
-    start = 0
-    for part in ranking.parts:
-        count = len(part.estimate.seconds)
+    for start, part in zip(ranking.starts, ranking.parts, strict=False):
         if part.schedule is type(schedule):
             differing = np.sum([column != getattr(schedule, name) for name, column in part.rows.items()], axis=0)
             near = np.flatnonzero(differing == 1)
             best = near[np.argsort(part.estimate.seconds[near], kind="stable")][:MOST_NEIGHBOURS]
-            return [start + int(at) for at in best]
-        start += count
+            return [int(start + at) for at in best]
     return []
 
 
@@ -69,7 +60,7 @@ def fastest_of_each_schema(measured: dataset.MeasuredLayer) -> list[Any]:
 
 def measure_evenly(trials: Trials, machine: Machine, names: list[str], each: int, path: Path) -> None:
     def choose(described: Any, problem: Problem) -> list[Any]:
-        ranking = analytical(problem, machine)
+        ranking = ranking_of(problem, machine)
         positions = evenly(ranking, each, seed=int(described["outputs"]) * 7919 + int(described["channels"]))
         order = np.random.default_rng(0).permutation(positions)
         return [ranking.choice(int(position)).schedule for position in order]
@@ -81,7 +72,7 @@ def measure_evenly(trials: Trials, machine: Machine, names: list[str], each: int
 
 def measure_best(trials: Trials, machine: Machine, measured: list[dataset.MeasuredLayer], options: argparse.Namespace) -> list[dataset.MeasuredLayer]:
     problems = {str(entry.layer["name"]): dataset.layer_problem(entry.layer) for entry in measured}
-    rankings = {name: analytical(problem, machine) for name, problem in problems.items()}
+    rankings = {name: ranking_of(problem, machine) for name, problem in problems.items()}
     first: dict[str, dict[str, list[str]]] = {}
     jobs: list[Job] = []
     for entry in measured:

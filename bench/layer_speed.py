@@ -27,7 +27,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.common import write_results
+from bench.common import relative_error, write_results
 from bench.cudnn import ALGORITHMS, FEWER_MULTIPLICATIONS, Convolution, Unsupported
 from bench.layers import LAYERS, NETWORKS, layer
 from tilewright.cost.gpu_choice import rank
@@ -103,10 +103,6 @@ def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, s
     return calls
 
 
-def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((result.double() - expected).abs().max() / expected.abs().max()).item()
-
-
 def compare(
     calls: Mapping[str, Call], expected: torch.Tensor, sets: int, rounds: int, checked: Mapping[str, tuple[Callable[[], float], float]]
 ) -> list[dict[str, Any]]:
@@ -118,7 +114,7 @@ def compare(
         entry: dict[str, Any] = {"contender": name, "median_us": None}
         entries.append(entry)
         with torch.no_grad():
-            error = relative_error(call(0), expected)
+            error = relative_error([call(0)], [expected])
         entry["relative_error"] = error
         if not error < TOLERANCE:
             entry["rejected"] = "wrong result"

@@ -12,7 +12,6 @@ import pytest
 
 from bench import choice_quality
 from bench.choice_quality import figures, judge_pool, judge_space, places, summaries
-from bench.judged_layers import analytical
 from bench.model_comparison import file_of
 from tilewright.cost.hybrid import Recipe, train
 from tilewright.cost.ranking import Part, Ranking
@@ -20,6 +19,7 @@ from tilewright.cost.volumes import DEFAULTS
 from tilewright.hardware import machine as find_machine
 from tilewright.ir.estimate import Estimate
 from tilewright.runtime import dataset
+from tilewright.runtime.collecting import ranking_of
 from tilewright.runtime.training import samples
 from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule
 from tilewright.schedule.gpu_direct import DirectSchedule
@@ -136,7 +136,7 @@ def test_means_over_layers() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     machine = find_machine("h200")
     layer = {"name": "tiny", "outputs": 64, "channels": 16, "height": 7, "width": 7, "filter": 1, "stride": 1}
-    ranking = analytical(dataset.layer_problem(layer), machine)
+    ranking = ranking_of(dataset.layer_problem(layer), machine)
     order = np.argsort(ranking.seconds, kind="stable")
     schemas: dict[str, dict[str, list]] = {}
     for position in (*order[:120], *order[500::400]):  # times as the analytical model has them: its choice is the best

@@ -13,7 +13,7 @@ from tilewright.cost.hybrid import Learned, load
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.schedule.columns import length, take
+from tilewright.schedule.columns import take
 
 MODELS = Path(__file__).parent / "models"
 """Trained models that come with the package, each named after its machine."""
@@ -39,13 +39,12 @@ def refined(ranking: Ranking, machine: Machine, model: Learned | None, kept: int
     model does not know keeps its analytical times."""
     if model is None or not ranking.candidates:
         return ranking
-    seconds = np.concatenate([part.estimate.seconds for part in ranking.parts])
+    seconds = ranking.seconds
     limit = np.partition(seconds, kept)[kept] if len(seconds) > kept else np.inf
-    starts = np.cumsum([0, *(length(part.rows) for part in ranking.parts)])
     times, left = seconds.copy(), np.zeros(len(seconds), dtype=bool)
     looked_at: list[np.ndarray] = []
     known: list[Described] = []
-    for start, part in zip(starts, ranking.parts, strict=False):
+    for start, part in zip(ranking.starts, ranking.parts, strict=False):
         analytical = part.estimate.seconds
         which = np.flatnonzero(analytical <= max(limit, _nth(analytical, KEPT_EACH)))
         chosen = Part(part.schedule, take(part.rows, which), _rows_of(part.estimate, which), part.problem)

@@ -58,6 +58,11 @@ class Ranking:
         return sum(length(part.rows) for part in self.parts)
 
     @property
+    def starts(self) -> np.ndarray:
+        """For each part the position of its first candidate, and last the number of all."""
+        return np.cumsum([0, *(length(part.rows) for part in self.parts)])
+
+    @property
     def seconds(self) -> np.ndarray:
         """Predicted, of all candidates."""
         if self.predicted is not None:
@@ -80,7 +85,7 @@ class Ranking:
 
     def choice(self, position: int) -> Choice:
         """The candidate at a position of the space (that of `seconds`)."""
-        starts = np.cumsum([0, *(length(part.rows) for part in self.parts)])
+        starts = self.starts
         number = int(np.searchsorted(starts, position, side="right")) - 1
         part = self.parts[number]
         at = int(position - starts[number])

@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
-import tilewright
 from tilewright import settings
 from tilewright.cost.choice import choose
 from tilewright.cost.ranking import Choice
@@ -25,15 +24,13 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region
 from tilewright.partition.plan import Chooser
 from tilewright.runtime import plain
-from tilewright.runtime.problems import Problem, generator
+from tilewright.runtime.problems import Problem, digest_of_files, generator
 
 
 @lru_cache(maxsize=1)
 def _models() -> str:
     """A digest of everything that ranks."""
-    root = Path(tilewright.__file__).parent / "cost"
-    files = sorted(path for pattern in ("*.py", "models/*.npz") for path in root.glob(pattern))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return digest_of_files("cost/*.py", "cost/models/*.npz")
 
 
 def remembered(atomics: bool = False) -> Chooser:

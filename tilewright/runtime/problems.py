@@ -122,8 +122,13 @@ def convolution_problem(
 @lru_cache(maxsize=1)
 def _sources() -> str:
     """A digest of everything that lowers and prints."""
+    return digest_of_files(*(f"{folder}/**/*.py" for folder in ("ir", "graph", "schedule", "codegen")))
+
+
+def digest_of_files(*patterns: str) -> str:
+    """Of the contents of the package's files that match one of the patterns."""
     root = Path(tilewright.__file__).parent
-    files = sorted(path for folder in ("ir", "graph", "schedule", "codegen") for path in (root / folder).rglob("*.py"))
+    files = sorted(path for pattern in patterns for path in root.glob(pattern))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -70,10 +70,7 @@ def random_layers(seed: int, without: Collection[tuple[int, int, int, int, int]]
         if not LEAST_FLOPS <= flops <= MOST_FLOPS or elements > MOST_ELEMENTS or key in seen:
             continue
         seen.add(key)
-        yield {
-            "name": f"{outputs}x{channels}_{height}x{width}_f{size}s{stride}",
-            "outputs": outputs, "channels": channels, "height": height, "width": width, "filter": size, "stride": stride,
-        }  # fmt: skip
+        yield _layer(outputs, channels, height, width, size, stride)
 
 
 def network_layers(seed: int, without: Collection[tuple[int, int, int, int, int]] = ()) -> Iterator[dict[str, int | str]]:
@@ -94,10 +91,14 @@ def network_layers(seed: int, without: Collection[tuple[int, int, int, int, int]
         if not LEAST_FLOPS <= flops <= MOST_FLOPS or key in seen:
             continue
         seen.add(key)
-        yield {
-            "name": f"{outputs}x{channels}_{height}x{height}_f{size}s{stride}",
-            "outputs": outputs, "channels": channels, "height": height, "width": height, "filter": size, "stride": stride,
-        }  # fmt: skip
+        yield _layer(outputs, channels, height, height, size, stride)
+
+
+def _layer(outputs: int, channels: int, height: int, width: int, size: int, stride: int) -> dict[str, int | str]:
+    return {
+        "name": f"{outputs}x{channels}_{height}x{width}_f{size}s{stride}",
+        "outputs": outputs, "channels": channels, "height": height, "width": width, "filter": size, "stride": stride,
+    }  # fmt: skip
 
 
 def evenly(ranking: Ranking, count: int, seed: int) -> np.ndarray:
@@ -106,7 +107,7 @@ def evenly(ranking: Ranking, count: int, seed: int) -> np.ndarray:
     What a schema with few candidates leaves goes to the others."""
     generator = np.random.default_rng(seed)
     sizes = [length(part.rows) for part in ranking.parts]
-    starts = np.cumsum([0, *sizes])
+    starts = ranking.starts
     picked: list[np.ndarray] = []
     left, schemas = count, len(sizes)
     for number in np.argsort(sizes, kind="stable"):
@@ -123,9 +124,8 @@ def towards_the_best(ranking: Ranking, count: int, seed: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
     chosen: set[int] = set()
     orders = [np.argsort(part.estimate.seconds, kind="stable") for part in ranking.parts]
-    starts = np.cumsum([0, *(len(order) for order in orders)])
-    possible = sum(len(order) for order in orders)
-    while len(chosen) < min(count, possible):
+    starts = ranking.starts
+    while len(chosen) < min(count, ranking.candidates):
         number = int(generator.integers(len(orders)))
         if not len(orders[number]):
             continue

@@ -9,11 +9,11 @@ from types import MappingProxyType
 import numpy as np
 
 from tilewright.cost.candidates import described, part_of
-from tilewright.cost.gpu_choice import rank
 from tilewright.cost.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
 from tilewright.cost.volumes import Overheads
 from tilewright.errors import InvalidInput
 from tilewright.hardware.machine import Machine
+from tilewright.runtime.collecting import ranking_of
 from tilewright.runtime.dataset import MEASURES, MeasuredLayer, layer_problem
 
 BOOSTED = MappingProxyType(
@@ -36,7 +36,7 @@ def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[
     """The layer's rows with what the learned model reads of them, as problem `number`, and the schema of each. Rows of schemas that the model does
     not know are left out."""
     problem = layer_problem(measured.layer)
-    ranking = rank(problem.region, problem.layouts, problem.values, problem.constants, machine, learned=False)
+    ranking = ranking_of(problem, machine)
     parts: list[Samples] = []
     schemas: list[str] = []
     for kind, columns in measured.schemas.items():
