@@ -191,8 +191,8 @@ class Ours:
         answer = self._server({"do": "trial", "program": self.program(schedule), "mode": "cold"})
         if not answer.get("times"):
             raise RuntimeError(f"{schedule}: {answer.get('error')}")
-        loaded = self._server.load(self.program(schedule))
-        replay = self._server.replay(loaded, statistics.median(answer["times"]), "cold", trial_worker.FINE_SECONDS)
+        loaded = self._server.load(self.program(schedule), "cold")
+        replay = self._server.replay(loaded, statistics.median(answer["times"]), trial_worker.FINE_SECONDS)
         return (lambda: self._server.seconds(replay, True) * 1e6), answer["relative_error"]
 
 

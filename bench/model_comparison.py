@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from bench.common import write_results
 from tilewright.cost.hybrid import Learned, Recipe, Samples, load, train
-from tilewright.cost.learned import KEPT, refined
+from tilewright.cost.learned import KEPT, STAGES, refined
 from tilewright.cost.ranking import Ranking
 from tilewright.cost.volumes import DEFAULTS
 from tilewright.hardware import machine as find_machine
@@ -66,9 +66,11 @@ def analytical_order(ranking: Ranking, machine: Machine) -> np.ndarray:
 
 
 def learned_order(model: Learned, ranking: Ranking, machine: Machine) -> np.ndarray:
-    """A model that sees no analytical quantity looks at the whole space, others at what the analytical models like best."""
+    """A model that sees no analytical quantity looks at the whole space, others at what the analytical models like best. Forests other than ours
+    are asked as a whole: the first trees of one that is not boosted say less."""
     kept = ranking.candidates if model.record == "own black box" else KEPT
-    return np.argsort(refined(ranking, machine, model, kept).seconds, kind="stable")
+    stages = STAGES if model.target == "correction" else ()
+    return np.argsort(refined(ranking, machine, model, kept, stages).seconds, kind="stable")
 
 
 def ways(folder: Path) -> dict[str, Way]:

@@ -78,11 +78,14 @@ def from_zoo(name: str) -> Built:
 NETWORKS: dict[str, Callable[[], Built]] = {
     "lenet5": lambda: from_zoo("lenet5"),
     "resnet18": lambda: from_zoo("resnet18"),
+    "defonet": lambda: from_zoo("defonet"),
     "inverted": lambda: (inverted(), lambda: (torch.randn(1, 8, 23, 23),)),
     "tagger": lambda: (Tagger(), lambda: (torch.randint(0, 100, (9, 2)),)),
     "transformer": lambda: (nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), lambda: (torch.randn(2, 33, 64),)),
     "sums": lambda: (Sums(), lambda: (torch.randn(3, 20000), torch.randn(6000, 20))),
 }
+TESTS = {"atomic sums": "tests/test_deterministic.py"}
+"""Tests for a GPU that compare with float64 themselves."""
 
 
 def compiled(name: str) -> tuple[Executable, nn.Module, Callable[[], tuple[Tensor, ...]]]:
@@ -114,7 +117,8 @@ def under(tool: str, name: str, seconds: float) -> dict[str, object]:
     """What the tool said of a network; `errors` is None where it came to no summary in that time."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "--log-file", str(log), sys.executable, __file__, "--check", name]
+        program = ["-m", "pytest", "-q", "-m", "gpu", TESTS[name]] if name in TESTS else [__file__, "--check", name]
+        command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "--log-file", str(log), sys.executable, *program]
         start = time.perf_counter()
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
@@ -124,8 +128,9 @@ def under(tool: str, name: str, seconds: float) -> dict[str, object]:
         text = log.read_text() if log.exists() else ""
     found = SUMMARY.search(text)
     errors = int(found[1] or found[2]) if found else None
+    right = re.search(r"^\d+ passed" if name in TESTS else f"^{name} is right", shown, re.MULTILINE) is not None
     result: dict[str, object] = {
-        "network": name, "tool": tool, "errors": errors, "right": f"{name} is right" in shown,
+        "network": name, "tool": tool, "errors": errors, "right": right,
         "seconds": round(time.perf_counter() - start, 1), "output": "" if errors == 0 else text[:2000] + failure[-1000:],
     }  # fmt: skip
     print(f"{tool:10} {name:14} errors {errors}, right {result['right']}, {result['seconds']} s\n{result['output']}".rstrip(), flush=True)
@@ -134,7 +139,7 @@ def under(tool: str, name: str, seconds: float) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--networks", nargs="*", default=[*NETWORKS, *TESTS], choices=[*NETWORKS, *TESTS])
     parser.add_argument("--tools", nargs="*", default=list(TOOLS), choices=list(TOOLS))
     parser.add_argument("--jobs", type=int, default=8, help="processes at a time")
     parser.add_argument("--seconds", type=float, default=600, help="for one network under one tool")
@@ -148,7 +153,7 @@ def main() -> int:
         print("compute-sanitizer is not here: it comes with the CUDA toolkit")
         return 1
     schedules = {}
-    for name in options.networks:
+    for name in set(options.networks) - set(TESTS):
         executable = compiled(name)[0]
         schedules[name] = sorted({region.schedule for region in executable.image.program.regions if region.calls})
         executable.close()

@@ -46,7 +46,7 @@ def measurement(problem: Problem = SMALL, position: int = 0, seconds: float = 1e
     choice = next(islice(ranking_of(problem, H200), position, None))
     entry = Measurement(
         problem.key, problem.region.kind, problem.text, plain.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
-        "nvrtc", "cold", current_code(problem, choice.schedule, H200) or "", "of another day", "measured", "", seconds, 0.9 * seconds, 1.1 * seconds, 4, False, 1e-7,
+        "nvrtc", "network", current_code(problem, choice.schedule, H200) or "", "of another day", "measured", "", seconds, 0.9 * seconds, 1.1 * seconds, 4, False, 1e-7,
         '{"kernel": {"registers": 32}}', "2026-01-02T03:04:05.678+00:00",
     )  # fmt: skip
     return replace(entry, **changes)

@@ -15,7 +15,7 @@ from test_trials import processes
 from tilewright.cli import main
 from tilewright.cost import learned
 from tilewright.cost.candidates import described, part_of
-from tilewright.cost.features import RECORDS
+from tilewright.cost.features import RECORDS, features
 from tilewright.cost.hybrid import Learned, Samples, load, train
 from tilewright.cost.learned import model_of, refined
 from tilewright.cost.ranking import Part, Ranking
@@ -127,7 +127,7 @@ def test_without_a_model_the_ranking_is_the_analytical_one() -> None:
 def test_the_candidates_kept_have_the_models_times_and_others_come_behind(model: Learned) -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
     seconds = ranking.seconds
-    found = refined(ranking, H200, model, kept=300)
+    found = refined(ranking, H200, model, kept=300, stages=())
     assert found.predicted is not None and found.candidates == ranking.candidates
     expected = []
     for part in ranking.parts:
@@ -145,6 +145,20 @@ def test_the_candidates_kept_have_the_models_times_and_others_come_behind(model:
     # in the analytical order among themselves
     order = np.argsort(seconds[~kept], kind="stable")
     assert (np.diff(found.seconds[~kept][order]) >= 0).all()
+
+
+def test_stages_drop_what_the_first_trees_find_slow(model: Learned) -> None:
+    ranking = ranking_of(dataset.layer_problem(SMALL), H200)
+    whole = refined(ranking, H200, model, stages=())
+    found = refined(ranking, H200, model, stages=((4, 600), (8, 200)))
+    passed = found.seconds == whole.seconds
+    assert passed.sum() == 200
+    assert found.seconds[~passed].min() > found.seconds[passed].max()
+    # what four trees of twelve think of all
+    known = [described(part, H200) for part in ranking.parts]
+    tables = [features(model.record, one.columns, one.volumes, H200, model.overheads) for one in known if one is not None]
+    some = np.concatenate([part.estimate.seconds * np.exp(model.forest.predict(table, 0, 4)) for part, table in zip(ranking.parts, tables, strict=True)])
+    assert some[passed].max() <= np.sort(some)[599] * (1 + 1e-6)
 
 
 def test_the_models_correction_is_a_term_of_the_choice(model: Learned) -> None:

@@ -10,6 +10,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,16 +48,22 @@ class Forest:
     names: tuple[str, ...]
     version: int
 
-    def predict(self, features: np.ndarray) -> np.ndarray:
-        """[rows] float64 of [rows, len(names)] features, which are taken as float32.
+    @cached_property
+    def _children(self) -> np.ndarray:
+        """[2 * nodes]: of node n the right child at 2n, the left one at 2n + 1."""
+        return np.stack([self.right, self.left], 1).astype(np.intp).ravel()
+
+    def predict(self, features: np.ndarray, first: int = 0, last: int | None = None) -> np.ndarray:
+        """[rows] float64 of [rows, len(names)] features, which are taken as float32. Of the trees only those from `first` to before `last` are
+        summed, and the base with the first of all: the sums of all parts are the prediction.
 
         Raises:
             ValueError: where the features have another shape.
         """
         if features.ndim != 2 or features.shape[1] != len(self.names):
             raise ValueError(f"features have the shape {features.shape}, and the forest was trained with {len(self.names)} of them")
-        children = np.stack([self.right, self.left], 1).astype(np.intp).ravel()
-        result = np.full(len(features), self.base)
+        asked = list(zip(self.roots, self.heights, strict=True))[first:last]
+        result = np.full(len(features), 0.0 if first else self.base)
         for start in range(0, len(features), BLOCK_ROWS):
             block = features[start : start + BLOCK_ROWS]
             count = len(block)
@@ -64,7 +71,7 @@ class Forest:
             flat = np.asarray(block, dtype=np.float32).T.ravel()
             offset = self.feature.astype(np.intp) * count
             row = np.arange(count)
-            for root, height in zip(self.roots, self.heights, strict=True):
+            for root, height in asked:
                 node = np.full(count, root, dtype=np.intp)
                 for _ in range(height):
                     # every index is known to be in range ("clip" saves NumPy's check of it)
@@ -73,7 +80,7 @@ class Forest:
                     smaller = flat.take(place, mode="clip") <= self.threshold.take(node, mode="clip")
                     node += node
                     node += smaller
-                    node = children.take(node, mode="clip")
+                    node = self._children.take(node, mode="clip")
                 result[start : start + count] += self.value.take(node)
         return result
 

@@ -103,10 +103,25 @@ class Learned:
         result[kept] = predicted
         return result
 
-    def predicted(self, described: Columns, volumes: Volumes, machine: Machine, analytical: np.ndarray) -> np.ndarray:
-        """Predicted seconds of the candidates, of which the analytical model expects `analytical` seconds."""
-        logarithm = self.forest.predict(features(self.record, described, volumes, machine, self.overheads))
-        return np.exp(logarithm) if self.target == "time" else analytical * np.exp(logarithm)
+    def predicted(
+        self, described: Columns, volumes: Volumes, machine: Machine, analytical: np.ndarray, stages: Sequence[tuple[int, int]] = ()
+    ) -> np.ndarray:
+        """Predicted seconds of the candidates, of which the analytical model expects `analytical` seconds.
+
+        `stages`: after so many trees only so many candidates go on, those that are best by then; the others get NaN. (Each tree of a boosted
+        forest corrects what those before it left, so that a few say whether a candidate is among the best.)"""
+        table = features(self.record, described, volumes, machine, self.overheads)
+        known = np.zeros(len(table)) if self.target == "time" else np.log(analytical)
+        left, done = np.arange(len(table)), 0
+        for trees_asked, kept in stages:
+            known[left] += self.forest.predict(table[left], done, trees_asked)
+            done = trees_asked
+            if len(left) > kept:
+                left = left[np.sort(np.argpartition(known[left], kept)[:kept])]
+        known[left] += self.forest.predict(table[left], done)
+        result = np.full(len(table), np.nan)
+        result[left] = np.exp(known[left])
+        return result
 
     def save(self, path: Path) -> None:
         trees.save(self.forest, path, {"record": self.record, "target": self.target, "overheads": asdict(self.overheads)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +18,12 @@ from tilewright.schedule.columns import take
 
 MODELS = Path(__file__).parent / "models"
 """Trained models that come with the package, each named after its machine."""
-KEPT = 1536
+KEPT = 6144
 """Candidates that the learned model looks at: those that the analytical models like best."""
 KEPT_EACH = 320
 """At least so many of each schema."""
+STAGES = ((16, 1536), (80, 512))
+"""So many of them it looks at with more than so many trees."""
 
 
 @lru_cache(maxsize=8)
@@ -34,14 +37,16 @@ def model_of(machine: str) -> Learned | None:
     return load(path) if path.exists() else None
 
 
-def refined(ranking: Ranking, machine: Machine, model: Learned | None, kept: int = KEPT) -> Ranking:
-    """The ranking with the times that the model predicts of the `kept` candidates that it looks at, all others behind those. A schema that the
-    model does not know keeps its analytical times."""
+def refined(
+    ranking: Ranking, machine: Machine, model: Learned | None, kept: int = KEPT, stages: Sequence[tuple[int, int]] = STAGES
+) -> Ranking:
+    """The ranking with the times that the model predicts of those of the `kept` candidates that pass its `stages`, all others behind those in
+    their analytical order. A schema that the model does not know keeps its analytical times."""
     if model is None or not ranking.candidates:
         return ranking
     seconds = ranking.seconds
     limit = np.partition(seconds, kept)[kept] if len(seconds) > kept else np.inf
-    times, left = seconds.copy(), np.zeros(len(seconds), dtype=bool)
+    times, behind = seconds.copy(), np.zeros(len(seconds), dtype=bool)
     looked_at: list[np.ndarray] = []
     known: list[Described] = []
     for start, part in zip(ranking.starts, ranking.parts, strict=False):
@@ -50,15 +55,17 @@ def refined(ranking: Ranking, machine: Machine, model: Learned | None, kept: int
         chosen = Part(part.schedule, take(part.rows, which), _rows_of(part.estimate, which), part.problem)
         found = described(chosen, machine)
         if found is not None:
-            left[start : start + len(analytical)] = True
+            behind[start : start + len(analytical)] = True
             looked_at.append(start + which)
             known.append(found)
     if known:  # all schemas at once: what a forest takes depends on its trees more than on the rows
         together = joined(known)
-        positions = np.concatenate(looked_at)
-        times[positions] = model.predicted(together.columns, together.volumes, machine, together.analytical)
-        left[positions] = False
-        times[left] *= 1 + times[~left].max() / times.min()
+        predicted = model.predicted(together.columns, together.volumes, machine, together.analytical, stages)
+        passed = ~np.isnan(predicted)
+        positions = np.concatenate(looked_at)[passed]
+        times[positions] = predicted[passed]
+        behind[positions] = False
+        times[behind] *= 1 + times[~behind].max() / times.min()
     return replace(ranking, predicted=times)
 
 

@@ -22,12 +22,11 @@ from tilewright.errors import CacheError
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import plain
 from tilewright.runtime.problems import generator
-from tilewright.runtime.trials import Outcome
+from tilewright.runtime.trials import MODES, TUNING_MODE, Outcome
 
 VERSION = 1
 """Of the table's and the lines' form."""
 STATUSES = ("measured", "wrong", "failed")
-MODES = ("cold", "warm")
 ERRORS_SHOWN = 5
 
 
@@ -197,11 +196,11 @@ class Records:
         """Every measurement, by date."""
         yield from self._select("ORDER BY date, identity")
 
-    def of(self, region: str, machine: str, mode: str = "cold") -> list[Measurement]:
+    def of(self, region: str, machine: str, mode: str = TUNING_MODE) -> list[Measurement]:
         """Everything measured of a region on a machine, by date."""
         return list(self._select("WHERE region = ? AND machine = ? AND mode = ? ORDER BY date, identity", region, machine, mode))
 
-    def standing(self, region: str, machine: str, mode: str = "cold") -> list[Measurement]:
+    def standing(self, region: str, machine: str, mode: str = TUNING_MODE) -> list[Measurement]:
         """One measurement for each schedule and code, the fastest first: of several the one of most replays, and of those the latest."""
         kept: dict[tuple[str, str], Measurement] = {}
         for entry in self.of(region, machine, mode):

@@ -17,7 +17,7 @@ from tilewright.runtime.collecting import ranking_of
 from tilewright.runtime.dataset import MEASURES, MeasuredLayer, layer_problem
 
 BOOSTED = MappingProxyType(
-    {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 63, "max_depth": 9, "min_samples_leaf": 20, "max_features": 0.4}
+    {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 127, "max_depth": 12, "min_samples_leaf": 20, "max_features": 0.4}
 )
 RECIPE = Recipe("gradient_boosting", "candidate", "correction", 3.0, options=BOOSTED)
 """How the models that come with the package are trained."""

@@ -7,9 +7,14 @@ Questions (see `tilewright.runtime.workers`), in this order:
     {"do": "trial", "program", "mode", "limit"}         -> {"times": seconds of a call, one for each replay, "relative_error"} or {"error"}
     {"do": "remeasure", "programs", "mode", "rounds"}   -> {"times": [those of each program]}
 
-A candidate runs once over poisoned memory and is compared before it is timed. Timed are replays of CUDA graphs that call it over and over. In mode
-"cold" each call of a graph has buffers of its own and level 2 is filled with something else before each replay, so that inputs and weights come
-from memory; in mode "warm" all calls share one set of buffers. An error that leaves the GPU's context unusable ends the process.
+A candidate runs once over poisoned memory and is compared before it is timed. Timed are replays of CUDA graphs that call it over and over, in mode
+
+    "cold"     with buffers of each call's own, level 2 filled with something else before each replay: inputs and weights come from memory;
+    "network"  with weights and code of each call's own, as in a network, where the kernel before has just written the activations and other
+               kernels have taken the place in the instruction caches;
+    "warm"     with one set of buffers.
+
+An error that leaves the GPU's context unusable ends the process.
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ MOST_CALLS = 192
 """Of one replay."""
 ALIGNMENT = 256
 """Bytes: where each buffer begins."""
+CODE_COPIES = 24
+"""In mode "network": as many kernels of other layers run between two calls of one."""
 PROBE_CALLS = 6
 """Of the replay that says how many calls the timed replays need: a call launched by itself takes several times as long."""
 COARSE_SECONDS, COARSE_REPLAYS = 1e-3, 4
@@ -91,10 +98,10 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 @dataclass
 class Loaded:
-    """A candidate on the device: its module, and the addresses of the arguments of each call by set of buffers."""
+    """A candidate on the device: copies of its module, the functions of each, and the addresses of the arguments of each call by set of buffers."""
 
-    module: int
-    functions: Mapping[str, int]
+    modules: Sequence[int]
+    functions: Sequence[Mapping[str, int]]
     kernels: Mapping[str, LoadableKernel]
     calls: Sequence[tuple[str, list[list[int]]]]
     """Kernel and, for each set, its arguments' addresses."""
@@ -111,12 +118,13 @@ class Replay:
         self._graph = driver.create_graph()
         before: list[int] = []
         for number in range(count):
+            functions = loaded.functions[number % len(loaded.functions)]
             for kernel_name, addresses in loaded.calls:
                 kernel = loaded.kernels[kernel_name]
                 arguments = addresses[number % sets]
                 block = ParameterBlock([0] * len(arguments), arguments, [0] * kernel.scalars, kernel.scalar_bytes)
                 self._blocks.append(block)
-                before = [driver.add_kernel_node(self._graph, before, node_params(loaded.functions[kernel_name], kernel, block))]
+                before = [driver.add_kernel_node(self._graph, before, node_params(functions[kernel_name], kernel, block))]
         self._executable = driver.instantiate(self._graph)
 
     def launch(self, stream: int) -> None:
@@ -128,8 +136,15 @@ class Replay:
             self._driver.destroy_graph(self._graph)
 
 
+def copies(bytes_: int, cold_bytes: int) -> int:
+    """Of buffers with so many bytes, until `cold_bytes` lie between two uses of one."""
+    return max(2, min(MOST_SETS, -(-cold_bytes // max(bytes_, 1))))
+
+
 class Problem:
-    """One problem on the device: drawn inputs, the expected outputs, and as many copies of every buffer as the cold mode takes."""
+    """One problem on the device: drawn inputs, the expected outputs, and as many copies of every buffer as the cold mode takes.
+
+    `sets`: calls until every buffer is used again; activations alone are used again sooner, after enough bytes of others."""
 
     def __init__(self, data: Any, seed: int, device: torch.device, cold_bytes: int) -> None:
         region, layouts, values, constants = plain.decode(data)
@@ -141,8 +156,10 @@ class Problem:
         generator = torch.Generator(device).manual_seed(seed)
         self.inputs = {name: drawn(values[name], generator, device) for name in region.inputs}
         self.expected = region_results(region, layouts, self.constants, self.inputs)
-        each = sum(layouts[name].size * size_of(values[name].dtype) for name in (*region.inputs, *region.outputs))
-        self.sets = max(2, min(MOST_SETS, -(-cold_bytes // max(each, 1))))
+        sizes = {name: layouts[name].size * size_of(values[name].dtype) for name in (*region.inputs, *region.outputs)}
+        self.activation_sets = copies(sum(sizes.values()), cold_bytes)
+        constant_bytes = sum(sizes[name] for name in self.constants if name in sizes)
+        self.sets = copies(constant_bytes, cold_bytes) if constant_bytes else self.activation_sets
         self._rows: dict[Any, torch.Tensor] = {}
 
     def rows(self, name: str, program: Mapping[str, Any]) -> torch.Tensor:
@@ -154,14 +171,19 @@ class Problem:
                 return self._blank(dtype, entry.layout, 1)
             key = (entry.source, entry.view, entry.matrix, entry.layout, dtype)
             if key not in self._rows:
-                self._rows[key] = self._copies(prepared(self.inputs[entry.source].to(torch_dtype(dtype)), entry), entry.layout)
+                self._rows[key] = self._copies(prepared(self.inputs[entry.source].to(torch_dtype(dtype)), entry), entry.layout, self.sets)
             return self._rows[key]
         if name not in self._rows:
+            count = self.sets if name in self.constants else self.activation_sets
             if name in self.inputs:
-                self._rows[name] = self._copies(self.inputs[name], self.layouts[name])
+                self._rows[name] = self._copies(self.inputs[name], self.layouts[name], count)
             else:
-                self._rows[name] = self._blank(self.values[name].dtype, self.layouts[name], self.sets)
+                self._rows[name] = self._blank(self.values[name].dtype, self.layouts[name], count)
         return self._rows[name]
+
+    def is_weight(self, name: str, program: Mapping[str, Any]) -> bool:
+        """Whether a buffer holds constants, as they are or prepared."""
+        return name in self.constants or (name in program["storage"] and program["storage"][name].source is not None)
 
     def _blank(self, dtype: str, layout: Layout, count: int) -> torch.Tensor:
         element = size_of(dtype)
@@ -169,8 +191,8 @@ class Problem:
         whole = torch.zeros(count, max(width, 1), dtype=torch_dtype(dtype), device=self.device)
         return whole[:, : layout.size]
 
-    def _copies(self, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-        blank = self._blank(of_torch(tensor.dtype), layout, self.sets)
+    def _copies(self, tensor: torch.Tensor, layout: Layout, count: int) -> torch.Tensor:
+        blank = self._blank(of_torch(tensor.dtype), layout, count)
         if layout.dense_strides() is not None:
             unpack(blank[0], layout).copy_(tensor.reshape(layout.shape))
         else:
@@ -220,7 +242,7 @@ class Server:
 
     def trial(self, message: Message) -> Message:
         assert self.problem is not None
-        loaded = self.load(message["program"])
+        loaded = self.load(message["program"], message["mode"])
         tolerance = min(TOLERANCES.get(self.problem.values[name].dtype, 0.0) for name in self.problem.region.outputs)
         try:
             self.once(loaded)
@@ -236,9 +258,9 @@ class Server:
             self.unload(loaded)
 
     def remeasure(self, message: Message) -> Message:
-        loaded = [self.load(program) for program in message["programs"]]
-        replays = [self.replay(item, self.probe(item, message["mode"]), message["mode"], FINE_SECONDS) for item in loaded]
-        cold = message["mode"] == "cold"
+        loaded = [self.load(program, message["mode"]) for program in message["programs"]]
+        replays = [self.replay(item, self.probe(item, message["mode"]), FINE_SECONDS) for item in loaded]
+        cold = message["mode"] != "warm"
         times: list[list[float]] = [[] for _ in replays]
         try:
             for replay in replays:
@@ -255,10 +277,11 @@ class Server:
 
     def unload(self, loaded: Loaded) -> None:
         with suppress(TilewrightError):  # after a fault every call fails, and the fault itself is what is to be told
-            self.driver.unload_module(loaded.module)
+            for module in loaded.modules:
+                self.driver.unload_module(module)
 
-    def load(self, data: Mapping[str, Any]) -> Loaded:
-        """A candidate's binary loaded, the addresses of its arguments found, its workspaces and first outputs poisoned."""
+    def load(self, data: Mapping[str, Any], mode: str) -> Loaded:
+        """A candidate's binary loaded, the addresses of its arguments found as the mode has them, its workspaces and first outputs poisoned."""
         assert self.problem is not None
         program = {**data, "storage": plain.decode(data["storage"])}
         kernels = {name: LoadableKernel(**_tuples(facts)) for name, facts in data["kernels"].items()}
@@ -269,23 +292,28 @@ class Server:
         for name in self.problem.region.outputs:
             for row in rows[name][:2]:
                 poison(row, self.problem.layouts[name])
-        module = self.driver.load_module(Path(data["binary"]).read_bytes())
-        functions = {name: self.driver.function(module, name) for name in kernels}
-        for name, kernel in kernels.items():
-            if kernel.shared_bytes:
-                self.driver.allow_shared_bytes(functions[name], kernel.shared_bytes)
-        calls = [
-            (kernel, [[rows[name][number % len(rows[name])].data_ptr() for name in arguments] for number in range(self.problem.sets)])
-            for kernel, arguments in data["calls"]
-        ]
-        return Loaded(module, functions, kernels, calls, list(rows.values()))
+        image = Path(data["binary"]).read_bytes()
+        modules = [self.driver.load_module(image) for _ in range(CODE_COPIES if mode == "network" else 1)]
+        functions = [{name: self.driver.function(module, name) for name in kernels} for module in modules]
+        for own in functions:
+            for name, kernel in kernels.items():
+                if kernel.shared_bytes:
+                    self.driver.allow_shared_bytes(own[name], kernel.shared_bytes)
+        moving = {name: {"cold": True, "network": self.problem.is_weight(name, program), "warm": False}[mode] for name in rows}
+
+        def address(name: str, number: int) -> int:
+            return rows[name][number % len(rows[name]) if moving[name] else 0].data_ptr()
+
+        numbers = range(self.problem.sets)
+        calls = [(kernel, [[address(name, number) for name in arguments] for number in numbers]) for kernel, arguments in data["calls"]]
+        return Loaded(modules, functions, kernels, calls, list(rows.values()))
 
     def once(self, loaded: Loaded) -> None:
         """One call over the first set of buffers, launched kernel by kernel."""
         for name, addresses in loaded.calls:
             kernel = loaded.kernels[name]
             block = ParameterBlock([0] * len(addresses[0]), addresses[0], [0] * kernel.scalars, kernel.scalar_bytes)
-            self.driver.launch_kernel(node_params(loaded.functions[name], kernel, block), self.stream)
+            self.driver.launch_kernel(node_params(loaded.functions[0][name], kernel, block), self.stream)
 
     def error(self, number: int) -> float:
         """The largest relative error of the outputs in one set of buffers."""
@@ -296,18 +324,17 @@ class Server:
             for name in problem.region.outputs
         )
 
-    def replay(self, loaded: Loaded, once: float, mode: str, seconds: float) -> Replay:
+    def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
         assert self.problem is not None
-        sets = self.problem.sets if mode == "cold" else 1
         count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
-        return Replay(self.driver, loaded, count, sets)
+        return Replay(self.driver, loaded, count, self.problem.sets)
 
     def probe(self, loaded: Loaded, mode: str) -> float:
         """About the seconds of a call among others."""
         assert self.problem is not None
-        replay = Replay(self.driver, loaded, PROBE_CALLS, self.problem.sets if mode == "cold" else 1)
+        replay = Replay(self.driver, loaded, PROBE_CALLS, self.problem.sets)
         try:
-            return self.seconds(replay, mode == "cold")  # the launch also uploads the graph
+            return self.seconds(replay, mode != "warm")  # the launch also uploads the graph
         finally:
             replay.destroy()
 
@@ -318,10 +345,10 @@ class Server:
             first = min(first, self.probe(loaded, mode))  # the host may have been late by milliseconds
         if first > limit:
             return [first], True
-        replay = self.replay(loaded, first, mode, COARSE_SECONDS)
+        replay = self.replay(loaded, first, COARSE_SECONDS)
         try:
-            self.seconds(replay, mode == "cold")
-            return [self.seconds(replay, mode == "cold") for _ in range(COARSE_REPLAYS)], False
+            self.seconds(replay, mode != "warm")
+            return [self.seconds(replay, mode != "warm") for _ in range(COARSE_REPLAYS)], False
         finally:
             replay.destroy()
 

@@ -32,6 +32,10 @@ AHEAD = 4
 """Candidates a compiling process that may be compiled and not yet measured."""
 TRIAL_SECONDS = 30.0
 """After so long a candidate counts as hanging."""
+MODES = ("cold", "network", "warm")
+"""Where inputs and weights come from: see `tilewright.runtime.trial_worker`."""
+TUNING_MODE = "network"
+"""Of what decides between the schedules of a network's regions."""
 MEASURER = ("-m", "tilewright.runtime.trial_worker")
 COMPILER = ("-m", "tilewright.runtime.compile_worker")
 

@@ -25,7 +25,7 @@ from tilewright.runtime import plain
 from tilewright.runtime.choices import remembered
 from tilewright.runtime.problems import Problem, code_of, generator
 from tilewright.runtime.records import Measurement, Records, default_path, measurement_of
-from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, Job, Outcome, Trials
+from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, TUNING_MODE, Job, Outcome, Trials
 
 Report = Callable[[int, int, Outcome | None], None]
 """Called as report(done, total, outcome)."""
@@ -160,7 +160,7 @@ def tune(
     if jobs or any(_finalists(problem, machine, records) for problem in problems):
         with (start or (lambda: Trials(machine)))() as processes:
             done = known
-            for outcome in processes.measure(jobs, finals=True):
+            for outcome in processes.measure(jobs, TUNING_MODE, finals=True):
                 records.add([measurement_of(outcome, machine)])
                 if not outcome.final:
                     done += 1
@@ -170,7 +170,7 @@ def tune(
             for problem in problems:  # those that an earlier, interrupted run left, or that came near the best of one
                 finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, records)]
                 if finalists:
-                    records.add(measurement_of(outcome, machine) for outcome in processes.remeasure(finalists) if outcome.timing)
+                    records.add(measurement_of(outcome, machine) for outcome in processes.remeasure(finalists, mode=TUNING_MODE) if outcome.timing)
     return Tuned(len(problems), known, measured, failed)
 
 
