@@ -14,7 +14,7 @@ import tilewright
 
 PACKAGE = Path(__file__).parent.parent / "tilewright"
 ORDER = (
-    "ir", "hardware", "graph", "frontend", "schedule", "codegen", "toolchain", "cost", "partition", "runtime", "report",
+    "ir", "hardware", "graph", "frontend", "schedule", "codegen", "toolchain", "analysis", "cost", "partition", "runtime", "report",
 )  # fmt: skip
 """A folder imports from those before it and from itself."""
 EVERYWHERE = ("errors", "settings")

@@ -62,7 +62,7 @@ class Forest:
         """
         if features.ndim != 2 or features.shape[1] != len(self.names):
             raise ValueError(f"features have the shape {features.shape}, and the forest was trained with {len(self.names)} of them")
-        asked = list(zip(self.roots, self.heights, strict=True))[first:last]
+        roots, heights = self.roots[first:last].astype(np.intp), self.heights[first:last]
         result = np.full(len(features), 0.0 if first else self.base)
         for start in range(0, len(features), BLOCK_ROWS):
             block = features[start : start + BLOCK_ROWS]
@@ -70,10 +70,12 @@ class Forest:
             # one feature after another, so that rows which look at one feature find its values side by side
             flat = np.asarray(block, dtype=np.float32).T.ravel()
             offset = self.feature.astype(np.intp) * count
-            row = np.arange(count)
-            for root, height in asked:
-                node = np.full(count, root, dtype=np.intp)
-                for _ in range(height):
+            together = max(1, BLOCK_ROWS // count)  # trees, where there are few rows
+            for tree in range(0, len(roots), together):
+                group = roots[tree : tree + together]
+                row = np.tile(np.arange(count), len(group))
+                node = np.repeat(group, count)
+                for _ in range(heights[tree : tree + together].max(initial=0)):
                     # every index is known to be in range ("clip" saves NumPy's check of it)
                     place = offset.take(node, mode="clip")
                     place += row
@@ -81,7 +83,7 @@ class Forest:
                     node += node
                     node += smaller
                     node = self._children.take(node, mode="clip")
-                result[start : start + count] += self.value.take(node)
+                result[start : start + count] += self.value.take(node).reshape(len(group), count).sum(0, dtype=np.float64)
         return result
 
 

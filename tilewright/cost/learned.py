@@ -18,11 +18,11 @@ from tilewright.schedule.columns import take
 
 MODELS = Path(__file__).parent / "models"
 """Trained models that come with the package, each named after its machine."""
-KEPT = 6144
+KEPT = 8192
 """Candidates that the learned model looks at: those that the analytical models like best."""
 KEPT_EACH = 320
 """At least so many of each schema."""
-STAGES = ((16, 1536), (80, 512))
+STAGES = ((20, 2048), (80, 512))
 """So many of them it looks at with more than so many trees."""
 
 
