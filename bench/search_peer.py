@@ -10,14 +10,14 @@ far, and evolution proposes the next batch: mutation and crossover of the best o
 each batch random. Nothing is known before the first batch. Here measuring is looking up: the search runs over a *pool* of
 configurations that have all been measured, and proposals are restricted to it. A mutation is a member of the pool that differs from its parent in few
 axes, a crossover one that few axes tell from a mixture of both parents. That favours the search: evolution over a whole space also
-meets configurations that a pool leaves out.
+meets configurations that a pool leaves out. (`bench.search_live` has it search the whole space on a GPU.)
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -53,15 +53,30 @@ def search(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int
 
 def tried(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int = 0) -> Iterator[int]:
     """As `search`, one position after the other."""
-    if features.ndim != 2 or seconds.shape != (len(features),) or not (seconds > 0).all():
+    if seconds.shape != (len(features),) or not (seconds > 0).all():
         raise ValueError(f"features {features.shape} and seconds {seconds.shape}, all positive")
+    proposals = proposed_batches(features, batch, seed)
+    chosen = next(proposals, None)
+    while chosen is not None:
+        yield from (int(position) for position in chosen)
+        try:
+            chosen = proposals.send(seconds[chosen])
+        except StopIteration:
+            return
+
+
+def proposed_batches(features: np.ndarray, batch: int = 16, seed: int = 0) -> Generator[np.ndarray, np.ndarray, None]:
+    """Yields positions to measure next, and is sent their seconds (infinite: failed), until all are measured."""
+    if features.ndim != 2:
+        raise ValueError(f"features {features.shape}")
     generator = np.random.default_rng(seed)
     axes = np.where(np.isnan(features), ABSENT, features)
     measured = np.zeros(len(axes), dtype=bool)
+    seconds = np.full(len(axes), np.inf)
     while not measured.all():
         open_ = np.flatnonzero(~measured)
         size = min(batch, len(open_))
-        if not measured.any():
+        if not np.isfinite(seconds).any():
             chosen = generator.choice(open_, size, replace=False)
         else:
             fitness = _learned(axes, seconds, measured, seed)
@@ -71,7 +86,7 @@ def tried(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int 
             rest = np.setdiff1d(open_, best)
             chosen = np.concatenate([best, generator.choice(rest, size - len(best), replace=False)])
         measured[chosen] = True
-        yield from (int(position) for position in chosen)
+        seconds[chosen] = yield chosen
 
 
 def _learned(axes: np.ndarray, seconds: np.ndarray, measured: np.ndarray, seed: int) -> np.ndarray:

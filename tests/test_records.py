@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_workers import seconds as seconds_of
@@ -22,6 +23,7 @@ import tilewright
 from tilewright.cli import main
 from tilewright.cli_tune import read_layers
 from tilewright.compile import read
+from tilewright.cost.bounds import lower_bound
 from tilewright.errors import CacheError, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
@@ -30,7 +32,7 @@ from tilewright.runtime import plain, trials
 from tilewright.runtime.problems import Problem, generator
 from tilewright.runtime.records import Measurement, Records, default_path
 from tilewright.runtime.trials import Trials
-from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, ranking_of, tune
+from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, may_beat, ranking_of, tune
 from tilewright.schedule.gpu_contraction import ContractionSchedule
 
 absent = pytest.mark.skipif(is_present(H200), reason="the target is here")
@@ -325,6 +327,22 @@ def test_trials_need_the_target(tmp_path: Path) -> None:
 
 
 # Tuning
+
+
+def test_what_cannot_beat_a_record_is_not_measured(tmp_path: Path) -> None:
+    ranking = ranking_of(SMALL, H200)
+    bounds = np.concatenate([lower_bound(part.rows, part.problem, H200).seconds for part in ranking.parts])
+    first = np.argsort(ranking.seconds, kind="stable")[:12]
+    known = float(np.median(bounds[first]))
+    np.testing.assert_array_equal(may_beat(ranking, H200, known), bounds < known)
+    assert may_beat(ranking, H200, float("inf")).all()
+    with Records(tmp_path / "records.sqlite") as records:
+        records.add([measurement(position=11, seconds=known)])
+        tuned = tune([SMALL], H200, 12, records, start=stand_ins)
+        assert tuned.hopeless == (bounds[first] >= known).sum() > 0
+        measured = {entry.schedule for entry in records.of(SMALL.key, "h200")}
+        for at in first[:11]:
+            assert (plain.schedule_text(ranking.choice(int(at)).schedule) in measured) == (bounds[at] < known)
 
 
 def test_tuning_measures_records_and_goes_on_where_it_stopped(tmp_path: Path) -> None:

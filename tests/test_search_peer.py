@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.search_peer import judge, loss_of_performance, pools, search, trials_to, tried
+from bench.search_peer import judge, loss_of_performance, pools, proposed_batches, search, trials_to, tried
 
 
 def landscape(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -74,3 +74,28 @@ def test_wrong_shapes_are_refused() -> None:
         search(np.zeros((3, 2)), np.ones(2))
     with pytest.raises(ValueError, match="positive"):
         search(np.zeros((2, 2)), np.array([1.0, 0.0]))
+
+
+def test_batches_are_those_of_the_search_over_a_pool() -> None:
+    """What is proposed to someone who measures is what is tried where measuring is looking up."""
+    generator = np.random.default_rng(5)
+    features = generator.integers(0, 4, (90, 3)).astype(float)
+    seconds = 1 + features.sum(1) + generator.random(90)
+    proposals = proposed_batches(features, 8, 3)
+    chosen, order = next(proposals), []
+    while True:
+        order += chosen.tolist()
+        try:
+            chosen = proposals.send(seconds[chosen])
+        except StopIteration:
+            break
+    assert order == search(features, seconds, 8, 3).tolist() and sorted(order) == list(range(90))
+
+
+def test_failures_are_slow() -> None:
+    features = np.arange(60.0)[:, None]
+    proposals = proposed_batches(features, 10, 0)
+    chosen = next(proposals)
+    for _ in range(4):
+        chosen = proposals.send(np.where(features[chosen, 0] % 2 == 1, np.inf, 1 + features[chosen, 0]))
+        assert len(chosen) == 10

@@ -90,8 +90,8 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> No
         tuned = tune(wanted, machine, options.trials, records, atomics=atomics, report=report, start=lambda: Trials(machine, devices))
     console.print(_table(problems, machine, records, atomics))
     console.print(
-        f"{tuned.problems} regions: {tuned.measured} candidates measured, {tuned.failed} failed, {tuned.known} known before; "
-        f"records in {records.path}",
+        f"{tuned.problems} regions: {tuned.measured} candidates measured, {tuned.failed} failed, {tuned.known} known before, "
+        f"{tuned.hopeless} that cannot beat what is known; records in {records.path}",
         soft_wrap=True,
     )
 

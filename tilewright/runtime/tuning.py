@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tilewright.codegen.lower import lower
+from tilewright.cost.bounds import lower_bound
 from tilewright.cost.choice import choose, rank
 from tilewright.cost.ranking import Choice, Ranking
 from tilewright.errors import UnsupportedOption
@@ -26,6 +28,7 @@ from tilewright.runtime.choices import remembered
 from tilewright.runtime.problems import Problem, code_of, generator
 from tilewright.runtime.records import Measurement, Records, default_path, measurement_of
 from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, TUNING_MODE, Job, Outcome, Trials
+from tilewright.schedule.columns import length
 
 Report = Callable[[int, int, Outcome | None], None]
 """Called as report(done, total, outcome)."""
@@ -33,12 +36,13 @@ Report = Callable[[int, int, Outcome | None], None]
 
 @dataclass(frozen=True)
 class Tuned:
-    """How many problems there were, and what became of their candidates: `known` were in the records before."""
+    """How many problems there were, and what became of their candidates: `known` were in the records before, `hopeless` cannot beat what is there."""
 
     problems: int
     known: int
     measured: int
     failed: int
+    hopeless: int = 0
 
 
 def distinct_problems(graph: Graph, machine: Machine, threads: int) -> list[Problem]:
@@ -145,14 +149,21 @@ def tune(
     start: Callable[[], Trials] | None = None,
 ) -> Tuned:
     """Measures the `trials` candidates of each problem that the models like best, and those near the best again in turns; all are recorded
-    at once. `atomics`: candidates that add in no fixed order are among them. `start` makes the processes, when there is something to measure; by
-    default for GPU 0.
+    at once. Of a problem with records, those are left out that by their lower bound cannot be faster than the fastest recorded. `atomics`:
+    candidates that add in no fixed order are among them. `start` makes the processes, when there is something to measure; by default for GPU 0.
 
     Raises:
         TargetNotPresent: where something has to be measured and the machine is not here.
         UnsupportedOption: where the machine is a CPU.
     """
-    wanted = [(problem, choice.schedule) for problem in problems for choice in islice(ranking_of(problem, machine, atomics), trials)]
+    hopeless = 0
+    wanted: list[tuple[Problem, Any]] = []
+    for problem in problems:
+        ranking = ranking_of(problem, machine, atomics)
+        first = np.argsort(ranking.seconds, kind="stable")[:trials]
+        promising = first[may_beat(ranking, machine, _fastest(problem, machine, records))[first]]
+        wanted += [(problem, ranking.choice(int(position)).schedule) for position in promising]
+        hopeless += len(first) - len(promising)
     jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records)]
     tell = report or (lambda done, total, outcome: None)
     known, measured, failed = len(wanted) - len(jobs), 0, 0
@@ -171,7 +182,24 @@ def tune(
                 finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, records)]
                 if finalists:
                     records.add(measurement_of(outcome, machine) for outcome in processes.remeasure(finalists, mode=TUNING_MODE) if outcome.timing)
-    return Tuned(len(problems), known, measured, failed)
+    return Tuned(len(problems), known, measured, failed, hopeless)
+
+
+def may_beat(ranking: Ranking, machine: Machine, seconds: float) -> np.ndarray:
+    """For each candidate whether its lower bound allows it to take less than that; all of a schema that has no bound."""
+    bounds = []
+    for part in ranking.parts:
+        try:
+            bounds.append(lower_bound(part.rows, part.problem, machine).seconds)
+        except Unsuitable:
+            bounds.append(np.zeros(length(part.rows)))
+    return np.concatenate(bounds) < seconds
+
+
+def _fastest(problem: Problem, machine: Machine, records: Records) -> float:
+    """The least seconds recorded of code that would be generated today; infinite where there are none."""
+    standing = (entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured" and is_current(problem, entry, machine))
+    return next((entry.seconds for entry in standing), float("inf"))
 
 
 def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records) -> bool:
