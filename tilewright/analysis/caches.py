@@ -1,0 +1,278 @@
+"""Cache misses of a CPU kernel: data movement bottom up over its loop tree, for each level of cache (Tuna, algorithm 2).
+
+At every node and for every buffer: the *footprint* (distinct lines) and the *movement* (lines that come into the cache if it is cold before the
+node). An access and straight-line code move their footprint. For a loop of N iterations
+
+    movement = N * movement of one iteration - sum over what is reused of (lines reused * fraction kept)
+
+where the lines reused follow from footprints: N times that of one iteration, less that of the whole loop. A line is kept if the cache still
+holds it when it is touched again, which depends on the *reuse distance*, the footprint of what runs in between: one iteration where consecutive
+iterations share lines; k iterations where iterations k apart do; and where the iteration is itself a loop that touches the same lines every time, one
+iteration of that. A sequence is treated alike: what a part shares with earlier parts is kept or not by the footprint of what lies between.
+
+So, where one iteration fits, a loop moves its footprint, and where it does not, N times the movement of an iteration: the paper's rule. The paper
+tracks a reuse status, true or false, for each tensor; here it is the fraction kept. A set of an associative cache keeps a line if at most as many
+lines as it has ways fall into it in between. How the lines of each buffer spread over the sets is known (`footprints.lines_by_set`), where
+the buffers lie is not: so the fraction is that of all relative positions of the buffers, each independent. That is the margin that
+associativity takes from capacity, exact for strides that fall into few sets. Without associativity the whole capacity counts, as in the paper.
+
+Every level is taken to see all accesses. Worked example, the paper's two products: `tests/test_analysis_caches.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from tilewright.analysis.footprints import Strided, distinct_lines, lines_by_set
+from tilewright.analysis.loop_tree import Access, Leaf, Loop, LoopTree, Node, Sequence, loop_tree, touched
+from tilewright.hardware.machine import Cache, Machine
+from tilewright.ir.kernel import Kernel
+
+HOPELESS = 4
+"""A reuse distance of so many capacities keeps nothing, whatever the sets."""
+
+Window = tuple[tuple[Node, int], ...]
+"""What runs between two touches of a line: nodes; of a loop so many iterations (0: all)."""
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Lines of a buffer that are touched again, `lag` iterations of a loop later or (lag 0) by a later part of a sequence; how many lines of all
+    buffers are touched in between; which fraction the cache keeps. `lines` counts over one run of the loop or the sequence."""
+
+    buffer: str
+    loop: str
+    lag: int
+    lines: float
+    distance: float
+    kept: float
+
+
+@dataclass(frozen=True)
+class LevelMisses:
+    """Of one level: by buffer the lines that come in, and the distinct lines, both of the whole kernel; `reuses` innermost first."""
+
+    level: int
+    line_bytes: int
+    misses: Mapping[str, float]
+    footprint: Mapping[str, float]
+    reuses: tuple[Reuse, ...]
+
+    @property
+    def total(self) -> float:
+        """Lines that come in."""
+        return sum(self.misses.values())
+
+    @property
+    def bytes_moved(self) -> float:
+        return self.total * self.line_bytes
+
+
+@dataclass(frozen=True)
+class CacheMisses:
+    """Predicted misses of one call of a kernel on one thread, with caches cold before it."""
+
+    kernel: str
+    levels: tuple[LevelMisses, ...]
+
+    def level(self, level: int) -> LevelMisses:
+        """Raises KeyError where the machine has no such cache."""
+        for found in self.levels:
+            if found.level == level:
+                return found
+        raise KeyError(f"no level-{level} cache")
+
+    def __str__(self) -> str:
+        lines = []
+        for level in self.levels:
+            lines.append(f"L{level.level}: {level.total:,.0f} lines of {level.line_bytes} B")
+            for name, count in level.misses.items():
+                lines.append(f"  {name}: {count:,.0f} lines, {count / max(level.footprint[name], 1):.1f} times its {level.footprint[name]:,.0f}")
+                lost = [r for r in level.reuses if r.buffer == name and r.kept < 1 and r.loop]
+                lines += [f"    loop {r.loop} reuses {r.kept:.0%} of {r.lines:,.0f} lines, {r.distance:,.0f} lines later" for r in lost]
+        return "\n".join(lines)
+
+
+def cache_misses(kernel: Kernel, machine: Machine) -> CacheMisses:
+    """Misses at each level of the machine's caches, of one thread that runs the whole kernel."""
+    tree = loop_tree(kernel)
+    return CacheMisses(kernel.name, tuple(misses_of_level(tree, cache) for cache in machine.caches))
+
+
+def misses_of_level(tree: LoopTree, cache: Cache) -> LevelMisses:
+    """Misses at one cache (capacity, line, ways; 0 ways: fully associative)."""
+    model = _Level(tree, cache)
+    if tree.root is None:
+        return LevelMisses(cache.level, cache.line_bytes, {}, {}, ())
+    movement = model.movement(tree.root)
+    footprint = {name: model.lines(((tree.root, 0),), name) for name in movement}
+    return LevelMisses(cache.level, cache.line_bytes, movement, footprint, tuple(model.reuses))
+
+
+class _Level:
+    """Algorithm 2 for one cache, with what it has found so far."""
+
+    def __init__(self, tree: LoopTree, cache: Cache) -> None:
+        self.tree = tree
+        self.line_bytes = cache.line_bytes
+        self.capacity = cache.bytes // cache.line_bytes
+        self.ways = cache.ways or self.capacity
+        self.sets = self.capacity // self.ways
+        self.reuses: list[Reuse] = []
+        self._lines: dict[tuple[Window, str], float] = {}
+        self._spread: dict[tuple[Window, str], np.ndarray] = {}
+
+    # --- footprints ---
+
+    def line(self, buffer: str) -> int:
+        """Elements in a line."""
+        return max(self.line_bytes // self.tree.element_bytes[buffer], 1)
+
+    def groups(self, window: Window, buffer: str) -> dict[tuple[tuple[int, int], ...], list[Strided]]:
+        """What the window touches of the buffer, by the strides of loops outside: sets of one group keep their distances while these run."""
+        result: dict[tuple[tuple[int, int], ...], list[Strided]] = {}
+        for node, iterations in window:
+            trips = node.trips
+            moving: int | None = None
+            if iterations and isinstance(node, Loop):
+                trips, moving = {**trips, node.number: iterations}, node.number
+            for access in node.accesses.get(buffer, ()):
+                outside = tuple(entry for entry in access.strides if entry[0] not in node.trips or entry[0] == moving)
+                result.setdefault(outside, []).append(touched(access, trips, self.tree.sizes[buffer], self.line(buffer)))
+        return result
+
+    def lines(self, window: Window, buffer: str) -> float:
+        """Distinct lines of the buffer that the window touches, the mean over the positions that loops outside give it."""
+        key = (window, buffer)
+        if key not in self._lines:
+            line = self.line(buffer)
+            total = 0.0
+            for outside, sets in self.groups(window, buffer).items():
+                phase = gcd(*(stride for _, stride in outside)) if outside else 0
+                total += distinct_lines(sets, line, phase)
+            self._lines[key] = min(total, self.tree.sizes[buffer] // line + 1)
+        return self._lines[key]
+
+    def spread(self, window: Window, buffer: str) -> np.ndarray:
+        """The fraction of the cache's sets into which 0, 1, ... ways, and (last) more lines of the buffer fall."""
+        key = (window, buffer)
+        if key not in self._spread:
+            sets = [touched for group in self.groups(window, buffer).values() for touched in group]
+            counts = np.minimum(lines_by_set(sets, self.line(buffer), self.sets), self.ways + 1)
+            self._spread[key] = np.bincount(counts, minlength=self.ways + 2) / self.sets
+        return self._spread[key]
+
+    # --- reuse ---
+
+    def kept(self, buffer: str, window: Window) -> tuple[float, float]:
+        """Fraction of the buffer's lines that are in the cache after the window, which touches them, ran; and the lines that it touches."""
+        touched_buffers = {name for node, _ in window for name in node.accesses}
+        lines = {name: self.lines(window, name) for name in touched_buffers}
+        distance = sum(lines.values())
+        if self.sets == 1:
+            return float(distance <= self.capacity), distance
+        if distance > HOPELESS * self.capacity or lines[buffer] > HOPELESS * self.capacity:
+            return 0.0, distance
+        if distance <= self.ways:
+            return 1.0, distance
+        others = np.zeros(self.ways + 2)
+        others[0] = 1
+        for name in sorted(touched_buffers - {buffer}):
+            sums = np.convolve(others, self.spread(window, name))
+            others = np.append(sums[: self.ways + 1], sums[self.ways + 1 :].sum())
+        own = self.spread(window, buffer)
+        weights = np.arange(self.ways + 2) * own
+        at_most = np.cumsum(others)
+        fits = sum(weights[count] * at_most[self.ways - count] for count in range(1, self.ways + 1))
+        return float(min(fits / weights.sum(), 1.0)), distance
+
+    def between(self, node: Node, buffer: str) -> Window:
+        """What runs between the last touch of a line of the buffer in one run of the node and the first in the next."""
+        if isinstance(node, Loop) and not any(access.moved_by(node.number) for access in node.accesses[buffer]):
+            return self.between(node.body, buffer)
+        if isinstance(node, Sequence):
+            using = [number for number, part in enumerate(node.parts) if buffer in part.accesses]
+            first, last = using[0], using[-1]
+            whole = self.lines(((node, 0),), buffer)
+            if all(self.lines(((node.parts[at], 0),), buffer) >= whole * (1 - 1e-9) for at in {first, last}):
+                outside = [(part, 0) for number, part in enumerate(node.parts) if not first <= number <= last]
+                return _together(self.between(node.parts[first], buffer), self.between(node.parts[last], buffer), tuple(outside))
+        return ((node, 0),)
+
+    # --- movement ---
+
+    def movement(self, node: Node) -> dict[str, float]:
+        """Lines of each buffer that come in while the node runs once, from a cold cache."""
+        if isinstance(node, Leaf):
+            return {name: self.lines(((node, 0),), name) for name in node.accesses}
+        if isinstance(node, Loop):
+            inside = self.movement(node.body)
+            return {name: self.loop_movement(node, name, moved) for name, moved in inside.items()}
+        moved = [self.movement(part) for part in node.parts]
+        return {name: self.sequence_movement(node, name, [m.get(name, 0.0) for m in moved]) for name in node.accesses}
+
+    def loop_movement(self, loop: Loop, buffer: str, moved: float) -> float:
+        """The equation of the module's docstring. Reuse at each distance is scaled so that, all kept, the loop's own footprint is left."""
+        count = loop.count
+        single = self.lines(((loop.body, 0),), buffer)
+        reused = count * single - self.lines(((loop, 0),), buffer)
+        if reused <= 0:
+            return count * moved
+        lags = self.lags(loop, buffer)
+        total = sum(lags.values())
+        result = count * moved
+        for lag, share in lags.items():
+            window = self.between(loop.body, buffer) if lag == 1 else ((loop, lag),)
+            kept, distance = self.kept(buffer, window)
+            lines = reused * share / total
+            self.reuses.append(Reuse(buffer, loop.variable, lag, lines, distance, kept))
+            result -= lines * kept
+        return result
+
+    def lags(self, loop: Loop, buffer: str) -> dict[int, float]:
+        """Lines that an iteration touches and that one `lag` before it was the last to touch, times the iterations that have such a one. From
+        the footprint u(k) of k iterations: n(k) = u(k + 1) - u(k) is new after k, and n(k - 1) - n(k) was last touched k before."""
+        if not any(access.moved_by(loop.number) for access in loop.accesses[buffer]):
+            return {1: 1.0}
+        count = loop.count
+        points = [0, *(k for k in (1, 2, 3, 4, 6, 8) if k < count)]
+        while points[-1] * 2 < count:
+            points.append(points[-1] * 2)
+        points.append(count)
+        footprint = [0.0, *(self.lines(((loop, k),), buffer) for k in points[1:])]
+        slopes = [(b - a) / (k - j) for a, b, j, k in zip(footprint, footprint[1:], points, points[1:], strict=False)]
+        found = {k: (count - k) * (before - after) for k, before, after in zip(points[1:], slopes, slopes[1:], strict=False)}
+        found = {k: lines for k, lines in found.items() if lines > 1e-9 * count}
+        return found or {1: 1.0}
+
+    def sequence_movement(self, node: Sequence, buffer: str, moved: list[float]) -> float:
+        """The parts' movement less what they keep from earlier ones, the latest first."""
+        result = sum(moved)
+        using = [number for number, part in enumerate(node.parts) if buffer in part.accesses]
+        for position, number in enumerate(using):
+            part = (node.parts[number], 0)
+            new = self.lines((part,), buffer)
+            earlier: Window = ()
+            for before in reversed(using[:position]):
+                earlier = ((node.parts[before], 0), *earlier)
+                remaining = self.lines((*earlier, part), buffer) - self.lines(earlier, buffer)
+                reused = new - remaining
+                if reused > 1e-9 * new:
+                    middle = tuple((other, 0) for other in node.parts[before + 1 : number])
+                    window = _together(self.between(node.parts[before], buffer), middle, self.between(node.parts[number], buffer))
+                    kept, distance = self.kept(buffer, window)
+                    self.reuses.append(Reuse(buffer, "", 0, reused, distance, kept))
+                    result -= reused * kept
+                new = min(new, remaining)
+        return result
+
+
+def _together(*windows: Window) -> Window:
+    return tuple(dict.fromkeys(entry for window in windows for entry in window))
+
+
+__all__ = ["Access", "CacheMisses", "LevelMisses", "Reuse", "cache_misses", "misses_of_level"]

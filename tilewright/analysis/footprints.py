@@ -1,0 +1,179 @@
+"""Footprints: the distinct elements, and the distinct cache lines, that affine accesses touch while loops run.
+
+An access under loops touches {start + sum(stride * i), 0 <= i < count}. Taken by ascending stride, the terms become *levels* whose sums are all
+different, so that counts are products: a term whose stride is a multiple q of the level below it and q <= count widens that level
+(y * s + r over Y and R has (Y - 1) * s + R values where s <= R: a convolution's window), one that reaches beyond everything below is a level of
+its own. Where neither holds (2 x + 3 y) the levels involved are replaced by all multiples of their strides' greatest common divisor within the same
+range, which is never less: the set is then not `exact`.
+
+In lines, gaps shorter than a line vanish, so a set is runs of neighbouring lines at the sums of its outer levels; how many lines a run touches
+follows from where in a line it begins. Unions are merged runs. (Tuna, section III.A.2, leaves all of this to the integer set library.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import gcd, prod
+
+import numpy as np
+
+MOST_RUNS = 1 << 20
+"""Sets of more runs are rounded up to fewer, longer ones."""
+
+
+@dataclass(frozen=True)
+class Strided:
+    """start + every sum of one multiple (0 to count - 1) of the stride of each level; levels (stride, count) ascend, and no two sums are equal.
+    In elements. `exact`: the set is what the access touches, and not more."""
+
+    start: int
+    levels: tuple[tuple[int, int], ...]
+    exact: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Distinct elements."""
+        return prod(count for _, count in self.levels)
+
+    @property
+    def span(self) -> int:
+        """Distance from the first element to the last."""
+        return sum(stride * (count - 1) for stride, count in self.levels)
+
+
+def strided(start: int, terms: Iterable[tuple[int, int]]) -> Strided:
+    """The set {start + sum(stride * i), 0 <= i < count} of (stride, count) terms in any order, strides of any sign."""
+    levels: list[tuple[int, int]] = []
+    exact = True
+    span = 0
+    for stride, count in sorted((abs(stride), count) for stride, count in terms if stride and count > 1):
+        if levels and stride % levels[-1][0] == 0 and stride // levels[-1][0] <= levels[-1][1]:
+            below, held = levels[-1]
+            levels[-1] = (below, stride // below * (count - 1) + held)
+        elif stride > span:
+            levels.append((stride, count))
+        else:
+            exact = False
+            while levels:  # everything up to a level whose sums stay below the common divisor
+                common = gcd(stride, levels[-1][0])
+                stride, count = common, (stride * (count - 1) + levels[-1][0] * (levels[-1][1] - 1)) // common + 1
+                levels.pop()
+                if _span(levels) < common:
+                    break
+            levels.append((stride, count))
+        if len(levels) > 1 and levels[-1][0] == levels[-2][0] * levels[-2][1]:
+            (inner, held), (_, repeated) = levels[-2:]
+            levels[-2:] = [(inner, held * repeated)]
+        span = _span(levels)
+    below_start = sum(stride * (count - 1) for stride, count in terms if stride < 0)
+    return Strided(start + below_start, tuple(levels), exact)
+
+
+def _span(levels: Sequence[tuple[int, int]]) -> int:
+    return sum(stride * (count - 1) for stride, count in levels)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of `length` neighbouring elements (gaps shorter than a line filled in) at start + the sums of outer levels."""
+
+    start: int
+    length: int
+    outer: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        return prod(count for _, count in self.outer)
+
+    def starts(self) -> np.ndarray:
+        """The first element of each run."""
+        result = np.array([self.start])
+        for stride, count in self.outer:
+            result = (result[None, :] + stride * np.arange(count)[:, None]).ravel()
+        return result
+
+
+def runs_of(touched: Strided, line: int) -> Runs:
+    """The set as runs that touch the same lines of `line` elements; more lines where there are too many runs to list."""
+    length = 1
+    outer: list[tuple[int, int]] = []
+    for stride, count in touched.levels:
+        if not outer and stride - length < line:  # no whole line lies in the gap
+            length += stride * (count - 1)
+        else:
+            outer.append((stride, count))
+    while prod(count for _, count in outer) > MOST_RUNS:
+        stride, count = outer.pop(0)
+        length += stride * (count - 1)
+    return Runs(touched.start, length, tuple(outer))
+
+
+def distinct_lines(sets: Sequence[Strided], line: int, phase: int = 0) -> float:
+    """Lines of `line` elements that sets of one buffer touch together: in closed form where they are one separable set, else by merging runs.
+
+    `phase`: the starts are known up to one multiple of so many elements (0: known), as where loops outside move all of them; the mean over these
+    is returned.
+    """
+    distinct = tuple(dict.fromkeys(replace(touched, exact=True) for touched in sets))
+    if len(distinct) == 1 and (lines := _closed_form(distinct[0], line, phase)) is not None:
+        return lines
+    shifts = _phases(phase, line)
+    total = 0
+    for shift in shifts:
+        first, last = line_intervals(distinct, line, shift)
+        total += int((last - first + 1).sum())
+    return total / len(shifts)
+
+
+def _closed_form(touched: Strided, line: int, phase: int) -> float | None:
+    """The mean number of lines of one set; None where two runs may share a line."""
+    runs = runs_of(touched, line)
+    reached = runs.length
+    for stride, count in runs.outer:
+        if stride < reached + line - 1:
+            return None
+        reached += stride * (count - 1)
+    # how many runs begin at each place in a line
+    begins = np.zeros(line)
+    begins[_phases(phase, line)] = 1
+    begins = np.roll(begins / begins.sum(), runs.start % line)
+    for stride, count in runs.outer:
+        if stride % line:
+            shifts = np.bincount(stride * np.arange(count) % line, minlength=line)
+            begins = sum((shift * np.roll(begins, at) for at, shift in enumerate(shifts) if shift), np.zeros(line))
+        else:
+            begins = begins * count
+    return float(begins @ ((np.arange(line) + runs.length + line - 1) // line))
+
+
+def _phases(phase: int, line: int) -> list[int]:
+    step = gcd(phase, line) if phase else line
+    return list(range(0, line, step))
+
+
+def line_intervals(sets: Sequence[Strided], line: int, shift: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The union of sets, moved by `shift` elements, as disjoint ascending intervals of lines: first and last line of each."""
+    firsts, lasts = [], []
+    for touched in sets:
+        runs = runs_of(touched, line)
+        starts = runs.starts() + shift
+        firsts.append(starts // line)
+        lasts.append((starts + runs.length - 1) // line)
+    first, last = np.concatenate(firsts), np.concatenate(lasts)
+    order = np.argsort(first, kind="stable")
+    first, last = first[order], np.maximum.accumulate(last[order])
+    begins = np.ones(len(first), dtype=bool)
+    begins[1:] = first[1:] > last[:-1] + 1
+    where = np.flatnonzero(begins)
+    return first[where], last[np.append(where[1:] - 1, len(first) - 1)]
+
+
+def lines_by_set(sets: Sequence[Strided], line: int, cache_sets: int) -> np.ndarray:
+    """How many lines of the union fall into each set of a cache, [cache_sets], counted from the buffer's first line."""
+    first, last = line_intervals(sets, line)
+    lengths = last - first + 1
+    begin, rest = first % cache_sets, lengths % cache_sets
+    changes = np.bincount(begin, minlength=2 * cache_sets) - np.bincount(begin + rest, minlength=2 * cache_sets)[: 2 * cache_sets]
+    counts = np.cumsum(changes)
+    return counts[:cache_sets] + counts[cache_sets:] + int((lengths // cache_sets).sum())

@@ -1,0 +1,268 @@
+"""The loop tree of a CPU kernel: loops with trip counts, and at the leaves the accesses to memory with their affine offsets.
+
+    Node = Loop(variable, trips, body) | Sequence(parts) | Leaf(loops, accesses)
+
+Accesses of straight-line code, unrolled loops included, are one leaf. A loop whose body depends on its variable through guards or extents (the last,
+partial tile; a panel that is not full) is divided where they change, so that everything below has fixed trips and no guard. What stays approximate,
+always with more accesses rather than fewer: both sides of guards that depend on anything else are taken, as are both of a `select`; an extent that
+several variables decide has its greatest value; the offset of an access that is not affine (`scattered`) may lie anywhere in its buffer.
+Buffers in registers are left out: the compiler keeps them there, or in a small part of the stack that stays in the first level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from tilewright.analysis.footprints import Strided, strided
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, index_const, linear, loads, range_of, substitute, variables
+from tilewright.ir.kernel import Block, For, If, Kernel, Let, Statement, Store, statements
+
+MOST_PARTS = 8
+"""A loop is divided into at most so many parts."""
+LONGEST_DIVIDED = 1 << 14
+
+
+@dataclass(frozen=True)
+class Access:
+    """`lanes` neighbouring elements at start + sum(stride * loop); `strides` maps the loops' numbers, in elements. Of a scattered access only the
+    loops that move it are known."""
+
+    buffer: str
+    start: int
+    strides: tuple[tuple[int, int], ...]
+    lanes: int = 1
+    writes: bool = False
+    scattered: bool = False
+
+    def moved_by(self, loop: int) -> bool:
+        """Whether the loop of this number changes the offset."""
+        return any(number == loop for number, _ in self.strides)
+
+
+class _Node:
+    """What every node knows: the trips of the loops in it by their number, and the accesses below by buffer."""
+
+    @cached_property
+    def trips(self) -> dict[int, int]:
+        raise NotImplementedError
+
+    @cached_property
+    def accesses(self) -> dict[str, tuple[Access, ...]]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf(_Node):
+    """Accesses with no loop around them in the node but unrolled ones (number, trips)."""
+
+    touches: tuple[Access, ...]
+    loops: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def trips(self) -> dict[int, int]:
+        return dict(self.loops)
+
+    @cached_property
+    def accesses(self) -> dict[str, tuple[Access, ...]]:
+        return _by_buffer(self.touches)
+
+
+@dataclass(frozen=True, eq=False)
+class Loop(_Node):
+    """`number` is the loop's alone in its tree; `variable` is its name in the kernel."""
+
+    variable: str
+    number: int
+    count: int
+    body: Node
+
+    @cached_property
+    def trips(self) -> dict[int, int]:
+        return {self.number: self.count, **self.body.trips}
+
+    @cached_property
+    def accesses(self) -> dict[str, tuple[Access, ...]]:
+        return self.body.accesses
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence(_Node):
+    """One node after the other."""
+
+    parts: tuple[Node, ...]
+
+    @cached_property
+    def trips(self) -> dict[int, int]:
+        return {number: count for part in self.parts for number, count in part.trips.items()}
+
+    @cached_property
+    def accesses(self) -> dict[str, tuple[Access, ...]]:
+        return _by_buffer([access for part in self.parts for found in part.accesses.values() for access in found])
+
+
+Node: TypeAlias = Leaf | Loop | Sequence
+
+
+def _by_buffer(accesses: list[Access] | tuple[Access, ...]) -> dict[str, tuple[Access, ...]]:
+    result: dict[str, dict[Access, None]] = {}
+    for access in accesses:
+        result.setdefault(access.buffer, {})[access] = None
+    return {name: tuple(found) for name, found in result.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class LoopTree:
+    """A kernel's tree (None where it touches no memory); elements and bytes of an element of each buffer."""
+
+    root: Node | None
+    sizes: Mapping[str, int]
+    element_bytes: Mapping[str, int]
+
+
+def touched(access: Access, trips: Mapping[int, int], size: int, line: int) -> Strided:
+    """What the access touches while the loops in `trips` run so often, the others standing still at 0. A scattered access touches a line each time,
+    as far as its buffer goes."""
+    if access.scattered:
+        times = 1
+        for number, _ in access.strides:
+            times *= trips.get(number, 1)
+        return Strided(0, ((1, max(min(size, times * line), 1)),), exact=False)
+    terms = [(stride, trips[number]) for number, stride in access.strides if number in trips]
+    return strided(access.start, [(1, access.lanes), *terms])
+
+
+def loop_tree(kernel: Kernel) -> LoopTree:
+    """The tree of a CPU kernel, as one thread runs all of it. Scalar parameters count as 0."""
+    builder = _Builder(frozenset(buffer.name for buffer in kernel.parameters))
+    start: dict[Var, Expr] = {scalar: index_const(0) for scalar in kernel.scalars}
+    root = builder.visit(kernel.body, start)
+    sizes = {buffer.name: buffer.size for buffer in kernel.parameters}
+    return LoopTree(root, sizes, {buffer.name: size_of(buffer.dtype) for buffer in kernel.parameters})
+
+
+class _Builder:
+    """Numbers the loops of one tree."""
+
+    def __init__(self, buffers: frozenset[str]) -> None:
+        self.buffers = buffers
+        self.loops = 0
+
+    def visit(self, statement: Statement, known: Mapping[Var, Expr]) -> Node | None:
+        """The statement's tree, with known variables replaced; None where it touches no memory."""
+        if isinstance(statement, Block):
+            parts: list[Node] = []
+            inside = dict(known)
+            for child in statement.statements:
+                if isinstance(child, Let) and child.value.dtype == INDEX and not loads(child.value):
+                    inside[child.variable] = substitute(child.value, inside)
+                elif (part := self.visit(child, inside)) is not None:
+                    parts.append(part)
+            return _joined(parts)
+        if isinstance(statement, For):
+            return self.loop(statement, known)
+        if isinstance(statement, If):
+            condition = substitute(statement.condition, known)
+            sides = [statement.then, statement.otherwise]
+            if isinstance(condition, Const):
+                sides = sides[:1] if condition.value else sides[1:]
+            return _joined([part for side in sides if side is not None and (part := self.visit(side, known)) is not None])
+        touches = tuple(self.touches(statement, known))
+        return Leaf(touches) if touches else None
+
+    def loop(self, statement: For, known: Mapping[Var, Expr]) -> Node | None:
+        extent = int(range_of(substitute(statement.extent, known))[1])
+        parts: list[Node] = []
+        for begin, end in _divided(statement, extent, known):
+            if end - begin == 1:
+                part = self.visit(statement.body, {**known, statement.variable: index_const(begin)})
+            else:
+                number = self.loops
+                self.loops += 1
+                variable = Var(f"loop {number}", end - begin)
+                body = self.visit(statement.body, {**known, statement.variable: variable + begin})
+                part = None if body is None else _repeated(statement, number, end - begin, body)
+            if part is not None:
+                parts.append(part)
+        return _joined(parts)
+
+    def touches(self, statement: Statement, known: Mapping[Var, Expr]) -> Iterator[Access]:
+        # prefetches do not wait for what they fetch; comments and allocations touch nothing
+        if isinstance(statement, (Let, Store)):
+            for load in loads(statement.value, *([statement.offset] if isinstance(statement, Store) else [])):
+                if load.buffer in self.buffers:
+                    yield _access(load.buffer, load.index[0], load.lanes, False, known)
+        if isinstance(statement, Store) and statement.buffer in self.buffers:
+            yield _access(statement.buffer, statement.offset, statement.value.lanes, True, known)
+
+
+def _access(buffer: str, offset: Expr, lanes: int, writes: bool, known: Mapping[Var, Expr]) -> Access:
+    form = linear(substitute(offset, known))
+    strides: dict[int, int] = {}
+    scattered = False
+    for atom, stride in form.terms:
+        scattered |= not isinstance(atom, Var)
+        for variable in variables(atom):
+            if variable.name.startswith("loop "):
+                number = int(variable.name.removeprefix("loop "))
+                strides[number] = strides.get(number, 0) + stride
+    return Access(buffer, form.constant, tuple(sorted(strides.items())), lanes, writes, scattered)
+
+
+def _joined(parts: list[Node]) -> Node | None:
+    """The parts in order; neighbouring leaves become one."""
+    result: list[Node] = []
+    for part in parts:
+        for piece in part.parts if isinstance(part, Sequence) else (part,):
+            if isinstance(piece, Leaf) and result and isinstance(result[-1], Leaf):
+                result[-1] = Leaf((*result[-1].touches, *piece.touches), (*result[-1].loops, *piece.loops))
+            else:
+                result.append(piece)
+    return None if not result else result[0] if len(result) == 1 else Sequence(tuple(result))
+
+
+def _repeated(statement: For, number: int, count: int, body: Node) -> Node:
+    if statement.kind == "unroll" and isinstance(body, Leaf):
+        return Leaf(body.touches, (*body.loops, (number, count)))
+    return Loop(statement.variable.name, number, count, body)
+
+
+def _divided(statement: For, extent: int, known: Mapping[Var, Expr]) -> list[tuple[int, int]]:
+    """Ranges of the loop's variable within which guards and extents that it alone decides keep their values."""
+    if not 1 < extent <= LONGEST_DIVIDED:
+        return [(0, extent)] if extent > 0 else []
+    deciding = [s.condition if isinstance(s, If) else s.extent for s in statements(statement.body) if isinstance(s, (If, For))]
+    values = {statement.variable: np.arange(extent)}
+    changes = np.zeros(extent, dtype=bool)
+    for expr in deciding:
+        expr = substitute(expr, known)
+        if statement.variable in variables(expr) and (column := _evaluated(expr, values)) is not None:
+            changes[1:] |= column[1:] != column[:-1]
+    starts = [0, *np.flatnonzero(changes).tolist()]
+    if len(starts) > MOST_PARTS:
+        return [(0, extent)]
+    return list(zip(starts, [*starts[1:], extent], strict=True))
+
+
+_OPERATIONS = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "floordiv": np.floor_divide, "mod": np.mod, "min": np.minimum, "max": np.maximum,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+    "and": np.logical_and, "or": np.logical_or, "not": np.logical_not, "select": np.where,
+}  # fmt: skip
+
+
+def _evaluated(expr: Expr, values: Mapping[Var, np.ndarray]) -> np.ndarray | None:
+    """The expression for whole columns of its variables; None where it has others, loads, or other operations."""
+    if isinstance(expr, Const):
+        return np.asarray(expr.value)
+    if isinstance(expr, Var):
+        return values.get(expr)
+    if isinstance(expr, Load) or not isinstance(expr, Apply) or expr.operation not in _OPERATIONS:
+        return None
+    args = [_evaluated(arg, values) for arg in expr.args]
+    return None if any(arg is None for arg in args) else np.asarray(_OPERATIONS[expr.operation](*args))  # type: ignore[operator]
