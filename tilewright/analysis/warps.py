@@ -1,0 +1,358 @@
+"""Memory transactions of a GPU kernel, by evaluating the addresses of its warps over the kernel IR.
+
+Every access of shared or global memory is evaluated for all lanes of all warps of many blocks, over all iterations of the loops around it, at
+once: an index expression becomes an array with one axis for each loop around it (the innermost first), then blocks, warps and lanes. An axis on
+which an expression does not depend has length 1 and is only counted. What all lanes of a warp add alike moves no address from one bank, or (in
+whole sectors) from one sector, to another relative to the others, and is left out: so the arrays stay small.
+
+    shared memory   32 banks of 4 bytes. A warp's access takes as many wavefronts as the most distinct words that one bank has to give to lanes
+                    that are served together: all 32 for accesses of 4 bytes; for 8 bytes half a warp, for 16 bytes a quarter, and twice as many
+                    where each lane's address is that of the lane whose number differs in bit 0, or of that which differs in bit 1.
+    global memory   as many sectors of 32 bytes as the lanes that are active touch.
+    asynchronous    of 4 and 8 bytes: a wavefront for each sector read. Of 16 bytes: no wavefront, as they go past level 1, and as many sectors as
+    copies          they touch in shared memory, where these are more (rows that begin in the middle of a sector).
+    clusters        a share of 1 / cluster of the loads from a cluster's shared memory is of the block's own.
+
+Source: Tuna (2021), section III.B, "Shared memory bank conflict", which evaluates the first warp; CUDA C++ Programming Guide, "Compute Capability
+5.x", shared memory, for the banks. How wide accesses and copies are served is not documented: these rules were found by comparing with counters
+of an H200, and give what it counted (bench/gpu_analysis.py). What the compiler removes because nothing uses it is counted here all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tilewright.errors import TilewrightError
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, linear
+from tilewright.ir.kernel import (
+    Allocate,
+    AtomicAdd,
+    Block,
+    Buffer,
+    Copy,
+    For,
+    If,
+    Kernel,
+    Let,
+    Statement,
+    Store,
+    expressions,
+    statements,
+)
+from tilewright.ir.scalar import OPERATIONS
+
+WARP = 32
+BANKS = 32
+BANK_BYTES = 4
+SECTOR_BYTES = 32
+MOST_BLOCKS = 256
+"""Blocks of a grid that are evaluated; counts are scaled to the grid."""
+_GOLDEN = 0.6180339887498949
+
+
+class NotStatic(TilewrightError):
+    """An address depends on data."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One place in a kernel that touches memory, summed over the whole grid.
+
+    `kind`: "load", "store", "copy" (asynchronous, from global to shared: one access of each), "atomic". `bytes`: of one lane. `requests`: warp
+    instructions with at least one active lane; `lanes`: active lanes of them all; `transactions`: wavefronts of shared (of a copy they are not
+    counted here), sectors of global memory."""
+
+    buffer: str
+    space: str
+    kind: str
+    bytes: int
+    requests: float
+    lanes: float
+    transactions: float
+
+
+@dataclass(frozen=True)
+class Transactions:
+    """What a kernel asks of memory in one launch: wavefronts of shared and sectors of global memory. `shared` includes asynchronous copies, which
+    `shared_stores` does not; global loads include them. The `requests` are warp instructions."""
+
+    shared_loads: float
+    shared_stores: float
+    shared: float
+    global_loads: float
+    global_stores: float
+    shared_requests: float
+    global_requests: float
+
+    @property
+    def conflict_ratio(self) -> float:
+        """Wavefronts for each request of shared memory; 1 where there is none."""
+        return self.shared / self.shared_requests if self.shared_requests else 1.0
+
+
+def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ...]:
+    """All accesses of shared, cluster-shared and global memory of a GPU kernel, in the order of the code.
+
+    Raises:
+        ValueError: for a kernel without a launch.
+        NotStatic: where an address depends on what is loaded.
+    """
+    if kernel.launch is None:
+        raise ValueError(f"kernel {kernel.name} has no launch: it is for a CPU")
+    return tuple(_Walk(kernel, most_blocks).found)
+
+
+def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> Transactions:
+    """The sums of a kernel's accesses. Raises as `accesses`."""
+    found = accesses(kernel, most_blocks)
+
+    def total(space: str, *kinds: str) -> float:
+        return sum(access.transactions for access in found if access.space == space and access.kind in kinds)
+
+    loads = total("shared", "load") + total("cluster", "load") / kernel.cluster
+    stores = total("shared", "store") + total("cluster", "store")
+    copies = sum(a.transactions for a in found if a.space == "global" and a.kind == "copy" and a.bytes < 16)
+    shared = [a for a in found if a.space != "global"]
+    return Transactions(
+        loads,
+        stores,
+        loads + stores + copies,
+        total("global", "load", "copy"),
+        total("global", "store", "atomic"),
+        sum(a.requests for a in shared),
+        sum(a.requests for a in found if a.space == "global"),
+    )
+
+
+def chosen_blocks(count: int, most: int) -> np.ndarray:
+    """All blocks of a grid, or `most` of them that follow no pattern of its tiles: multiples of the golden ratio."""
+    if count <= most:
+        return np.arange(count)
+    return np.unique((np.arange(most) * _GOLDEN % 1.0 * count).astype(np.int64))
+
+
+class _Walk:
+    """Goes through a kernel once, with the values of variables as arrays."""
+
+    def __init__(self, kernel: Kernel, most_blocks: int) -> None:
+        assert kernel.launch is not None
+        grid, block = kernel.launch.grid, kernel.launch.block
+        blocks = chosen_blocks(prod(grid), most_blocks).reshape(-1, 1, 1)
+        warps = -(-prod(block) // WARP)
+        threads = np.arange(warps * WARP).reshape(1, warps, WARP)
+        self.scale = prod(grid) / blocks.size
+        self.extents: tuple[int, ...] = (blocks.size, warps, WARP)
+        self.values: dict[str, np.ndarray] = {}
+        for name, extents, numbers in (("block", grid, blocks), ("thread", block, threads)):
+            self.values[f"{name}_x"] = numbers % extents[0]
+            self.values[f"{name}_y"] = numbers // extents[0] % extents[1]
+            self.values[f"{name}_z"] = numbers // (extents[0] * extents[1])
+        self.buffers: dict[str, Buffer] = {buffer.name: buffer for buffer in kernel.parameters}
+        self.cluster = kernel.cluster
+        self.found: list[Access] = []
+        # the evaluated node is kept with its value, so that no other object gets its identity
+        self.known: dict[int, tuple[Expr, np.ndarray]] = {}
+        self.visit(kernel.body, threads < prod(block))
+
+    # --- statements ---
+
+    def visit(self, root: Statement, mask: np.ndarray) -> None:
+        """Counts what a statement does in the lanes of the mask."""
+        if isinstance(root, Block):
+            for statement in root.statements:
+                self.visit(statement, mask)
+        elif isinstance(root, Allocate):
+            self.buffers[root.buffer.name] = root.buffer
+        elif isinstance(root, Let):
+            self.reads(root.value, mask)
+            if root.variable.dtype in (INDEX, "bool"):
+                if root.variable.name in self.values:  # what was evaluated with the name's old value
+                    self.known = {}
+                self.values[root.variable.name] = self.evaluated(root.value)
+        elif isinstance(root, (Store, AtomicAdd)):
+            self.reads(root.value, mask)
+            self.touch(root.buffer, root.offset, root.value.lanes, "store" if isinstance(root, Store) else "atomic", mask)
+        elif isinstance(root, Copy):
+            size = size_of(self.buffers[root.buffer].dtype)
+            # sixteen bytes go past level 1, sector by sector of where they are put
+            target = self.varying(root.offset, SECTOR_BYTES // size) * size if root.value.lanes * size == 16 else None
+            self.reads(root.value, mask, "copy", target)
+            self.touch(root.buffer, root.offset, root.value.lanes, "copy", mask)
+        elif isinstance(root, If):
+            holds = self.evaluated(root.condition)
+            self.visit(root.then, mask & holds)
+            if root.otherwise is not None:
+                self.visit(root.otherwise, mask & ~holds)
+        elif isinstance(root, For):
+            self.loop(root, mask)
+
+    def loop(self, root: For, mask: np.ndarray) -> None:
+        """All iterations at once, along a new first axis."""
+        if not self.touches_memory(root.body):
+            return
+        extent = self.evaluated(root.extent)
+        most = int(extent.max())
+        if most <= 0:
+            return
+        outer = self.extents, self.values, self.known
+        self.extents, self.values, self.known = (most, *self.extents), dict(self.values), {}
+        position = np.arange(most).reshape(-1, *[1] * (len(self.extents) - 1))
+        self.values[root.variable.name] = position
+        self.visit(root.body, mask if extent.min() == most else mask & (position < extent))
+        self.extents, self.values, self.known = outer
+
+    def touches_memory(self, root: Statement) -> bool:
+        """Whether anything but registers is touched inside."""
+        registers = {name for name, buffer in self.buffers.items() if buffer.space == "register"}
+        registers |= {s.buffer.name for s in statements(root) if isinstance(s, Allocate) and s.buffer.space == "register"}
+        if any(isinstance(s, (Store, Copy, AtomicAdd)) and s.buffer not in registers for s in statements(root)):
+            return True
+        return any(load.buffer not in registers for expr in expressions(root) for load, _ in _loads(expr))
+
+    # --- memory ---
+
+    def reads(self, value: Expr, mask: np.ndarray, kind: str = "load", target: np.ndarray | None = None) -> None:
+        """Counts the loads of an expression, each where the choices above it take it."""
+        for load, conditions in _loads(value):
+            if self.buffers[load.buffer].space != "register":
+                taken = mask
+                for condition, side in conditions:
+                    holds = self.evaluated(condition)
+                    taken = taken & (holds if side else ~holds)
+                self.touch(load.buffer, load.index[0], load.lanes, kind, taken, target)
+
+    def touch(self, name: str, offset: Expr, lanes: int, kind: str, mask: np.ndarray, target: np.ndarray | None = None) -> None:
+        """Counts one access; `target`: of a copy's global side the addresses in shared memory, whole sectors left out."""
+        buffer = self.buffers[name]
+        if buffer.space == "register":
+            return
+        size = size_of(buffer.dtype)
+        shared = buffer.space in ("shared", "cluster")
+        sides = [self.varying(offset, 0 if shared else SECTOR_BYTES // size) * size]
+        if target is not None:
+            sides.append(target)
+        *addresses, active = np.broadcast_arrays(*sides, mask)
+        have = (1,) * (len(self.extents) - active.ndim) + active.shape
+        repeated = prod(extent for extent, length in zip(self.extents[:-1], have[:-1], strict=True) if length == 1)
+        *addresses, active = (np.broadcast_to(array, (*array.shape[:-1], WARP)).reshape(-1, WARP) for array in (*addresses, active))
+        if shared and kind == "copy":
+            count = np.zeros(len(active))
+        elif shared:
+            count = shared_wavefronts(addresses[0], active, size * lanes)
+        else:
+            count = np.max([distinct(side // SECTOR_BYTES, active) for side in addresses], axis=0)
+        times = self.scale * repeated
+        figures = (times * float(figure) for figure in (active.any(axis=1).sum(), active.sum(), count.sum()))
+        self.found.append(Access(name, buffer.space, kind, size * lanes, *figures))
+
+    def varying(self, offset: Expr, period: int) -> np.ndarray:
+        """The offset without terms that are the same in all lanes of a warp; with a period only without those that are multiples of it."""
+        form = linear(offset)
+        total = np.zeros((1,) * 3, np.int64) + (form.constant % period if period else 0)
+        for atom, coefficient in form.terms:
+            value = self.evaluated(atom)
+            if value.shape[-1] > 1 or period and coefficient % period:
+                total = total + value * coefficient
+        return total
+
+    # --- values ---
+
+    def evaluated(self, root: Expr) -> np.ndarray:
+        """The value of an index or a condition over the axes on which it depends.
+
+        Raises:
+            NotStatic: where it depends on data.
+        """
+        if isinstance(root, Const):
+            return np.asarray(root.value).reshape(1, 1, 1)
+        if isinstance(root, Var):
+            if root.name not in self.values:
+                raise NotStatic(f"the variable {root.name} has no value that is known before the kernel runs", "analyse it for given scalars")
+            return self.values[root.name]
+        if isinstance(root, Load):
+            raise NotStatic(f"an address depends on what is loaded from {root.buffer}", "its transactions are not known before the kernel runs")
+        if id(root) not in self.known:
+            operands = [self.evaluated(child) for child in root.args]
+            self.known[id(root)] = (root, np.asarray(OPERATIONS[root.operation].reference(*operands)))
+        return self.known[id(root)][1]
+
+
+def _loads(root: Expr) -> Iterator[tuple[Load, tuple[tuple[Expr, bool], ...]]]:
+    """The distinct loads of an expression, each with the conditions (and the side of them) under which it is evaluated first."""
+    seen: set[int] = set()
+
+    def visit(node: Expr, conditions: tuple[tuple[Expr, bool], ...]) -> Iterator[tuple[Load, tuple[tuple[Expr, bool], ...]]]:
+        if id(node) in seen:
+            return
+        seen.add(id(node))
+        if isinstance(node, Load):
+            yield node, conditions
+            for child in node.index:
+                yield from visit(child, conditions)
+        elif isinstance(node, Apply) and node.operation == "select" and node.args[0].lanes == 1:
+            condition, yes, no = node.args
+            yield from visit(condition, conditions)
+            yield from visit(yes, (*conditions, (condition, True)))
+            yield from visit(no, (*conditions, (condition, False)))
+        elif isinstance(node, Apply):
+            for child in node.args:
+                yield from visit(child, conditions)
+
+    yield from visit(root, ())
+
+
+# --- what the memory does with a warp's addresses ---------------------------------------------------------------------
+
+
+def distinct(values: np.ndarray, active: np.ndarray) -> np.ndarray:
+    """Number of distinct values among the active ones of each row. values and active: [requests, lanes]."""
+    least = np.iinfo(np.int64).min
+    ordered = np.sort(np.where(active, values, least), axis=1)
+    fresh = np.concatenate([ordered[:, :1] != least, ordered[:, 1:] != ordered[:, :-1]], axis=1)
+    return fresh.sum(axis=1)
+
+
+def shared_wavefronts(addresses: np.ndarray, active: np.ndarray, bytes_each: int) -> np.ndarray:
+    """Wavefronts of each request. addresses: [requests, 32] bytes, aligned to the access of `bytes_each`; active: the same shape."""
+    words = max(1, bytes_each // BANK_BYTES)
+    if words == 1:
+        return _most_of_a_bank(addresses // BANK_BYTES, active)
+    group = WARP // words  # lanes whose accesses fill the banks once
+    wide = 2 * group
+    rows, held = addresses.reshape(-1, wide), active.reshape(-1, wide)
+    together = np.zeros(len(rows), bool)
+    for bit in (1, 2):
+        other = np.arange(wide) ^ bit
+        together |= ((rows == rows[:, other]) | ~held | ~held[:, other]).all(axis=1)
+    result = np.empty(len(rows), np.int64)
+    result[together] = _wide(rows[together], held[together], words)
+    apart_rows, apart_held = (a[~together].reshape(-1, group) for a in (rows, held))
+    result[~together] = _wide(apart_rows, apart_held, words).reshape(-1, 2).sum(axis=1)
+    return result.reshape(len(addresses), -1).sum(axis=1)
+
+
+def _wide(addresses: np.ndarray, active: np.ndarray, words: int) -> np.ndarray:
+    """Wavefronts of lanes that are served together, each with several adjacent words."""
+    parts = (addresses // BANK_BYTES)[..., None] + np.arange(words)
+    held = np.broadcast_to(active[..., None], parts.shape)
+    shape = (len(addresses), addresses.shape[1] * words)
+    return _most_of_a_bank(parts.reshape(shape), held.reshape(shape))
+
+
+def _most_of_a_bank(words: np.ndarray, active: np.ndarray) -> np.ndarray:
+    """The most distinct words that one bank has to give, for each row."""
+    if not len(words):
+        return np.zeros(0, np.int64)
+    least = np.iinfo(np.int64).min
+    ordered = np.sort(np.where(active, words, least), axis=1)
+    fresh = ordered != least
+    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    number = np.arange(len(words))[:, None] * BANKS + ordered % BANKS
+    counts = np.bincount(number.ravel(), weights=fresh.ravel(), minlength=len(words) * BANKS)
+    return counts.reshape(len(words), BANKS).max(axis=1).astype(np.int64)
+
