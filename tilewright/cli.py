@@ -1,4 +1,4 @@
-"""The command line: ``tilewright compile | bench | explain | verify | tune | train | targets | cache``.
+"""The command line: ``tilewright compile | batch | bench | explain | verify | tune | train | targets | cache``.
 
 PyTorch and the compiler are imported by the commands that need them, so that help, targets and cache answer at once.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright import cli_train, cli_tune
+from tilewright import cli_batch, cli_train, cli_tune
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOption
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--all", action="store_true", help="list every value, not the 20 worst")
     verify.add_argument("--seed", type=int, default=1, help="of the random inputs (default 1)")
     verify.add_argument("--tolerance", type=_amount, help="replaces the tolerance that each dtype implies")
+    cli_batch.add_options(command("batch", _batch, cli_batch.DESCRIPTION, common))
     cli_tune.add_options(command("tune", _tune, cli_tune.DESCRIPTION, common))
     cli_train.add_options(command("train", _train, cli_train.DESCRIPTION, common))
     targets = command("targets", _targets, "list the targets that code can be generated for", common)
@@ -289,6 +290,11 @@ def _image(options: argparse.Namespace) -> Image:
         return read(options.model)
     _check_options(options)
     return _compiled(_resolve(options), options, _console(error=True)).image
+
+
+def _batch(options: argparse.Namespace) -> int:
+    with _quiet(options.debug):
+        return cli_batch.run(options, _console())
 
 
 def _tune(options: argparse.Namespace) -> int:

@@ -1,0 +1,111 @@
+"""``tilewright batch``: compiles models for targets side by side, on this machine or on the workers of a Dask scheduler."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright.errors import UnsupportedOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tilewright.runtime.batch import Compiled
+
+DESCRIPTION = "compile several models for several targets, into one artifact each"
+HERE = ("native", "cuda")
+"""Targets that are another machine on each worker."""
+FAILED_CODE = 1
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="models as for `compile`; files are sent to the workers")
+    parser.add_argument("--targets", required=True, metavar="LIST", help="names of `tilewright targets`, such as neoverse-n1,x86-avx512,h200")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FOLDER", help="where the artifacts MODEL-TARGET.zip are written")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask scheduler, such as tcp://host:8786 (default: processes on this machine)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes on this machine (default: one a core)")
+    parser.add_argument("--batch", type=int, metavar="N", help="first extent of the example inputs (default 1)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of CPU code (default: as `compile` here)")
+    parser.add_argument("--precision", metavar="P", help="as for `compile`")
+    parser.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
+    parser.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Compiles everything; what failed is listed, and makes the exit code 1.
+
+    Raises:
+        UnknownTarget, UnsupportedOption, InvalidArtifact: before anything is compiled.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from tilewright import settings
+    from tilewright.runtime.artifact import check_path
+    from tilewright.runtime.batch import Job, check_jobs, compile_all, connected
+
+    targets = read_targets(options.targets, options.scheduler is not None)
+    if options.workers is not None and (options.workers < 1 or options.scheduler):
+        cause = "--workers counts processes on this machine, and --scheduler names others" if options.scheduler else f"--workers {options.workers}"
+        raise UnsupportedOption(cause, "leave it out" if options.scheduler else "use 1 or more")
+    # said to the workers, which may have other cores: the same artifact wherever it is made
+    arguments = ["--threads", str(options.threads or settings.threads())]
+    for name in ("batch", "precision"):
+        if getattr(options, name) is not None:
+            arguments += [f"--{name}", str(getattr(options, name))]
+    arguments += [f"--{name}" for name in ("nondeterministic", "strict") if getattr(options, name)]
+    jobs = [Job(model, target, tuple(arguments)) for model in dict.fromkeys(options.models) for target in targets]
+    check_jobs(jobs)
+    for job in jobs:
+        check_path(options.output / job.file_name)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    workers = min(options.workers or settings.available_cores(), len(jobs))
+    with (
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+        connected(options.scheduler, workers) as client,
+    ):
+        task = progress.add_task("compiling", total=len(jobs))
+
+        def report(compiled: Compiled) -> None:
+            progress.advance(task)
+            for note in compiled.notes:
+                progress.console.print(f"{compiled.job.model} for {compiled.job.target}: {note}", markup=False, soft_wrap=True)
+
+        results = compile_all(client, jobs, options.output, report)
+    console.print(_table(results))
+    failed = sum(compiled.path is None for compiled in results)
+    console.print(f"{len(results) - failed} of {len(results)} artifacts written to {options.output}", soft_wrap=True)
+    return FAILED_CODE if failed else 0
+
+
+def read_targets(text: str, elsewhere: bool) -> Sequence[str]:
+    """The names of a list such as "h200,neoverse-n1", each once.
+
+    Raises:
+        UnknownTarget: for a name that is none.
+        UnsupportedOption: for "native" and "cuda" where the workers are `elsewhere`.
+    """
+    from tilewright.hardware import machine
+
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if elsewhere and name in HERE:
+            raise UnsupportedOption(f"{name!r} is another machine on each worker", "give a name of `tilewright targets`")
+        machine(name)
+    return names
+
+
+def _table(results: Sequence[Compiled]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("model", "target", "artifact, or what is wrong")
+    table.add_column("seconds", justify="right")
+    for compiled in results:
+        what = compiled.path.name if compiled.path is not None else compiled.error
+        cells = (compiled.job.model, compiled.job.target, what, f"{compiled.seconds:.1f}")
+        table.add_row(*map(escape, cells), style=None if compiled.path else "red")
+    return table
