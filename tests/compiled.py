@@ -130,7 +130,7 @@ def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) 
             failures = []
             for case, part, result in zip(cases, inputs, results, strict=True):
                 try:
-                    compare(case, result, part, winograd=target == "cuda")
+                    compare(case, result, part, winograd=True)
                 except AssertionError as error:
                     failures.append(str(error))
             assert not failures, "\n\n".join(failures)

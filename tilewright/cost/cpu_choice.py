@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from functools import partial
 
 from tilewright.codegen.cpu.contraction import contraction_problem
+from tilewright.codegen.cpu.winograd import cpu_winograd_form
 from tilewright.cost.cpu import estimate_contraction, estimate_loops
+from tilewright.cost.cpu_winograd import estimate_winograd
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region, Unsuitable
+from tilewright.schedule.columns import length
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, cpu_contraction_space, schedule_of
 from tilewright.schedule.cpu_loops import LoopSchedule, loop_space
+from tilewright.schedule.cpu_winograd import cpu_winograd_space
+from tilewright.schedule.cpu_winograd import schedule_of as winograd_schedule_of
 
 
 def rank(
@@ -25,7 +30,8 @@ def rank(
         Unsuitable: where the region has no CPU schema.
     """
     if region.kind == "contraction":
-        return rank_contraction(contraction_problem(region, layouts, constants), machine, threads)
+        direct = rank_contraction(contraction_problem(region, layouts, constants), machine, threads)
+        return with_winograd(direct, region, layouts, values, constants, machine, threads)
     if region.kind in ("map", "window", "rows", "prefix"):
         rows, rejected = loop_space(machine)
         return Ranking((Part(LoopSchedule, rows, estimate_loops(rows, region, layouts, values, machine, threads)),), rejected)
@@ -37,3 +43,23 @@ def rank_contraction(problem: CpuContractionProblem, machine: Machine, threads: 
     rows, rejected = cpu_contraction_space(problem, machine)
     schedule = partial(schedule_of, machine.vector_lanes())
     return Ranking((Part(schedule, rows, estimate_contraction(problem, rows, machine, threads), problem),), rejected)
+
+
+def with_winograd(
+    ranking: Ranking,
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    threads: int,
+) -> Ranking:
+    """The candidates, and those of Winograd's algorithm where the region is a convolution for it."""
+    try:
+        _, problem = cpu_winograd_form(region, layouts, values, constants, machine)
+    except Unsuitable:
+        return ranking
+    rows, rejected = cpu_winograd_space(problem, machine, threads)
+    more = {f"winograd: {reason}": count for reason, count in rejected.items()}
+    part = Part(partial(winograd_schedule_of, machine.vector_lanes()), rows, estimate_winograd(problem, rows, machine, threads), problem)
+    return Ranking((*ranking.parts, part) if length(rows) else ranking.parts, {**ranking.rejected, **more})

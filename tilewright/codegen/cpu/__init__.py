@@ -11,18 +11,21 @@ from tilewright.codegen.cpu.map import lower_map
 from tilewright.codegen.cpu.prefix import lower_prefix
 from tilewright.codegen.cpu.rows import lower_rows
 from tilewright.codegen.cpu.window import lower_window
+from tilewright.codegen.cpu.winograd import lower_winograd
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule
 from tilewright.schedule.cpu_loops import LoopSchedule
+from tilewright.schedule.cpu_winograd import CpuWinogradSchedule
 
-CpuSchedule: TypeAlias = CpuContractionSchedule | LoopSchedule
+CpuSchedule: TypeAlias = CpuContractionSchedule | CpuWinogradSchedule | LoopSchedule
 
 _LOWERINGS: Mapping[tuple[str, type], Callable[..., Lowered]] = MappingProxyType(
     {
         ("contraction", CpuContractionSchedule): lower_contraction,
+        ("contraction", CpuWinogradSchedule): lower_winograd,
         ("map", LoopSchedule): lower_map,
         ("window", LoopSchedule): lower_window,
         ("rows", LoopSchedule): lower_rows,

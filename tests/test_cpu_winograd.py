@@ -1,0 +1,153 @@
+"""Winograd's algorithm on CPUs against PyTorch in float64: random shapes and schedules in the interpreter, whole layers as compiled code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from compiled import check_native
+from gpu_cases import Case, check, convolution_case
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from operator_cases import Case as ModuleCase
+from torch import nn
+
+import tilewright
+from tilewright.codegen.cpu.winograd import cpu_winograd_form, lower_winograd
+from tilewright.cost.cpu_choice import rank
+from tilewright.cost.cpu_winograd import estimate_winograd, transform_operations
+from tilewright.hardware import machine
+from tilewright.ir.region import Unsuitable
+from tilewright.schedule.columns import length, row
+from tilewright.schedule.cpu_winograd import OUTPUT_TILES, CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
+
+NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
+
+
+def parts(case: Case):  # noqa: ANN201
+    return case.region, case.layouts, case.values, case.constants
+
+
+def random_schedule(problem: CpuWinogradProblem, target, output_tile: int, threads: int, seed: int) -> CpuWinogradSchedule | None:  # noqa: ANN001
+    rows, _ = cpu_winograd_space(problem, target, threads)
+    allowed = np.flatnonzero(rows["output_tile"] == output_tile)
+    if not len(allowed):
+        return None
+    position = int(np.random.default_rng(seed).choice(allowed))
+    return schedule_of(target.vector_lanes(), **row(rows, position))
+
+
+DRAWN = dict(
+    target=st.sampled_from([NEON, AVX2]),
+    batch=st.sampled_from([1, 2, 3]),
+    channels=st.sampled_from([1, 2, 3]),
+    outputs=st.sampled_from([1, 2, 3, 5]),
+    size=st.tuples(st.integers(3, 13), st.integers(3, 13)),
+    padding=st.sampled_from([0, 1, 1, 2]),
+    epilogue=st.booleans(),
+    output_tile=st.sampled_from(OUTPUT_TILES),
+    threads=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 1000),
+)
+
+
+def examine(target, batch, channels, outputs, size, padding, epilogue, output_tile, threads, seed) -> None:  # noqa: ANN001
+    """`channels` and `outputs` in vectors."""
+    lanes = target.vector_lanes()
+    size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # an output of one row is no case for Winograd
+    case = convolution_case(
+        batch=batch, channels=channels * lanes, outputs=outputs * lanes, size=size, padding=padding, epilogue=epilogue, seed=seed
+    )
+    _, problem = cpu_winograd_form(*parts(case), target)
+    schedule = random_schedule(problem, target, output_tile, threads, seed)
+    if schedule is not None:
+        check(case, lower_winograd(*parts(case), target, schedule))
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(**DRAWN)
+def test_random_convolutions_and_schedules(**drawn) -> None:  # noqa: ANN003
+    examine(**drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, phases=(Phase.generate,))
+@given(**DRAWN)
+def test_more_random_convolutions_and_schedules(**drawn) -> None:  # noqa: ANN003
+    examine(**drawn)
+
+
+@pytest.mark.parametrize("output_tile", OUTPUT_TILES)
+def test_the_output_may_have_a_halo(output_tile: int) -> None:
+    case = convolution_case(channels=8, outputs=16, size=(6, 9))
+    layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
+    case = replace(case, layouts=layouts)
+    check(case, lower_winograd(*parts(case), AVX2, CpuWinogradSchedule(output_tile, 2, 2, 2, 2, 1, 8)))
+
+
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        (dict(stride=2), "stride 1"),
+        (dict(filter_size=1, padding=0), "two dimensions"),
+        (dict(channels=12), "no multiple of 8"),
+        (dict(outputs=20), "no multiple of 8"),
+        (dict(constant=False), "constant filters"),
+        (dict(halo=False), "guarded"),
+    ],
+)
+def test_what_is_no_case_for_it(changed: dict[str, int], why: str) -> None:
+    case = convolution_case(**{"channels": 16, "outputs": 16, **changed})
+    with pytest.raises(Unsuitable, match=why):
+        cpu_winograd_form(*parts(case), AVX2)
+    assert len(rank(*parts(case), AVX2, 2).parts) == 1
+
+
+def test_the_space_keeps_its_rules() -> None:
+    problem = CpuWinogradProblem(1, 28, 28, 128, 96)
+    rows, rejected = cpu_winograd_space(problem, AVX2, 2)
+    assert length(rows) and rejected
+    for number in range(length(rows)):
+        schedule = schedule_of(8, **row(rows, number))
+        assert (schedule.tile + 1) * schedule.vectors < AVX2.vector_registers
+        assert schedule.tile_parts * schedule.panel_parts == 2
+        assert (schedule.blocks - 1) * schedule.tile < problem.tiles(schedule.output_tile)
+    level_2 = AVX2.cache(2)
+    assert level_2 is not None and working_bytes(rows, problem, 8).max() <= 0.75 * level_2.bytes
+
+
+def test_operations_of_the_transforms() -> None:
+    """Lavin and Gray, section 4.1: 32 additions for an input tile of F(2x2, 3x3), 24 for the sums."""
+    assert transform_operations(2) == (32, 24)
+    assert transform_operations(4)[0] < 6 * 6 * 12
+
+
+def test_predictions_grow_with_the_work() -> None:
+    small, large = CpuWinogradProblem(1, 28, 28, 64, 64), CpuWinogradProblem(1, 28, 28, 128, 128)
+    rows, _ = cpu_winograd_space(small, AVX2, 2)
+    first, second = (estimate_winograd(problem, rows, AVX2, 2) for problem in (small, large))
+    assert (second.seconds > first.seconds).all() and (first.seconds > 0).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_layers_of_networks_as_compiled_code(threads: int) -> None:
+    """Chosen by the models: what the compiler makes of it, with the epilogue of a residual block."""
+
+    class Block(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+            self.norm = nn.BatchNorm2d(channels)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x + self.norm(self.second(torch.relu(self.first(x)))))
+
+    module = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), Block(64), nn.Conv2d(64, 96, 3), nn.MaxPool2d(2)).eval()
+    x = torch.randn(2, 3, 27, 38)
+    executable = tilewright.compile(module, (x,), target="native", threads=threads)
+    schedules = [region.schedule for region in executable.image.program.regions]
+    executable.close()
+    assert sum(schedule.startswith("winograd") for schedule in schedules) == 3, schedules
+    check_native([ModuleCase("block", module, (x,), 3e-5)])
