@@ -22,6 +22,7 @@ from tilewright.cli import main
 from tilewright.errors import UnsupportedOption
 from tilewright.runtime import batch
 from tilewright.runtime.batch import CommandStopped, Compiled, Job, compile_all, connected, run_all, run_command
+from tilewright.runtime.records import Records
 
 distributed = pytest.importorskip("distributed")
 
@@ -56,6 +57,20 @@ def waits_the_first_time():
     return perceptron()
 """
 SECONDS = 120
+TUNING_TEXT = f"""
+import os, sys
+from pathlib import Path
+
+if "tune" in sys.orig_argv:
+    if "2/2" in sys.orig_argv and Path(__file__).with_name("broken").exists():
+        print("tilewright: error: made up", file=sys.stderr)
+        os._exit(2)
+    from tilewright.runtime import trials
+
+    real, fake = trials.Trials, {str(Path(__file__).with_name("fake_workers.py"))!r}
+    trials.Trials = lambda machine, devices: real(machine, devices, 1, measurer=(fake, "measure", "{{}}"), compiler=(fake, "compile", "{{}}"))
+"""
+"""Runs when Python starts: stand-ins for the processes that compile and measure, in the processes of workers' `tilewright tune`."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +78,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the module of models above, and a cache of this module's own, which workers that are started from now on see."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "batch_models.py").write_text(MODULE_TEXT)
+    (folder / "sitecustomize.py").write_text(TUNING_TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("TILEWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -241,6 +257,45 @@ def test_a_lost_worker(modules: Path, tmp_path: Path) -> None:
         processes.end()
 
 
+@pytest.mark.slow
+def test_tuning_on_workers(client: Any, modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The regions of a list are measured in parts, by whichever worker is free; what comes back is what one machine would have recorded."""
+    layers, store = tmp_path / "layers.json", tmp_path / "records.sqlite"
+    sizes = ((16, 8, 6), (8, 8, 5), (16, 4, 7))
+    entries = [{"name": f"layer {n}", "outputs": k, "channels": c, "height": y, "width": y, "filter": 3} for n, (k, c, y) in enumerate(sizes)]
+    layers.write_text(json.dumps(entries[:2]))
+    command = ["tune", str(layers), "--target", "h200", "--trials", "3"]
+    distributed_command = [*command, "--records", str(store), "--scheduler", client.scheduler.address]
+    (modules / "broken").touch()
+    assert main(distributed_command) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "not measured: part 2 of 2: made up" in said and "2 regions in 2 parts: " in said
+    (modules / "broken").unlink()
+    assert main(distributed_command) == 0
+    assert "not measured" not in capsys.readouterr().out
+
+    alone = tmp_path / "alone.sqlite"
+    child = [sys.executable, "-m", "tilewright", *command, "--records", str(alone)]
+    subprocess.run(child, check=True, stdout=subprocess.DEVNULL)
+    with Records(store) as first, Records(alone) as second:
+        assert schedules_of(first) == schedules_of(second) and len({region for region, _ in schedules_of(first)}) == 2
+
+    layers.write_text(json.dumps(entries))  # what is known is not measured again: only the third layer's candidates are new
+    assert main(distributed_command) == 0
+    with Records(store) as first:
+        assert len(schedules_of(first)) == 9
+        before = list(first.all())
+    assert main(distributed_command) == 0
+    assert "0 new measurements" in " ".join(capsys.readouterr().out.split())
+    with Records(store) as first:
+        assert list(first.all()) == before
+
+
+def schedules_of(records: Records) -> dict[tuple[str, str], float]:
+    """Seconds by region and schedule."""
+    return {(entry.region, entry.schedule): entry.seconds for entry in records.all()}
+
+
 def is_running(process: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
@@ -287,6 +342,10 @@ def test_errors_before_anything_is_compiled(tmp_path: Path, capsys: pytest.Captu
     assert "use 1 or more" in error_line(capsys, *start, "--targets", "h200", *rest, "--workers", "0")
     (tmp_path / "lenet5-h200.zip").mkdir()
     assert "no artifact" in error_line(capsys, *start, "--targets", "h200", *rest)
+    tune = ["tune", "zoo:lenet5", "--scheduler", "tcp://127.0.0.1:9"]
+    assert "another GPU on each worker" in error_line(capsys, *tune)
+    assert "--part is for one machine" in error_line(capsys, *tune, "--target", "h200", "--part", "1/2")
+    assert "use 1/4" in error_line(capsys, "tune", "zoo:lenet5", "--target", "h200", "--part", "3/2")
     monkeypatch.setattr(batch, "CONNECT_SECONDS", 0.5)
     assert "no scheduler answers" in error_line(capsys, *start, "--targets", "a100", *rest, "--scheduler", "tcp://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "distributed", None)

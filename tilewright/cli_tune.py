@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 DESCRIPTION = "measure the models' favourite schedules on the GPU, and record the times for later compilations"
 REQUIRED = ("name", "outputs", "channels", "height", "width", "filter")
 OPTIONAL = ("stride", "batch", "dilation", "groups")
+PARTS_A_WORKER = 3
+"""Of a model that several workers measure: a worker that is lost loses one, and fast workers take more."""
+FAILED_CODE = 1
 LARGEST = 1 << 20
 """Of any extent in a list of layers: a slip of the keyboard is found before memory is."""
 
@@ -32,6 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, default=10, metavar="N", help="candidates measured of each region (default %(default)s)")
     parser.add_argument("--records", type=Path, metavar="FILE", help="the file of records (default: the user's, in the cache folder)")
     parser.add_argument("--devices", default="0", metavar="LIST", help="indices of the GPUs to measure on, such as 0,1,2,3")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="measure on the workers of a Dask scheduler, such as tcp://host:8786, one a GPU")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="measure only every Nth region, from the Ith on (default: all)")
     parser.add_argument("--nondeterministic", action="store_true", help="candidates that add the parts of a sum in any order are measured too")
     parser.add_argument("--batch", type=int, metavar="N", help="first extent of the model's example inputs")
     parser.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224; repeat")
@@ -40,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Imports, tunes and exports, whatever is asked for.
+    """Imports, tunes and exports, whatever is asked for; the exit code is 1 where workers could not measure a part.
 
     Raises:
         UnsupportedOption, InvalidInput: for options or a list of layers that mean nothing.
@@ -53,18 +59,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise UnsupportedOption(f"--trials {options.trials}: at least one candidate is measured", "leave it out for 10")
     from tilewright.runtime.records import Records
 
+    code = 0
     with Records(options.records) as records:
         if options.imported is not None:
             count = records.import_lines(options.imported)
             console.print(f"{count} new measurements from {options.imported}, {len(records)} in {records.path}", soft_wrap=True)
         if options.model is not None:
-            _tune(options, records, console)
+            code = _tune(options, records, console)
         if options.export is not None:
             console.print(f"{records.export_lines(options.export)} measurements written to {options.export}", soft_wrap=True)
-    return 0
+    return code
 
 
-def _tune(options: argparse.Namespace, records: Records, console: Console) -> None:
+def _tune(options: argparse.Namespace, records: Records, console: Console) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from tilewright.hardware import machine as find_machine
@@ -72,10 +79,20 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> No
     from tilewright.runtime.tuning import tune
 
     devices = read_devices(options.devices)
+    if options.scheduler is not None and (options.target == "cuda" or options.part != "1/1"):
+        what = "'cuda' may be another GPU on each worker" if options.target == "cuda" else "--part is for one machine, and --scheduler names others"
+        raise UnsupportedOption(what, "name the GPU as --target" if options.target == "cuda" else "leave it out")
     machine = find_machine(options.target)
     if not machine.is_gpu:
         raise UnsupportedOption(f"candidates are measured on GPUs only, and {machine.name} is a CPU", "name a GPU")
-    problems = _problems(options, machine)
+    first, parts = read_part(options.part)
+    problems = dict(list(_problems(options, machine).items())[first - 1 :: parts])
+    if options.scheduler is not None:
+        failures = _measured_by_workers(options, len(problems), records, console)
+        console.print(_table(problems, machine, records, options.nondeterministic))
+        for failure in failures:
+            console.print(f"not measured: {failure}", markup=False, soft_wrap=True)
+        return FAILED_CODE if failures else 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring", total=None)
@@ -94,6 +111,47 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> No
         f"{tuned.hopeless} that cannot beat what is known; records in {records.path}",
         soft_wrap=True,
     )
+    return 0
+
+
+def _measured_by_workers(options: argparse.Namespace, regions: int, records: Records, console: Console) -> list[str]:
+    """Gives each worker parts of the regions to measure, with what the records know of them, and adds what comes back; what went wrong, if anything.
+
+    Raises:
+        UnsupportedOption: as `runtime.batch.connected`.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tilewright.runtime.batch import connected, content_of, is_file, run_all
+
+    known, measured = "known.jsonl.gz", "measured.jsonl.gz"
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="tilewright-tune-") as folder,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+        connected(options.scheduler, 0) as client,
+    ):
+        records.export_lines(Path(folder) / known)
+        files, model = {known: (Path(folder) / known).read_bytes()}, options.model
+        if is_file(model) or model.endswith(".json"):
+            files[Path(model).name], model = content_of(model), f"{{folder}}/{Path(model).name}"
+        arguments = ["tune", model, "--target", options.target, "--trials", str(options.trials), "--devices", options.devices]
+        arguments += ["--import", f"{{folder}}/{known}", "--export", f"{{folder}}/{measured}", "--records", "{folder}/records.sqlite"]
+        arguments += ["--nondeterministic"] if options.nondeterministic else []
+        arguments += ["--batch", str(options.batch)] if options.batch is not None else []
+        arguments += [text for shape in options.input for text in ("--input", shape)]
+        parts = min(regions, PARTS_A_WORKER * len(client.scheduler_info()["workers"]))
+        task = progress.add_task("measuring parts", total=parts)
+        failures, new = [], 0
+        for number, answer in run_all(client, [([*arguments, "--part", f"{part}/{parts}"], files, measured) for part in range(1, parts + 1)]):
+            progress.advance(task)
+            if answer["content"] is None:
+                failures.append(f"part {number + 1} of {parts}: {answer['error']}")
+                continue
+            (Path(folder) / measured).write_bytes(answer["content"])
+            new += records.import_lines(Path(folder) / measured)
+    console.print(f"{regions} regions in {parts} parts: {new} new measurements, {len(records)} in {records.path}", soft_wrap=True)
+    return failures
 
 
 def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Problem]:
@@ -159,6 +217,18 @@ def _layer(entry: Any) -> tuple[str, dict[str, int]]:
     return name, sizes
 
 
+def read_part(text: str) -> tuple[int, int]:
+    """I and N of "I/N", where I counts from 1.
+
+    Raises:
+        UnsupportedOption: for any other text.
+    """
+    first, slash, parts = text.partition("/")
+    if not (slash and first.isdigit() and parts.isdigit() and 1 <= int(first) <= int(parts)):
+        raise UnsupportedOption(f"--part {text} is no part", "use 1/4 for the first of four parts")
+    return int(first), int(parts)
+
+
 def read_devices(text: str) -> Sequence[int]:
     """The indices of a list such as "0,1".
 
@@ -192,7 +262,5 @@ def _table(problems: dict[str, Problem], machine: Machine, records: Records, ato
         best, favourite = standing[0], plain.schedule_text(ranking.first().schedule)
         own = next((entry.seconds for entry in standing if entry.schedule == favourite), None)
         loss = "-" if own is None else f"{100 * (own / best.seconds - 1):.1f} %"
-        table.add_row(
-            name, str(len(standing)), best.description, seconds_text(best.seconds), "-" if own is None else seconds_text(own), loss
-        )
+        table.add_row(name, str(len(standing)), best.description, seconds_text(best.seconds), "-" if own is None else seconds_text(own), loss)
     return table
