@@ -44,6 +44,7 @@ from tilewright.toolchain.build import compile_kernels
 MACHINE = "x86-avx2"
 LAYERS = ("D1", "D3", "D5", "R1", "R2", "R4", "R6", "R9", "R10", "R12")
 LEVELS = (1, 2)
+COPIES = ("__mem", "mem")
 
 DRIVER = """
 #include <dlfcn.h>
@@ -107,7 +108,8 @@ def count_misses(driver: Path, library: Path, kernel: Kernel, caches: Sequence[C
 
 
 def parse(text: str, kernel: str) -> Counted:
-    """The counts of the functions that belong to a kernel (OpenMP makes a function of its own of a parallel loop).
+    """The counts of the functions that belong to a kernel: OpenMP makes a function of its own of a parallel loop, and the compiler calls the C
+    library's copying functions for some loops (what little the program's start copies is counted as well).
 
     Raises:
         RuntimeError: where the kernel is not among the functions.
@@ -121,6 +123,7 @@ def parse(text: str, kernel: str) -> Counted:
         if row.startswith("fn="):
             inside = row[3:].startswith(kernel)
             found |= inside
+            inside |= row[3:].startswith(COPIES)
         elif inside and row[:1].isdigit():
             totals += np.array(row.split()[1:], dtype=np.int64)
     if not found:

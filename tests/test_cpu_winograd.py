@@ -19,6 +19,7 @@ from tilewright.codegen.cpu.winograd import cpu_winograd_form, lower_winograd
 from tilewright.cost.cpu_choice import rank
 from tilewright.cost.cpu_winograd import estimate_winograd, transform_operations
 from tilewright.hardware import machine
+from tilewright.ir.layout import row_major
 from tilewright.ir.region import Unsuitable
 from tilewright.schedule.columns import length, row
 from tilewright.schedule.cpu_winograd import OUTPUT_TILES, CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
@@ -87,6 +88,14 @@ def test_the_output_may_have_a_halo(output_tile: int) -> None:
     check(case, lower_winograd(*parts(case), AVX2, CpuWinogradSchedule(output_tile, 2, 2, 2, 2, 1, 8)))
 
 
+@pytest.mark.parametrize("output_tile", OUTPUT_TILES)
+@pytest.mark.parametrize("epilogue", [False, True])
+def test_the_output_may_be_row_major(output_tile: int, epilogue: bool) -> None:
+    case = convolution_case(batch=2, channels=8, outputs=24, size=(7, 10), epilogue=epilogue)
+    case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
+    check(case, lower_winograd(*parts(case), AVX2, CpuWinogradSchedule(output_tile, 3, 2, 2, 1, 2, 8)))
+
+
 @pytest.mark.parametrize(
     "changed, why",
     [
@@ -144,7 +153,7 @@ def test_layers_of_networks_as_compiled_code(threads: int) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.relu(x + self.norm(self.second(torch.relu(self.first(x)))))
 
-    module = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), Block(64), nn.Conv2d(64, 96, 3), nn.MaxPool2d(2)).eval()
+    module = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), Block(64), nn.Conv2d(64, 96, 3)).eval()
     x = torch.randn(2, 3, 27, 38)
     executable = tilewright.compile(module, (x,), target="native", threads=threads)
     schedules = [region.schedule for region in executable.image.program.regions]

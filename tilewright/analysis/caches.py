@@ -22,7 +22,7 @@ Every level is taken to see all accesses. Worked example, the paper's two produc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
@@ -35,8 +35,10 @@ from tilewright.ir.kernel import Kernel
 HOPELESS = 4
 """A reuse distance of so many capacities keeps nothing, whatever the sets."""
 
-Window = tuple[tuple[Node, int], ...]
-"""What runs between two touches of a line: nodes; of a loop so many iterations (0: all)."""
+Ranges = tuple[tuple[int, int, int], ...]
+"""Loops by their number, each with its first value and a count: what differs from all of a node's loops running from 0 to their ends."""
+Window = tuple[tuple[Node, Ranges], ...]
+"""What runs between two touches of a line."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def misses_of_level(tree: LoopTree, cache: Cache) -> LevelMisses:
     if tree.root is None:
         return LevelMisses(cache.level, cache.line_bytes, {}, {}, ())
     movement = model.movement(tree.root)
-    footprint = {name: model.lines(((tree.root, 0),), name) for name in movement}
+    footprint = {name: model.lines(((tree.root, ()),), name) for name in movement}
     return LevelMisses(cache.level, cache.line_bytes, movement, footprint, tuple(model.reuses))
 
 
@@ -133,16 +135,19 @@ class _Level:
         return max(self.line_bytes // self.tree.element_bytes[buffer], 1)
 
     def groups(self, window: Window, buffer: str) -> dict[tuple[tuple[int, int], ...], list[Strided]]:
-        """What the window touches of the buffer, by the strides of loops outside: sets of one group keep their distances while these run."""
+        """What the window touches of the buffer, by the strides of the loops that may stand elsewhere: sets of one group move together with these."""
         result: dict[tuple[tuple[int, int], ...], list[Strided]] = {}
-        for node, iterations in window:
-            trips = node.trips
-            moving: int | None = None
-            if iterations and isinstance(node, Loop):
-                trips, moving = {**trips, node.number: iterations}, node.number
+        unknown = 0
+        for node, changed in window:
+            ranges = {**node.ranges, **{number: (begin, count) for number, begin, count in changed}}
+            moving = {number for number, _, _ in changed}
             for access in node.accesses.get(buffer, ()):
-                outside = tuple(entry for entry in access.strides if entry[0] not in node.trips or entry[0] == moving)
-                result.setdefault(outside, []).append(touched(access, trips, self.tree.sizes[buffer], self.line(buffer)))
+                outside = tuple(entry for entry in access.steps if entry[0] in moving or entry[0] not in ranges)
+                found = touched(access, ranges, self.tree.sizes[buffer], self.line(buffer))
+                if access.rest is not None and not found.places:  # it may be anywhere, and is taken to share nothing
+                    found = replace(found, start=unknown)
+                    unknown += found.elements
+                result.setdefault(outside, []).append(found)
         return result
 
     def lines(self, window: Window, buffer: str) -> float:
@@ -190,25 +195,47 @@ class _Level:
         fits = sum(weights[count] * at_most[self.ways - count] for count in range(1, self.ways + 1))
         return float(min(fits / weights.sum(), 1.0)), distance
 
-    def between(self, node: Node, buffer: str) -> Window:
-        """What runs between the last touch of a line of the buffer in one run of the node and the first in the next."""
-        if isinstance(node, Loop) and not any(access.moved_by(node.number) for access in node.accesses[buffer]):
-            return self.between(node.body, buffer)
+    def tail(self, node: Node, buffer: str, fixed: Ranges = ()) -> Window:
+        """What runs in the node after the last touch of a line of the buffer, for a line in the middle of what the node touches."""
+        if isinstance(node, Loop):
+            if not node.moves(buffer):
+                return self.tail(node.body, buffer, (*fixed, (node.number, node.count - 1, 1)))
+            return ((node, (*fixed, (node.number, node.count // 2, node.count - node.count // 2))),)
         if isinstance(node, Sequence):
-            using = [number for number, part in enumerate(node.parts) if buffer in part.accesses]
-            first, last = using[0], using[-1]
-            whole = self.lines(((node, 0),), buffer)
-            if all(self.lines(((node.parts[at], 0),), buffer) >= whole * (1 - 1e-9) for at in {first, last}):
-                outside = [(part, 0) for number, part in enumerate(node.parts) if not first <= number <= last]
-                return _together(self.between(node.parts[first], buffer), self.between(node.parts[last], buffer), tuple(outside))
-        return ((node, 0),)
+            at = self.place(node, buffer, last=True)
+            return (*self.tail(node.parts[at], buffer, fixed), *((part, fixed) for part in node.parts[at + 1 :]))
+        return ((node, fixed),)
+
+    def head(self, node: Node, buffer: str, fixed: Ranges = ()) -> Window:
+        """What runs in the node before the first touch of that line."""
+        if isinstance(node, Loop):
+            if not node.moves(buffer):
+                return self.head(node.body, buffer, (*fixed, (node.number, 0, 1)))
+            return ((node, (*fixed, (node.number, 0, node.count // 2))),)
+        if isinstance(node, Sequence):
+            at = self.place(node, buffer, last=False)
+            return (*((part, fixed) for part in node.parts[:at]), *self.head(node.parts[at], buffer, fixed))
+        return ()
+
+    def place(self, node: Sequence, buffer: str, last: bool) -> int:
+        """The part of a sequence that is the last (or the first) to touch most lines of the buffer."""
+        using = [number for number, part in enumerate(node.parts) if buffer in part.accesses]
+        lines = {number: self.lines(((node.parts[number], ()),), buffer) for number in using}
+        most = max(lines.values()) * (1 - 1e-9)
+        return [number for number in using if lines[number] >= most][-1 if last else 0]
+
+    def between(self, loop: Loop, buffer: str, lag: int) -> Window:
+        """What runs between the touches of a line of the buffer in one iteration of the loop and `lag` iterations later."""
+        if lag > 1:
+            return ((loop, ((loop.number, 0, lag),)),)
+        return _together(self.tail(loop.body, buffer, ((loop.number, 0, 1),)), self.head(loop.body, buffer, ((loop.number, 1, 1),)))
 
     # --- movement ---
 
     def movement(self, node: Node) -> dict[str, float]:
         """Lines of each buffer that come in while the node runs once, from a cold cache."""
         if isinstance(node, Leaf):
-            return {name: self.lines(((node, 0),), name) for name in node.accesses}
+            return {name: self.lines(((node, ()),), name) for name in node.accesses}
         if isinstance(node, Loop):
             inside = self.movement(node.body)
             return {name: self.loop_movement(node, name, moved) for name, moved in inside.items()}
@@ -218,16 +245,15 @@ class _Level:
     def loop_movement(self, loop: Loop, buffer: str, moved: float) -> float:
         """The equation of the module's docstring. Reuse at each distance is scaled so that, all kept, the loop's own footprint is left."""
         count = loop.count
-        single = self.lines(((loop.body, 0),), buffer)
-        reused = count * single - self.lines(((loop, 0),), buffer)
+        single = self.lines(((loop.body, ()),), buffer)
+        reused = count * single - self.lines(((loop, ()),), buffer)
         if reused <= 0:
             return count * moved
         lags = self.lags(loop, buffer)
         total = sum(lags.values())
         result = count * moved
         for lag, share in lags.items():
-            window = self.between(loop.body, buffer) if lag == 1 else ((loop, lag),)
-            kept, distance = self.kept(buffer, window)
+            kept, distance = self.kept(buffer, self.between(loop, buffer, lag))
             lines = reused * share / total
             self.reuses.append(Reuse(buffer, loop.variable, lag, lines, distance, kept))
             result -= lines * kept
@@ -236,14 +262,14 @@ class _Level:
     def lags(self, loop: Loop, buffer: str) -> dict[int, float]:
         """Lines that an iteration touches and that one `lag` before it was the last to touch, times the iterations that have such a one. From
         the footprint u(k) of k iterations: n(k) = u(k + 1) - u(k) is new after k, and n(k - 1) - n(k) was last touched k before."""
-        if not any(access.moved_by(loop.number) for access in loop.accesses[buffer]):
+        if not loop.moves(buffer):
             return {1: 1.0}
         count = loop.count
         points = [0, *(k for k in (1, 2, 3, 4, 6, 8) if k < count)]
         while points[-1] * 2 < count:
             points.append(points[-1] * 2)
         points.append(count)
-        footprint = [0.0, *(self.lines(((loop, k),), buffer) for k in points[1:])]
+        footprint = [0.0, *(self.lines(((loop, ((loop.number, 0, k),)),), buffer) for k in points[1:])]
         slopes = [(b - a) / (k - j) for a, b, j, k in zip(footprint, footprint[1:], points, points[1:], strict=False)]
         found = {k: (count - k) * (before - after) for k, before, after in zip(points[1:], slopes, slopes[1:], strict=False)}
         found = {k: lines for k, lines in found.items() if lines > 1e-9 * count}
@@ -254,16 +280,16 @@ class _Level:
         result = sum(moved)
         using = [number for number, part in enumerate(node.parts) if buffer in part.accesses]
         for position, number in enumerate(using):
-            part = (node.parts[number], 0)
+            part = (node.parts[number], ())
             new = self.lines((part,), buffer)
             earlier: Window = ()
             for before in reversed(using[:position]):
-                earlier = ((node.parts[before], 0), *earlier)
+                earlier = ((node.parts[before], ()), *earlier)
                 remaining = self.lines((*earlier, part), buffer) - self.lines(earlier, buffer)
                 reused = new - remaining
                 if reused > 1e-9 * new:
-                    middle = tuple((other, 0) for other in node.parts[before + 1 : number])
-                    window = _together(self.between(node.parts[before], buffer), middle, self.between(node.parts[number], buffer))
+                    middle = tuple((other, ()) for other in node.parts[before + 1 : number])
+                    window = _together(self.tail(node.parts[before], buffer), middle, self.head(node.parts[number], buffer))
                     kept, distance = self.kept(buffer, window)
                     self.reuses.append(Reuse(buffer, "", 0, reused, distance, kept))
                     result -= reused * kept

@@ -25,15 +25,17 @@ MOST_RUNS = 1 << 20
 @dataclass(frozen=True)
 class Strided:
     """start + every sum of one multiple (0 to count - 1) of the stride of each level; levels (stride, count) ascend, and no two sums are equal.
-    In elements. `exact`: the set is what the access touches, and not more."""
+    In elements. `exact`: the set is what the access touches, and not more. All of it again at each of `places`, if there are any: these are for
+    offsets that no strides describe."""
 
     start: int
     levels: tuple[tuple[int, int], ...]
     exact: bool = True
+    places: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
-        """Distinct elements."""
+        """Distinct elements of one place."""
         return prod(count for _, count in self.levels)
 
     @property
@@ -42,8 +44,8 @@ class Strided:
         return sum(stride * (count - 1) for stride, count in self.levels)
 
 
-def strided(start: int, terms: Iterable[tuple[int, int]]) -> Strided:
-    """The set {start + sum(stride * i), 0 <= i < count} of (stride, count) terms in any order, strides of any sign."""
+def strided(start: int, terms: Iterable[tuple[int, int]], places: tuple[int, ...] = ()) -> Strided:
+    """The set {start + sum(stride * i), 0 <= i < count} of (stride, count) terms in any order, strides of any sign; at each of `places`."""
     levels: list[tuple[int, int]] = []
     exact = True
     span = 0
@@ -67,7 +69,7 @@ def strided(start: int, terms: Iterable[tuple[int, int]]) -> Strided:
             levels[-2:] = [(inner, held * repeated)]
         span = _span(levels)
     below_start = sum(stride * (count - 1) for stride, count in terms if stride < 0)
-    return Strided(start + below_start, tuple(levels), exact)
+    return Strided(start + below_start, tuple(levels), exact, places)
 
 
 def _span(levels: Sequence[tuple[int, int]]) -> int:
@@ -81,14 +83,11 @@ class Runs:
     start: int
     length: int
     outer: tuple[tuple[int, int], ...]
-
-    @property
-    def count(self) -> int:
-        return prod(count for _, count in self.outer)
+    places: tuple[int, ...] = ()
 
     def starts(self) -> np.ndarray:
         """The first element of each run."""
-        result = np.array([self.start])
+        result = np.array(self.places or (0,)) + self.start
         for stride, count in self.outer:
             result = (result[None, :] + stride * np.arange(count)[:, None]).ravel()
         return result
@@ -103,10 +102,10 @@ def runs_of(touched: Strided, line: int) -> Runs:
             length += stride * (count - 1)
         else:
             outer.append((stride, count))
-    while prod(count for _, count in outer) > MOST_RUNS:
+    while outer and prod(count for _, count in outer) * max(len(touched.places), 1) > MOST_RUNS:
         stride, count = outer.pop(0)
         length += stride * (count - 1)
-    return Runs(touched.start, length, tuple(outer))
+    return Runs(touched.start, length, tuple(outer), touched.places)
 
 
 def distinct_lines(sets: Sequence[Strided], line: int, phase: int = 0) -> float:
@@ -128,6 +127,8 @@ def distinct_lines(sets: Sequence[Strided], line: int, phase: int = 0) -> float:
 
 def _closed_form(touched: Strided, line: int, phase: int) -> float | None:
     """The mean number of lines of one set; None where two runs may share a line."""
+    if touched.places:
+        return None
     runs = runs_of(touched, line)
     reached = runs.length
     for stride, count in runs.outer:

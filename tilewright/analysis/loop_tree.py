@@ -5,7 +5,8 @@
 Accesses of straight-line code, unrolled loops included, are one leaf. A loop whose body depends on its variable through guards or extents (the last,
 partial tile; a panel that is not full) is divided where they change, so that everything below has fixed trips and no guard. What stays approximate,
 always with more accesses rather than fewer: both sides of guards that depend on anything else are taken, as are both of a `select`; an extent that
-several variables decide has its greatest value; the offset of an access that is not affine (`scattered`) may lie anywhere in its buffer.
+several variables decide has its greatest value; an offset that depends on what is loaded may lie anywhere in its buffer. Other offsets that are not
+affine (an index taken apart by division, or kept within bounds) are evaluated.
 Buffers in registers are left out: the compiler keeps them there, or in a small part of the stack that stays in the first level.
 """
 
@@ -14,42 +15,53 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd, prod
 from typing import TypeAlias
 
 import numpy as np
 
 from tilewright.analysis.footprints import Strided, strided
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, index_const, linear, loads, range_of, substitute, variables
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Linear, Load, Var, from_linear, index_const, linear, loads, range_of, substitute, variables
 from tilewright.ir.kernel import Block, For, If, Kernel, Let, Statement, Store, statements
 
 MOST_PARTS = 8
 """A loop is divided into at most so many parts."""
 LONGEST_DIVIDED = 1 << 14
+MOST_PLACES = 1 << 14
+"""Offsets that are not affine are evaluated for at most so many iterations."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """`lanes` neighbouring elements at start + sum(stride * loop); `strides` maps the loops' numbers, in elements. Of a scattered access only the
-    loops that move it are known."""
+    """`lanes` neighbouring elements at start + sum(stride * loop) + rest; `strides` maps the loops' numbers. `rest` is what is not affine (None:
+    nothing), a function of loops (`loop_variable`); `rest_loops` are those that move it, and it changes by multiples of `rest_step`. In elements."""
 
     buffer: str
     start: int
     strides: tuple[tuple[int, int], ...]
     lanes: int = 1
     writes: bool = False
-    scattered: bool = False
+    rest: Expr | None = None
+    rest_loops: tuple[int, ...] = ()
+    rest_step: int = 1
 
-    def moved_by(self, loop: int) -> bool:
-        """Whether the loop of this number changes the offset."""
-        return any(number == loop for number, _ in self.strides)
+    @property
+    def steps(self) -> tuple[tuple[int, int], ...]:
+        """Loops that move the access, by multiples of so many elements."""
+        return (*self.strides, *((number, self.rest_step) for number in self.rest_loops))
+
+
+def loop_variable(number: int, count: int) -> Var:
+    """The variable of a loop of a tree in `Access.rest`."""
+    return Var(f"loop {number}", count)
 
 
 class _Node:
-    """What every node knows: the trips of the loops in it by their number, and the accesses below by buffer."""
+    """What every node knows: the loops in it by their number, from 0 to their trips, and the accesses below by buffer."""
 
     @cached_property
-    def trips(self) -> dict[int, int]:
+    def ranges(self) -> dict[int, tuple[int, int]]:
         raise NotImplementedError
 
     @cached_property
@@ -65,8 +77,8 @@ class Leaf(_Node):
     loops: tuple[tuple[int, int], ...] = ()
 
     @cached_property
-    def trips(self) -> dict[int, int]:
-        return dict(self.loops)
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        return {number: (0, count) for number, count in self.loops}
 
     @cached_property
     def accesses(self) -> dict[str, tuple[Access, ...]]:
@@ -83,12 +95,16 @@ class Loop(_Node):
     body: Node
 
     @cached_property
-    def trips(self) -> dict[int, int]:
-        return {self.number: self.count, **self.body.trips}
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        return {self.number: (0, self.count), **self.body.ranges}
 
     @cached_property
     def accesses(self) -> dict[str, tuple[Access, ...]]:
         return self.body.accesses
+
+    def moves(self, buffer: str) -> bool:
+        """Whether an access to the buffer depends on the loop's variable."""
+        return any(number == self.number for access in self.accesses[buffer] for number, _ in access.steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +114,8 @@ class Sequence(_Node):
     parts: tuple[Node, ...]
 
     @cached_property
-    def trips(self) -> dict[int, int]:
-        return {number: count for part in self.parts for number, count in part.trips.items()}
+    def ranges(self) -> dict[int, tuple[int, int]]:
+        return {number: entry for part in self.parts for number, entry in part.ranges.items()}
 
     @cached_property
     def accesses(self) -> dict[str, tuple[Access, ...]]:
@@ -125,16 +141,22 @@ class LoopTree:
     element_bytes: Mapping[str, int]
 
 
-def touched(access: Access, trips: Mapping[int, int], size: int, line: int) -> Strided:
-    """What the access touches while the loops in `trips` run so often, the others standing still at 0. A scattered access touches a line each time,
-    as far as its buffer goes."""
-    if access.scattered:
-        times = 1
-        for number, _ in access.strides:
-            times *= trips.get(number, 1)
-        return Strided(0, ((1, max(min(size, times * line), 1)),), exact=False)
-    terms = [(stride, trips[number]) for number, stride in access.strides if number in trips]
-    return strided(access.start, [(1, access.lanes), *terms])
+def touched(access: Access, ranges: Mapping[int, tuple[int, int]], size: int, line: int) -> Strided:
+    """What the access touches while loops run through `ranges` (number to first value and count), the others standing still at 0. Where its places are
+    not known, a line of `line` elements for each time from the buffer's beginning, and the whole buffer at most."""
+    inside = [(stride, *ranges[number]) for number, stride in access.strides if number in ranges]
+    start = access.start + sum(stride * begin for stride, begin, _ in inside)
+    terms = [(1, access.lanes), *((stride, count) for stride, _, count in inside)]
+    if access.rest is None:
+        return strided(start, terms)
+    columns = {number: ranges.get(number, (0, 1)) for number in access.rest_loops}
+    if prod(count for _, count in columns.values()) <= MOST_PLACES:
+        shape = np.ix_(*(np.arange(begin, begin + count) for begin, count in columns.values()))
+        values = {f"loop {number}": column for number, column in zip(columns, shape, strict=True)}
+        if (places := _evaluated(access.rest, values)) is not None:
+            return strided(start, terms, tuple(np.unique(places).tolist()))
+    times = prod(count for _, count in (*columns.values(), *((begin, count) for _, begin, count in inside)))
+    return Strided(0, ((1, max(min(size, times * line), 1)),), exact=False)
 
 
 def loop_tree(kernel: Kernel) -> LoopTree:
@@ -184,7 +206,7 @@ class _Builder:
             else:
                 number = self.loops
                 self.loops += 1
-                variable = Var(f"loop {number}", end - begin)
+                variable = loop_variable(number, end - begin)
                 body = self.visit(statement.body, {**known, statement.variable: variable + begin})
                 part = None if body is None else _repeated(statement, number, end - begin, body)
             if part is not None:
@@ -203,15 +225,20 @@ class _Builder:
 
 def _access(buffer: str, offset: Expr, lanes: int, writes: bool, known: Mapping[Var, Expr]) -> Access:
     form = linear(substitute(offset, known))
-    strides: dict[int, int] = {}
-    scattered = False
-    for atom, stride in form.terms:
-        scattered |= not isinstance(atom, Var)
-        for variable in variables(atom):
-            if variable.name.startswith("loop "):
-                number = int(variable.name.removeprefix("loop "))
-                strides[number] = strides.get(number, 0) + stride
-    return Access(buffer, form.constant, tuple(sorted(strides.items())), lanes, writes, scattered)
+    affine = {_number(atom): stride for atom, stride in form.terms if isinstance(atom, Var)}
+    others = tuple((atom, stride) for atom, stride in form.terms if not isinstance(atom, Var))
+    if not others:
+        return Access(buffer, form.constant, tuple(sorted(affine.items())), lanes, writes)
+    moving = sorted({_number(variable) for atom, _ in others for variable in variables(atom)})
+    # what moves both parts belongs to the rest, so that the places of the rest count it once
+    shared = [(atom, stride) for atom, stride in form.terms if isinstance(atom, Var) and _number(atom) in moving]
+    rest = from_linear(Linear((*others, *shared), 0))
+    strides = tuple(sorted((number, stride) for number, stride in affine.items() if number not in moving))
+    return Access(buffer, form.constant, strides, lanes, writes, rest, tuple(moving), gcd(*(stride for _, stride in (*others, *shared))))
+
+
+def _number(variable: Var) -> int:
+    return int(variable.name.removeprefix("loop "))
 
 
 def _joined(parts: list[Node]) -> Node | None:
@@ -237,7 +264,7 @@ def _divided(statement: For, extent: int, known: Mapping[Var, Expr]) -> list[tup
     if not 1 < extent <= LONGEST_DIVIDED:
         return [(0, extent)] if extent > 0 else []
     deciding = [s.condition if isinstance(s, If) else s.extent for s in statements(statement.body) if isinstance(s, (If, For))]
-    values = {statement.variable: np.arange(extent)}
+    values = {statement.variable.name: np.arange(extent)}
     changes = np.zeros(extent, dtype=bool)
     for expr in deciding:
         expr = substitute(expr, known)
@@ -256,12 +283,12 @@ _OPERATIONS = {
 }  # fmt: skip
 
 
-def _evaluated(expr: Expr, values: Mapping[Var, np.ndarray]) -> np.ndarray | None:
-    """The expression for whole columns of its variables; None where it has others, loads, or other operations."""
+def _evaluated(expr: Expr, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The expression for columns of its variables by their names; None where it has others, loads, or other operations."""
     if isinstance(expr, Const):
         return np.asarray(expr.value)
     if isinstance(expr, Var):
-        return values.get(expr)
+        return values.get(expr.name)
     if isinstance(expr, Load) or not isinstance(expr, Apply) or expr.operation not in _OPERATIONS:
         return None
     args = [_evaluated(arg, values) for arg in expr.args]

@@ -20,6 +20,9 @@ from tilewright.schedule.cpu_winograd import FILTER, OUTPUT_TILES, CpuWinogradPr
 TILE_OVERHEAD_CYCLES = 20.0
 """Of a register tile: zeroing, loop set-up, the end of the last chain; besides its stores."""
 
+SINGLE_STORE_CYCLES = 2.0
+"""To store one result that does not lie beside its neighbours: a load from the buffer, index arithmetic, the store."""
+
 
 @lru_cache(maxsize=4)
 def transform_operations(output_tile: int) -> tuple[int, int]:
@@ -51,7 +54,8 @@ def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machi
     products = blocks * panels * points * rows["blocks"] * one
     # loads, arithmetic and stores of a transform wait for one another: registers do not hold a tile and what becomes of it
     inputs = blocks * tiles * (problem.channels // lanes) * (points / machine.load_ports + operations[:, 0] / machine.fma_ports + points / stores)
-    outputs = blocks * panels * tiles * vectors * (points / machine.load_ports + operations[:, 1] / machine.fma_ports + size**2 / stores)
+    stored = size**2 * (SINGLE_STORE_CYCLES * lanes if problem.single_stores else 1 / stores)
+    outputs = blocks * panels * tiles * vectors * (points / machine.load_ports + operations[:, 1] / machine.fma_ports + stored)
 
     level_2 = machine.cache(2)
     assert level_2 is not None, f"{machine.name} lacks the facts about its caches"

@@ -23,7 +23,8 @@ BLOCKS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True)
 class CpuWinogradProblem:
-    """Extents of the output, channels of the input; distinct bytes that the epilogue reads beside the sums."""
+    """Extents of the output, channels of the input; distinct bytes that the epilogue reads beside the sums. `single_stores`: results do not lie along
+    the output channels, so that they are stored one by one."""
 
     images: int
     height: int
@@ -31,6 +32,7 @@ class CpuWinogradProblem:
     channels: int
     outputs: int
     epilogue_bytes: int = 0
+    single_stores: bool = False
 
     def tiles(self, output_tile: np.ndarray | int) -> np.ndarray:
         """Tiles of all images."""

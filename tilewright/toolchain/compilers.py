@@ -187,25 +187,33 @@ class NvrtcCompiler:
 
     def compile(self, source: SourceFile, folder: Path) -> Outcome:
         """Compile the source's text to ``folder / binary_name``."""
+        outcome, _, cubin = self.translated(source)
+        if outcome.succeeded:
+            (folder / self.binary_name).write_bytes(cubin)
+        return outcome
+
+    def translated(self, source: SourceFile) -> tuple[Outcome, str, bytes]:
+        """What the compiler says, the PTX that it made of the source's text, and the cubin that it assembled from that; empty where it failed."""
         self.require()
         nvrtc = _load_nvrtc(self.extra)
         options = [flag.encode() for flag in self.command(source)[1:-1]]
         status, program = nvrtc.nvrtcCreateProgram(source.text.encode(), self.source_name.encode(), 0, [], [])
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            return Outcome(False, f"nvrtcCreateProgram: {status.name}")
+            return Outcome(False, f"nvrtcCreateProgram: {status.name}"), "", b""
         try:
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
             log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
             nvrtc.nvrtcGetProgramLog(program, log)
             text = log.rstrip(b"\0 \n").decode(errors="replace")
             if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-                return Outcome(False, f"{text}\n{status.name}")
+                return Outcome(False, f"{text}\n{status.name}"), "", b""
             cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])
             nvrtc.nvrtcGetCUBIN(program, cubin)
+            ptx = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
+            nvrtc.nvrtcGetPTX(program, ptx)
         finally:
             nvrtc.nvrtcDestroyProgram(program)
-        (folder / self.binary_name).write_bytes(cubin)
-        return Outcome(True, text)
+        return Outcome(True, text), ptx.rstrip(b"\0").decode(), bytes(cubin)
 
 
 Compiler = CCompiler | NvrtcCompiler

@@ -25,7 +25,22 @@ from tilewright.codegen.gpu.common import as_lanes, decode, named
 from tilewright.codegen.gpu.winograd import WinogradForm, input_index, winograd_form
 from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, both_sides, filter_matrix
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import TRUE, ZERO, Apply, Const, Expr, Load, Var, binary, compare, index_const, logical_and, replace_loads, substitute
+from tilewright.ir.expr import (
+    TRUE,
+    ZERO,
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    coefficient,
+    compare,
+    index_const,
+    logical_and,
+    replace_loads,
+    substitute,
+)
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, row_major
@@ -39,18 +54,20 @@ def cpu_winograd_form(
     """The form and what the choice of a schedule depends on.
 
     Raises:
-        Unsuitable: as `winograd_form`, and where channels are no whole vectors or the epilogue has none.
+        Unsuitable: as `winograd_form`, and where channels are no whole vectors.
     """
     form = winograd_form(region, layouts, values, constants)
     found, lanes = form.problem, machine.vector_lanes()
     if found.channels % lanes or found.outputs % lanes:
         raise Unsuitable(f"{found.channels} or {found.outputs} channels are no multiple of {lanes}")
-    if _wide_element(form, lanes) is None:
-        raise Unsuitable(f"the epilogue of region {region.name} has no vectors")
-    return form, CpuWinogradProblem(found.images, found.height, found.width, found.channels, found.outputs, found.epilogue_bytes)
+    single = _wide_element(form, lanes) is None
+    return form, CpuWinogradProblem(found.images, found.height, found.width, found.channels, found.outputs, found.epilogue_bytes, single)
 
 
 def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
+    """What is stored of a vector of sums along the output channels; None where it does not lie along them, or has no vectors."""
+    if coefficient(form.offset, form.k) != 1:
+        return None
     wide = vectorise(form.element, form.k, lanes, lambda load: load.buffer == form.step.name)
     return None if wide is None else as_lanes(wide, lanes)
 
@@ -199,7 +216,6 @@ class _Block:
         matrix = TRANSFORMS[s.output_tile].outputs
         span = len(matrix[0])
         wide = _wide_element(form, s.lanes)
-        assert wide is not None
         whole = self.problem.outputs % s.panel == 0
 
         def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
@@ -213,7 +229,8 @@ class _Block:
                 for x in range(span)
             ]
             lets, rows = both_sides(matrix, loaded)
-            made: Statement = block(reads, lets, self._stores(wide, rows, {**axes, form.k: channel}))
+            where = {**axes, form.k: channel}
+            made: Statement = block(reads, lets, self._stores(wide, rows, where) if wide is not None else self._single_stores(rows, where))
             if not whole:
                 made = If(channel < self.problem.outputs, made)
             vectors = For(v, index_const(s.vectors), made)
@@ -221,7 +238,26 @@ class _Block:
 
         return self._each_tile(first, body)
 
+    def _single_stores(self, rows: Sequence[Sequence[Expr]], where: Mapping[Var, Expr]) -> list[Statement]:
+        """Element by element, through a buffer: channel after channel, as an image that is not channels last has them."""
+        form, size, lanes = self.form, self.schedule.output_tile, self.schedule.lanes
+        entries = [value for row in rows for value in row]
+        lane, i, j = Var("lane", lanes), Var("i_out", size), Var("j_out", size)
+        y, x = where[self.tiles[-2]] * size + i, where[self.tiles[-1]] * size + j
+        at = {**where, form.y: y, form.x: x, form.k: where[form.k] + lane}
+        held = Load("spill", ((i * size + j) * lanes + lane,), "f32")
+        shared, (offset, what) = bind_shared([substitute(form.offset, at), substitute(replace_loads(form.element, {form.step.name: held}), at)])
+        inside = logical_and(compare("lt", y, index_const(self.problem.height)), compare("lt", x, index_const(self.problem.width)))
+        body: Statement = block(*shared, Store(form.output, offset, what))
+        if inside != TRUE:
+            body = If(inside, body)
+        for axis in (j, i, lane):
+            body = For(axis, index_const(axis.extent or 0), body)
+        spilled = [Store("spill", index_const(number * lanes), value) for number, value in enumerate(entries)]
+        return [Allocate(Buffer("spill", "f32", len(entries) * lanes, "register")), *spilled, body]
+
     def _stores(self, wide: Expr, rows: Sequence[Sequence[Expr]], where: Mapping[Var, Expr]) -> list[Statement]:
+        """Vectors along the output channels."""
         form, size = self.form, self.schedule.output_tile
         statements: list[Statement] = []
         for i, row in enumerate(rows):
