@@ -52,9 +52,13 @@ def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
     assert "ERROR" not in run_standalone(NETWORKS[name](), host, command, tmp_path, environment=environment)
 
 
+EMULATED = ("lenet5", "residual", "inverted", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v2", "resnet18", "resnet50")))
+
+
 @pytest.mark.parametrize("target", ["cortex-a53", "neoverse-n1"])
-@pytest.mark.parametrize("name", ["lenet5", "residual", "inverted"])
+@pytest.mark.parametrize("name", EMULATED)
 def test_aarch64_under_emulation(name: str, target: str, tmp_path: Path) -> None:
+    """Also whole networks as `compile` takes them."""
     gcc, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if gcc is None or emulator is None:
         pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
@@ -62,7 +66,8 @@ def test_aarch64_under_emulation(name: str, target: str, tmp_path: Path) -> None
     chosen = machine(target)
     command = (gcc, "-O2", "-static", *FLAGS, *chosen.compiler_flags)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run_standalone(NETWORKS[name](), chosen, command, tmp_path, emulator=(emulator,), environment=environment)
+    example = NETWORKS[name]() if name in NETWORKS else Case(name, *zoo.build(name))
+    run_standalone(example, chosen, command, tmp_path, emulator=(emulator,), environment=environment)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
