@@ -1,9 +1,11 @@
-"""How long compiling takes: cold cache and warm, for this CPU and for GPUs that need not be present.
+"""How long compiling takes: cold cache and warm, for this CPU and for machines that need not be present.
 
-    python -m bench.compile_time resnet50 --targets native,h200
+    python -m bench.compile_time resnet50
 
 Each compilation runs in a fresh process with a cache folder of its own: first empty (cold), then filled (warm). PyTorch's import and export
-are timed apart, since a compiler cannot avoid them. The figures are seconds of wall clock.
+are timed apart, since a compiler cannot avoid them; "process" is everything, from the start of the process to its end. The figures are seconds of
+wall clock; each has the load of the machine beside it (running processes in the mean of the last minute, before it starts), since others may use the
+cores too.
 """
 
 from __future__ import annotations
@@ -68,10 +70,19 @@ def one_compilation(network: str, target: str) -> dict[str, float]:
     }
 
 
+def one_process(network: str, target: str, cache: str) -> dict[str, float]:
+    """The same in a process of its own with this cache folder, and the whole process."""
+    command = [sys.executable, "-W", "ignore", "-m", "bench.compile_time", network, "--targets", target, "--one"]
+    load = os.getloadavg()[0]
+    start = time.perf_counter()
+    output = subprocess.run(command, env={**os.environ, "TILEWRIGHT_CACHE": cache}, capture_output=True, text=True, check=True).stdout
+    return {**json.loads(output.strip().splitlines()[-1]), "process": time.perf_counter() - start, "load_before": load}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="*", default=["resnet50"], metavar="NETWORK")
-    parser.add_argument("--targets", default="native,h200")
+    parser.add_argument("--targets", default="native,cortex-a53,neoverse-n1,x86-avx512,h200,a100")
     parser.add_argument("--repeats", type=int, default=3, help="warm compilations; the median counts")
     parser.add_argument("--name", default="compile_time")
     parser.add_argument("--one", action="store_true", help="one compilation in this process, as JSON")
@@ -82,23 +93,16 @@ def main() -> None:
     from bench.common import write_results
 
     results: list[dict[str, Any]] = []
-    table = Table("network", "target", "cold s", "cold besides export s", "warm s", "warm besides export s")
+    table = Table("network", "target", "cold process s", "cold s", "cold besides export s", "warm s", "warm besides export s", "load")
     for network in options.networks:
         for target in options.targets.split(","):
             with tempfile.TemporaryDirectory() as cache:
-                command = [sys.executable, "-W", "ignore", "-m", "bench.compile_time", network, "--targets", target, "--one"]
-                runs = []
-                for _ in range(1 + options.repeats):
-                    environment = {**os.environ, "TILEWRIGHT_CACHE": cache}
-                    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-                    runs.append(json.loads(output.strip().splitlines()[-1]))
+                runs = [one_process(network, target, cache) for _ in range(1 + options.repeats)]
             cold, warm = runs[0], runs[1:]
             median = {key: statistics.median(run[key] for run in warm) for key in cold}
             results.append({"network": network, "target": target, "cold": cold, "warm": median, "warm_runs": warm})
-            table.add_row(
-                network, target, f"{cold['compile']:.1f}", f"{cold['compile_besides_export']:.1f}", f"{median['compile']:.2f}",
-                f"{median['compile_besides_export']:.2f}",
-            )  # fmt: skip
+            row = (cold["process"], cold["compile"], cold["compile_besides_export"], median["compile"], median["compile_besides_export"])
+            table.add_row(network, target, *(f"{seconds:.1f}" for seconds in row), f"{cold['load_before']:.1f}")
             write_results(options.name, vars(options), results)
     Console().print(table)
 
