@@ -8,9 +8,10 @@ import pytest
 from tests.gpu_cases import convolution_case, matmul_case
 from tilewright.codegen.gpu import lower_gpu
 from tilewright.cost.choice import choose
-from tilewright.cost.gpu import contraction_cost, gemv_cost, resident_blocks
+from tilewright.cost.gpu import contraction_cost, gemv_cost
 from tilewright.cost.gpu_choice import rank, rank_contraction
 from tilewright.hardware import machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.schedule.columns import length
 from tilewright.schedule.gpu_contraction import (

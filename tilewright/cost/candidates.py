@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.cost.features import describe
-from tilewright.cost.gpu import FRAGMENT_WAVEFRONTS, contraction_cost, resident_blocks
+from tilewright.cost.gpu import FRAGMENT_WAVEFRONTS, contraction_cost
 from tilewright.cost.gpu_direct import direct_cost
 from tilewright.cost.gpu_winograd import winograd_cost
 from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
 from tilewright.cost.ranking import Part
 from tilewright.cost.volumes import Volumes, contraction_volumes, direct_volumes
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.schedule import gpu_direct
 from tilewright.schedule.columns import Columns, length, take

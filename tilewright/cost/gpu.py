@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.cost.gpu_steps import LOADED_LATENCY, BlockStep, on_processors, split_seconds
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_contraction import ContractionProblem, registers_of, shared_bytes_of, threads_of
@@ -42,22 +43,6 @@ def bandwidth(machine: Machine) -> float:
 def l2_bandwidth(machine: Machine) -> float:
     """Bytes a second of all processors together."""
     return machine.cache_bandwidth(2)
-
-
-def resident_blocks(
-    machine: Machine, threads: np.ndarray, registers: np.ndarray | int, shared: np.ndarray | int
-) -> np.ndarray:
-    """Blocks that one processor holds at once: the least of what threads, registers, shared memory and block slots allow (occupancy rules
-    of the CUDA programming guide)."""
-    warps = -(-threads // machine.warp_size)
-    unit = machine.register_allocation_unit
-    per_warp = -(-np.asarray(registers) * machine.warp_size // unit) * unit
-    by_registers = machine.registers_per_processor // np.maximum(per_warp * warps, 1)
-    by_threads = machine.threads_per_processor // (warps * machine.warp_size)
-    taken = np.asarray(shared) + machine.shared_reserved_bytes
-    by_shared = machine.shared_bytes_per_processor // np.maximum(taken, 1)
-    limit = np.minimum(np.minimum(by_registers, by_threads), np.minimum(by_shared, machine.blocks_per_processor))
-    return np.maximum(limit, 1)
 
 
 def _latency_seconds(machine: Machine) -> float:

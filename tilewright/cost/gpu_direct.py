@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.cost.gpu import ADDRESS_INSTRUCTIONS, SECTOR_BYTES, STEP_INSTRUCTIONS, bandwidth, resident_blocks
+from tilewright.cost.gpu import ADDRESS_INSTRUCTIONS, SECTOR_BYTES, STEP_INSTRUCTIONS, bandwidth
 from tilewright.cost.gpu_steps import LOADED_LATENCY, BlockStep, on_processors, split_seconds
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_direct import (

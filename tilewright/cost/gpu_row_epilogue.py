@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.cost.gpu import resident_blocks
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_contraction import ContractionProblem, registers_of, shared_bytes_of, threads_of

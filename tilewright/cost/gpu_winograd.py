@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.cost.gpu import DIVISION_INSTRUCTIONS, bandwidth, contraction_cost, l2_bandwidth, resident_blocks
+from tilewright.cost.gpu import DIVISION_INSTRUCTIONS, bandwidth, contraction_cost, l2_bandwidth
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns, length, take
 from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem

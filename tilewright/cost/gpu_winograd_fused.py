@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.cost.gpu import STEP_INSTRUCTIONS, bandwidth, resident_blocks
+from tilewright.cost.gpu import STEP_INSTRUCTIONS, bandwidth
 from tilewright.cost.gpu_steps import LOADED_LATENCY, BlockStep, on_processors
 from tilewright.cost.gpu_winograd import ROW_INSTRUCTIONS
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem

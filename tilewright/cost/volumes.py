@@ -16,8 +16,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilewright.cost.gpu import FRAGMENT_WAVEFRONTS, SECTOR_BYTES, resident_blocks
+from tilewright.cost.gpu import FRAGMENT_WAVEFRONTS, SECTOR_BYTES
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.schedule.columns import Columns
 from tilewright.schedule.gpu_contraction import ContractionProblem, registers_of, shared_bytes_of, threads_of
