@@ -23,6 +23,7 @@ from bench.common import RESULTS, write_results
 from bench.layers import layer
 from bench.regions import ranking_of
 from bench.transactions import pearson
+from tilewright.analysis.gpu import analysed
 from tilewright.analysis.warps import Transactions, transactions_of
 from tilewright.codegen.lower import lower
 from tilewright.cost.ranking import Ranking
@@ -39,9 +40,10 @@ COUNTED = {
     "shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
     "global loads": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "global stores": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "instructions": "smsp__inst_executed.sum",
 }
-"""What is evaluated, and the counter that counts it: wavefronts of shared memory (the third of everything, asynchronous copies included), and
-sectors of global memory."""
+"""What is evaluated, and the counter that counts it: wavefronts of shared memory (the third of everything, asynchronous copies included), sectors of
+global memory, and instructions of warps (of PTX; the counter's are the machine's)."""
 
 
 def named_schedules(ranking: Ranking, texts: Iterable[str]) -> dict[str, Any]:
@@ -86,6 +88,7 @@ def counted_layer(entry: Mapping[str, Any], machine: Machine, blocks: int) -> li
         start = time.perf_counter()
         predicted = evaluated(made, blocks)
         seconds = time.perf_counter() - start
+        predicted["instructions"] = sum(sum(kernel.instructions.values()) for kernel in analysed(made, machine))
         counted = {name: candidate["values"][metric] for name, metric in COUNTED.items()}
         found.append(
             {"layer": entry["layer"], "schedule": candidate["schedule"], "predicted": predicted, "counted": counted, "analysis seconds": seconds}
