@@ -6,9 +6,11 @@ node). An access and straight-line code move their footprint. For a loop of N it
     movement = N * movement of one iteration - sum over what is reused of (lines reused * fraction kept)
 
 where the lines reused follow from footprints: N times that of one iteration, less that of the whole loop. A line is kept if the cache still
-holds it when it is touched again, which depends on the *reuse distance*, the footprint of what runs in between: one iteration where consecutive
-iterations share lines; k iterations where iterations k apart do; and where the iteration is itself a loop that touches the same lines every time, one
-iteration of that. A sequence is treated alike: what a part shares with earlier parts is kept or not by the footprint of what lies between.
+holds it when it is touched again, which depends on the *reuse distance*, the footprint of what runs in between. Where consecutive iterations share
+lines, that is the end of one and the beginning of the next, for a line in the middle: together an iteration, and both tiles of what differs between
+the two but is read throughout. Where the iteration is itself a loop that touches the same lines every time, it is the last of its iterations and the
+first of the next. Where iterations k apart share lines, it is k iterations. A sequence is treated alike: what a part shares with earlier parts is
+kept or not by the footprint of what lies between.
 
 So, where one iteration fits, a loop moves its footprint, and where it does not, N times the movement of an iteration: the paper's rule. The paper
 tracks a reuse status, true or false, for each tensor; here it is the fraction kept. A set of an associative cache keeps a line if at most as many
@@ -200,7 +202,8 @@ class _Level:
         if isinstance(node, Loop):
             if not node.moves(buffer):
                 return self.tail(node.body, buffer, (*fixed, (node.number, node.count - 1, 1)))
-            return ((node, (*fixed, (node.number, node.count // 2, node.count - node.count // 2))),)
+            last = self.middle(node, buffer)[1]
+            return ((node, (*fixed, (node.number, last, node.count - last))),)
         if isinstance(node, Sequence):
             at = self.place(node, buffer, last=True)
             return (*self.tail(node.parts[at], buffer, fixed), *((part, fixed) for part in node.parts[at + 1 :]))
@@ -211,11 +214,18 @@ class _Level:
         if isinstance(node, Loop):
             if not node.moves(buffer):
                 return self.head(node.body, buffer, (*fixed, (node.number, 0, 1)))
-            return ((node, (*fixed, (node.number, 0, node.count // 2))),)
+            return ((node, (*fixed, (node.number, 0, self.middle(node, buffer)[0]))),)
         if isinstance(node, Sequence):
             at = self.place(node, buffer, last=False)
             return (*((part, fixed) for part in node.parts[:at]), *self.head(node.parts[at], buffer, fixed))
         return ()
+
+    def middle(self, loop: Loop, buffer: str) -> tuple[int, int]:
+        """The first and the last iteration that touch a line in the middle of what the loop touches: several, where a line holds several steps."""
+        step = min(abs(stride) for access in loop.accesses[buffer] for number, stride in access.steps if number == loop.number)
+        several = min(max(self.line(buffer) // max(step, 1), 1), loop.count)
+        first = (loop.count - several + 1) // 2
+        return first, first + several - 1
 
     def place(self, node: Sequence, buffer: str, last: bool) -> int:
         """The part of a sequence that is the last (or the first) to touch most lines of the buffer."""
@@ -247,8 +257,8 @@ class _Level:
         count = loop.count
         single = self.lines(((loop.body, ()),), buffer)
         reused = count * single - self.lines(((loop, ()),), buffer)
-        if reused <= 0:
-            return count * moved
+        if reused <= 0:  # a mean over positions may be a little less than what this loop meets
+            return count * moved - reused
         lags = self.lags(loop, buffer)
         total = sum(lags.values())
         result = count * moved
@@ -293,7 +303,9 @@ class _Level:
                     kept, distance = self.kept(buffer, window)
                     self.reuses.append(Reuse(buffer, "", 0, reused, distance, kept))
                     result -= reused * kept
-                new = min(new, remaining)
+                else:
+                    result -= min(reused, 0.0)
+                new = remaining
         return result
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd, prod
 from typing import TypeAlias
 
@@ -142,21 +142,28 @@ class LoopTree:
 
 
 def touched(access: Access, ranges: Mapping[int, tuple[int, int]], size: int, line: int) -> Strided:
-    """What the access touches while loops run through `ranges` (number to first value and count), the others standing still at 0. Where its places are
-    not known, a line of `line` elements for each time from the buffer's beginning, and the whole buffer at most."""
+    """What the access touches while loops run through `ranges` (number to first value and count), the others standing still at 0. Where its places
+    are not known, a line of `line` elements for each time from the buffer's beginning, and the whole buffer at most."""
     inside = [(stride, *ranges[number]) for number, stride in access.strides if number in ranges]
     start = access.start + sum(stride * begin for stride, begin, _ in inside)
     terms = [(1, access.lanes), *((stride, count) for stride, _, count in inside)]
     if access.rest is None:
         return strided(start, terms)
-    columns = {number: ranges.get(number, (0, 1)) for number in access.rest_loops}
-    if prod(count for _, count in columns.values()) <= MOST_PLACES:
-        shape = np.ix_(*(np.arange(begin, begin + count) for begin, count in columns.values()))
-        values = {f"loop {number}": column for number, column in zip(columns, shape, strict=True)}
-        if (places := _evaluated(access.rest, values)) is not None:
-            return strided(start, terms, tuple(np.unique(places).tolist()))
-    times = prod(count for _, count in (*columns.values(), *((begin, count) for _, begin, count in inside)))
+    columns = tuple((number, *ranges.get(number, (0, 1))) for number in access.rest_loops)
+    if (places := _places(access.rest, columns)) is not None:
+        return strided(start, terms, places)
+    times = prod(count for _, _, count in (*columns, *inside))
     return Strided(0, ((1, max(min(size, times * line), 1)),), exact=False)
+
+
+@lru_cache(maxsize=1 << 14)
+def _places(rest: Expr, columns: tuple[tuple[int, int, int], ...]) -> tuple[int, ...] | None:
+    """The values of an offset while loops (number, first value, count) run; None where they are not known, or too many."""
+    if prod(count for _, _, count in columns) > MOST_PLACES:
+        return None
+    grid = np.ix_(*(np.arange(begin, begin + count) for _, begin, count in columns))
+    values = _evaluated(rest, {f"loop {number}": column for (number, _, _), column in zip(columns, grid, strict=True)})
+    return None if values is None else tuple(np.unique(values).tolist())
 
 
 def loop_tree(kernel: Kernel) -> LoopTree:
