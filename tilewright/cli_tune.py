@@ -6,9 +6,11 @@ import argparse
 import json
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright import settings
 from tilewright.errors import InvalidInput, UnsupportedOption
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.problems import Problem
     from tilewright.runtime.records import Records
 
-DESCRIPTION = "measure the models' favourite schedules on the GPU, and record the times for later compilations"
+DESCRIPTION = "measure the models' favourite schedules on the target, and record the times for later compilations"
 REQUIRED = ("name", "outputs", "channels", "height", "width", "filter")
 OPTIONAL = ("stride", "batch", "dilation", "groups")
 PARTS_A_WORKER = 3
@@ -83,13 +85,12 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
         what = "'cuda' may be another GPU on each worker" if options.target == "cuda" else "--part is for one machine, and --scheduler names others"
         raise UnsupportedOption(what, "name the GPU as --target" if options.target == "cuda" else "leave it out")
     machine = find_machine(options.target)
-    if not machine.is_gpu:
-        raise UnsupportedOption(f"candidates are measured on GPUs only, and {machine.name} is a CPU", "name a GPU")
+    threads = settings.threads()
     first, parts = read_part(options.part)
     problems = dict(list(_problems(options, machine).items())[first - 1 :: parts])
     if options.scheduler is not None:
         failures = _measured_by_workers(options, len(problems), records, console)
-        console.print(_table(problems, machine, records, options.nondeterministic))
+        console.print(_table(problems, machine, records, options.nondeterministic, threads))
         for failure in failures:
             console.print(f"not measured: {failure}", markup=False, soft_wrap=True)
         return FAILED_CODE if failures else 0
@@ -104,8 +105,9 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
 
         wanted = list(problems.values())
         atomics = options.nondeterministic
-        tuned = tune(wanted, machine, options.trials, records, atomics=atomics, report=report, start=lambda: Trials(machine, devices))
-    console.print(_table(problems, machine, records, atomics))
+        start = partial(Trials, machine, devices, threads=threads)
+        tuned = tune(wanted, machine, options.trials, records, threads=threads, atomics=atomics, report=report, start=start)
+    console.print(_table(problems, machine, records, atomics, threads))
     console.print(
         f"{tuned.problems} regions: {tuned.measured} candidates measured, {tuned.failed} failed, {tuned.known} known before, "
         f"{tuned.hopeless} that cannot beat what is known; records in {records.path}",
@@ -241,20 +243,20 @@ def read_devices(text: str) -> Sequence[int]:
     return [int(part) for part in parts]
 
 
-def _table(problems: dict[str, Problem], machine: Machine, records: Records, atomics: bool) -> Table:
+def _table(problems: dict[str, Problem], machine: Machine, records: Records, atomics: bool, threads: int) -> Table:
     """The best of each problem beside the models' favourite."""
     from rich.table import Table
 
     from tilewright.report.units import seconds_text
     from tilewright.runtime import plain
-    from tilewright.runtime.tuning import ranking_of, recorded_choice
+    from tilewright.runtime.tuning import ranking_of, recorded_as, recorded_choice
 
     table = Table("region", "measured", "best schedule", title=f"measured on {machine.name}")
     for heading in ("best", "favourite", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, problem in problems.items():
-        ranking = ranking_of(problem, machine, atomics)
-        measured = (entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured")
+        ranking = ranking_of(problem, machine, atomics, threads)
+        measured = (entry for entry in records.standing(problem.key, recorded_as(machine, threads)) if entry.status == "measured")
         standing = [entry for entry in measured if recorded_choice(entry, ranking) is not None]
         if not standing:
             table.add_row(name, "0", "-", "-", "-", "-")

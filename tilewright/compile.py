@@ -72,7 +72,6 @@ def compile(
         raise UnknownTarget(f"target is {described(target)}", "pass a name of `tilewright targets`, or None")
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs or ())
     machine = find_machine(default_target(inputs) if target is None else target)
-    check_trials(trials, machine)
     report("read", 0, 1)
     imported = read(module, inputs, example_keywords)
     graph, _ = simplify(imported.graph)
@@ -125,7 +124,7 @@ def measure(
     """Measures candidates of the graph's regions that the records do not know yet, and adds them."""
     problems = distinct_problems(graph, machine, threads)
     with Records(records) as store:
-        tune(problems, machine, trials, store, atomics=atomics, report=lambda done, total, _: progress("measure", done, total))
+        tune(problems, machine, trials, store, threads=threads, atomics=atomics, report=lambda done, total, _: progress("measure", done, total))
 
 
 def source_files(program: Program, machine: Machine) -> list[SourceFile]:
@@ -168,12 +167,6 @@ def check_options(
         raise UnsupportedOption(f"unsupported={unsupported!r} is not known", 'use "warn" or "error"')
     if threads is not None:
         check_threads(threads)
-
-
-def check_trials(trials: int, machine: Machine) -> None:
-    """Raises UnsupportedOption where candidates for the machine cannot be measured at all."""
-    if trials and not machine.is_gpu:
-        raise UnsupportedOption(f"trials={trials}: candidates are measured on GPUs only, and {machine.name} is a CPU", "use trials=0")
 
 
 def _report_unsupported(graph: Any, action: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tilewright.compile import check_options, check_trials, default_target
+from tilewright.compile import check_options, default_target
 from tilewright.compile import compile as compile_model
 from tilewright.errors import TargetNotPresent, TilewrightError, UnsupportedOption
 from tilewright.hardware import is_present
@@ -51,7 +51,6 @@ def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, optio
     machine = find_machine(default_target(example_inputs) if chosen.get("target") is None else chosen["target"])
     if not is_present(machine):
         raise TargetNotPresent(f"torch.compile runs the model here, and {machine.name} is not here", "use tilewright.compile and save")
-    check_trials(chosen.get("trials", 0), machine)
     reason = _reason_to_decline(graph_module, example_inputs)
     if reason is not None:
         LOG.info("a graph runs eager: %s", reason)

@@ -101,12 +101,14 @@ class Ranking:
         start = 0
         for part in self.parts:
             count = length(part.rows)
-            if part.schedule is type(schedule) and count:
-                same = np.all([column == getattr(schedule, name) for name, column in part.rows.items()], axis=0)
-                found = np.flatnonzero(same)
-                if len(found):
-                    choice = self.choice(start + int(found[0]))
-                    # a space may lack an axis that the schedule has: then its value must be the default
-                    return choice if choice.schedule == schedule else None
+            other = isinstance(part.schedule, type) and part.schedule is not type(schedule)
+            if not other and count and all(hasattr(schedule, name) for name in part.rows):
+                # an axis may count what the schedule names; a space may lack an axis that the schedule has: then its value must be the default
+                axes = {name: getattr(schedule, name) for name in part.rows if isinstance(getattr(schedule, name), int)}
+                same = np.all([part.rows[name] == value for name, value in axes.items()], axis=0)
+                for position in np.flatnonzero(same):
+                    choice = self.choice(start + int(position))
+                    if choice.schedule == schedule:
+                        return choice
             start += count
         return None

@@ -58,7 +58,7 @@ def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: st
         error = f"a worker has tilewright {tilewright.__version__}, and {version} is asking; install the same release on every worker"
         return {"content": None, "error": error, "notes": [], "seconds": 0.0}
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="tilewright-batch-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tilewright-batch-", dir=_scratch()) as folder:
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
         command = [sys.executable, "-c", CHILD, *(argument.replace("{folder}", folder) for argument in arguments)]
@@ -80,6 +80,16 @@ def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: st
             return {"content": file.read_bytes(), "error": "", "notes": said, "seconds": time.perf_counter() - start}
         error = said.pop().removeprefix("error: ") if said else f"the command wrote no {output}"
         return {"content": None, "error": error, "notes": said, "seconds": time.perf_counter() - start}
+
+
+def _scratch() -> str | None:
+    """The folder of this Dask worker, which the next one removes if this is killed; None in any other process."""
+    try:
+        from distributed import get_worker
+
+        return get_worker().local_directory
+    except (ImportError, ValueError):
+        return None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.lower import lower
 from tilewright.hardware.machine import Machine
@@ -24,17 +25,22 @@ from tilewright.runtime.loadable import loadable_kernel
 from tilewright.runtime.problems import code_of
 from tilewright.runtime.workers import Message, serve
 from tilewright.toolchain.binary import SourceFile, parse_resources
-from tilewright.toolchain.compilers import NvrtcCompiler
+from tilewright.toolchain.compilers import compiler_for
 
 
 def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
     """Kernels, calls and extra buffers of a lowered region as plain values."""
     return {
         "binary": binary,
-        "kernels": {kernel.name: asdict(loadable_kernel(kernel)) for kernel in lowered.kernels},
+        "kernels": {kernel.name: asdict(loadable_kernel(kernel)) if kernel.is_gpu else {} for kernel in lowered.kernels},
         "calls": [[call.kernel, list(call.arguments)] for call in lowered.calls],
         "storage": plain.encode(dict(sorted(lowered.storage.items()))),
     }
+
+
+def language_of(machine: Machine) -> str:
+    """That of the machine's kernels."""
+    return "cuda" if machine.is_gpu else "c"
 
 
 class Server:
@@ -56,7 +62,7 @@ class Server:
 
     def identity(self, machine: Machine) -> str:
         """The compiler's, which is loaded."""
-        compiler = NvrtcCompiler.find(machine)
+        compiler = compiler_for(machine, language_of(machine))
         compiler.require()
         return compiler.identity
 
@@ -75,9 +81,11 @@ class Server:
     def build(self, lowered: Lowered, machine: Machine, folder: Path) -> Message:
         """The binary of all kernels together, with what the compiler says of them."""
         distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
-        compiler = NvrtcCompiler.find(machine)
+        compiler = compiler_for(machine, language_of(machine))
         folder.mkdir(parents=True, exist_ok=True)
-        outcome = compiler.compile(SourceFile("trial", print_cuda(distinct), "cuda", tuple(kernel.name for kernel in distinct)), folder)
+        text = print_cuda(distinct) if machine.is_gpu else print_c(distinct)
+        (folder / compiler.source_name).write_text(text)
+        outcome = compiler.compile(SourceFile("trial", text, language_of(machine), tuple(kernel.name for kernel in distinct)), folder)
         if not outcome.succeeded:
             errors = [line for line in outcome.log.splitlines() if "error" in line.lower()] or [outcome.log.strip()]
             return {"error": f"does not compile: {errors[0][:400]}"}

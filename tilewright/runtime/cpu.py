@@ -87,7 +87,7 @@ def openmp_libraries() -> tuple[str, ...]:
     return tuple(sorted(p for p in paths if Path(p).name.startswith(("libgomp", "libiomp", "libomp"))))
 
 
-def _share_openmp() -> ctypes.CDLL | None:
+def share_openmp() -> ctypes.CDLL | None:
     """Make the OpenMP runtime that PyTorch loaded visible to kernels, which then do not start a second pool of
     threads."""
     own = str(Path(torch.__file__).parent)
@@ -102,7 +102,7 @@ class Library:
     life: worker threads of OpenMP may still be inside them."""
 
     def __init__(self, binaries: Sequence[Compiled]) -> None:
-        self.openmp = _share_openmp()
+        self.openmp = share_openmp()
         self._handles = []
         self.entries: dict[str, int] = {}
         for binary in binaries:

@@ -74,7 +74,7 @@ _TYPES = {"count": "INTEGER", "stopped": "INTEGER", **dict.fromkeys(("median", "
 _OPTIONAL = frozenset(("median", "lower", "upper", "relative_error"))
 
 
-def measurement_of(outcome: Outcome, machine: Machine, date: str | None = None) -> Measurement:
+def measurement_of(outcome: Outcome, machine: Machine, name: str, date: str | None = None) -> Measurement:
     """The record of an outcome; `date` as `now` writes it."""
     problem, timing, known = outcome.job.problem, outcome.timing, outcome.environment
     return Measurement(
@@ -83,7 +83,7 @@ def measurement_of(outcome: Outcome, machine: Machine, date: str | None = None) 
         problem=problem.text,
         schedule=plain.schedule_text(outcome.job.schedule),
         description=outcome.schedule,
-        machine=machine.name,
+        machine=name,
         gpu=known.get("gpu", ""),
         driver=known.get("driver", ""),
         compiler=known.get("compiler", ""),

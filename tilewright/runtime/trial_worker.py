@@ -204,6 +204,8 @@ class Problem:
 class Server:
     """What the process knows: its device, and the problem of the questions that follow."""
 
+    coarse_seconds, fine_seconds = COARSE_SECONDS, FINE_SECONDS
+
     def __init__(self, device: int) -> None:
         self.device = torch.device("cuda", device)
         self.problem: Problem | None = None
@@ -213,11 +215,15 @@ class Server:
         try:
             return answers[message["do"]](message)
         except (RuntimeError, TilewrightError) as error:
-            try:
-                torch.cuda.synchronize(self.device)
-            except RuntimeError as fault:
-                raise Fatal(f"{(str(error).strip() or 'no message').splitlines()[0]} ({str(fault).splitlines()[0]})") from error
+            self.recover(error)
             raise
+
+    def recover(self, error: BaseException) -> None:
+        """After an error: raises Fatal where it has left the GPU's context unusable."""
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as fault:
+            raise Fatal(f"{(str(error).strip() or 'no message').splitlines()[0]} ({str(fault).splitlines()[0]})") from error
 
     def start(self, message: Message) -> Message:
         machine: Machine = plain.decode(message["machine"])
@@ -259,7 +265,7 @@ class Server:
 
     def remeasure(self, message: Message) -> Message:
         loaded = [self.load(program, message["mode"]) for program in message["programs"]]
-        replays = [self.replay(item, self.probe(item, message["mode"]), FINE_SECONDS) for item in loaded]
+        replays = [self.replay(item, self.probe(item, message["mode"]), self.fine_seconds) for item in loaded]
         cold = message["mode"] != "warm"
         times: list[list[float]] = [[] for _ in replays]
         try:
@@ -283,15 +289,8 @@ class Server:
     def load(self, data: Mapping[str, Any], mode: str) -> Loaded:
         """A candidate's binary loaded, the addresses of its arguments found as the mode has them, its workspaces and first outputs poisoned."""
         assert self.problem is not None
-        program = {**data, "storage": plain.decode(data["storage"])}
+        program, rows = self.buffers(data)
         kernels = {name: LoadableKernel(**_tuples(facts)) for name, facts in data["kernels"].items()}
-        rows = {name: self.problem.rows(name, program) for _, arguments in data["calls"] for name in arguments}
-        for name, entry in rows.items():
-            if name in program["storage"] and program["storage"][name].source is None:
-                poison(entry[0], program["storage"][name].layout)
-        for name in self.problem.region.outputs:
-            for row in rows[name][:2]:
-                poison(row, self.problem.layouts[name])
         image = Path(data["binary"]).read_bytes()
         modules = [self.driver.load_module(image) for _ in range(CODE_COPIES if mode == "network" else 1)]
         functions = [{name: self.driver.function(module, name) for name in kernels} for module in modules]
@@ -299,14 +298,34 @@ class Server:
             for name, kernel in kernels.items():
                 if kernel.shared_bytes:
                     self.driver.allow_shared_bytes(own[name], kernel.shared_bytes)
-        moving = {name: {"cold": True, "network": self.problem.is_weight(name, program), "warm": False}[mode] for name in rows}
+        return Loaded(modules, functions, kernels, self.addresses(rows, program, mode), list(rows.values()))
 
-        def address(name: str, number: int) -> int:
-            return rows[name][number % len(rows[name]) if moving[name] else 0].data_ptr()
+    def buffers(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The program with its storage, and the copies of every buffer; workspaces and first outputs are poisoned."""
+        assert self.problem is not None
+        program = {**data, "storage": plain.decode(data["storage"])}
+        rows = {name: self.problem.rows(name, program) for _, arguments in data["calls"] for name in arguments}
+        for name, entry in rows.items():
+            if name in program["storage"] and program["storage"][name].source is None:
+                poison(entry[0], program["storage"][name].layout)
+        for name in self.problem.region.outputs:
+            for row in rows[name][:2]:
+                poison(row, self.problem.layouts[name])
+        return program, rows
 
-        numbers = range(self.problem.sets)
-        calls = [(kernel, [[address(name, number) for name in arguments] for number in numbers]) for kernel, arguments in data["calls"]]
-        return Loaded(modules, functions, kernels, calls, list(rows.values()))
+    def addresses(self, rows: Mapping[str, torch.Tensor], program: Mapping[str, Any], mode: str) -> list[tuple[str, list[list[int]]]]:
+        """Kernel and, for each set of buffers, the addresses of its arguments, of every call of a program."""
+        assert self.problem is not None
+        return [
+            (kernel, [[self.row(rows, name, number, mode, program).data_ptr() for name in names] for number in range(self.problem.sets)])
+            for kernel, names in program["calls"]
+        ]
+
+    def row(self, rows: Mapping[str, torch.Tensor], name: str, number: int, mode: str, program: Mapping[str, Any]) -> torch.Tensor:
+        """The copy of a buffer that call `number` uses in the mode."""
+        assert self.problem is not None
+        moving = mode == "cold" or (mode == "network" and self.problem.is_weight(name, program))
+        return rows[name][number % len(rows[name]) if moving else 0]
 
     def once(self, loaded: Loaded) -> None:
         """One call over the first set of buffers, launched kernel by kernel."""
@@ -327,12 +346,17 @@ class Server:
     def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
         assert self.problem is not None
         count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
+        return self.make_replay(loaded, count)
+
+    def make_replay(self, loaded: Loaded, count: int) -> Replay:
+        """So many calls, ready to be launched."""
+        assert self.problem is not None
         return Replay(self.driver, loaded, count, self.problem.sets)
 
     def probe(self, loaded: Loaded, mode: str) -> float:
         """About the seconds of a call among others."""
         assert self.problem is not None
-        replay = Replay(self.driver, loaded, PROBE_CALLS, self.problem.sets)
+        replay = self.make_replay(loaded, PROBE_CALLS)
         try:
             return self.seconds(replay, mode != "warm")  # the launch also uploads the graph
         finally:
@@ -345,7 +369,7 @@ class Server:
             first = min(first, self.probe(loaded, mode))  # the host may have been late by milliseconds
         if first > limit:
             return [first], True
-        replay = self.replay(loaded, first, COARSE_SECONDS)
+        replay = self.replay(loaded, first, self.coarse_seconds)
         try:
             self.seconds(replay, mode != "warm")
             return [self.seconds(replay, mode != "warm") for _ in range(COARSE_REPLAYS)], False

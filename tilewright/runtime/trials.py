@@ -9,14 +9,14 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tilewright import settings
-from tilewright.errors import TargetNotPresent, UnsupportedOption
+from tilewright.errors import TargetNotPresent
 from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
 from tilewright.runtime.problems import Problem
@@ -37,6 +37,7 @@ MODES = ("cold", "network", "warm")
 TUNING_MODE = "network"
 """Of what decides between the schedules of a network's regions."""
 MEASURER = ("-m", "tilewright.runtime.trial_worker")
+CPU_MEASURER = ("-m", "tilewright.runtime.cpu_trial_worker")
 COMPILER = ("-m", "tilewright.runtime.compile_worker")
 
 
@@ -113,8 +114,9 @@ def measure_all(
 class Trials:
     """Processes that compile and measure for one machine; a context manager that ends them.
 
-    `devices` are indices of GPUs, each with a process of its own; jobs of one problem go to one GPU, so give them one after another.
-    `measurer` and `compiler` are the child processes' commands, replaced in tests. `trial_seconds`: a candidate that takes longer hangs.
+    `devices` are indices of GPUs, each with a process of its own; jobs of one problem go to one GPU, so give them one after another. On a CPU
+    `threads` run each kernel, and nothing is measured while anything is compiled. `measurer` and `compiler` are the child processes' commands,
+    replaced in tests. `trial_seconds`: a candidate that takes longer hangs.
     """
 
     def __init__(
@@ -123,18 +125,21 @@ class Trials:
         devices: Sequence[int] = (0,),
         compile_workers: int | None = None,
         *,
+        threads: int | None = None,
         seed: int = 0,
         trial_seconds: float = TRIAL_SECONDS,
-        measurer: Sequence[str] = MEASURER,
+        measurer: Sequence[str] | None = None,
         compiler: Sequence[str] = COMPILER,
     ) -> None:
-        if not machine.is_gpu:
-            raise UnsupportedOption(f"candidates are measured on GPUs only, and {machine.name} is a CPU", "use trials=0")
-        if measurer is MEASURER and not is_present(machine):
+        if measurer is None and not is_present(machine):
             raise TargetNotPresent(
-                f"measuring candidates for {machine.name} needs that GPU, and it is not here",
+                f"measuring candidates for {machine.name} needs that machine, and it is not here",
                 "run there, or use trials=0: the models and existing records decide",
             )
+        self._alone = not machine.is_gpu
+        if self._alone:
+            devices = (threads or settings.threads(),)
+        measurer = measurer or (MEASURER if machine.is_gpu else CPU_MEASURER)
         self._folder = Path(tempfile.mkdtemp(prefix="tilewright-trials-"))
         count = compile_workers or settings.available_cores()
         self._compilers = [CompilingProcess(machine, compiler) for _ in range(count)]
@@ -170,6 +175,9 @@ class Trials:
         Raises:
             TargetNotPresent, KernelFailed, CompilerMissing: where a process cannot start.
         """
+        if self._alone:
+            yield from self._measure_alone(jobs, mode, finals)
+            return
         results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
         groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
         threads = [threading.Thread(target=_serve_groups, args=(device, groups, results, mode, finals), daemon=True) for device in self._devices]
@@ -211,6 +219,24 @@ class Trials:
                 for _ in threads:
                     groups.put(None)
                 self._kill()
+
+    def _measure_alone(self, jobs: Iterable[Job], mode: str, finals: bool) -> Iterator[Outcome]:
+        """As `measure`, problem after problem: all candidates of one are compiled before the first is measured."""
+        for _, same in itertools.groupby(jobs, key=lambda job: job.problem.key):
+            own = list(same)
+            group = _Group(own[0].problem)
+            compiled = [self._pool.submit(self._compile, job) for job in own]
+            wait(compiled)
+            for job, future in zip(own, compiled, strict=True):
+                group.add(job, future)
+            group.close()
+            groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+            groups.put(group)
+            groups.put(None)
+            results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+            _serve_groups(self._devices[0], groups, results, mode, finals)
+            while not results.empty():
+                yield _outcome_of(results.get())
 
     def remeasure(self, jobs: Sequence[Job], rounds: int = ROUNDS, mode: str = "cold") -> list[Outcome]:
         """The jobs, all of one problem, measured again in turns on the first GPU: each round times every one, so that drift meets all alike.

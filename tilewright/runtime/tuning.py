@@ -61,9 +61,14 @@ def distinct_problems(graph: Graph, machine: Machine, threads: int) -> list[Prob
     return list(found.values())
 
 
-def ranking_of(problem: Problem, machine: Machine, atomics: bool = False) -> Ranking:
-    """The models' ranking of a problem's candidates; `atomics` as in `cost.choice.rank`."""
-    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, 1, atomics)
+def ranking_of(problem: Problem, machine: Machine, atomics: bool = False, threads: int = 1) -> Ranking:
+    """The models' ranking of a problem's candidates; `threads` and `atomics` as in `cost.choice.rank`."""
+    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, threads, atomics)
+
+
+def recorded_as(machine: Machine, threads: int) -> str:
+    """What records name the machine: "native" is another CPU elsewhere, and kernels of two threads are others than those of one."""
+    return machine.name if machine.is_gpu else f"{machine.name} {machine.digest[:12]} with {threads} threads"
 
 
 def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | None:
@@ -94,7 +99,7 @@ def from_records(records: Records, atomics: bool = False) -> Chooser:
         problem = Problem(region, layouts, values, constants)
         ranking = rank(region, layouts, values, constants, machine, threads, atomics)
         failed: dict[str, list[Measurement]] = {}
-        for entry in records.standing(problem.key, machine.name):
+        for entry in records.standing(problem.key, recorded_as(machine, threads)):
             if entry.status != "measured":
                 failed.setdefault(entry.schedule, []).append(entry)
                 continue
@@ -131,7 +136,7 @@ def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False
     place = Path(path) if path is not None else default_path()
     if path is not None and not place.exists():
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
-    if not machine.is_gpu or not place.exists():
+    if not place.exists():
         yield remembered(atomics)
         return
     with Records(place) as records:
@@ -144,44 +149,46 @@ def tune(
     trials: int,
     records: Records,
     *,
+    threads: int = 1,
     atomics: bool = False,
     report: Report | None = None,
     start: Callable[[], Trials] | None = None,
 ) -> Tuned:
     """Measures the `trials` candidates of each problem that the models like best, and those near the best again in turns; all are recorded
     at once. Of a problem with records, those are left out that by their lower bound cannot be faster than the fastest recorded. `atomics`:
-    candidates that add in no fixed order are among them. `start` makes the processes, when there is something to measure; by default for GPU 0.
+    candidates that add in no fixed order are among them. `threads`: of a CPU. `start` makes the processes, when there is something to measure; by
+    default for GPU 0, or for this CPU.
 
     Raises:
         TargetNotPresent: where something has to be measured and the machine is not here.
-        UnsupportedOption: where the machine is a CPU.
     """
-    hopeless = 0
+    hopeless, place = 0, recorded_as(machine, threads)
     wanted: list[tuple[Problem, Any]] = []
     for problem in problems:
-        ranking = ranking_of(problem, machine, atomics)
+        ranking = ranking_of(problem, machine, atomics, threads)
         first = np.argsort(ranking.seconds, kind="stable")[:trials]
-        promising = first[may_beat(ranking, machine, _fastest(problem, machine, records))[first]]
+        promising = first[may_beat(ranking, machine, _fastest(problem, machine, records, place))[first]]
         wanted += [(problem, ranking.choice(int(position)).schedule) for position in promising]
         hopeless += len(first) - len(promising)
-    jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records)]
+    jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records, place)]
     tell = report or (lambda done, total, outcome: None)
     known, measured, failed = len(wanted) - len(jobs), 0, 0
     tell(known, len(wanted), None)
-    if jobs or any(_finalists(problem, machine, records) for problem in problems):
-        with (start or (lambda: Trials(machine)))() as processes:
+    if jobs or any(_finalists(problem, machine, records, place) for problem in problems):
+        with (start or (lambda: Trials(machine, threads=threads)))() as processes:
             done = known
             for outcome in processes.measure(jobs, TUNING_MODE, finals=True):
-                records.add([measurement_of(outcome, machine)])
+                records.add([measurement_of(outcome, machine, place)])
                 if not outcome.final:
                     done += 1
                     measured += outcome.status == "measured"
                     failed += outcome.status != "measured"
                     tell(done, len(wanted), outcome)
             for problem in problems:  # those that an earlier, interrupted run left, or that came near the best of one
-                finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, records)]
+                finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, records, place)]
                 if finalists:
-                    records.add(measurement_of(outcome, machine) for outcome in processes.remeasure(finalists, mode=TUNING_MODE) if outcome.timing)
+                    again = processes.remeasure(finalists, mode=TUNING_MODE)
+                    records.add(measurement_of(outcome, machine, place) for outcome in again if outcome.timing)
     return Tuned(len(problems), known, measured, failed, hopeless)
 
 
@@ -196,22 +203,22 @@ def may_beat(ranking: Ranking, machine: Machine, seconds: float) -> np.ndarray:
     return np.concatenate(bounds) < seconds
 
 
-def _fastest(problem: Problem, machine: Machine, records: Records) -> float:
+def _fastest(problem: Problem, machine: Machine, records: Records, place: str) -> float:
     """The least seconds recorded of code that would be generated today; infinite where there are none."""
-    standing = (entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured" and is_current(problem, entry, machine))
+    standing = (entry for entry in records.standing(problem.key, place) if entry.status == "measured" and is_current(problem, entry, machine))
     return next((entry.seconds for entry in standing), float("inf"))
 
 
-def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records) -> bool:
+def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records, place: str) -> bool:
     """Whether the records have the schedule with the code that it has today, measured or failed."""
     text = plain.schedule_text(schedule)
-    found = [entry for entry in records.of(problem.key, machine.name) if entry.schedule == text and entry.code]
+    found = [entry for entry in records.of(problem.key, place) if entry.schedule == text and entry.code]
     return any(is_current(problem, entry, machine) for entry in found)
 
 
-def _finalists(problem: Problem, machine: Machine, records: Records) -> list[Measurement]:
+def _finalists(problem: Problem, machine: Machine, records: Records, place: str) -> list[Measurement]:
     """The fastest of a problem where several are near each other and one of them was measured only roughly; else nothing."""
-    standing = [entry for entry in records.standing(problem.key, machine.name) if entry.status == "measured"]
+    standing = [entry for entry in records.standing(problem.key, place) if entry.status == "measured"]
     near = [entry for entry in standing[:FINALISTS] if entry.seconds <= NEAR * standing[0].seconds]
     if all(entry.count >= ROUNDS for entry in near):
         return []

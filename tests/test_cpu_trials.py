@@ -1,0 +1,108 @@
+"""Trials on this CPU: candidates compiled, checked and timed by child processes, recorded, and chosen by later compilations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from tilewright.errors import TargetNotPresent
+from tilewright.hardware import machine
+from tilewright.runtime import plain
+from tilewright.runtime.compile_worker import Server as Compiler
+from tilewright.runtime.cpu_trial_worker import CpuServer
+from tilewright.runtime.problems import convolution_problem
+from tilewright.runtime.records import Records
+from tilewright.runtime.trials import Job, Trials
+from tilewright.runtime.tuning import from_records, ranking_of, recorded_as, tune
+from tilewright.toolchain import SourceFile
+from tilewright.toolchain.compilers import CCompiler
+
+NATIVE = machine("native")
+SMALL = convolution_problem(32, 32, 9, 10, 3)
+
+
+def spread(count: int) -> list[object]:
+    """Schedules from all over the ranking, of every schema."""
+    ranking = ranking_of(SMALL, NATIVE, threads=2)
+    positions = [int(start) + at for start in ranking.starts[:-1] for at in range(count)]
+    return [ranking.choice(position).schedule for position in positions]
+
+
+def test_candidates_are_checked_and_timed() -> None:
+    schedules = spread(2)
+    with Trials(NATIVE, threads=2) as trials:
+        outcomes = {id(outcome.job.schedule): outcome for outcome in trials.measure([Job(SMALL, schedule) for schedule in schedules], "network")}
+        assert len(outcomes) == len(schedules)
+        for outcome in outcomes.values():
+            assert outcome.status == "measured", outcome.reason
+            assert 0 < outcome.timing.lower <= outcome.timing.median and outcome.relative_error < 1e-5
+            assert "2 threads" in outcome.environment["gpu"] and outcome.environment["compiler"]
+        again = trials.remeasure([Job(SMALL, schedule) for schedule in schedules[:2]], rounds=3)
+        assert [outcome.timing.count for outcome in again] == [3, 3]
+
+
+def test_a_wrong_candidate_is_rejected(tmp_path: Path) -> None:
+    """The code of a convolution with one row of taps less: it runs, and is not timed."""
+    schedule = spread(1)[0]
+    compiler, server = Compiler(), CpuServer(1)
+    problem = plain.encode((SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants))
+    compiler({"do": "machine", "machine": plain.encode(NATIVE)})
+    compiler({"do": "problem", "problem": problem})
+    server({"do": "start", "machine": plain.encode(NATIVE)})
+    server({"do": "problem", "problem": problem, "seed": 3})
+    good = compiler({"do": "compile", "schedule": plain.schedule_text(schedule), "folder": str(tmp_path)})
+    assert server({"do": "trial", "program": good["program"], "mode": "cold"})["times"]
+    source = tmp_path / "kernel.c"
+    text = source.read_text()
+    assert "< 3; " in text
+    source.write_text(text.replace("< 3; ", "< 2; ", 1))
+    made = tmp_path / "wrong"
+    made.mkdir()
+    (made / "kernel.c").write_text(source.read_text())
+    c_compiler = CCompiler.find(NATIVE)
+    assert c_compiler.compile(SourceFile("trial", "", "c", ()), made).succeeded
+    wrong = {**good["program"], "binary": str(made / c_compiler.binary_name)}
+    answer = server({"do": "trial", "program": wrong, "mode": "cold"})
+    assert answer["wrong"] and "relative error" in answer["error"] and "times" not in answer
+
+
+def test_records_decide_and_are_those_of_this_cpu_and_these_threads(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)).eval()
+    x = torch.randn(1, 3, 12, 13)
+    path = tmp_path / "records.sqlite"
+    tuned = tilewright.compile(module, (x,), target="native", threads=2, trials=2, records=path)
+    with torch.no_grad():
+        torch.testing.assert_close(tuned(x), module(x), rtol=1e-4, atol=1e-5)
+    tuned.close()
+    with Records(path) as records:
+        entries = list(records.all())
+        assert entries and {entry.machine for entry in entries} == {recorded_as(NATIVE, 2)} != {recorded_as(NATIVE, 1)}
+        assert {entry.status for entry in entries} == {"measured"}
+        known = len(entries)
+    again = tilewright.compile(module, (x,), target="native", threads=2, trials=2, records=path)
+    again.close()
+    with Records(path) as records:
+        assert len(records) == known
+
+
+def test_tuning_takes_what_was_fastest(tmp_path: Path) -> None:
+    with Records(tmp_path / "records.sqlite") as records:
+        done = tune([SMALL], NATIVE, 3, records, threads=2)
+        assert (done.problems, done.failed) == (1, 0) and done.measured == 3
+        standing = records.standing(SMALL.key, recorded_as(NATIVE, 2))
+        assert len(standing) == 3 and [entry.seconds for entry in standing] == sorted(entry.seconds for entry in standing)
+        ranking = ranking_of(SMALL, NATIVE, threads=2)
+        assert all(ranking.find(plain.schedule_of(entry.schedule)) is not None for entry in standing)
+        given = (SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants, NATIVE)
+        chosen = from_records(records)(*given, 2)
+        assert chosen.measured_seconds == standing[0].seconds and plain.schedule_text(chosen.schedule) == standing[0].schedule
+        assert from_records(records)(*given, 1).measured_seconds is None
+
+
+def test_another_cpu_cannot_be_measured_here() -> None:
+    with pytest.raises(TargetNotPresent, match="not here"):
+        Trials(machine("neoverse-n1"))

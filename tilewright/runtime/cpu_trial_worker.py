@@ -1,0 +1,116 @@
+"""A child process that checks and times candidates on this CPU: `python -m tilewright.runtime.cpu_trial_worker --device THREADS`.
+
+It answers the questions of `trial_worker` in the same way; what is different is how kernels are loaded and called. Mode "cold" and "network" are as
+there, with the level-2 caches of the threads in place of that of a GPU (code is small beside them and stays); a replay is a loop of calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilewright.hardware.host import read_cpu_identity
+from tilewright.hardware.machine import Machine
+from tilewright.runtime import plain, trial_worker
+from tilewright.runtime.cpu import share_openmp
+from tilewright.runtime.trial_worker import CACHE_SIZES, MOST_CALLS, Server
+from tilewright.runtime.workers import Message, serve
+
+Call = tuple[Any, Sequence[Any]]
+"""A C function and, for each set of buffers, its array of addresses."""
+
+
+@dataclass
+class Loaded:
+    """A candidate in memory: its calls, and what must not be freed while they run."""
+
+    calls: Sequence[Call]
+    kept: Sequence[Any]
+
+
+class Replay:
+    """`count` calls of a candidate one after another, over sets of buffers in turn."""
+
+    def __init__(self, loaded: Loaded, count: int, sets: int) -> None:
+        self.count = count
+        self._calls = [(function, arguments[number % sets]) for number in range(count) for function, arguments in loaded.calls]
+
+    def launch(self) -> None:
+        for function, arguments in self._calls:
+            function(arguments, None)
+
+    def destroy(self) -> None:
+        """Nothing is held."""
+
+
+class CpuServer(Server):
+    """What the process knows: how many threads there are, and the problem of the questions that follow."""
+
+    coarse_seconds, fine_seconds = 0.01, 0.02
+
+    def __init__(self, threads: int) -> None:
+        self.device, self.problem, self.threads = torch.device("cpu"), None, threads
+
+    def recover(self, error: BaseException) -> None:
+        """A kernel that fails without ending the process has left nothing behind."""
+
+    def start(self, message: Message) -> Message:
+        machine: Machine = plain.decode(message["machine"])
+        openmp = share_openmp()
+        if openmp is not None:
+            openmp.omp_set_num_threads(self.threads)
+        torch.set_num_threads(self.threads)
+        level_2 = machine.cache(2)
+        self.cold_bytes = CACHE_SIZES * self.threads * (level_2.bytes if level_2 is not None else 1 << 21)
+        name = read_cpu_identity().properties.get("model name", platform.machine())
+        return {"gpu": f"{name}, {self.threads} threads", "driver": platform.release(), "torch": torch.__version__}
+
+    def set_problem(self, message: Message) -> Message:
+        self.problem = None
+        self.problem = trial_worker.Problem(message["problem"], message["seed"], self.device, self.cold_bytes)
+        return {"sets": self.problem.sets}
+
+    def load(self, data: Mapping[str, Any], mode: str) -> Loaded:  # type: ignore[override]
+        program, rows = self.buffers(data)
+        try:
+            library = ctypes.CDLL(data["binary"])
+        except OSError as error:
+            raise RuntimeError(f"the binary cannot be loaded: {error}") from error
+        calls = [
+            (getattr(library, kernel), [(ctypes.c_void_p * len(each))(*each) for each in sets])
+            for kernel, sets in self.addresses(rows, program, mode)
+        ]
+        return Loaded(calls, [library, *rows.values()])
+
+    def unload(self, loaded: Loaded) -> None:  # type: ignore[override]
+        """Threads of OpenMP may still be inside a library: it stays."""
+
+    def once(self, loaded: Loaded) -> None:  # type: ignore[override]
+        for function, arguments in loaded.calls:
+            function(arguments[0], None)
+
+    def make_replay(self, loaded: Loaded, count: int) -> Replay:  # type: ignore[override]
+        assert self.problem is not None
+        return Replay(loaded, min(count, MOST_CALLS), self.problem.sets)
+
+    def seconds(self, replay: Replay, cold: bool) -> float:  # type: ignore[override]
+        start = time.perf_counter()
+        replay.launch()
+        return (time.perf_counter() - start) / replay.count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Checks and times candidates on this CPU; see the module's text.")
+    parser.add_argument("--device", type=int, default=1, metavar="THREADS")
+    serve(CpuServer(parser.parse_args().device))
+
+
+if __name__ == "__main__":
+    main()
