@@ -68,7 +68,7 @@ if "tune" in sys.orig_argv:
     from tilewright.runtime import trials
 
     real, fake = trials.Trials, {str(Path(__file__).with_name("fake_workers.py"))!r}
-    trials.Trials = lambda machine, devices: real(machine, devices, 1, measurer=(fake, "measure", "{{}}"), compiler=(fake, "compile", "{{}}"))
+    trials.Trials = lambda machine, devices, **_: real(machine, devices, 1, measurer=(fake, "measure", "{{}}"), compiler=(fake, "compile", "{{}}"))
 """
 """Runs when Python starts: stand-ins for the processes that compile and measure, in the processes of workers' `tilewright tune`."""
 
@@ -344,6 +344,7 @@ def test_errors_before_anything_is_compiled(tmp_path: Path, capsys: pytest.Captu
     assert "no artifact" in error_line(capsys, *start, "--targets", "h200", *rest)
     tune = ["tune", "zoo:lenet5", "--scheduler", "tcp://127.0.0.1:9"]
     assert "another GPU on each worker" in error_line(capsys, *tune)
+    assert "is a CPU" in error_line(capsys, *tune, "--target", "neoverse-n1")
     assert "--part is for one machine" in error_line(capsys, *tune, "--target", "h200", "--part", "1/2")
     assert "use 1/4" in error_line(capsys, "tune", "zoo:lenet5", "--target", "h200", "--part", "3/2")
     monkeypatch.setattr(batch, "CONNECT_SECONDS", 0.5)

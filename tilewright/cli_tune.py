@@ -85,6 +85,8 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
         what = "'cuda' may be another GPU on each worker" if options.target == "cuda" else "--part is for one machine, and --scheduler names others"
         raise UnsupportedOption(what, "name the GPU as --target" if options.target == "cuda" else "leave it out")
     machine = find_machine(options.target)
+    if options.scheduler is not None and not machine.is_gpu:  # whose workers would each take other cores and threads
+        raise UnsupportedOption(f"workers of a scheduler measure on GPUs, and {machine.name} is a CPU", "tune on that machine itself")
     threads = settings.threads()
     first, parts = read_part(options.part)
     problems = dict(list(_problems(options, machine).items())[first - 1 :: parts])
