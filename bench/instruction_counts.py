@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from bench.common import write_results
+from tilewright.analysis.assembly import disassembled
 from tilewright.analysis.instructions import InstructionCounts
 from tilewright.analysis.matching import executed
 from tilewright.codegen.c import print_c
@@ -34,6 +35,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.kernel import Kernel
 from tilewright.partition.plan import plan_program
+from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import C_FLAGS, CCompiler
 
 PLUGIN = Path(__file__).parent.parent / "tests" / "qemu_counts.c"
@@ -137,16 +139,19 @@ def kernels_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Mach
 
 
 def compiled(kernels: Sequence[Kernel], target: Machine, folder: Path) -> str:
-    """The assembly, as the toolchain has it compiled; also left in the folder as kernels.s."""
+    """The code that the toolchain makes of the kernels, disassembled; an object file of the same code is left in the folder as kernels.o."""
     compiler = CCompiler.find(target)
-    (folder / "kernels.c").write_text(print_c(kernels))
+    source = SourceFile("kernels", print_c(kernels), "c", tuple(kernel.name for kernel in kernels))
+    (folder / compiler.source_name).write_text(source.text)
+    outcome = compiler.compile(source, folder)
+    assert outcome.succeeded, outcome.log
     flags = [flag for flag in C_FLAGS if flag != "-shared"]
-    subprocess.run([compiler.path, *flags, *target.compiler_flags, "-S", "-o", "kernels.s", "kernels.c"], cwd=folder, check=True)
-    return (folder / "kernels.s").read_text()
+    subprocess.run([compiler.path, *flags, *target.compiler_flags, "-c", "-o", "kernels.o", compiler.source_name], cwd=folder, check=True)
+    return disassembled(folder / compiler.binary_name, target)
 
 
 def program(kernels: Sequence[Kernel], target: Machine, folder: Path, *options: str) -> Path:
-    """An executable that calls every kernel of kernels.s once."""
+    """An executable that calls every kernel of kernels.o once."""
     compiler = CCompiler.find(target)
     lines = []
     for kernel in kernels:
@@ -154,8 +159,8 @@ def program(kernels: Sequence[Kernel], target: Machine, folder: Path, *options: 
         lines.append(f"    extern void {kernel.name}(void *const *, const int64_t *);")
         lines.append(f"    {kernel.name}((void *[]){{{buffers}}}, (int64_t[]){{0, 0, 0, 0}});")
     (folder / "main.c").write_text(MAIN + "int main(void) {\n" + "\n".join(lines) + "\n    return 0;\n}\n")
-    command = [compiler.path, "-O1", "-fopenmp", "-no-pie", *options, "-o", "program", "main.c", "kernels.s", "-lm"]
-    subprocess.run(command, cwd=folder, check=True)
+    command = [compiler.path, "-O1", "-fopenmp", "-no-pie", *options, "-o", "program", "main.c", "kernels.o", "-lm"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return folder / "program"
 
 
@@ -234,7 +239,8 @@ def main() -> None:
         decided = [row for row in found if not row.predicted.undecided]
         errors = [abs(row.error) for row in decided]
         print(
-            f"{target.name}: {len(found)} kernels, {len(decided)} without branches that depend on data, of these {sum(r.is_exact for r in decided)} exact, "
+            f"{target.name}: {len(found)} kernels, {len(decided)} without branches that depend on data, "
+            f"of these {sum(r.is_exact for r in decided)} exact, "
             f"largest error of the total {max(errors):.2%}; all: {max(abs(r.error) for r in found):.2%}; "
             f"median {1e3 * statistics.median(r.seconds for r in found):.0f} ms a kernel"
         )

@@ -1,4 +1,6 @@
-"""The compiler's assembly as functions of basic blocks, the same for every instruction set.
+"""Disassembled kernels as functions of basic blocks, the same for every instruction set.
+
+The text is that of `objdump -d` of a linked kernel, so that it is the very code that runs, with the padding that the assembler put in.
 
 What an instruction means for the flow of control is a few operations on 64-bit registers, memory and flags; floating-point and vector
 instructions are only counted. Operations, with registers and temporaries as strings and constants as integers::
@@ -17,19 +19,25 @@ instructions are only counted. Operations, with registers and temporaries as str
     ("choose", register, width, condition, a, b)   register = a if condition else b
     ("call", name)
 
-An address is (base, index, scale, displacement) and may have a symbol as its base: ("symbol", name).
+An address is (base, index, scale, displacement); a symbol as its base is ("symbol", name). Further: ("wide", name, width, source), x86's products to
+and quotients of two registers; ("vector_words", register, ((register, word or None), ...)), a vector register put together from others.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tilewright.analysis import assembly_aarch64, assembly_x86
 from tilewright.analysis.instructions import InstructionCounts
+from tilewright.errors import CompilerMissing
+from tilewright.hardware.machine import Machine
 
 Operation: TypeAlias = tuple[Any, ...]
 DECODERS = MappingProxyType({"x86-64": assembly_x86.decode, "aarch64": assembly_aarch64.decode})
@@ -37,11 +45,10 @@ DECODERS = MappingProxyType({"x86-64": assembly_x86.decode, "aarch64": assembly_
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: mnemonic and operands as written, and the line of the C source it came from (0: not known)."""
+    """One line: mnemonic and operands as written, addresses of the code as symbols or hexadecimal numbers."""
 
     mnemonic: str
     operands: tuple[str, ...]
-    line: int = 0
 
     def __str__(self) -> str:
         return f"{self.mnemonic} {', '.join(self.operands)}"
@@ -63,45 +70,67 @@ class BasicBlock:
 
 @dataclass(frozen=True)
 class Assembly:
-    """The functions of a file: blocks by number, and the first block of each function."""
+    """The functions of a binary: blocks by number, the first block of each function, and its address."""
 
     architecture: str
     blocks: tuple[BasicBlock, ...]
     entries: Mapping[str, int]
+    addresses: Mapping[str, int]
 
     def of(self, function: str) -> list[BasicBlock]:
         return [block for block in self.blocks if block.function == function]
 
 
-_LABEL = re.compile(r"^([.\w$]+):")
+_FUNCTION = re.compile(r"^([0-9a-f]+) <([^>]+)>:$")
+_LINE = re.compile(r"^\s*([0-9a-f]+):\t(.+)$")
+_REFERENCE = re.compile(r"\b([0-9a-f]+) <([^>]+)>$")
+_RELATIVE = re.compile(r"-?(?:0x)?[0-9a-f]*\(%rip\)")
+_PREFIXES = ("cs ", "data16 ", "notrack ", "bnd ", "ds ")
 
 
-def lines_of(text: str) -> list[tuple[str, list[tuple[str, Instruction | None]]]]:
-    """Functions with their labels ((label, None)) and instructions (("", instruction)) in order, from what `gcc -S` writes."""
-    functions: list[tuple[str, list[tuple[str, Instruction | None]]]] = []
-    names = set(re.findall(r"\.type\s+([\w.$]+), [@%]function", text))
-    current: list[tuple[str, Instruction | None]] | None = None
-    line = 0
+def disassembled(binary: Path, machine: Machine) -> str:
+    """The code of a binary that was linked for the machine, as text.
+
+    Raises:
+        CompilerMissing: where there is no objdump for that machine.
+    """
+    found = shutil.which(f"{machine.target_triple}-objdump") or shutil.which("objdump")
+    if found is None:
+        raise CompilerMissing(f"no objdump for {machine.target_triple}", "install binutils for it")
+    return subprocess.run([found, "-d", "--no-show-raw-insn", str(binary)], capture_output=True, text=True, check=True).stdout
+
+
+def lines_of(text: str) -> dict[tuple[int, str], dict[int, Instruction]]:
+    """Instructions by address, for each function by its address and name."""
+    functions: dict[tuple[int, str], dict[int, Instruction]] = {}
+    current: dict[int, Instruction] = {}
     for raw in text.splitlines():
-        label = _LABEL.match(raw)
-        if label:
-            if label[1] in names:
-                current = []
-                functions.append((label[1], current))
-            elif current is not None:
-                current.append((label[1], None))
-            continue
-        content = raw.split("//")[0].strip() if raw[:1].isspace() else ""
-        if content.startswith(".loc "):
-            line = int(content.split()[2])
-        elif content.startswith((".size", ".section", ".text")):
-            current = None if content.startswith(".size") else current
-        elif content and content[0] not in ".#" and current is not None:
-            mnemonic, _, rest = content.partition("\t") if "\t" in content else content.partition(" ")
-            if mnemonic in ("rep", "lock", "repz"):
-                mnemonic, rest = f"{mnemonic} {rest.strip()}", ""
-            current.append(("", Instruction(mnemonic, split_operands(rest), line)))
+        head = _FUNCTION.match(raw)
+        if head:
+            current = functions.setdefault((int(head[1], 16), head[2]), {})
+        line = _LINE.match(raw)
+        if line:
+            current[int(line[1], 16)] = instruction_of(line[2])
     return functions
+
+
+def instruction_of(text: str) -> Instruction:
+    """One line of code without its address: comments become symbols where they name what is meant."""
+    content, _, comment = text.split("//")[0].partition(" # ")
+    content = content.strip()
+    while content.startswith(_PREFIXES):
+        content = content.split(" ", 1)[1]
+    symbol = _REFERENCE.search(comment.strip())
+    if symbol:
+        content = _RELATIVE.sub(lambda _: symbol[2] + "(%rip)", content)
+    mnemonic, rest = re.match(r"((?:rep\w* )?\S+)\s*(.*)", content, re.DOTALL).groups()  # type: ignore[union-attr]
+    operands = split_operands(rest)
+    if operands:
+        target = _REFERENCE.search(operands[-1])
+        if target:
+            name = target[2].removesuffix("@plt")
+            operands = (*operands[:-1], name if mnemonic in ("call", "bl") else target[1])
+    return Instruction(mnemonic, operands)
 
 
 def split_operands(text: str) -> tuple[str, ...]:
@@ -117,54 +146,55 @@ def split_operands(text: str) -> tuple[str, ...]:
 
 
 def parse(text: str, architecture: str) -> Assembly:
-    """What `gcc -S` wrote for a machine of this architecture ("x86-64" or "aarch64")."""
+    """What `disassembled` gives of a binary of this architecture ("x86-64" or "aarch64")."""
     decode = DECODERS[architecture]
     raw: list[tuple[str, list[Instruction], list[Operation], InstructionCounts, tuple[Any, ...]]] = []
-    place: dict[tuple[str, str], int] = {}
+    place: dict[tuple[str, int], int] = {}
     entries: dict[str, int] = {}
-    known: dict[tuple[str, tuple[str, ...]], Any] = {}
-    for function, lines in lines_of(text):
+    known: dict[Instruction, Any] = {}
+    functions = lines_of(text)
+    for (_, function), code in functions.items():
+        for instruction in code.values():
+            if instruction not in known:
+                operations, effect, ending = decode(instruction.mnemonic, instruction.operands)
+                known[instruction] = operations, effect.counts(), ending
+        jumps = (known[instruction][2] for instruction in code.values())
+        leaders = {int(ending[-1], 16) for ending in jumps if ending is not None and re.fullmatch("[0-9a-f]+", str(ending[-1]))}
         entries[function] = len(raw)
-        instructions: list[Instruction] = []
-        operations: list[Operation] = []
-        counts = InstructionCounts()
-
-        def close(ending: tuple[Any, ...], function: str = function) -> None:
-            nonlocal instructions, operations, counts
-            raw.append((function, instructions, operations, counts, ending))
-            instructions, operations, counts = [], [], InstructionCounts()
-
-        for label, instruction in lines:
-            if instruction is None:
-                if instructions:
-                    close(("fall",))
-                place[function, label] = len(raw)
-                continue
-            key = (instruction.mnemonic, instruction.operands)
-            if key not in known:
-                made, effect, end = decode(*key)
-                known[key] = made, effect.counts(), end
-            made, each, end = known[key]
-            instructions.append(instruction)
-            operations.extend(made)
-            counts = counts + each
-            if end is not None:
-                close(end)
-        if instructions or not raw or raw[-1][4][0] in ("fall", "branch", "zero", "bit"):
-            close(("return",))
+        block: list[Instruction] = []
+        for address, instruction in code.items():
+            if address in leaders:
+                if block:
+                    raw.append(_closed(function, block, ("fall",), known))
+                    block = []
+                place[function, address] = len(raw)
+            block.append(instruction)
+            ending = known[instruction][2]
+            if ending is not None:
+                raw.append(_closed(function, block, ending, known))
+                block = []
+        if block:
+            raw.append(_closed(function, block, ("return",), known))
     blocks = []
     for number, (function, instructions, operations, counts, ending) in enumerate(raw):
-        successors = _successors(number, function, ending, place, len(raw))
+        following = number + 1 if number + 1 < len(raw) and raw[number + 1][0] == function else None
+        successors = _successors(function, ending, place, following)
         blocks.append(BasicBlock(number, function, tuple(instructions), tuple(operations), counts, ending, successors))
-    return Assembly(architecture, tuple(blocks), MappingProxyType(entries))
+    addresses = {name: address for address, name in functions}
+    return Assembly(architecture, tuple(blocks), MappingProxyType(entries), MappingProxyType(addresses))
 
 
-def _successors(number: int, function: str, ending: Sequence[Any], place: Mapping[tuple[str, str], int], count: int) -> tuple[int, ...]:
-    if ending[0] == "return":
-        return ()
-    if ending[0] == "fall":
-        return (number + 1,)
-    target = place.get((function, ending[-1]))
-    if ending[0] == "jump":
-        return () if target is None else (target,)  # a jump to another function ends this one
-    return ((target,) if target is not None else ()) + ((number + 1,) if number + 1 < count else ())
+def _closed(
+    function: str, block: list[Instruction], ending: tuple[Any, ...], known: Mapping[Instruction, Any]
+) -> tuple[str, list[Instruction], list[Operation], InstructionCounts, tuple[Any, ...]]:
+    counts = sum((known[instruction][1] for instruction in block), InstructionCounts())
+    return function, block, [operation for instruction in block for operation in known[instruction][0]], counts, ending
+
+
+def _successors(function: str, ending: Sequence[Any], place: Mapping[tuple[str, int], int], following: int | None) -> tuple[int, ...]:
+    """The blocks behind one; none where a function returns, or jumps to another."""
+    target = None
+    if ending[0] in ("jump", "branch", "zero", "bit") and re.fullmatch("[0-9a-f]+", str(ending[-1])):
+        target = place.get((function, int(ending[-1], 16)))
+    behind = None if ending[0] in ("return", "jump", "indirect") else following
+    return tuple(block for block in (target, behind) if block is not None)

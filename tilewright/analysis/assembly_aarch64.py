@@ -94,8 +94,6 @@ def _memory_access(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple
         number = _number(inside[1])
         if number is not None:
             displacement = number
-        elif inside[1].startswith((":lo12:", "#:lo12:")):
-            pass  # the symbol's address is in the base already
         else:
             source, width = _register(inside[1]) or ("", 8)
             index = source
@@ -110,9 +108,8 @@ def _memory_access(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple
         displacement = 0
     elif len(operands) > at + 1:
         amount = _number(operands[at + 1])
-        step = amount if amount is not None else (_register(operands[at + 1]) or ("", 8))[0]
+        step: int | str = amount if amount is not None else (_register(operands[at + 1]) or ("", 8))[0]
         after.append(("apply", "add", base, 8, base, step))
-    address = (base, index, scale, displacement)
     middle: list[tuple[Any, ...]] = []
     for position, text in enumerate(operands[:at]):
         register = _register(text)
@@ -121,7 +118,7 @@ def _memory_access(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple
             if vector and vector[1] in "qd":
                 size = 16 if vector[1] == "q" else 8
                 place = (base, index, scale, displacement + position * size)
-                made = ("vector_load", (f"v{vector[2]}",), place, size) if loads else ("vector_store", place, (f"v{vector[2]}",), size)
+                made: tuple[Any, ...] = ("vector_load", (f"v{vector[2]}",), place, size) if loads else ("vector_store", place, (f"v{vector[2]}",), size)
                 middle.append(made)
             continue
         name, width = register
@@ -143,8 +140,6 @@ def _shifted(operands: tuple[str, ...], width: int) -> tuple[list[tuple[Any, ...
     if number is not None:
         shift = operands[1].split() if len(operands) > 1 else []
         return [], number << (_number(shift[1]) or 0) if shift else number
-    if operands[0].startswith((":lo12:", "#:lo12:")):
-        return [], 0  # `adrp` gave the whole address
     name, source_width = _register(operands[0]) or ("zero", 8)
     if len(operands) == 1:
         return [], name
@@ -180,10 +175,10 @@ def _integer(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, ...]]:
         return [*before, ("apply", "sub", name, width, -1, value)]
     if mnemonic == "movk":
         shift = _number(operands[2].split()[1]) or 0 if len(operands) > 2 else 0
-        keep = ((1 << 64) - 1) ^ (0xFFFF << shift)
-        return [("apply", "and", name, width, name, keep), ("apply", "or", name, width, name, (_number(operands[1]) or 0) << shift)]
+        others = ((1 << 64) - 1) ^ (0xFFFF << shift)
+        return [("apply", "and", name, width, name, others), ("apply", "or", name, width, name, (_number(operands[1]) or 0) << shift)]
     if mnemonic == "adrp":
-        return [("address", name, (("symbol", operands[1]), None, 1, 0))]
+        return [("set", name, 8, int(operands[1], 16))]
     if mnemonic in ("neg", "negs"):
         before, value = _shifted(operands[1:], width)
         return [*before, ("apply", "sub", name, width, 0, value), *([("flags", "result", name, 0, width)] if mnemonic == "negs" else [])]
@@ -197,7 +192,7 @@ def _integer(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, ...]]:
         source = (_register(operands[1]) or ("zero", 8))[0]
         low, count = _number(operands[2]) or 0, _number(operands[3]) or 0
         if mnemonic.endswith("fx"):
-            field = [("apply", "shr", "t0", 8, source, low), ("apply", "and", "t0", 8, "t0", (1 << count) - 1)]
+            field: list[tuple[Any, ...]] = [("apply", "shr", "t0", 8, source, low), ("apply", "and", "t0", 8, "t0", (1 << count) - 1)]
             if mnemonic[0] == "s":
                 field += [("apply", "shl", "t0", 8, "t0", 64 - count), ("apply", "sar", "t0", 8, "t0", 64 - count)]
             return [*field, ("set", name, width, "t0")]

@@ -29,9 +29,9 @@ def _registers() -> dict[str, tuple[str, int]]:
 
 
 _REGISTERS = MappingProxyType(_registers())
-_BINARY = MappingProxyType({"add": "add", "sub": "sub", "and": "and", "or": "or", "xor": "xor", "sal": "shl", "shl": "shl", "shr": "shr", "sar": "sar"})
+_BINARY = MappingProxyType({name: "shl" if name == "sal" else name for name in ("add", "sub", "and", "or", "xor", "sal", "shl", "shr", "sar")})
 _MEMORY = re.compile(r"^([^()]*)\(([^()]*)\)$")
-_VECTOR_MOVES = ("vmovdqu", "vmovdqa", "vmovups", "vmovaps", "vmovupd", "vmovapd", "vmovdqu64", "vmovdqa64", "vmovdqu32", "vmovdqa32", "vmovdqu8", "vmovdqu16")
+_VECTOR_MOVES = tuple(f"vmov{kind}" for kind in ("ups", "aps", "upd", "apd", "dqu", "dqa", "dqu8", "dqu16", "dqu32", "dqu64", "dqa32", "dqa64"))
 CALLER_SAVED = ("rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11")
 
 
@@ -58,7 +58,8 @@ def _memory(text: str) -> tuple[Any, ...] | None:
     displacement = _number(found[1] or "0")
     if displacement is None:
         return (("symbol", found[1]), None, 1, 0)
-    return (_REGISTERS[base][0] if base else None, _REGISTERS[index][0] if index in _REGISTERS else None, int(parts[2]) if len(parts) > 2 else 1, displacement)
+    registers = [_REGISTERS[name][0] if name in _REGISTERS else None for name in (base, index)]
+    return (*registers, int(parts[2]) if len(parts) > 2 else 1, displacement)
 
 
 def _vector(text: str) -> str | None:
@@ -76,11 +77,11 @@ def decode(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple[Any, ..
     if mnemonic in ("ret", "rep ret", "repz ret"):
         return [], effect, ("return",)
     if mnemonic == "jmp":
-        return [], effect, ("jump", operands[0].removesuffix("@PLT")) if not operands[0].startswith("*") else ("indirect", "")
+        return [], effect, ("jump", operands[0]) if not operands[0].startswith("*") else ("indirect", "")
     if mnemonic[0] == "j":
         return [], effect, ("branch", _CONDITIONS.get(mnemonic[1:]), operands[0])
     if mnemonic == "call":
-        return [("call", operands[0].removesuffix("@PLT"))], effect, None
+        return [("call", operands[0])], effect, None
     if mnemonic[0] in "vk":
         return _decode_vector(mnemonic, operands), effect, None
     return _decode_integer(mnemonic, operands), effect, None
@@ -166,10 +167,10 @@ def _width(mnemonic: str, operands: tuple[str, ...], suffixed: str) -> int:
 
 
 def _decode_integer(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    if mnemonic.startswith(("nop", "prefetch", "endbr", "ud2", "xchg")) or not operands and mnemonic not in ("leave", "cltq", "cqto", "cltd", "rep stosq"):
+    if mnemonic.startswith(("nop", "prefetch", "endbr", "ud2", "xchg")) or not operands and mnemonic not in ("leave", "cltq", "cqto", "cltd"):
         return []
-    if mnemonic == "rep stosq":
-        return [("apply", "mul", "t0", 8, "rcx", 8), ("apply", "add", "rdi", 8, "rdi", "t0"), ("set", "rcx", 8, 0)]
+    if mnemonic == "rep stos":
+        return [("apply", "mul", "t0", 8, "rcx", _REGISTERS[operands[0][1:]][1]), ("apply", "add", "rdi", 8, "rdi", "t0"), ("set", "rcx", 8, 0)]
     if mnemonic == "leave":
         return [("set", "rsp", 8, "rbp"), ("load", "rbp", ("rsp", None, 1, 0), 8, 0), ("apply", "add", "rsp", 8, "rsp", 8)]
     if mnemonic in ("cltq", "cqto", "cltd"):
@@ -233,8 +234,7 @@ def _arithmetic(mnemonic: str, operands: tuple[str, ...], register: str | None, 
     if not found:
         return [*([("forget", register)] if register else []), ("flags", None, 0, 0, 8)]
     name, width = found[1], _width(mnemonic, operands, found[1])
-    before: list[tuple[Any, ...]] = []
-    place = register
+    before, place = [], register
     if register is None:
         before, place = [("load", "t1", _memory(target), width, 0)], "t1"
     if name == "xor" and len(operands) == 2 and operands[0] == operands[1]:

@@ -1,8 +1,8 @@
 """How often each basic block is executed: the flow of control followed exactly, with loops counted in closed form.
 
 Only what decides branches is computed: integers, addresses, the stack, the flags. Buffers lie at made-up addresses far apart, and what is loaded
-from them is not known. One iteration of a loop is followed once (`Path`: guards, effect on registers and stack, executions of blocks) and then applied
-as often as its guards hold, so that the time does not depend on trip counts. This takes in unrolling, peeling, remainders, run-time checks for
+from them is not known. One iteration of a loop is followed once (`Path`: guards, effect on registers and stack, executions of blocks) and then
+applied as often as its guards hold, so that the time does not depend on trip counts. This takes in unrolling, peeling, remainders, run-time checks for
 overlap and threads' shares of a parallel loop, whatever the compiler made of them. Where a branch depends on data, both sides count half.
 """
 
@@ -23,7 +23,8 @@ BUFFER_DISTANCE = 1 << 35
 UNDECIDED = "undecided"
 _EXACT: Mapping[str, Callable[[int, int, int], int]] = MappingProxyType({
     "and": lambda a, b, w: a & b, "or": lambda a, b, w: a | b, "xor": lambda a, b, w: a ^ b, "shr": lambda a, b, w: a >> (b & (8 * w - 1)),
-    "sar": lambda a, b, w: signed(a, w) >> (b & (8 * w - 1)), "umulh": lambda a, b, w: a * b >> 64, "smulh": lambda a, b, w: signed(a) * signed(b) >> 64,
+    "sar": lambda a, b, w: signed(a, w) >> (b & (8 * w - 1)), "umulh": lambda a, b, w: a * b >> 64,
+    "smulh": lambda a, b, w: signed(a) * signed(b) >> 64,
     "udiv": lambda a, b, w: a // b if b else 0, "sdiv": lambda a, b, w: truncated(signed(a, w), signed(b, w)),
     "sign": lambda a, b, w: -1 if signed(a, w) < 0 else 0,
 })  # fmt: skip
@@ -117,7 +118,6 @@ class Execution:
         self.loops: dict[str, dict[int, Loop]] = {}
         self.after: dict[str, dict[int, int]] = {}
         self.paths: dict[int, list[Path]] = {}
-        self.symbols: dict[str, int] = {}
 
     def run(self, function: str, arguments: Sequence[int], scalars: Sequence[int] = ()) -> dict[Hashable, float]:
         """Executions by block number of a kernel whose buffers lie at the given addresses."""
@@ -408,7 +408,8 @@ class Execution:
     def location(self, frame: Frame, address: tuple[Any, ...]) -> Value | None:
         base, index, scale, displacement = address
         if isinstance(base, tuple):
-            return Value(self.symbols.setdefault(base[1], SYMBOLS + (len(self.symbols) << 24)))
+            known = self.assembly.addresses.get(base[1])
+            return Value(SYMBOLS if known is None else known)
         value = Value(displacement & MASK)
         for part, factor in ((base, 1), (index, scale)):
             if part is not None:
@@ -523,9 +524,9 @@ class Execution:
         convention = self.convention
         if name == "GOMP_parallel":
             target = frame.read(convention.arguments[0])
-            called = next((symbol for symbol, place in self.symbols.items() if isinstance(target, Value) and place == target.number), "")
-            called = called.removeprefix(":lo12:")
-            if called not in self.assembly.entries:
+            addresses = self.assembly.addresses.items()
+            called = next((symbol for symbol, place in addresses if isinstance(target, Value) and place == target.number), None)
+            if called is None:
                 raise Unanalysable("a parallel region of an unknown function")
             frame.state[convention.arguments[0]] = frame.read(convention.arguments[1])
             name = called

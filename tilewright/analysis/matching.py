@@ -21,7 +21,7 @@ def executions(kernel: Kernel, assembly: Assembly, threads: int = 1, thread: int
 def executed(kernel: Kernel, assembly: Assembly | str, architecture: str = "", threads: int = 1, thread: int | None = None) -> InstructionCounts:
     """Instructions executed by one call of a kernel, in its own functions (without those of libraries), by class.
 
-    `assembly` is what the compiler writes with -S, or that parsed; the counts are of all `threads` together, or of one `thread`.
+    `assembly` is what `assembly.disassembled` gives, or that parsed; the counts are of all `threads` together, or of one `thread`.
 
     Raises:
         Unanalysable: where the flow of control cannot be followed.
