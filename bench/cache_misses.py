@@ -1,11 +1,12 @@
 """Predicted cache misses of CPU kernels (`tilewright.analysis.caches`) against those that cachegrind counts.
 
-    python -m bench.cache_misses [--layers D3 R4] [--schedules 10] [--name cache_misses]
+    python -m bench.cache_misses [--layers D3 R4] [--schedules 10] [--network mobilenet_v2] [--name cache_misses]
 
-Schedules are taken evenly from the ranking of each layer for the catalogue's machine with AVX2, from the first to the last; each kernel is built with
-the toolchain and run once, on one thread, by valgrind with that machine's first two levels (cachegrind has no third: its last level stands for
-the second). Counted are data misses, reads and writes, inside the kernel's functions. Buffers begin at random multiples of a line. Layers have their
-full extents. Errors are |predicted - counted| / counted; rank correlations are Spearman's, over all schedules and within each layer.
+Schedules are taken evenly from the ranking of each layer for the catalogue's machine with AVX2, from the first to the last. Kernels of all kinds come
+from a network as it is planned for that machine. Each kernel is built with the toolchain and run once, on one thread, by valgrind with the machine's
+first two levels (cachegrind has no third: its last level stands for the second). Counted are data misses, reads and writes, inside the kernel's
+functions. Buffers begin at random multiples of a line. Layers have their full extents. Errors are |predicted - counted| / counted; rank correlations
+are Spearman's, over all schedules and within each layer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
+from bench.instruction_counts import kernels_of
 from bench.layers import layer
 from tilewright.analysis.caches import cache_misses
 from tilewright.codegen.lower import lower
@@ -40,11 +42,12 @@ from tilewright.ir.kernel import Kernel
 from tilewright.runtime.dataset import layer_problem
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.build import compile_kernels
+from tilewright.zoo import build
 
 MACHINE = "x86-avx2"
 LAYERS = ("D1", "D3", "D5", "R1", "R2", "R4", "R6", "R9", "R10", "R12")
 LEVELS = (1, 2)
-COPIES = ("__mem", "mem")
+COPIES = (b"memcpy", b"memmove", b"memset")
 
 DRIVER = """
 #include <dlfcn.h>
@@ -104,12 +107,14 @@ def count_misses(driver: Path, library: Path, kernel: Kernel, caches: Sequence[C
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
-    return parse(result.read_text(), kernel.name)
+    code = library.read_bytes()
+    copies = ("mem", "__mem") if any(name in code for name in COPIES) else ()  # one of them may run under another's name
+    return parse(result.read_text(), kernel.name, copies)
 
 
-def parse(text: str, kernel: str) -> Counted:
-    """The counts of the functions that belong to a kernel: OpenMP makes a function of its own of a parallel loop, and the compiler calls the C
-    library's copying functions for some loops (what little the program's start copies is counted as well).
+def parse(text: str, kernel: str, copies: tuple[str, ...] = ()) -> Counted:
+    """The counts of the functions that belong to a kernel: OpenMP makes a function of its own of a parallel loop, and the compiler makes of some
+    loops calls of functions of the C library, whose names begin as `copies` say (what little the program's start copies is then counted too).
 
     Raises:
         RuntimeError: where the kernel is not among the functions.
@@ -123,7 +128,7 @@ def parse(text: str, kernel: str) -> Counted:
         if row.startswith("fn="):
             inside = row[3:].startswith(kernel)
             found |= inside
-            inside |= row[3:].startswith(COPIES)
+            inside |= row[3:].startswith(copies)
         elif inside and row[:1].isdigit():
             totals += np.array(row.split()[1:], dtype=np.int64)
     if not found:
@@ -143,31 +148,43 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
 
 
-def judge(name: str, schedules: int, machine: Machine, driver: Path) -> list[dict[str, Any]]:
-    """Predicted and counted misses of evenly sampled schedules of one layer."""
-    problem = layer_problem(layer(name))
-    ranking = list(rank(problem.region, problem.layouts, problem.values, problem.constants, machine, 1))
-    places = np.unique(np.linspace(0, len(ranking) - 1, schedules).round().astype(int))
-    choices = [ranking[place] for place in places]
-    lowered = [lower(problem.region, problem.layouts, problem.values, problem.constants, machine, choice.schedule) for choice in choices]
-    kernels = [each.kernels[-1] for each in lowered]
+def judge(kernels: Sequence[Kernel], machine: Machine, driver: Path) -> list[dict[str, Any]]:
+    """Predicted and counted misses of kernels."""
     binaries = compile_kernels([SourceFile(k.name, source_text(k), "c", (k.name,)) for k in kernels], machine, workers=1)
     rows = []
-    for place, choice, kernel, binary in zip(places, choices, kernels, binaries, strict=True):
+    for number, (kernel, binary) in enumerate(zip(kernels, binaries, strict=True)):
         if isinstance(binary, KernelFailed):
             raise binary
         predicted = cache_misses(kernel, machine)
-        counted = count_misses(driver, binary.path, kernel, machine.caches[:2], seed=int(place))
-        row: dict[str, Any] = {
-            "layer": name, "schedule": str(choice.schedule), "place": int(place), "predicted_seconds": choice.seconds,
-            "instructions": counted.instructions,
-        }  # fmt: skip
+        counted = count_misses(driver, binary.path, kernel, machine.caches[: len(LEVELS)], seed=number)
+        row: dict[str, Any] = {"instructions": counted.instructions}
         for level, misses in zip(LEVELS, counted.misses, strict=True):
             of_level = predicted.level(level)
             row |= {f"L{level} counted": misses, f"L{level} predicted": round(of_level.total)}
             row[f"L{level} by buffer"] = {buffer: round(lines) for buffer, lines in of_level.misses.items()}
         rows.append(row)
     return rows
+
+
+def judge_layer(name: str, schedules: int, machine: Machine, driver: Path) -> list[dict[str, Any]]:
+    """Evenly sampled schedules of one layer."""
+    problem = layer_problem(layer(name))
+    ranking = list(rank(problem.region, problem.layouts, problem.values, problem.constants, machine, 1))
+    places = np.unique(np.linspace(0, len(ranking) - 1, schedules).round().astype(int)).tolist()
+    choices = [ranking[place] for place in places]
+    lowered = [lower(problem.region, problem.layouts, problem.values, problem.constants, machine, choice.schedule) for choice in choices]
+    rows = judge([each.kernels[-1] for each in lowered], machine, driver)
+    return [
+        {"layer": name, "schedule": str(choice.schedule), "place": place, "predicted seconds": choice.seconds, **row}
+        for choice, place, row in zip(choices, places, rows, strict=True)
+    ]
+
+
+def judge_network(name: str, machine: Machine, driver: Path) -> list[dict[str, Any]]:
+    """Every kernel of a network."""
+    kernels = kernels_of(*build(name), machine, 1)
+    rows = judge(kernels, machine, driver)
+    return [{"layer": name, "schedule": kernel.header.partition("\n")[0], **row} for kernel, row in zip(kernels, rows, strict=True)]
 
 
 def summary(rows: Sequence[dict[str, Any]], level: int) -> dict[str, Any]:
@@ -190,32 +207,34 @@ def summary(rows: Sequence[dict[str, Any]], level: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", nargs="+", default=LAYERS)
+    parser.add_argument("--layers", nargs="*", default=LAYERS)
     parser.add_argument("--schedules", type=int, default=10)
+    parser.add_argument("--network", default="mobilenet_v2")
     parser.add_argument("--name", default="cache_misses")
     options = parser.parse_args()
     machine = find_machine(MACHINE)
-    table = Table("layer", "schedule", "L1 counted", "predicted", "ratio", "L2 counted", "predicted", "ratio")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         driver = build_driver(Path(folder))
         for name in options.layers:
-            found = judge(name, options.schedules, machine, driver)
-            rows += found
-            for row in found:
-                cells = [row["layer"], row["schedule"]]
-                for level in LEVELS:
-                    counted, predicted = row[f"L{level} counted"], row[f"L{level} predicted"]
-                    cells += [f"{counted:,}", f"{predicted:,}", f"{predicted / counted:.2f}"]
-                table.add_row(*cells)
-            print(f"{name}: {len(found)} schedules", flush=True)
-    summaries = [summary(rows, level) for level in LEVELS]
-    Console(width=160).print(table)
-    for found_summary in summaries:
-        print(found_summary)
+            rows += judge_layer(name, options.schedules, machine, driver)
+            print(f"{name}: {len(rows)} schedules", flush=True)
+        network = judge_network(options.network, machine, driver) if options.network else []
+    table = Table("layer", "schedule", *(title for level in LEVELS for title in (f"L{level} counted", "predicted", "ratio")))
+    for row in (*rows, *network):
+        figures = [(row[f"L{level} counted"], row[f"L{level} predicted"]) for level in LEVELS]
+        table.add_row(row["layer"], row["schedule"], *(cell for c, p in figures for cell in (f"{c:,}", f"{p:,}", f"{p / c:.2f}")))
+    Console(width=180).print(table)
+    parts = {"layers": rows, "network": network}
+    summaries = [{"of": part, **summary(own, level)} for part, own in parts.items() if own for level in LEVELS]
+    for found in summaries:
+        print(found)
     version = subprocess.run(["valgrind", "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    settings = {"machine": MACHINE, "layers": list(options.layers), "schedules": options.schedules, "simulator": f"{version}, cachegrind"}
-    print(write_results(options.name, {**settings, "summary": summaries}, rows))
+    settings = {
+        "machine": MACHINE, "layers": list(options.layers), "schedules": options.schedules, "network": options.network,
+        "simulator": f"{version}, cachegrind", "summary": summaries,
+    }  # fmt: skip
+    print(write_results(options.name, settings, [*rows, *network]))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from bench.cache_misses import build_driver, count_misses
 from bench.layers import layer
-from tilewright.analysis.caches import cache_misses, misses_of_level
+from tilewright.analysis.caches import LevelMisses, cache_misses, misses_of_levels
 from tilewright.analysis.footprints import Strided, distinct_lines, line_intervals, lines_by_set, strided
-from tilewright.analysis.loop_tree import loop_tree
+from tilewright.analysis.loop_tree import LoopTree, loop_tree
 from tilewright.codegen.lower import lower
 from tilewright.codegen.source import source_text
 from tilewright.cost.choice import rank
@@ -34,6 +34,10 @@ AVX2 = find_machine("x86-avx2")
 
 def cache(lines: int, line_bytes: int = 64, ways: int = 0, level: int = 1) -> Cache:
     return Cache(level, lines * line_bytes, line_bytes, ways, 1, 64.0, 4.0)
+
+
+def misses_of_level(tree: LoopTree, one: Cache) -> LevelMisses:
+    return misses_of_levels(tree, (one,))[0]
 
 
 # --- footprints ---
@@ -79,7 +83,7 @@ def test_lines_phases_and_cache_sets_by_enumeration(start: int, terms: list[tupl
     counts = [0] * sets
     for number in {point // line for point in touched}:
         counts[number % sets] += 1
-    assert lines_by_set([found], line, sets).tolist() == counts
+    assert lines_by_set(line_intervals([found], line), sets).tolist() == counts
 
 
 @given(parts=st.lists(st.tuples(st.integers(0, 200), TERMS), min_size=2, max_size=4))

@@ -29,8 +29,8 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.analysis.footprints import Strided, distinct_lines, lines_by_set
-from tilewright.analysis.loop_tree import Access, Leaf, Loop, LoopTree, Node, Sequence, loop_tree, touched
+from tilewright.analysis.footprints import Strided, distinct_lines, line_intervals, lines_by_set
+from tilewright.analysis.loop_tree import Leaf, Loop, LoopTree, Node, Sequence, loop_tree, touched
 from tilewright.hardware.machine import Cache, Machine
 from tilewright.ir.kernel import Kernel
 
@@ -103,41 +103,45 @@ class CacheMisses:
 
 def cache_misses(kernel: Kernel, machine: Machine) -> CacheMisses:
     """Misses at each level of the machine's caches, of one thread that runs the whole kernel."""
-    tree = loop_tree(kernel)
-    return CacheMisses(kernel.name, tuple(misses_of_level(tree, cache) for cache in machine.caches))
+    return CacheMisses(kernel.name, misses_of_levels(loop_tree(kernel), machine.caches))
 
 
-def misses_of_level(tree: LoopTree, cache: Cache) -> LevelMisses:
-    """Misses at one cache (capacity, line, ways; 0 ways: fully associative)."""
-    model = _Level(tree, cache)
-    if tree.root is None:
+def misses_of_levels(tree: LoopTree, caches: tuple[Cache, ...]) -> tuple[LevelMisses, ...]:
+    """Misses at each cache (its capacity, line and ways; 0 ways: fully associative)."""
+    footprints = {line_bytes: _Footprints(tree, line_bytes) for line_bytes in {cache.line_bytes for cache in caches}}
+    return tuple(_misses_of_level(footprints[cache.line_bytes], cache) for cache in caches)
+
+
+def _misses_of_level(footprints: _Footprints, cache: Cache) -> LevelMisses:
+    root = footprints.tree.root
+    if root is None:
         return LevelMisses(cache.level, cache.line_bytes, {}, {}, ())
-    movement = model.movement(tree.root)
-    footprint = {name: model.lines(((tree.root, ()),), name) for name in movement}
+    model = _Level(footprints, cache)
+    movement = model.movement(root)
+    footprint = {name: model.lines(((root, ()),), name) for name in movement}
     return LevelMisses(cache.level, cache.line_bytes, movement, footprint, tuple(model.reuses))
 
 
-class _Level:
-    """Algorithm 2 for one cache, with what it has found so far."""
+class _Footprints:
+    """What windows of one tree touch, in lines of one size."""
 
-    def __init__(self, tree: LoopTree, cache: Cache) -> None:
+    def __init__(self, tree: LoopTree, line_bytes: int) -> None:
         self.tree = tree
-        self.line_bytes = cache.line_bytes
-        self.capacity = cache.bytes // cache.line_bytes
-        self.ways = cache.ways or self.capacity
-        self.sets = self.capacity // self.ways
-        self.reuses: list[Reuse] = []
+        self.line_bytes = line_bytes
+        self._groups: dict[tuple[Window, str], list[tuple[int, list[Strided]]]] = {}
         self._lines: dict[tuple[Window, str], float] = {}
-        self._spread: dict[tuple[Window, str], np.ndarray] = {}
-
-    # --- footprints ---
+        self._intervals: dict[tuple[Window, str], tuple[np.ndarray, np.ndarray]] = {}
 
     def line(self, buffer: str) -> int:
         """Elements in a line."""
         return max(self.line_bytes // self.tree.element_bytes[buffer], 1)
 
-    def groups(self, window: Window, buffer: str) -> dict[tuple[tuple[int, int], ...], list[Strided]]:
-        """What the window touches of the buffer, by the strides of the loops that may stand elsewhere: sets of one group move together with these."""
+    def groups(self, window: Window, buffer: str) -> list[tuple[int, list[Strided]]]:
+        """What the window touches of the buffer. Sets of one group move together, with the loops that may stand elsewhere, by multiples of so many
+        elements (0: not at all)."""
+        key = (window, buffer)
+        if key in self._groups:
+            return self._groups[key]
         result: dict[tuple[tuple[int, int], ...], list[Strided]] = {}
         unknown = 0
         for node, changed in window:
@@ -150,26 +154,44 @@ class _Level:
                     found = replace(found, start=unknown)
                     unknown += found.elements
                 result.setdefault(outside, []).append(found)
-        return result
+        self._groups[key] = [(gcd(*(step for _, step in outside)) if outside else 0, sets) for outside, sets in result.items()]
+        return self._groups[key]
 
     def lines(self, window: Window, buffer: str) -> float:
         """Distinct lines of the buffer that the window touches, the mean over the positions that loops outside give it."""
         key = (window, buffer)
         if key not in self._lines:
             line = self.line(buffer)
-            total = 0.0
-            for outside, sets in self.groups(window, buffer).items():
-                phase = gcd(*(stride for _, stride in outside)) if outside else 0
-                total += distinct_lines(sets, line, phase)
+            total = sum(distinct_lines(sets, line, phase) for phase, sets in self.groups(window, buffer))
             self._lines[key] = min(total, self.tree.sizes[buffer] // line + 1)
         return self._lines[key]
+
+    def intervals(self, window: Window, buffer: str) -> tuple[np.ndarray, np.ndarray]:
+        """These lines, as disjoint intervals, while the loops outside stand at 0."""
+        key = (window, buffer)
+        if key not in self._intervals:
+            sets = [found for _, group in self.groups(window, buffer) for found in group]
+            self._intervals[key] = line_intervals(sets, self.line(buffer))
+        return self._intervals[key]
+
+
+class _Level:
+    """Algorithm 2 for one cache, with what it has found so far."""
+
+    def __init__(self, footprints: _Footprints, cache: Cache) -> None:
+        self.footprints = footprints
+        self.lines = footprints.lines
+        self.capacity = cache.bytes // cache.line_bytes
+        self.ways = cache.ways or self.capacity
+        self.sets = self.capacity // self.ways
+        self.reuses: list[Reuse] = []
+        self._spread: dict[tuple[Window, str], np.ndarray] = {}
 
     def spread(self, window: Window, buffer: str) -> np.ndarray:
         """The fraction of the cache's sets into which 0, 1, ... ways, and (last) more lines of the buffer fall."""
         key = (window, buffer)
         if key not in self._spread:
-            sets = [touched for group in self.groups(window, buffer).values() for touched in group]
-            counts = np.minimum(lines_by_set(sets, self.line(buffer), self.sets), self.ways + 1)
+            counts = np.minimum(lines_by_set(self.footprints.intervals(window, buffer), self.sets), self.ways + 1)
             self._spread[key] = np.bincount(counts, minlength=self.ways + 2) / self.sets
         return self._spread[key]
 
@@ -223,7 +245,7 @@ class _Level:
     def middle(self, loop: Loop, buffer: str) -> tuple[int, int]:
         """The first and the last iteration that touch a line in the middle of what the loop touches: several, where a line holds several steps."""
         step = min(abs(stride) for access in loop.accesses[buffer] for number, stride in access.steps if number == loop.number)
-        several = min(max(self.line(buffer) // max(step, 1), 1), loop.count)
+        several = min(max(self.footprints.line(buffer) // max(step, 1), 1), loop.count)
         first = (loop.count - several + 1) // 2
         return first, first + several - 1
 
@@ -311,6 +333,3 @@ class _Level:
 
 def _together(*windows: Window) -> Window:
     return tuple(dict.fromkeys(entry for window in windows for entry in window))
-
-
-__all__ = ["Access", "CacheMisses", "LevelMisses", "Reuse", "cache_misses", "misses_of_level"]

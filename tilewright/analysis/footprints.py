@@ -170,11 +170,11 @@ def line_intervals(sets: Sequence[Strided], line: int, shift: int = 0) -> tuple[
     return first[where], last[np.append(where[1:] - 1, len(first) - 1)]
 
 
-def lines_by_set(sets: Sequence[Strided], line: int, cache_sets: int) -> np.ndarray:
-    """How many lines of the union fall into each set of a cache, [cache_sets], counted from the buffer's first line."""
-    first, last = line_intervals(sets, line)
+def lines_by_set(intervals: tuple[np.ndarray, np.ndarray], cache_sets: int) -> np.ndarray:
+    """How many lines of disjoint intervals (`line_intervals`) fall into each set of a cache, [cache_sets], the first set that of line 0."""
+    first, last = intervals
     lengths = last - first + 1
     begin, rest = first % cache_sets, lengths % cache_sets
-    changes = np.bincount(begin, minlength=2 * cache_sets) - np.bincount(begin + rest, minlength=2 * cache_sets)[: 2 * cache_sets]
+    changes = np.bincount(begin, minlength=2 * cache_sets) - np.bincount(begin + rest, minlength=2 * cache_sets)
     counts = np.cumsum(changes)
     return counts[:cache_sets] + counts[cache_sets:] + int((lengths // cache_sets).sum())
