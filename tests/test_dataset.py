@@ -228,7 +228,7 @@ def test_samples_are_the_same_for_the_same_seed() -> None:
 class Backwards:
     """A model that likes best what the analytical models like least."""
 
-    def predicted(self, columns: Any, volumes: Any, machine: Any, analytical: np.ndarray) -> np.ndarray:
+    def predicted(self, columns: Any, volumes: Any, machine: Any, analytical: np.ndarray, stages: Any) -> np.ndarray:
         return 1e-12 / analytical
 
 

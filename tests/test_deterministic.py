@@ -19,6 +19,7 @@ import tilewright
 from tilewright.cli import main
 from tilewright.compile import check_options, read
 from tilewright.cost.choice import choose
+from tilewright.cost.gpu_choice import rank as gpu_rank
 from tilewright.cost.ranking import Choice, Ranking
 from tilewright.errors import UnsupportedOption
 from tilewright.graph.passes import simplify
@@ -67,8 +68,10 @@ def test_candidates_that_add_atomically_are_offered_on_request_alone() -> None:
         assert not atomic(ranking_of(problem, H200))
     free = ranking_of(BOTH, H200, atomics=True)
     assert {type(choice.schedule).__name__ for choice in atomic(free)} == {"ContractionSchedule", "DirectSchedule"}
-    fixed = {str(choice.schedule): choice.seconds for choice in ranking_of(BOTH, H200)}
-    assert fixed == {str(choice.schedule): choice.seconds for choice in free if not getattr(choice.schedule, "atomics", 0)}
+    given = (BOTH.region, BOTH.layouts, BOTH.values, BOTH.constants, H200)
+    fixed, free = (gpu_rank(*given, atomics=allowed, learned=False) for allowed in (False, True))
+    expected = {str(choice.schedule): choice.seconds for choice in fixed}
+    assert expected == {str(choice.schedule): choice.seconds for choice in free if not getattr(choice.schedule, "atomics", 0)}
 
 
 def test_a_schedule_is_found_only_where_it_is_offered() -> None:
@@ -172,7 +175,7 @@ def test_torch_compile_takes_the_option() -> None:
 
 
 def test_the_commands_take_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "Trials", lambda machine, devices: stand_ins())
+    monkeypatch.setattr(trials, "Trials", lambda machine, devices, threads: stand_ins())
     layers, store = tmp_path / "layers.json", tmp_path / "records.sqlite"
     layers.write_text(json.dumps([{"name": "one", "outputs": 32, "channels": 256, "height": 4, "width": 4, "filter": 3}]))
     command = ["tune", str(layers), "--target", "h200", "--trials", str(trials_to_atomic(SPLIT)), "--records", str(store)]

@@ -401,7 +401,7 @@ def test_failures_are_recorded_and_not_tried_again(tmp_path: Path) -> None:
 
 @pytest.fixture()
 def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(trials, "Trials", lambda machine, devices: stand_ins())
+    monkeypatch.setattr(trials, "Trials", lambda machine, devices, threads: stand_ins())
     yield
 
 

@@ -254,6 +254,6 @@ def test_train_command_errors(layers: list[dataset.MeasuredLayer], tmp_path: Pat
     assert "there are none" in error(capsys, *collecting, "--favourites", tmp_path / "model")
     assert "model" in error(capsys, *collecting, few, "--favourites", tmp_path / "model")
     if not is_present(H200):
-        assert "needs that GPU" in error(capsys, *collecting)
+        assert "needs that machine" in error(capsys, *collecting)
     (tmp_path / "text").write_text("layers")
     assert "cannot be read" in error(capsys, "--collect", tmp_path / "text", "--target", "h200")
