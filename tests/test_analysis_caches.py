@@ -303,6 +303,17 @@ def test_more_capacity_never_misses_more_and_none_less_than_the_footprint(extent
     assert totals[-1] == pytest.approx(sum(found.footprint.values()))
 
 
+def test_threads_share_parallel_loops() -> None:
+    image, row, column = Var("image", 3), Var("row", 8), Var("column", 32)
+    offset = image * 256 + row * 32 + column
+    body: Statement = For(column, index_const(32), Store("out", offset, element("a", row * 32 + column)))
+    for axis in (row, image):
+        body = For(axis, index_const(axis.extent or 0), body, "parallel")
+    kernel = Kernel("shared", (Buffer("a", "f32", 256), Buffer("out", "f32", 768, writable=True)), body)
+    lines = {threads: cache_misses(kernel, AVX2, threads).level(1).misses for threads in (1, 2, 3, 12)}
+    assert lines == {1: {"a": 16, "out": 48}, 2: {"a": 16, "out": 32}, 3: {"a": 16, "out": 16}, 12: {"a": 4, "out": 4}}
+
+
 def test_a_kernel_of_ours_reads_its_explanation() -> None:
     problem = layer_problem(layer("R4"))
     choice = rank(problem.region, problem.layouts, problem.values, problem.constants, AVX2, 1).first()

@@ -78,7 +78,7 @@ class LevelMisses:
 
 @dataclass(frozen=True)
 class CacheMisses:
-    """Predicted misses of one call of a kernel on one thread, with caches cold before it."""
+    """Predicted misses of one thread in one call of a kernel, with caches cold before it."""
 
     kernel: str
     levels: tuple[LevelMisses, ...]
@@ -101,9 +101,10 @@ class CacheMisses:
         return "\n".join(lines)
 
 
-def cache_misses(kernel: Kernel, machine: Machine) -> CacheMisses:
-    """Misses at each level of the machine's caches, of one thread that runs the whole kernel."""
-    return CacheMisses(kernel.name, misses_of_levels(loop_tree(kernel), machine.caches))
+def cache_misses(kernel: Kernel, machine: Machine, threads: int = 1) -> CacheMisses:
+    """Misses at each level of the machine's caches, of the first of so many threads. A cache that processors share is theirs in equal parts."""
+    caches = tuple(replace(cache, bytes=cache.bytes // min(max(cache.shared_by, 1), threads)) for cache in machine.caches)
+    return CacheMisses(kernel.name, misses_of_levels(loop_tree(kernel, threads), caches))
 
 
 def misses_of_levels(tree: LoopTree, caches: tuple[Cache, ...]) -> tuple[LevelMisses, ...]:

@@ -166,9 +166,10 @@ def _places(rest: Expr, columns: tuple[tuple[int, int, int], ...]) -> tuple[int,
     return None if values is None else tuple(np.unique(values).tolist())
 
 
-def loop_tree(kernel: Kernel) -> LoopTree:
-    """The tree of a CPU kernel, as one thread runs all of it. Scalar parameters count as 0."""
-    builder = _Builder(frozenset(buffer.name for buffer in kernel.parameters))
+def loop_tree(kernel: Kernel, threads: int = 1) -> LoopTree:
+    """The tree of a CPU kernel as the first of so many threads runs it: of parallel loops, outermost first, it has an equal part of the iterations,
+    rounded up. Scalar parameters count as 0."""
+    builder = _Builder(frozenset(buffer.name for buffer in kernel.parameters), threads)
     start: dict[Var, Expr] = {scalar: index_const(0) for scalar in kernel.scalars}
     root = builder.visit(kernel.body, start)
     sizes = {buffer.name: buffer.size for buffer in kernel.parameters}
@@ -176,10 +177,11 @@ def loop_tree(kernel: Kernel) -> LoopTree:
 
 
 class _Builder:
-    """Numbers the loops of one tree."""
+    """Numbers the loops of one tree, and hands out its threads."""
 
-    def __init__(self, buffers: frozenset[str]) -> None:
+    def __init__(self, buffers: frozenset[str], threads: int) -> None:
         self.buffers = buffers
+        self.threads = threads
         self.loops = 0
 
     def visit(self, statement: Statement, known: Mapping[Var, Expr]) -> Node | None:
@@ -207,6 +209,10 @@ class _Builder:
     def loop(self, statement: For, known: Mapping[Var, Expr]) -> Node | None:
         extent = int(range_of(substitute(statement.extent, known))[1])
         parts: list[Node] = []
+        threads = self.threads
+        if statement.kind == "parallel" and extent > 1:
+            shares = min(threads, extent)
+            extent, self.threads = -(-extent // shares), threads // shares
         for begin, end in _divided(statement, extent, known):
             if end - begin == 1:
                 part = self.visit(statement.body, {**known, statement.variable: index_const(begin)})
@@ -218,6 +224,7 @@ class _Builder:
                 part = None if body is None else _repeated(statement, number, end - begin, body)
             if part is not None:
                 parts.append(part)
+        self.threads = threads
         return _joined(parts)
 
     def touches(self, statement: Statement, known: Mapping[Var, Expr]) -> Iterator[Access]:
