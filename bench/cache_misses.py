@@ -6,7 +6,7 @@ Schedules are taken evenly from the ranking of each layer for the catalogue's ma
 from a network as it is planned for that machine. Each kernel is built with the toolchain and run once, on one thread, by valgrind with the machine's
 first two levels (cachegrind has no third: its last level stands for the second). Counted are data misses, reads and writes, inside the kernel's
 functions. Buffers begin at random multiples of a line. Layers have their full extents. Errors are |predicted - counted| / counted; rank correlations
-are Spearman's, over all schedules and within each layer.
+are Spearman's, over all schedules and within each layer. Beside them stand those of the paper's own rule (`bench.tuna_misses`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from rich.table import Table
 from bench.common import write_results
 from bench.instruction_counts import kernels_of
 from bench.layers import layer
+from bench.tuna_misses import tuna_misses
 from tilewright.analysis.caches import cache_misses
+from tilewright.analysis.loop_tree import loop_tree
 from tilewright.codegen.lower import lower
 from tilewright.codegen.source import source_text
 from tilewright.cost.choice import rank
@@ -47,6 +49,7 @@ from tilewright.zoo import build
 MACHINE = "x86-avx2"
 LAYERS = ("D1", "D3", "D5", "R1", "R2", "R4", "R6", "R9", "R10", "R12")
 LEVELS = (1, 2)
+WAYS = ("predicted", "paper's rule")
 COPIES = (b"memcpy", b"memmove", b"memset")
 
 DRIVER = """
@@ -155,12 +158,13 @@ def judge(kernels: Sequence[Kernel], machine: Machine, driver: Path) -> list[dic
     for number, (kernel, binary) in enumerate(zip(kernels, binaries, strict=True)):
         if isinstance(binary, KernelFailed):
             raise binary
-        predicted = cache_misses(kernel, machine)
+        predicted, tree = cache_misses(kernel, machine), loop_tree(kernel)
         counted = count_misses(driver, binary.path, kernel, machine.caches[: len(LEVELS)], seed=number)
         row: dict[str, Any] = {"instructions": counted.instructions}
         for level, misses in zip(LEVELS, counted.misses, strict=True):
             of_level = predicted.level(level)
             row |= {f"L{level} counted": misses, f"L{level} predicted": round(of_level.total)}
+            row[f"L{level} paper's rule"] = round(tuna_misses(tree, machine.caches[level - 1]))
             row[f"L{level} by buffer"] = {buffer: round(lines) for buffer, lines in of_level.misses.items()}
         rows.append(row)
     return rows
@@ -187,18 +191,18 @@ def judge_network(name: str, machine: Machine, driver: Path) -> list[dict[str, A
     return [{"layer": name, "schedule": kernel.header.partition("\n")[0], **row} for kernel, row in zip(kernels, rows, strict=True)]
 
 
-def summary(rows: Sequence[dict[str, Any]], level: int) -> dict[str, Any]:
-    """Median and upper decile of the errors, and rank correlations."""
-    predicted = [row[f"L{level} predicted"] for row in rows]
+def summary(rows: Sequence[dict[str, Any]], level: int, way: str) -> dict[str, Any]:
+    """Median and upper decile of the errors, and rank correlations, of one way to predict (a name of a column without its level)."""
+    predicted = [row[f"L{level} {way}"] for row in rows]
     counted = [row[f"L{level} counted"] for row in rows]
     errors = [abs(p - c) / c for p, c in zip(predicted, counted, strict=True)]
     within = {}
     for name in dict.fromkeys(row["layer"] for row in rows):
         own = [row for row in rows if row["layer"] == name]
         if len({row[f"L{level} counted"] for row in own}) > 1:
-            within[name] = round(spearman([row[f"L{level} predicted"] for row in own], [row[f"L{level} counted"] for row in own]), 4)
+            within[name] = round(spearman([row[f"L{level} {way}"] for row in own], [row[f"L{level} counted"] for row in own]), 4)
     return {
-        "level": level, "schedules": len(rows), "median error": round(statistics.median(errors), 4),
+        "level": level, "way": way, "kernels": len(rows), "median error": round(statistics.median(errors), 4),
         "error of nine in ten at most": round(float(np.quantile(errors, 0.9)), 4), "largest error": round(max(errors), 4),
         "rank correlation": round(spearman(predicted, counted), 4), "rank correlation within layers": within,
         "mean rank correlation within layers": round(statistics.mean(within.values()), 4) if within else None,
@@ -226,7 +230,7 @@ def main() -> None:
         table.add_row(row["layer"], row["schedule"], *(cell for c, p in figures for cell in (f"{c:,}", f"{p:,}", f"{p / c:.2f}")))
     Console(width=180).print(table)
     parts = {"layers": rows, "network": network}
-    summaries = [{"of": part, **summary(own, level)} for part, own in parts.items() if own for level in LEVELS]
+    summaries = [{"of": part, **summary(own, level, way)} for part, own in parts.items() if own for level in LEVELS for way in WAYS]
     for found in summaries:
         print(found)
     version = subprocess.run(["valgrind", "--version"], capture_output=True, text=True, check=True).stdout.strip()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bench.cache_misses import build_driver, count_misses
 from bench.layers import layer
+from bench.tuna_misses import tuna_misses
 from tilewright.analysis.caches import LevelMisses, cache_misses, misses_of_levels
 from tilewright.analysis.footprints import Strided, distinct_lines, line_intervals, lines_by_set, strided
 from tilewright.analysis.loop_tree import LoopTree, loop_tree
@@ -159,6 +160,9 @@ def test_the_papers_two_matrix_products() -> None:
     found = misses_of_level(tree, cache(tile + t["i"] * t["j"], line_bytes=4))
     assert found.total == row * (n["i"] // t["i"])
     assert found.misses == {"C": 64 * 96, "A": 64 * 40, "B": 8 * 40 * 96, "E": 64 * 56, "D": 8 * 96 * 56}
+    # so does the paper's own rule, while no whole tensor that `it` does not index fits
+    for lines in (tile, 3 * tile // 2):
+        assert tuna_misses(tree, cache(lines, line_bytes=4)) == found.total
     # everything fits: each element once
     whole = misses_of_level(tree, cache(64 * 40 + 40 * 96 + 64 * 96 + 96 * 56 + 64 * 56, line_bytes=4))
     assert whole.misses == whole.footprint and whole.total == 64 * 40 + 40 * 96 + 64 * 96 + 96 * 56 + 64 * 56
