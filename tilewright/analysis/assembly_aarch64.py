@@ -107,9 +107,8 @@ def _memory_access(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple
         before.append(("apply", "add", base, 8, base, displacement))
         displacement = 0
     elif len(operands) > at + 1:
-        amount = _number(operands[at + 1])
-        step: int | str = amount if amount is not None else (_register(operands[at + 1]) or ("", 8))[0]
-        after.append(("apply", "add", base, 8, base, step))
+        by = _number(operands[at + 1])
+        after.append(("apply", "add", base, 8, base, by if by is not None else (_register(operands[at + 1]) or ("", 8))[0]))
     middle: list[tuple[Any, ...]] = []
     for position, text in enumerate(operands[:at]):
         register = _register(text)
@@ -118,8 +117,8 @@ def _memory_access(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple
             if vector and vector[1] in "qd":
                 size = 16 if vector[1] == "q" else 8
                 place = (base, index, scale, displacement + position * size)
-                made: tuple[Any, ...] = ("vector_load", (f"v{vector[2]}",), place, size) if loads else ("vector_store", place, (f"v{vector[2]}",), size)
-                middle.append(made)
+                held = (f"v{vector[2]}",)
+                middle.append(("vector_load", held, place, size) if loads else ("vector_store", place, held, size))
             continue
         name, width = register
         place = (base, index, scale, displacement + position * width)

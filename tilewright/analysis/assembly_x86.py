@@ -226,10 +226,11 @@ def _arithmetic(mnemonic: str, operands: tuple[str, ...], register: str | None, 
         before, value = _source(operands[-2], width)
         factor = _source(operands[0], width)[1] if len(operands) == 3 else register
         return [*before, ("apply", "mul", register, width, value, factor), ("flags", None, 0, 0, 8)]
-    if len(operands) == 1 and mnemonic.startswith(("mul", "imul", "div", "idiv")):
-        width = _width(mnemonic, operands, mnemonic.rstrip("ql"))
+    wide = re.match(r"(i?mul|i?div)[ql]?$", mnemonic)
+    if len(operands) == 1 and wide:
+        width = _width(mnemonic, operands, wide[1])
         before, value = _source(target, width)
-        return [*before, ("wide", mnemonic.rstrip("ql"), width, value), ("flags", None, 0, 0, 8)]
+        return [*before, ("wide", wide[1], width, value), ("flags", None, 0, 0, 8)]
     found = re.match(r"(add|sub|and|or|xor|sal|shl|shr|sar|neg|not|inc|dec)([qlwb])?$", mnemonic)
     if not found:
         return [*([("forget", register)] if register else []), ("flags", None, 0, 0, 8)]

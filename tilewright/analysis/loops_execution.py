@@ -2,8 +2,8 @@
 
 Only what decides branches is computed: integers, addresses, the stack, the flags. Buffers lie at made-up addresses far apart, and what is loaded
 from them is not known. One iteration of a loop is followed once (`Path`: guards, effect on registers and stack, executions of blocks) and then
-applied as often as its guards hold, so that the time does not depend on trip counts. This takes in unrolling, peeling, remainders, run-time checks for
-overlap and threads' shares of a parallel loop, whatever the compiler made of them. Where a branch depends on data, both sides count half.
+applied as often as its guards hold, so that the time does not depend on trip counts. This takes in unrolling, peeling, remainders, run-time
+checks for overlap and threads' shares of a parallel loop, whatever the compiler made of them. Where a branch depends on data, both sides count half.
 """
 
 from __future__ import annotations
