@@ -24,7 +24,6 @@ from bench.layers import layer
 from bench.regions import ranking_of
 from bench.transactions import pearson
 from tilewright.analysis.gpu import analysed
-from tilewright.analysis.warps import Transactions, transactions_of
 from tilewright.codegen.lower import lower
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
@@ -61,16 +60,17 @@ def lowered(problem: Problem, machine: Machine, schedule: Any) -> Lowered:
     return lower(problem.region, problem.layouts, problem.values, problem.constants, machine, schedule)
 
 
-def evaluated(made: Lowered, blocks: int) -> dict[str, float]:
-    """Transactions of all calls, under the names of COUNTED."""
-    kernels = {kernel.name: kernel for kernel in made.kernels}
-    found: list[Transactions] = [transactions_of(kernels[call.kernel], blocks) for call in made.calls]
+def evaluated(made: Lowered, machine: Machine, blocks: int) -> dict[str, float]:
+    """What is counted, of all calls, under the names of COUNTED."""
+    kernels = analysed(made, machine, blocks)
+    found = [kernel.transactions for kernel in kernels]
     return {
         "shared loads": sum(t.shared_loads for t in found),
         "shared stores": sum(t.shared_stores for t in found),
         "shared": sum(t.shared for t in found),
         "global loads": sum(t.global_loads for t in found),
         "global stores": sum(t.global_stores for t in found),
+        "instructions": sum(sum(kernel.instructions.values()) for kernel in kernels),
     }
 
 
@@ -86,9 +86,8 @@ def counted_layer(entry: Mapping[str, Any], machine: Machine, blocks: int) -> li
             continue
         made = lowered(problem, machine, schedules[candidate["schedule"]])
         start = time.perf_counter()
-        predicted = evaluated(made, blocks)
+        predicted = evaluated(made, machine, blocks)
         seconds = time.perf_counter() - start
-        predicted["instructions"] = sum(sum(kernel.instructions.values()) for kernel in analysed(made, machine))
         counted = {name: candidate["values"][metric] for name, metric in COUNTED.items()}
         found.append(
             {"layer": entry["layer"], "schedule": candidate["schedule"], "predicted": predicted, "counted": counted, "analysis seconds": seconds}

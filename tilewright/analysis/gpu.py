@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from tilewright.analysis.ptx import parse
 from tilewright.analysis.ptx_flow import flow_of
-from tilewright.analysis.warps import SECTOR_BYTES, Transactions, transactions_of
+from tilewright.analysis.warps import MOST_BLOCKS, SECTOR_BYTES, Transactions, transactions_of
 from tilewright.codegen.cuda import dynamic_shared_bytes, print_cuda
 from tilewright.errors import KernelFailed
 from tilewright.hardware import documents
@@ -68,8 +68,8 @@ class KernelAnalysis:
     """Of the buffers that it reads and writes."""
 
 
-def analysed(lowered: Lowered, machine: Machine) -> tuple[KernelAnalysis, ...]:
-    """The kernels of a region that was lowered for a GPU, in the order of its calls.
+def analysed(lowered: Lowered, machine: Machine, most_blocks: int = MOST_BLOCKS) -> tuple[KernelAnalysis, ...]:
+    """The kernels of a region that was lowered for a GPU, in the order of its calls. `most_blocks` of a grid are evaluated.
 
     Raises:
         KernelFailed: where a kernel does not compile.
@@ -85,7 +85,7 @@ def analysed(lowered: Lowered, machine: Machine) -> tuple[KernelAnalysis, ...]:
     found: dict[str, KernelAnalysis] = {}
     for name, kernel in kernels.items():
         assert kernel.launch is not None
-        flow = flow_of(functions[name], kernel.launch)
+        flow = flow_of(functions[name], kernel.launch, most_blocks)
         blocks, threads = prod(kernel.launch.grid), prod(kernel.launch.block)
         shared = resources[name].shared_bytes + dynamic_shared_bytes(kernel)
         resident = int(resident_blocks(machine, threads, resources[name].registers, shared))
@@ -96,7 +96,7 @@ def analysed(lowered: Lowered, machine: Machine) -> tuple[KernelAnalysis, ...]:
             flow.instructions(),
             flow.instructions(of_a_thread=True),
             flow.trips,
-            transactions_of(kernel),
+            transactions_of(kernel, most_blocks, flow.memory("shared load")),
             resources[name],
             shared,
             resident,

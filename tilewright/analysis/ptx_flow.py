@@ -19,11 +19,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tilewright.analysis.ptx import Function, Instruction
-from tilewright.analysis.warps import WARP, NotStatic, chosen_blocks
+from tilewright.analysis.warps import MOST_BLOCKS, WARP, NotStatic, chosen_blocks
 from tilewright.ir.kernel import Launch
 
-MOST_BLOCKS = 64
-"""Blocks of a grid whose threads are followed; counts are scaled to the grid."""
 MOST_STEPS = 2_000_000
 """Basic blocks that are run before a kernel is given up."""
 _WORD, _SIGN = 0xFFFFFFFF, 0x80000000

@@ -15,12 +15,13 @@ whole sectors) from one sector, to another relative to the others, and is left o
 
 Source: Tuna (2021), section III.B, "Shared memory bank conflict", which evaluates the first warp; CUDA C++ Programming Guide, "Compute Capability
 5.x", shared memory, for the banks. How wide accesses and copies are served is not documented: these rules were found by comparing with counters
-of an H200, and give what it counted (bench/gpu_analysis.py). What the compiler removes because nothing uses it is counted here all the same.
+of an H200, and give what it counted (bench/gpu_analysis.py). What the compiler removes because nothing uses it is counted here, unless the number
+of executed loads is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -107,14 +108,19 @@ def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ..
     return tuple(_Walk(kernel, most_blocks).found)
 
 
-def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> Transactions:
-    """The sums of a kernel's accesses. Raises as `accesses`."""
+def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, shared_loads: Mapping[int, float] | None = None) -> Transactions:
+    """The sums of a kernel's accesses. `shared_loads`: how many loads from shared memory all warps execute in fact, by the bytes that a lane reads,
+    where the compiler is known to have left some out. Raises as `accesses`."""
     found = accesses(kernel, most_blocks)
 
     def total(space: str, *kinds: str) -> float:
         return sum(access.transactions for access in found if access.space == space and access.kind in kinds)
 
-    loads = total("shared", "load") + total("cluster", "load") / kernel.cluster
+    loads = 0.0
+    for access in found:
+        if access.space != "global" and access.kind == "load":
+            own = 1 / kernel.cluster if access.space == "cluster" else 1.0
+            loads += own * access.transactions * _kept(found, access.bytes, shared_loads)
     stores = total("shared", "store") + total("cluster", "store")
     copies = sum(a.transactions for a in found if a.space == "global" and a.kind == "copy" and a.bytes < 16)
     shared = [a for a in found if a.space != "global"]
@@ -127,6 +133,14 @@ def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> Transacti
         sum(a.requests for a in shared),
         sum(a.requests for a in found if a.space == "global"),
     )
+
+
+def _kept(found: Sequence[Access], size: int, executed: Mapping[int, float] | None) -> float:
+    """The share of the loads of a size from shared memory that is executed; at most 1, as what PTX repeats the assembler merges again."""
+    if executed is None:
+        return 1.0
+    written = sum(access.requests for access in found if access.space != "global" and access.kind == "load" and access.bytes == size)
+    return min(1.0, executed.get(size, 0.0) / written) if written else 1.0
 
 
 def chosen_blocks(count: int, most: int) -> np.ndarray:
