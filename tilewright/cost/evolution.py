@@ -5,7 +5,7 @@ distribution along the estimated gradient of the expected fitness,
 
     theta <- theta + alpha / (n sigma) * sum over i of F_i eps_i,      eps_i ~ N(0, I),      F_i = F(theta + sigma eps_i)
 
-with four things besides, each of which `bench/evolution.py` measures together against the algorithm as printed:
+with four additions, which `bench/evolution.py` measures together against the algorithm as printed:
 
 - a point that is sampled stands for the nearest candidate, so that none is infeasible; a candidate is scored once;
 - F is not the score but the utility of its rank (Wierstra et al., Natural Evolution Strategies, JMLR 15, 2014, section 3.1), equal scores sharing
