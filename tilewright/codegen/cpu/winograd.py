@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tilewright.codegen.access import bind_shared, vectorise
 from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.cpu.contraction import packed_panels
+from tilewright.codegen.cpu.contraction import LINE, packed_panels
 from tilewright.codegen.describe import problem as describe
 from tilewright.codegen.gpu.common import as_lanes, decode, named
 from tilewright.codegen.gpu.winograd import WinogradForm, input_index, winograd_form
@@ -42,7 +42,7 @@ from tilewright.ir.expr import (
     substitute,
 )
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store, substitute_in
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
 from tilewright.schedule.cpu_winograd import CpuWinogradProblem, CpuWinogradSchedule
@@ -204,11 +204,23 @@ class _Block:
         term = Apply("mul", (element, Load("b", (v * s.lanes,), "f32", s.lanes)), "f32", s.lanes)
         update = Store("acc", at, Apply("add", (Load("acc", (at,), "f32", s.lanes), term), "f32", s.lanes))
         step = block(Let(element, Load(self.points, (where,), "f32")), For(v, index_const(s.vectors), update, "unroll"))
-        products = block(Allocate(Buffer("b", "f32", s.panel, "register", s.lanes)), read, For(i, index_const(s.tile), step, "unroll"))
+        start_of_step = [Allocate(Buffer("b", "f32", s.panel, "register", s.lanes)), read, *self._prefetch(point, group, c, panel)]
+        products = block(start_of_step, For(i, index_const(s.tile), step, "unroll"))
         target = self._plane(self.sums, part, point) + group * (s.tile * s.panel) + k * s.lanes
         leave = For(k, index_const(s.tile * s.vectors), Store(self.sums, target, Load("acc", (k * s.lanes,), "f32", s.lanes)), "unroll")
         tile = block(start, For(c, index_const(channels), products), leave)
         return For(point, index_const(s.points), For(group, index_const(s.blocks), tile) if s.blocks > 1 else substitute_in(tile, {group: ZERO}))
+
+    def _prefetch(self, point: Var, group: Var, c: Var, panel: Expr) -> list[Statement]:
+        """While the register tiles of one point are computed, the panel of the next point comes from beyond level 2, a share with each tile."""
+        s, channels = self.schedule, self.problem.channels
+        lines = s.panel // LINE
+        if s.panel % LINE:
+            return []
+        following = self.layouts[self.filters].offset([point + 1, index_const(0), panel * s.panel])
+        each = -(-lines // s.blocks)
+        share = group % lines if s.blocks > lines else group
+        return [Prefetch(self.filters, following + ((share * each + number) * channels + c) * LINE) for number in range(each)]
 
     def _outputs(self, part: Expr, panel: Expr, first: Expr) -> Statement:
         """Y = A^T M A, and of each element that lies in the image what the region stores."""
