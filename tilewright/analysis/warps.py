@@ -21,7 +21,7 @@ of executed loads is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -108,19 +108,19 @@ def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ..
     return tuple(_Walk(kernel, most_blocks).found)
 
 
-def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, shared_loads: Mapping[int, float] | None = None) -> Transactions:
-    """The sums of a kernel's accesses. `shared_loads`: how many loads from shared memory all warps execute in fact, by the bytes that a lane reads,
-    where the compiler is known to have left some out. Raises as `accesses`."""
+def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, executed: Mapping[int, float] | None = None) -> Transactions:
+    """The sums of a kernel's accesses. `executed`: how many loads from shared memory all warps execute in fact, by the bytes that a lane reads, where
+    that is known: what the compiler left out is then not counted. Raises as `accesses`."""
     found = accesses(kernel, most_blocks)
 
     def total(space: str, *kinds: str) -> float:
         return sum(access.transactions for access in found if access.space == space and access.kind in kinds)
 
-    loads = 0.0
-    for access in found:
-        if access.space != "global" and access.kind == "load":
-            own = 1 / kernel.cluster if access.space == "cluster" else 1.0
-            loads += own * access.transactions * _kept(found, access.bytes, shared_loads)
+    loads = total("shared", "load") + total("cluster", "load") / kernel.cluster
+    if executed is not None:
+        written = sum(access.requests * access.bytes for access in found if access.space != "global" and access.kind == "load")
+        # the compiler prints some loads in parts, which are put together again: what is left is never more than what was written
+        loads *= min(1.0, sum(size * times for size, times in executed.items()) / written) if written else 1.0
     stores = total("shared", "store") + total("cluster", "store")
     copies = sum(a.transactions for a in found if a.space == "global" and a.kind == "copy" and a.bytes < 16)
     shared = [a for a in found if a.space != "global"]
@@ -133,14 +133,6 @@ def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, shared_loads
         sum(a.requests for a in shared),
         sum(a.requests for a in found if a.space == "global"),
     )
-
-
-def _kept(found: Sequence[Access], size: int, executed: Mapping[int, float] | None) -> float:
-    """The share of the loads of a size from shared memory that is executed; at most 1, as what PTX repeats the assembler merges again."""
-    if executed is None:
-        return 1.0
-    written = sum(access.requests for access in found if access.space != "global" and access.kind == "load" and access.bytes == size)
-    return min(1.0, executed.get(size, 0.0) / written) if written else 1.0
 
 
 def chosen_blocks(count: int, most: int) -> np.ndarray:
