@@ -1,4 +1,4 @@
-"""How good the schedules are that the models choose for this CPU: what they like best and an even sample of the rest, measured on the benchmark layers.
+"""How good the schedules are that the models choose for this CPU: their favourites and an even sample of the rest, measured on the benchmark layers.
 
     python -m bench.cpu_choice [R2 R6 ...] [--top 100] [--evenly 200] [--again 20] [--threads 2] [--name cpu_choice]
 
@@ -39,14 +39,14 @@ def judge(name: str, trials: Trials, machine: Any, options: argparse.Namespace) 
     first = [int(position) for position in order[: options.top]]
     rest = [int(position) for position in evenly(ranking, min(options.evenly, ranking.candidates), seed=1) if int(position) not in set(first)]
     jobs = [Job(problem, ranking.choice(position).schedule, position) for position in (*first, *rest)]
-    outcomes = {int(outcome.job.key): outcome for outcome in trials.measure(jobs, options.mode)}
+    outcomes = {int(str(outcome.job.key)): outcome for outcome in trials.measure(jobs, options.mode)}
     seconds = {position: outcome.seconds for position, outcome in outcomes.items() if outcome.timing is not None}
     again = sorted(seconds, key=lambda position: seconds[position])[: options.again]
     again += [position for position in first[:1] if position not in again]
     repeated = [Job(problem, ranking.choice(position).schedule, position) for position in again]
     for outcome in trials.remeasure(repeated, ROUNDS, options.mode):
         if outcome.timing is not None:
-            seconds[int(outcome.job.key)] = outcome.seconds
+            seconds[int(str(outcome.job.key))] = outcome.seconds
     best = min(seconds, key=lambda position: seconds[position])
     known = [seconds[position] for position in first if position in seconds]
     truly = sorted(seconds.values())
