@@ -6,7 +6,7 @@ What runs under sanitizers and under an emulator of another machine.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +46,8 @@ int main(int count, char **names) {
 """
 
 
-def driver(program: Program, storage: Mapping[str, Storage]) -> str:
-    """The C source. The file it reads holds every buffer's first contents in the order of `storage`; it writes the outputs' buffers."""
+def driver(program: Program, storage: Mapping[str, Storage], kernels: str) -> str:
+    """The C source after that of the kernels, or their declarations. The file it reads holds every buffer's first contents in the order of `storage`; it writes the outputs' buffers."""
     names = {name: f"b{i}" for i, name in enumerate(storage)}
     size = {name: entry.layout.size * numpy_type(entry).itemsize for name, entry in storage.items()}
     declared = [f"    void *{names[name]} = buffer(in, {size[name]});" for name in storage]
@@ -60,14 +60,21 @@ def driver(program: Program, storage: Mapping[str, Storage]) -> str:
         calls.append("    }")
     written = [f"    fwrite({names[name]}, 1, {size[name]}, out);" for name in program.graph.outputs]
     freed = [f"    free({names[name]});" for name in storage]
-    kernels = print_c(list(program.kernels().values()))
     return kernels + MAIN % tuple("\n".join(lines) for lines in (declared, calls, written, freed))
 
 
 def run_standalone(
-    case: Case, machine: Machine, compiler: Sequence[str], folder: Path, emulator: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    case: Case,
+    machine: Machine,
+    compiler: Sequence[str],
+    folder: Path,
+    emulator: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    libraries: Callable[[Program], Sequence[Path]] | None = None,
 ) -> str:
-    """Plans the case for the machine, compiles it with the given command, runs it, and compares the results. Returns what it printed."""
+    """Plans the case for the machine, compiles it with the given command, runs it, and compares the results. Returns what it printed.
+
+    `libraries` makes shared objects of a program's kernels, which are linked in place of their source."""
     case.module.eval()
     imported = import_module(case.module, case.inputs)
     graph, _ = simplify(imported.graph)
@@ -83,8 +90,10 @@ def run_standalone(
         for name, entry in storage.items():
             first = given[name].reshape(-1) if name in given else packed(program, entry) if entry.source is not None else poisoned(entry)
             file.write(np.ascontiguousarray(first).tobytes())
-    (folder / "program.c").write_text(driver(program, storage))
-    built = subprocess.run([*compiler, "-o", "program", "program.c", "-lm"], cwd=folder, capture_output=True, text=True, check=False)
+    declarations = "#include <stdint.h>\n" + "".join(f"void {name}(void *const *, const int64_t *);\n" for name in program.kernels())
+    linked = [str(path) for path in libraries(program)] if libraries else []
+    (folder / "program.c").write_text(driver(program, storage, declarations if libraries else print_c(list(program.kernels().values()))))
+    built = subprocess.run([*compiler, "-o", "program", "program.c", *linked, "-lm"], cwd=folder, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[:4000]
     done = subprocess.run(
         [*emulator, "./program", "in", "out"], cwd=folder, capture_output=True, text=True, check=False, env=dict(environment) if environment else None

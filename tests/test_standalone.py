@@ -14,6 +14,7 @@ from operator_cases import Dense, Inverted, Residual, case, normal, randomised
 from standalone import run_standalone
 from torch import nn
 
+import tilewright
 from tilewright import zoo
 from tilewright.hardware import machine
 from tilewright.hardware.host import host_cpu
@@ -68,6 +69,30 @@ def test_aarch64_under_emulation(name: str, target: str, tmp_path: Path) -> None
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     example = NETWORKS[name]() if name in NETWORKS else Case(name, *zoo.build(name))
     run_standalone(example, chosen, command, tmp_path, emulator=(emulator,), environment=environment)
+
+
+@pytest.mark.slow
+def test_an_artifact_for_aarch64_under_emulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shared objects themselves that an artifact holds, with their OpenMP threads."""
+    gcc, emulator, system = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64"), Path("/usr/aarch64-linux-gnu")
+    if gcc is None or emulator is None or not system.is_dir():
+        pytest.skip("needs aarch64-linux-gnu-gcc with its libraries and qemu-aarch64")
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    module, inputs = zoo.build("mobilenet_v2")
+    saved = tmp_path / "model"
+    tilewright.compile(module, inputs, "neoverse-n1", threads=1).save(saved)  # as `run_standalone` plans it
+    binaries = sorted((saved / "binaries").iterdir())
+    command = (gcc, "-O2", "-fopenmp", f"-Wl,-rpath-link,{system}/lib")
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    run_standalone(
+        Case("mobilenet_v2", module, inputs),
+        machine("neoverse-n1"),
+        command,
+        tmp_path,
+        (emulator, "-L", str(system)),
+        environment,
+        lambda _: binaries,
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
