@@ -75,9 +75,16 @@ def _vector(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, ...]]:
     if mnemonic.startswith(("fcmp", "fccmp")):
         return [("flags", None, 0, 0, 8)]
     target = _register(operands[0])
+    found = re.match(r"[vqdshb](\d+)", operands[0])
+    if mnemonic == "fmov" and len(operands) == 2 and (target is None) != (_register(operands[1]) is None):
+        source = re.match(r"[ds](\d+)$", operands[1])
+        if target is not None and source:
+            return [("set", *target, (f"v{source[1]}", 0))]
+        general = _register(operands[1])
+        if found and general is not None:
+            return [("vector_words", f"v{found[1]}", ((general[0], 0),))]
     if target is not None:
         return [("forget", target[0])]
-    found = re.match(r"[vqdshb](\d+)", operands[0])
     return [("vector_words", f"v{found[1]}", ())] if found else []
 
 

@@ -116,9 +116,18 @@ def _decode_vector(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, 
     target = operands[-1].partition("{")[0]
     if mnemonic.startswith(("vucomis", "vcomis", "vptest", "vtest", "kortest", "ktest")):
         return [("flags", None, 0, 0, 8)]
-    if target[1:] in _REGISTERS:
-        return [("forget", _REGISTERS[target[1:]][0])]
     first, register = operands[0], _vector(target)
+    general = _REGISTERS.get(target[1:]), _REGISTERS.get(first[1:])
+    if general[0] is not None:
+        if mnemonic in ("vmovq", "vmovd") and _vector(first) is not None:
+            return [("set", general[0][0], general[0][1], (_vector(first), 0))]
+        if mnemonic == "vpextrq":
+            return [("set", general[0][0], 8, (_vector(operands[1]), int(first == "$1" or first == "$0x1")))]
+        if mnemonic in ("kmovq", "kmovd") and first.startswith("%k"):
+            return [("set", general[0][0], general[0][1], first[1:])]
+        return [("forget", general[0][0])]
+    if target.startswith("%k"):
+        return [("set", target[1:], general[1][1], general[1][0]) if general[1] is not None else ("forget", target[1:])]
     if mnemonic in _VECTOR_MOVES and len(operands) == 2 and "{" not in operands[1]:
         if register is None:
             address = _memory(target)
@@ -129,11 +138,11 @@ def _decode_vector(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, 
         return [("vector_words", register, ((_vector(first), None),))]
     if mnemonic == "vmovq" and register is None:
         return [("vector_store", _memory(target), (_vector(first),), 8)]
-    if mnemonic == "vmovq" and first[1:] in _REGISTERS:
-        return [("vector_words", register, ((_REGISTERS[first[1:]][0], 0),))]
+    if mnemonic in ("vmovq", "vmovd") and general[1] is not None:
+        return [("vector_words", register, ((general[1][0], 0),))]
     if mnemonic == "vmovq" and _memory(first) is not None:
         return [("vector_load", (register,), _memory(first), 8)]
-    if mnemonic == "vpinsrq" and register is not None and operands[0] == "$1":
+    if mnemonic == "vpinsrq" and register is not None and operands[0] in ("$1", "$0x1"):
         source = operands[1]
         if source[1:] in _REGISTERS:
             return [("vector_words", register, ((_vector(operands[2]), 0), (_REGISTERS[source[1:]][0], 0)))]

@@ -118,6 +118,7 @@ class Execution:
         self.loops: dict[str, dict[int, Loop]] = {}
         self.after: dict[str, dict[int, int]] = {}
         self.paths: dict[int, list[Path]] = {}
+        self.held: set[tuple[str, int]] = set()
 
     def run(self, function: str, arguments: Sequence[int], scalars: Sequence[int] = ()) -> dict[Hashable, float]:
         """Executions by block number of a kernel whose buffers lie at the given addresses."""
@@ -180,7 +181,7 @@ class Execution:
                 states.append(frame.state)
             frame.weight = weight
             if ends[0] != ends[1]:
-                raise Unanalysable(f"{name}: the end of a loop depends on data")
+                raise Unanalysable(f"{name}: a loop ends as data decides: {code.instructions[-2:]}")
             frame.state = before
             for location in {*states[0], *states[1]}:
                 one, other = (state[location] if location in state else frame.read(location) for state in states)
@@ -445,28 +446,44 @@ class Execution:
     def vector_words(self, frame: Frame, place: str, words: tuple[tuple[str, int | None], ...]) -> None:
         made: list[Value | None] = []
         for source, word in words:
-            held = frame.read(source)
-            if isinstance(held, tuple):
-                made += list(held) if word is None else [held[word] if word < len(held) else None]
+            if source.startswith("v"):
+                made += [frame.read((source, number)) for number in (range(8) if word is None else (word,))]
             else:
-                made.append(held if isinstance(held, Value) else None)
-        frame.state[place] = tuple(made) if any(value is not None for value in made) else None
+                made.append(frame.read(source))
+        self.put(frame, place, made)
+
+    def put(self, frame: Frame, place: str, words: Sequence[Any]) -> None:
+        """A vector register's words of eight bytes; of those that never held an address nothing need be known."""
+        for number in range(8):
+            value, key = words[number] if number < len(words) else None, (place, number)
+            if isinstance(value, Value):
+                if key not in self.held:
+                    self.held.add(key)
+                    for known in self.paths.values():  # what was followed before did not look at this word
+                        known.clear()
+                frame.state[key] = value
+            elif key in self.held:
+                frame.state[key] = None
 
     def vector_load(self, frame: Frame, places: tuple[str, ...], address: tuple[Any, ...], size: int) -> None:
         value = self.location(frame, address)
-        words = None
-        if value is not None and not value.terms and ARGUMENTS <= value.number < STACK + (1 << 20):
-            words = tuple(frame.read(value.number + 8 * i) for i in range(size // 8))
-        frame.state[places[0]] = words
+        words = []
+        if value is not None and ARGUMENTS <= value.number < STACK + (1 << 20):
+            slots = range(value.number, value.number + size, 8)
+            words = [frame.read(slot) if frame.knows(slot) else None for slot in slots]
+            if any(isinstance(word, Value) for word in words):
+                frame.fixed(value)
+        self.put(frame, places[0], words)
 
     def vector_store(self, frame: Frame, address: tuple[Any, ...], places: tuple[str, ...], size: int) -> None:
         value = self.location(frame, address)
-        if value is None or value.terms or not ARGUMENTS <= value.number < STACK + (1 << 20):
+        if value is None or not ARGUMENTS <= value.number < STACK + (1 << 20):
             return
-        held = frame.read(places[0])
         for i in range(size // 8):
-            slot = value.number + 8 * i
-            word = held[i] if isinstance(held, tuple) and i < len(held) else None
+            slot, key = value.number + 8 * i, (places[0], i)
+            word = frame.read(key) if key in self.held else None
+            if word is not None:
+                frame.fixed(value)
             if word is not None or frame.knows(slot):
                 frame.state[slot] = word
 

@@ -1,0 +1,75 @@
+"""Predicted instruction counts against what QEMU and cachegrind count."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.instruction_counts import available, cases, compare, compiled, kernels_of
+from tilewright.analysis.assembly import parse
+from tilewright.analysis.instructions import CLASSES
+from tilewright.analysis.matching import executed, matched
+from tilewright.hardware import machine
+
+DATA = ("largest pooling", "softmax")
+"""Where data decides so much that no count is promised: which of two is larger, or whether an exponential underflows."""
+
+
+def need(target: str) -> None:
+    missing = available(machine(target))
+    if missing:
+        pytest.skip(f"not installed: {missing}")
+
+
+TARGETS = [pytest.param("neoverse-n1"), pytest.param("cortex-a53", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", [name for name in cases() if name not in DATA])
+def test_aarch64_counts_are_exact(name: str, target: str) -> None:
+    """FMAs, loads and stores in every case; branches and the total where nothing depends on data."""
+    need(target)
+    for row in compare(name, machine(target), threads=2):
+        predicted = row.predicted
+        assert (predicted.fma, predicted.loads, predicted.stores) == tuple(row.counted[kind] for kind in ("fma", "load", "store")), row.kernel
+        assert row.is_exact or predicted.undecided, row
+        assert abs(row.error) < 0.002, row
+        assert row.counted["total"] > 500
+
+
+@pytest.mark.parametrize("name", cases())
+def test_avx2_totals(name: str) -> None:
+    """Within 2 % of cachegrind's."""
+    need("x86-avx2")
+    for row in compare(name, machine("x86-avx2"), threads=2):
+        assert row.counted["total"] > 500
+        assert abs(row.error) < (0.25 if name in DATA else 0.02), row
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_what_data_decides_is_said(name: str) -> None:
+    need("neoverse-n1")
+    (row,) = compare(name, machine("neoverse-n1"))
+    assert row.predicted.undecided > 0
+    assert abs(row.error) < 0.1
+
+
+@pytest.mark.parametrize(("target", "lanes"), [("x86-avx2", 8), ("x86-avx512", 16), ("neoverse-n1", 4)])
+def test_threads_share_the_work(target: str, lanes: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The parts of several threads are the FMAs that the layer needs, and the loop over input channels has all of them."""
+    need("neoverse-n1" if target == "neoverse-n1" else "x86-avx2")
+    chosen = machine(target)
+    module, inputs = cases()["resnet 3x3/2 64-128"]
+    kernels = kernels_of(module, inputs, chosen, 2)
+    code = parse(compiled(kernels, chosen, tmp_path_factory.mktemp("code")), chosen.architecture)
+    (kernel,) = (kernel for kernel in kernels if kernel.name.startswith("contraction"))
+    alone = executed(kernel, code)
+    assert alone.fma >= 7 * 7 * 128 * 64 * 9 / lanes
+    for threads in (2, 3):
+        parts = [executed(kernel, code, threads=threads, thread=thread) for thread in range(threads)]
+        assert sum(part.fma for part in parts) == alone.fma
+        assert all(part.fma > 0 for part in parts)
+        both = executed(kernel, code, threads=threads)
+        assert all(getattr(both, kind) == sum(getattr(part, kind) for part in parts) for kind in CLASSES)
+    loops = matched(kernel, code)
+    assert sum(loop.body.fma for loop in loops if loop.variables == ("r2",)) == alone.fma
+    assert {"r0", "r1", "r2"} <= {loop.variables[0] for loop in loops}
