@@ -329,7 +329,7 @@ def test_a_kernel_of_ours_reads_its_explanation() -> None:
         assert sum(level.footprint.values()) == pytest.approx(4 * sum(b.size for b in kernel.parameters) / 64, rel=0.03)
     totals = [level.total for level in found.levels]
     assert totals == sorted(totals, reverse=True)
-    assert "L1: " in str(found) and "reuses" in str(found)
+    assert "L1: " in str(found) and "keeps" in str(found)
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")

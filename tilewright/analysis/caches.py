@@ -97,7 +97,7 @@ class CacheMisses:
             for name, count in level.misses.items():
                 lines.append(f"  {name}: {count:,.0f} lines, {count / max(level.footprint[name], 1):.1f} times its {level.footprint[name]:,.0f}")
                 lost = [r for r in level.reuses if r.buffer == name and r.kept < 1 and r.loop]
-                lines += [f"    loop {r.loop} reuses {r.kept:.0%} of {r.lines:,.0f} lines, {r.distance:,.0f} lines later" for r in lost]
+                lines += [f"    loop {r.loop} keeps {r.kept:.0%} of {r.lines:,.0f} lines a run, touched {r.distance:,.0f} lines later" for r in lost]
         return "\n".join(lines)
 
 
@@ -237,7 +237,8 @@ class _Level:
         if isinstance(node, Loop):
             if not node.moves(buffer):
                 return self.head(node.body, buffer, (*fixed, (node.number, 0, 1)))
-            return ((node, (*fixed, (node.number, 0, self.middle(node, buffer)[0]))),)
+            first = self.middle(node, buffer)[0]
+            return ((node, (*fixed, (node.number, 0, first))),) if first else ()
         if isinstance(node, Sequence):
             at = self.place(node, buffer, last=False)
             return (*((part, fixed) for part in node.parts[:at]), *self.head(node.parts[at], buffer, fixed))
