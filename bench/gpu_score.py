@@ -119,19 +119,22 @@ def judged(rows: Sequence[Row], score: np.ndarray) -> dict[str, float]:
 
 
 def analyses(options: argparse.Namespace) -> tuple[list[Row], list[list[Row]]]:
-    """Rows of the training layers together, and of each judged layer."""
+    """Rows of the training layers together, and of each judged layer. Layers that the file of --rows has are not analysed again."""
+    kept: dict[str, list[Row]] = {}
     if options.rows and options.rows.exists():
-        kept = json.loads(options.rows.read_text())
-        return kept["training"], kept["judged"]
+        kept = {str(rows[0]["layer"]): rows for rows in map(json.loads, options.rows.read_text().splitlines())}
     everything = dataset.read(DATA / "h200_train.jsonl.gz")
     training = everything[:: max(1, len(everything) // options.layers)][: options.layers]
-    judging = [entry for entry in dataset.read(DATA / "h200_layers.jsonl.gz") if entry.layer["name"] in JUDGED]
+    judging = [entry for entry in dataset.read(DATA / "h200_layers.jsonl.gz") if entry.layer["name"] in options.only.split(",")]
     with ProcessPoolExecutor(options.jobs) as pool:
-        known = [row for rows in pool.map(partial(rows_of, options.target, options.each), training) for row in rows]
-        layers = list(pool.map(partial(rows_of, options.target, options.judged), judging))
-    if options.rows:
-        options.rows.write_text(json.dumps({"training": known, "judged": layers}))
-    return known, layers
+        for entries, each in ((judging, options.judged), (training, options.each)):
+            missing = [entry for entry in entries if entry.layer["name"] not in kept]
+            for rows in filter(None, pool.map(partial(rows_of, options.target, each), missing)):
+                kept[str(rows[0]["layer"])] = rows
+                if options.rows:
+                    with open(options.rows, "a") as file:
+                        file.write(json.dumps(rows) + "\n")
+    return [row for entry in training for row in kept.get(entry.layer["name"], ())], [kept[entry.layer["name"]] for entry in judging]
 
 
 def main() -> int:
@@ -141,7 +144,8 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=16, help="kernels of each training layer")
     parser.add_argument("--judged", type=int, default=80, help="kernels of each judged layer")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rows", type=Path, help="JSON file of the analyses")
+    parser.add_argument("--only", default=",".join(JUDGED), help="judged layers")
+    parser.add_argument("--rows", type=Path, help="file of the analyses, a layer a line")
     parser.add_argument("--name", default="gpu_score")
     options = parser.parse_args()
     machine = find_machine(options.target)
@@ -153,7 +157,7 @@ def main() -> int:
         "models": lambda rows: np.array([row["models"] if row["models"] is not None else np.inf for row in rows]),
     }
     figures = {str(rows[0]["layer"]): {way: judged(rows, score(rows)) for way, score in ways.items()} for rows in layers}
-    mean = {way: {name: float(np.mean([f[way][name] for f in figures.values()])) for name in figures[JUDGED[0]][way]} for way in ways}
+    mean = {way: {name: float(np.mean([f[way][name] for f in figures.values()])) for name in next(iter(figures.values()))[way]} for way in ways}
     names = list(mean["linear"])
     shown = Table("layer", *(f"{way}: {name}" for way in ways for name in names))
     for layer, found in {**figures, "mean": mean}.items():
