@@ -240,6 +240,8 @@ def _arithmetic(mnemonic: str, operands: tuple[str, ...], register: str | None, 
         width = _width(mnemonic, operands, wide[1])
         before, value = _source(target, width)
         return [*before, ("wide", wide[1], width, value), ("flags", None, 0, 0, 8)]
+    if re.match(r"sbb[qlw]?$", mnemonic) and register and operands[0] == target:  # all ones where the carry is set
+        return [("choose", register, _width(mnemonic, operands, "sbb"), _CONDITIONS["b"], -1, 0), ("flags", None, 0, 0, 8)]
     found = re.match(r"(add|sub|and|or|xor|sal|shl|shr|sar|neg|not|inc|dec)([qlwb])?$", mnemonic)
     if not found:
         return [*([("forget", register)] if register else []), ("flags", None, 0, 0, 8)]
