@@ -34,7 +34,7 @@ LARGEST = 1 << 20
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("model", nargs="?", metavar="MODEL|LAYERS.json", help="a model as for `compile`, or a list of convolutions (docs/usage.md)")
-    parser.add_argument("--target", default="cuda", metavar="T", help="the GPU here (cuda, the default), its name in `tilewright targets`, or native: this CPU")
+    parser.add_argument("--target", default="cuda", metavar="T", help="the GPU here (cuda, the default), its name, or native: this CPU")
     parser.add_argument("--trials", type=int, default=10, metavar="N", help="candidates measured of each region (default %(default)s)")
     parser.add_argument("--records", type=Path, metavar="FILE", help="the file of records (default: the user's, in the cache folder)")
     parser.add_argument("--devices", default="0", metavar="LIST", help="indices of the GPUs to measure on, such as 0,1,2,3")
