@@ -22,7 +22,8 @@ from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Unsuitable
 from tilewright.schedule.columns import length, row
-from tilewright.schedule.cpu_winograd import OUTPUT_TILES, CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
+from tilewright.schedule.cpu_winograd import CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
+from tilewright.schedule.gpu_winograd import OUTPUT_TILES
 
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
 

@@ -27,6 +27,7 @@ from tilewright.runtime.records import Records
 from tilewright.runtime.signature import CONSTANT_TYPES, described
 from tilewright.runtime.tuning import chooser_for, distinct_problems, tune
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
+from tilewright.toolchain.compilers import language_of
 
 Progress = Callable[[str, int, int], None]
 
@@ -129,7 +130,7 @@ def measure(
 
 def source_files(program: Program, machine: Machine) -> list[SourceFile]:
     """One source file for each distinct kernel."""
-    language = "cuda" if machine.is_gpu else "c"
+    language = language_of(machine)
     return [SourceFile(name, source_text(kernel), language, (name,)) for name, kernel in program.kernels().items()]
 
 

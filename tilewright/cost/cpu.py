@@ -26,7 +26,7 @@ from tilewright.schedule.cpu_contraction import CpuContractionProblem
 TILE_OVERHEAD_CYCLES = 30.0  # loop set-up, zeroing and first loads of a tile, before out-of-order overlap
 
 
-def _ceil(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
+def ceil_divided(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
     return -(-np.asarray(a) // np.asarray(b))
 
 
@@ -51,9 +51,9 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
             amount = count_y * count_x
             per_panel += amount * np.where(height * width > 0, cycles(np.maximum(height * width, 1)), 0.0)
             tiles += amount
-    panels = _ceil(problem.n, vectors * lanes)
-    units = panels * (problem.images or problem.outer * _ceil(problem.rows, tile_rows))
-    balance = _ceil(units, threads) * threads / units
+    panels = ceil_divided(problem.n, vectors * lanes)
+    units = panels * (problem.images or problem.outer * ceil_divided(problem.rows, tile_rows))
+    balance = ceil_divided(units, threads) * threads / units
     arithmetic = per_panel * problem.outer * panels * problem.r / threads * balance / machine.clock_hz
     overhead = tiles * problem.outer * panels * (TILE_OVERHEAD_CYCLES + tile * vectors) / threads / machine.clock_hz
 
@@ -67,7 +67,7 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
     b_beyond = np.where(panel_bytes > 0.75 * l2.bytes, b_reads, 0.0)
     # A is read once a panel (n outermost) or once (m outermost; then every panel of B passes for each tile row)
     a_passes = np.where(order == 0, panels, 1.0)
-    b_passes = np.where(order == 0, 1.0, problem.outer * _ceil(problem.rows, tile_rows))
+    b_passes = np.where(order == 0, 1.0, problem.outer * ceil_divided(problem.rows, tile_rows))
     a_beyond = np.where(problem.a_bytes / threads > 0.5 * l2.bytes, problem.a_bytes * a_passes, problem.a_bytes)
     b_total = np.where(problem.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, problem.b_bytes * b_passes, problem.b_bytes)
     memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth

@@ -11,11 +11,13 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, both_sides
+from tilewright.cost.cpu import ceil_divided
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.expr import Apply, Var, walk
 from tilewright.schedule.columns import Columns
-from tilewright.schedule.cpu_winograd import FILTER, OUTPUT_TILES, CpuWinogradProblem
+from tilewright.schedule.cpu_winograd import CpuWinogradProblem
+from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES
 
 TILE_OVERHEAD_CYCLES = 20.0
 """Of a register tile: zeroing, loop set-up, the end of the last chain; besides its stores."""
@@ -38,17 +40,13 @@ def transform_operations(output_tile: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _ceil(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return -(-a // b)
-
-
 def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the part that has most blocks and panels."""
     lanes = machine.vector_lanes()
     size, tile, vectors = rows["output_tile"], rows["tile"], rows["vectors"]
     points, tiles, panel = (size + FILTER - 1) ** 2, tile * rows["blocks"], vectors * lanes
-    blocks = _ceil(_ceil(problem.tiles(size), tiles), rows["tile_parts"])
-    panels = _ceil(_ceil(np.asarray(problem.outputs), panel), rows["panel_parts"])
+    blocks = ceil_divided(ceil_divided(problem.tiles(size), tiles), rows["tile_parts"])
+    panels = ceil_divided(ceil_divided(problem.outputs, panel), rows["panel_parts"])
     operations = np.array([transform_operations(m) for m in OUTPUT_TILES])[np.searchsorted(OUTPUT_TILES, size)]
     stores = max(machine.store_ports, 1.0)
 

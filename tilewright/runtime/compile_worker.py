@@ -25,7 +25,7 @@ from tilewright.runtime.loadable import loadable_kernel
 from tilewright.runtime.problems import code_of
 from tilewright.runtime.workers import Message, serve
 from tilewright.toolchain.binary import SourceFile, parse_resources
-from tilewright.toolchain.compilers import compiler_for
+from tilewright.toolchain.compilers import compiler_for, language_of
 
 
 def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
@@ -36,11 +36,6 @@ def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
         "calls": [[call.kernel, list(call.arguments)] for call in lowered.calls],
         "storage": plain.encode(dict(sorted(lowered.storage.items()))),
     }
-
-
-def language_of(machine: Machine) -> str:
-    """That of the machine's kernels."""
-    return "cuda" if machine.is_gpu else "c"
 
 
 class Server:

@@ -20,7 +20,7 @@ from tilewright.hardware.host import read_cpu_identity
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import plain, trial_worker
 from tilewright.runtime.cpu import share_openmp
-from tilewright.runtime.trial_worker import CACHE_SIZES, MOST_CALLS, Server
+from tilewright.runtime.trial_worker import CACHE_SIZES, Server
 from tilewright.runtime.workers import Message, serve
 
 Call = tuple[Any, Sequence[Any]]
@@ -98,7 +98,7 @@ class CpuServer(Server):
 
     def make_replay(self, loaded: Loaded, count: int) -> Replay:  # type: ignore[override]
         assert self.problem is not None
-        return Replay(loaded, min(count, MOST_CALLS), self.problem.sets)
+        return Replay(loaded, count, self.problem.sets)
 
     def seconds(self, replay: Replay, cold: bool) -> float:  # type: ignore[override]
         start = time.perf_counter()

@@ -344,7 +344,6 @@ class Server:
         )
 
     def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
-        assert self.problem is not None
         count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
         return self.make_replay(loaded, count)
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.schedule.columns import Columns, product_of, reject
+from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES
 
-FILTER = 3
-OUTPUT_TILES = (2, 4)
 VECTORS = (1, 2, 3, 4)
 REGISTER_TILES = tuple(range(2, 15))
 BLOCKS = (1, 2, 3, 4, 6, 8)

@@ -219,6 +219,11 @@ class NvrtcCompiler:
 Compiler = CCompiler | NvrtcCompiler
 
 
+def language_of(machine: Machine) -> str:
+    """That of the machine's kernels."""
+    return "cuda" if machine.is_gpu else "c"
+
+
 def compiler_for(machine: Machine, language: str) -> Compiler:
     """The compiler of a machine.
 

@@ -22,7 +22,7 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.cpu.contraction import LINE, packed_panels
 from tilewright.codegen.describe import problem as describe
 from tilewright.codegen.gpu.common import as_lanes, decode, named
-from tilewright.codegen.gpu.winograd import WinogradForm, input_index, winograd_form
+from tilewright.codegen.gpu.winograd import WinogradForm, input_index, store_vectors, winograd_form
 from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, both_sides, filter_matrix
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import (
@@ -242,7 +242,8 @@ class _Block:
             ]
             lets, rows = both_sides(matrix, loaded)
             where = {**axes, form.k: channel}
-            made: Statement = block(reads, lets, self._stores(wide, rows, where) if wide is not None else self._single_stores(rows, where))
+            stores = store_vectors(form, self.tiles, wide, where, rows) if wide is not None else self._single_stores(rows, where)
+            made: Statement = block(reads, lets, stores)
             if not whole:
                 made = If(channel < self.problem.outputs, made)
             vectors = For(v, index_const(s.vectors), made)
@@ -267,18 +268,3 @@ class _Block:
             body = For(axis, index_const(axis.extent or 0), body)
         spilled = [Store("spill", index_const(number * lanes), value) for number, value in enumerate(entries)]
         return [Allocate(Buffer("spill", "f32", len(entries) * lanes, "register")), *spilled, body]
-
-    def _stores(self, wide: Expr, rows: Sequence[Sequence[Expr]], where: Mapping[Var, Expr]) -> list[Statement]:
-        """Vectors along the output channels."""
-        form, size = self.form, self.schedule.output_tile
-        statements: list[Statement] = []
-        for i, row in enumerate(rows):
-            for j, value in enumerate(row):
-                y, x = where[self.tiles[-2]] * size + i, where[self.tiles[-1]] * size + j
-                at = {**where, form.y: y, form.x: x}
-                element = substitute(replace_loads(wide, {form.step.name: value}), at)
-                shared, (offset, what) = bind_shared([substitute(form.offset, at), element], f"e{i}_{j}_")
-                inside = logical_and(compare("lt", y, index_const(self.problem.height)), compare("lt", x, index_const(self.problem.width)))
-                store = block(*shared, Store(form.output, offset, what))
-                statements.append(store if inside == TRUE else If(inside, store))
-        return statements

@@ -266,7 +266,13 @@ def store_tile(
     """Stores what the region makes of a tile of sums (vectors of `lanes` along the output channels), as far as the tile lies in the image."""
     wide = vectors_fit(form.element, form.k, lanes, layouts)
     assert wide is not None
-    wide = as_lanes(wide, lanes)
+    return store_vectors(form, tiles, as_lanes(wide, lanes), where, sums)
+
+
+def store_vectors(
+    form: WinogradForm, tiles: Sequence[Var], wide: Expr, where: Mapping[Var, Expr], sums: Sequence[Sequence[Expr]]
+) -> list[Statement]:
+    """As `store_tile`; `wide` is the element stored, over vectors already."""
     statements: list[Statement] = []
     for i, row in enumerate(sums):
         for j, value in enumerate(row):
