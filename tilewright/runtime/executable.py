@@ -1,7 +1,8 @@
 """``Executable``: a compiled model, callable like the module it was made from.
 
 One call at a time: a lock serialises callers of one executable; `clone` gives another that shares the constants and has
-memory of its own. Results are fresh tensors that no later call overwrites.
+memory of its own. Results are fresh tensors that no later call overwrites; the memory of large ones is used again once
+nothing refers to it.
 """
 
 from __future__ import annotations
@@ -467,6 +468,7 @@ class Executable:
             if self._engine is not None:
                 self._engine.close()
                 self._engine = None
+                self._allocations = []
 
     def __enter__(self) -> Executable:
         return self
