@@ -18,8 +18,9 @@ from tests.test_gpu_lowering import compiled
 from tests.test_gpu_program import interpret
 from tilewright.codegen.cuda import shared_bytes
 from tilewright.codegen.gpu import lower_gpu
-from tilewright.codegen.gpu.winograd import winograd_form
-from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, filter_matrix
+from tilewright.codegen.gpu.winograd import winograd_problem
+from tilewright.codegen.winograd import winograd_form
+from tilewright.codegen.winograd_transform import TRANSFORMS, filter_matrix
 from tilewright.cost.gpu_choice import rank
 from tilewright.cost.gpu_winograd import winograd_cost
 from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
@@ -47,7 +48,8 @@ def lower(case: Case, schedule: WinogradSchedule | FusedWinogradSchedule):  # no
 
 
 def problem_of(case: Case):  # noqa: ANN201
-    return winograd_form(case.region, case.layouts, case.values, case.constants).problem
+    form = winograd_form(case.region, case.layouts, case.values, case.constants)
+    return winograd_problem(form, case.layouts, case.values)
 
 
 def with_epilogue(case: Case, kind: str) -> Case:

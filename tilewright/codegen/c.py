@@ -16,9 +16,24 @@ from collections.abc import Sequence
 from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, HelperTable, ordered
 from tilewright.codegen.printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import used_variables
+from tilewright.codegen.tiles import OPERATIONS, ROUNDED, SCALAR_CONVERSIONS, WIDENED, configuration, rounded_vector, widened_vector
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
-from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Prefetch, Statement, Store
+from tilewright.ir.kernel import (
+    Block,
+    Buffer,
+    Comment,
+    For,
+    Kernel,
+    Prefetch,
+    Statement,
+    Store,
+    TileLoad,
+    TileMultiply,
+    TileStore,
+    TileZero,
+    WithTiles,
+)
 
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
 """Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""
@@ -55,6 +70,8 @@ class CPrinter(Printer):
         self.wrappers: dict[str, str] = {}
         self.reductions: dict[str, str] = {}
         self.collapsed = 0
+        self.tiles: dict[str, int] = {}
+        self.uses_tiles = False
 
     # --- types ---
 
@@ -101,6 +118,8 @@ class CPrinter(Printer):
 
     def load(self, node: Load) -> Code:
         code = self.place(node.buffer, node.index[0], node.lanes, False)
+        if self.converts(node.buffer, node.dtype):
+            return self.converted(WIDENED, code, node.lanes)
         if node.dtype == "bool" and node.lanes > 1:
             mask = self.type_name("i8", node.lanes)
             return Code(f"({mask}){code.at(UNARY)} != 0", EQUALITY, 1)
@@ -113,8 +132,25 @@ class CPrinter(Printer):
             code = self.expression(value)
             bytes_ = self.resized(code, 1, value.lanes)
             self.line(f"{place} = ({self.type_name('u8', value.lanes)})({bytes_.at(UNARY)} & 1);")
+        elif self.converts(statement.buffer, value.dtype):
+            self.line(f"{place} = {self.converted(ROUNDED, self.expression(value), value.lanes).text};")
         else:
             self.assign(place, statement)
+
+    def converts(self, buffer: str, dtype: str) -> bool:
+        """Whether a value of that type is stored as another one: float32 as bfloat16."""
+        return dtype == "f32" and self.buffer(buffer)[1].dtype == "bf16"
+
+    def converted(self, conversion: str, code: Code, lanes: int) -> Code:
+        """A call of `WIDENED` or `ROUNDED`, scalar or on vectors."""
+        if lanes == 1:
+            self.wrappers[conversion] = SCALAR_CONVERSIONS[conversion]
+            return Code(f"{conversion}({code.text})")
+        for element in ("f32", "bf16", "i32"):
+            self.type_name(element, lanes)
+        name = f"{conversion}x{lanes}"
+        self.wrappers[name] = widened_vector(lanes) if conversion == WIDENED else rounded_vector(lanes)
+        return Code(f"{name}({code.text})")
 
     def zero(self, node: Expr) -> Code:
         if node.lanes == 1:
@@ -295,6 +331,35 @@ class CPrinter(Printer):
             code = Code(f"{code.at(UNARY)} & 1")
         return Code(f"__builtin_convertvector({code.text}, {kind})")
 
+    # --- tiles ---
+
+    def with_tiles(self, root: WithTiles) -> None:
+        self.uses_tiles = True
+        self.tiles = {tile.name: number for number, tile in enumerate(root.tiles)}
+        for tile in root.tiles:
+            number = self.tiles[tile.name]
+            self.line(f"// tile {number}: {tile.name}, {tile.rows} rows of {4 * tile.columns} bytes")
+        self.line("{")
+        self.depth += 1
+        self.line(f"static const uint8_t shapes[64] __attribute__((aligned(64))) = {{{configuration(root.tiles)}}};")
+        self.line('__asm__ volatile("ldtilecfg %0" : : "m"(shapes));')
+        self.depth -= 1
+        self.body(root.body)
+        self.line('    __asm__ volatile("tilerelease" ::);')
+        self.line("}")
+
+    def tile_operation(self, root: TileZero | TileLoad | TileMultiply | TileStore) -> None:
+        if isinstance(root, TileMultiply):
+            self.line(f"TW_TILE_MULTIPLY({self.tiles[root.sums]}, {self.tiles[root.a]}, {self.tiles[root.b]});")
+        elif isinstance(root, TileZero):
+            self.line(f"TW_TILE_ZERO({self.tiles[root.tile]});")
+        else:
+            name, offset = (root.source.buffer, root.source.index[0]) if isinstance(root, TileLoad) else (root.buffer, root.offset)
+            text, buffer = self.buffer(name)
+            place = text if offset == Const(0, INDEX) else f"{text} + {self.text(offset, SUM)}"
+            operation = "TW_TILE_LOAD" if isinstance(root, TileLoad) else "TW_TILE_STORE"
+            self.line(f"{operation}({self.tiles[root.tile]}, {place}, {root.stride * size_of(buffer.dtype)});")
+
     # --- loops ---
 
     def loop_pragma(self, statement: For) -> None:
@@ -362,6 +427,8 @@ class CPrinter(Printer):
             typedefs.append(f"typedef {C_TYPES[element]} {name}_u __attribute__((vector_size({size}), aligned({size_of(element)}), may_alias));")
         if typedefs:
             parts.append("\n".join(typedefs) + "\n")
+        if self.uses_tiles:
+            parts.append(OPERATIONS)
         texts = [*ordered(self.helpers, _HELPERS), *self.reductions.values(), *self.wrappers.values()]
         if texts:
             parts.append("\n".join(texts) + "\n")

@@ -33,6 +33,7 @@ C_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "f64": "double",
         "f32": "float",
+        "bf16": "uint16_t",  # its bits
         "i64": "int64_t",
         "i32": "int32_t",
         "i16": "int16_t",

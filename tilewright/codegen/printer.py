@@ -35,6 +35,11 @@ from tilewright.ir.kernel import (
     Prefetch,
     Statement,
     Store,
+    TileLoad,
+    TileMultiply,
+    TileStore,
+    TileZero,
+    WithTiles,
 )
 
 # Precedence of C operators; a larger number binds more tightly.
@@ -442,6 +447,16 @@ class Printer(ABC):
             self.await_copies(root.pending)
         elif isinstance(root, ClusterBarrier):
             self.cluster_barrier()
+        elif isinstance(root, WithTiles):
+            self.with_tiles(root)
+        elif isinstance(root, (TileZero, TileMultiply)):
+            self.tile_operation(root)
+        elif isinstance(root, TileLoad):
+            self.prepare(*root.source.index)
+            self.tile_operation(root)
+        elif isinstance(root, TileStore):
+            self.prepare(root.offset)
+            self.tile_operation(root)
         elif isinstance(root, Comment):
             for text in root.text.splitlines():
                 self.line(f"// {text}".rstrip("\\"))
@@ -465,6 +480,12 @@ class Printer(ABC):
 
     def cluster_barrier(self) -> None:
         raise ValueError("this language has no clusters of blocks")
+
+    def with_tiles(self, root: WithTiles) -> None:
+        raise ValueError("this language has no tile registers")
+
+    def tile_operation(self, root: TileZero | TileLoad | TileMultiply | TileStore) -> None:
+        raise ValueError("this language has no tile registers")
 
     def block(self, root: Block) -> None:
         nested = any(isinstance(s, (Let, Allocate)) for s in root.statements)

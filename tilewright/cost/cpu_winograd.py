@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, both_sides
+from tilewright.codegen.winograd_transform import TRANSFORMS, both_sides
 from tilewright.cost.cpu import ceil_divided
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate

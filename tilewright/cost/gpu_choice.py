@@ -10,7 +10,8 @@ from tilewright.codegen.gpu.prefix import prefix_form
 from tilewright.codegen.gpu.product import product_form
 from tilewright.codegen.gpu.rows import rows_form
 from tilewright.codegen.gpu.window import window_form
-from tilewright.codegen.gpu.winograd import winograd_form
+from tilewright.codegen.gpu.winograd import winograd_problem
+from tilewright.codegen.winograd import winograd_form
 from tilewright.cost.gpu import contraction_cost, gemv_cost, point_cost, prefix_cost, rows_cost
 from tilewright.cost.gpu_direct import direct_cost
 from tilewright.cost.gpu_row_epilogue import with_row_stages
@@ -111,7 +112,7 @@ def with_winograd(
 ) -> Ranking:
     """The candidates, and those of Winograd's algorithm, in three kernels and in one, where the region is a convolution for it."""
     try:
-        problem = winograd_form(region, layouts, values, constants).problem
+        problem = winograd_problem(winograd_form(region, layouts, values, constants), layouts, values)
     except Unsuitable:
         return ranking
     rows, rejected = winograd_space(problem, machine)

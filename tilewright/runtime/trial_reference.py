@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tilewright.codegen.gpu.product import guarded_load
+from tilewright.codegen.common import guarded_load
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.graph.reference import evaluate_expressions, run
 from tilewright.ir.computation import Computation, Step

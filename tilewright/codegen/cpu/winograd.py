@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 from tilewright.codegen.access import bind_shared, vectorise
 from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.common import as_lanes, bytes_touched, decode, extent_of, named
 from tilewright.codegen.cpu.contraction import LINE, packed_panels
 from tilewright.codegen.describe import problem as describe
-from tilewright.codegen.gpu.common import as_lanes, decode, named
-from tilewright.codegen.gpu.winograd import WinogradForm, input_index, store_vectors, winograd_form
-from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, both_sides, filter_matrix
+from tilewright.codegen.winograd import WinogradForm, input_index, store_vectors, winograd_form
+from tilewright.codegen.winograd_transform import TRANSFORMS, both_sides, filter_matrix
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import (
     TRUE,
@@ -57,11 +57,11 @@ def cpu_winograd_form(
         Unsuitable: as `winograd_form`, and where channels are no whole vectors.
     """
     form = winograd_form(region, layouts, values, constants)
-    found, lanes = form.problem, machine.vector_lanes()
-    if found.channels % lanes or found.outputs % lanes:
-        raise Unsuitable(f"{found.channels} or {found.outputs} channels are no multiple of {lanes}")
-    single = _wide_element(form, lanes) is None
-    return form, CpuWinogradProblem(found.images, found.height, found.width, found.channels, found.outputs, found.epilogue_bytes, single)
+    lanes = machine.vector_lanes()
+    if form.channels % lanes or form.outputs % lanes:
+        raise Unsuitable(f"{form.channels} or {form.outputs} channels are no multiple of {lanes}")
+    single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, values)
+    return form, CpuWinogradProblem(extent_of(form.images), form.height, form.width, form.channels, form.outputs, touched, single)
 
 
 def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:

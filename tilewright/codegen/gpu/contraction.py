@@ -16,8 +16,8 @@ from dataclasses import replace
 from math import prod
 
 from tilewright.codegen.assemble import block
+from tilewright.codegen.common import below, decode, named
 from tilewright.codegen.gpu.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
-from tilewright.codegen.gpu.common import below, decode, named
 from tilewright.codegen.gpu.product import ProductForm
 from tilewright.codegen.gpu.row_epilogue import TILE, RowBlock, row_epilogue
 from tilewright.codegen.gpu.split import in_one_or_two

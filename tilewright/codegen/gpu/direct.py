@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.codegen.assemble import block
+from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.gpu.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
-from tilewright.codegen.gpu.common import below, decode, named, vectors_fit
 from tilewright.codegen.gpu.direct_form import DirectForm, convolution_axes, form_of
 from tilewright.codegen.gpu.direct_patch import PATCH, patch
 from tilewright.codegen.gpu.product import ProductForm, product_form

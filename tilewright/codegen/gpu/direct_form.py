@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from tilewright.codegen.gpu.common import flat, widest
-from tilewright.codegen.gpu.product import ProductForm, extent_of, guarded_load, product_form
+from tilewright.codegen.common import extent_of, flat, guarded_load, widest
+from tilewright.codegen.gpu.product import ProductForm, product_form
 from tilewright.graph.contraction import anchor
 from tilewright.ir.expr import Expr, Load, Var, coefficient, index_const, linear, substitute
 from tilewright.ir.graph import Value

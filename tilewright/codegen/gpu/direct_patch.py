@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.gpu.common import as_lanes
+from tilewright.codegen.common import as_lanes
 from tilewright.codegen.gpu.direct_form import DirectForm
 from tilewright.codegen.gpu.staging import Staged
 from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, compare, index_const, loads, logical_and, select, substitute

@@ -11,7 +11,7 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
-from tilewright.codegen.gpu.common import as_lanes, below, decode, named, vectors_fit
+from tilewright.codegen.common import as_lanes, below, decode, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm
 from tilewright.codegen.gpu.split import in_one_or_two
 from tilewright.hardware.machine import Machine

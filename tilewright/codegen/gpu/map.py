@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.codegen.access import bind_shared, split_divided_axes
 from tilewright.codegen.assemble import block, single
-from tilewright.codegen.gpu.common import (
+from tilewright.codegen.common import (
     Walk,
     as_lanes,
     below,

@@ -12,8 +12,8 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared, merge_axes, storage_order
 from tilewright.codegen.assemble import block, single
-from tilewright.codegen.gpu.common import below, bytes_touched, decode, flat, named
-from tilewright.codegen.gpu.window import accumulator, reduce_and_final
+from tilewright.codegen.common import below, bytes_touched, decode, flat, named, reduce_and_final
+from tilewright.codegen.gpu.window import accumulator
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of

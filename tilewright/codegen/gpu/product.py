@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from tilewright.codegen.access import merge_axes, storage_order
-from tilewright.codegen.gpu.common import bytes_touched, expression_flops, flat, widest
+from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, flat, guarded_load, reduce_and_final, widest
 from tilewright.codegen.gpu.row_epilogue import RowStage
-from tilewright.codegen.gpu.window import reduce_and_final
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import (
     INDEX,
-    TRUE,
     Apply,
-    Const,
     Expr,
     Load,
     Var,
     coefficient,
     index_const,
     loads,
-    logical_and,
     replace_loads,
     substitute,
     walk,
@@ -156,25 +151,6 @@ def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage
         held[other.name] = Load(result if other.kind == "reduce" else step.name, (index_const(0),), other.dtypes[0])
     element = held[last.name] if last.kind == "reduce" else stages.pop().body
     return step, element, last.index, tuple(stages)
-
-
-def guarded_load(expr: Expr) -> tuple[Expr, Load] | None:
-    """(condition, load) of a load, or of a load behind zero guards; None for what computes with it. A plain load's condition is true."""
-    if isinstance(expr, Load):
-        return (TRUE, expr) if expr.dtype == "f32" else None
-    if not (isinstance(expr, Apply) and expr.operation == "select" and expr.args[0].lanes == 1):
-        return None
-    condition, value, otherwise = expr.args
-    zero = otherwise.args[0] if isinstance(otherwise, Apply) and otherwise.operation == "broadcast" else otherwise
-    inner = guarded_load(value)
-    if inner is None or not isinstance(zero, Const) or zero.value != 0:
-        return None
-    return logical_and(condition, inner[0]), inner[1]
-
-
-def extent_of(axes: Iterable[Var]) -> int:
-    """Points of the space that the axes span."""
-    return prod(axis.extent or 0 for axis in axes)
 
 
 def _without_index(element: Expr, step: Step) -> Expr:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
-from tilewright.codegen.gpu.common import below, combine, decode, identity, named
+from tilewright.codegen.common import below, combine, decode, identity, named
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import Expr, Load, Var, binary, compare, index_const, replace_loads, substitute, variables
 from tilewright.ir.kernel import Allocate, Barrier, Buffer, For, If, Let, Statement, Store

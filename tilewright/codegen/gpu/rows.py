@@ -13,7 +13,7 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared, merge_axes, split_divided_axes, storage_order
 from tilewright.codegen.assemble import block, single
-from tilewright.codegen.gpu.common import (
+from tilewright.codegen.common import (
     Walk,
     as_lanes,
     below,

@@ -13,8 +13,8 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.gpu.common import as_lanes, decode, named, vectors_fit
-from tilewright.codegen.gpu.product import ProductForm, guarded_load
+from tilewright.codegen.common import as_lanes, decode, guarded_load, named, vectors_fit
+from tilewright.codegen.gpu.product import ProductForm
 from tilewright.ir.expr import (
     TRUE,
     Const,

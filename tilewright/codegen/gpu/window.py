@@ -12,7 +12,7 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared, storage_order
 from tilewright.codegen.assemble import block, single
-from tilewright.codegen.gpu.common import (
+from tilewright.codegen.common import (
     Walk,
     below,
     bytes_touched,
@@ -22,6 +22,7 @@ from tilewright.codegen.gpu.common import (
     flat,
     identity,
     named,
+    reduce_and_final,
     vectors_fit,
     walk_in_order,
     widest,
@@ -34,7 +35,7 @@ from tilewright.ir.expr import Expr, Load, Var, coefficient, index_const, loads,
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
-from tilewright.ir.region import Lowered, Region, Storage, Unsuitable
+from tilewright.ir.region import Lowered, Region, Storage
 from tilewright.schedule.gpu_map import PointProblem
 from tilewright.schedule.gpu_window import UNROLLED_WINDOW, WindowSchedule
 
@@ -63,28 +64,6 @@ class WindowForm:
     @property
     def element(self) -> Expr:
         return self.space.expressions[-1]
-
-
-def reduce_and_final(region: Region, kind: str = "reduce") -> tuple[Step, Expr, tuple[Expr, ...]]:
-    """The region's one reduction, the element stored (over loads of the reduction at its own axes), and the logical index of the store.
-
-    Raises Unsuitable where the region is not one reduction with at most one map that reads it at its own axes."""
-    step = region.steps[0]
-    if step.kind != kind or len(region.steps) > 2:
-        raise Unsuitable(f"region {region.name} is not one {kind} step and at most one map")
-    output = region.outputs[0]
-    if len(region.steps) == 1:
-        component = step.names.index(output) if output in step.names else 0
-        return step, Load(step.names[component], step.axes, step.dtypes[component]), step.index
-    final = region.steps[1]
-    if [axis.extent for axis in final.axes] != [axis.extent for axis in step.axes]:
-        raise Unsuitable(f"the map of region {region.name} has other axes than its {kind}")
-    mapping: dict[Var, Expr] = dict(zip(final.axes, step.axes, strict=True))
-    element = substitute(final.bodies[0], mapping)
-    for load in loads(element):
-        if load.buffer in step.names and load.index != step.axes:
-            raise Unsuitable(f"the map of region {region.name} reads its {kind} elsewhere than at its own axes")
-    return step, element, tuple(substitute(position, mapping) for position in final.index)
 
 
 def window_form(

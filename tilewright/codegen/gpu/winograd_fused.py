@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import reduce
 
 from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.common import below, decode, extent_of, named
 from tilewright.codegen.describe import problem as describe
-from tilewright.codegen.gpu.common import below, decode, named
-from tilewright.codegen.gpu.product import extent_of
-from tilewright.codegen.gpu.winograd import WinogradForm, filters_storage, input_index, store_tile, winograd_form
-from tilewright.codegen.gpu.winograd_transform import TRANSFORMS, both_sides
+from tilewright.codegen.gpu.winograd import filters_storage, store_lanes, store_tile
+from tilewright.codegen.winograd import WinogradForm, input_index, winograd_form
+from tilewright.codegen.winograd_transform import TRANSFORMS, both_sides
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import (
     TRUE,
@@ -70,8 +70,8 @@ def lower_fused_winograd(
         Unsuitable: where the region is not a 3x3 convolution with stride 1 (`winograd_form`), or its input channels do not divide into steps.
     """
     form = winograd_form(region, layouts, values, constants)
-    if form.problem.channels % (schedule.channels * schedule.split):
-        raise Unsuitable(f"{form.problem.channels} input channels do not divide into steps of {schedule.channels} in {schedule.split} parts")
+    if form.channels % (schedule.channels * schedule.split):
+        raise Unsuitable(f"{form.channels} input channels do not divide into steps of {schedule.channels} in {schedule.split} parts")
     name = f"{region.name}#filters"
     filters = filters_storage(name, form, schedule.output_tile)
     layouts, values = {**layouts, name: filters.layout}, {**values, name: filters.value}
@@ -106,8 +106,8 @@ class _Fused:
         self.tile_axes = form.tiles(schedule.output_tile)
         self.total = extent_of(self.tile_axes)
         self.span = schedule.output_tile + FILTER - 1
-        self.steps = form.problem.channels // (schedule.channels * schedule.split)
-        counts = (-(-self.total // schedule.tiles), -(-form.problem.outputs // schedule.outputs), schedule.split)
+        self.steps = form.channels // (schedule.channels * schedule.split)
+        counts = (-(-self.total // schedule.tiles), -(-form.outputs // schedule.outputs), schedule.split)
         self.launch = Launch((counts[0] * counts[1] * counts[2], 1, 1), (schedule.threads, 1, 1))
         self.thread = thread_variable(self.launch)
         axes = Var("block_tile", counts[0]), Var("block_k", counts[1]), Var("part", counts[2])
@@ -335,7 +335,7 @@ class _Fused:
 
     def lanes(self, elements: int, widest: int = 0) -> int:
         """The widest vectors along the output channels that leave no thread without work; of what the region can store where none is given."""
-        most = widest or self.form.problem.store_lanes
+        most = widest or store_lanes(self.form, self.layouts)
         return next(width for width in (4, 2, 1) if width <= most and (elements // width >= self.schedule.threads or width == 1))
 
     def vectors(self, elements: int, lanes: int, first: Expr, body: Callable[[Var], list[Statement]]) -> list[Statement]:
@@ -354,7 +354,7 @@ class _Fused:
             lets, where = named(decode(which, self.tile_axes))
             axes = {axis: where.get(axis, axis) for axis in self.tile_axes}
             channel = self.first_k + at % outputs
-            return [*lets, *below(channel, self.form.problem.outputs, self.form.k.name, lambda k: body(at, {**axes, self.form.k: k}))]
+            return [*lets, *below(channel, self.form.outputs, self.form.k.name, lambda k: body(at, {**axes, self.form.k: k}))]
 
         return below(self.first_tile + at // outputs, self.total, "tile", tile)
 

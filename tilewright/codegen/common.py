@@ -1,4 +1,4 @@
-"""What the GPU schemas share: arguments of a kernel, axes in the order of storage, vectors along the fastest axis, names."""
+"""What schemas share: axes in the order of storage, vectors along the fastest axis, names, and the forms of a region's steps."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from tilewright.ir.expr import (
     Apply,
     Const,
     Expr,
+    Load,
     Var,
     coefficient,
     index_const,
     linear,
     loads,
+    logical_and,
+    substitute,
     variables,
     walk,
 )
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import If, Let, Statement
 from tilewright.ir.layout import Layout
+from tilewright.ir.region import Region, Unsuitable
 from tilewright.ir.scalar import OPERATIONS
 
 
@@ -171,3 +175,44 @@ def main_offset(exprs: Sequence[Expr], stored: Mapping[str, Layout], values: Map
     if not found:
         return index_const(0)
     return max(found, key=lambda load: values[load.buffer].bytes if load.buffer in values else 0).index[0]
+
+
+def reduce_and_final(region: Region, kind: str = "reduce") -> tuple[Step, Expr, tuple[Expr, ...]]:
+    """The region's one reduction, the element stored (over loads of the reduction at its own axes), and the logical index of the store.
+
+    Raises Unsuitable where the region is not one reduction with at most one map that reads it at its own axes."""
+    step = region.steps[0]
+    if step.kind != kind or len(region.steps) > 2:
+        raise Unsuitable(f"region {region.name} is not one {kind} step and at most one map")
+    output = region.outputs[0]
+    if len(region.steps) == 1:
+        component = step.names.index(output) if output in step.names else 0
+        return step, Load(step.names[component], step.axes, step.dtypes[component]), step.index
+    final = region.steps[1]
+    if [axis.extent for axis in final.axes] != [axis.extent for axis in step.axes]:
+        raise Unsuitable(f"the map of region {region.name} has other axes than its {kind}")
+    mapping: dict[Var, Expr] = dict(zip(final.axes, step.axes, strict=True))
+    element = substitute(final.bodies[0], mapping)
+    for load in loads(element):
+        if load.buffer in step.names and load.index != step.axes:
+            raise Unsuitable(f"the map of region {region.name} reads its {kind} elsewhere than at its own axes")
+    return step, element, tuple(substitute(position, mapping) for position in final.index)
+
+
+def guarded_load(expr: Expr) -> tuple[Expr, Load] | None:
+    """(condition, load) of a load, or of a load behind zero guards; None for what computes with it. A plain load's condition is true."""
+    if isinstance(expr, Load):
+        return (TRUE, expr) if expr.dtype == "f32" else None
+    if not (isinstance(expr, Apply) and expr.operation == "select" and expr.args[0].lanes == 1):
+        return None
+    condition, value, otherwise = expr.args
+    zero = otherwise.args[0] if isinstance(otherwise, Apply) and otherwise.operation == "broadcast" else otherwise
+    inner = guarded_load(value)
+    if inner is None or not isinstance(zero, Const) or zero.value != 0:
+        return None
+    return logical_and(condition, inner[0]), inner[1]
+
+
+def extent_of(axes: Iterable[Var]) -> int:
+    """Points of the space that the axes span."""
+    return prod(axis.extent or 0 for axis in axes)
