@@ -1,95 +1,164 @@
-"""How good the schedules are that the models choose for this CPU: their favourites and an even sample of the rest, measured on the benchmark layers.
+"""How good the schedules are that the models choose for this CPU: their favourites and an even sample of the rest, measured.
 
-    python -m bench.cpu_choice [R2 R6 ...] [--top 100] [--evenly 200] [--again 20] [--threads 2] [--name cpu_choice]
+    python -m bench.cpu_choice [R2 W3 ...] [--top 100] [--evenly 200] [--again 20] [--threads 2] [--beside 1] [--name cpu_choice] [--data FILE]
+
+Without names: the twenty convolution layers of `bench.layers`, and the depthwise convolutions and batched matrix products of `bench.operators`.
 
 Loss: the time of the models' first choice over the least of everything measured, minus 1. The fastest `--again` and the first choice are measured
 once more in turns, and those times count. The ratio of k is Tuna's (section V): the summed times of the truly best k over those of the k
-that the models like best.
+that the models like best; of convolutions, also among the schedules of Winograd's algorithm alone, and of direct summation alone.
+`--beside` divides the machine's cores among so many measurements at a time, each of which has `--threads` cores of its own; `--data` keeps every
+measured time.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
+import os
 import statistics
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench import operators
 from bench.common import write_results
 from bench.layers import LAYERS, layer
 from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
 from tilewright.runtime import dataset, plain
+from tilewright.runtime.problems import Problem
 from tilewright.runtime.sampling import evenly
 from tilewright.runtime.trials import Job, Trials
 from tilewright.runtime.tuning import ranking_of
 
 KS = (10, 50)
 ROUNDS = 9
-MEANS = ("loss", "loss of ten", *(f"ratio of {k}" for k in KS))
+KINDS = {"conv2d": LAYERS, "depthwise": operators.DEPTHWISE, "batched product": operators.PRODUCTS}
+WINOGRAD = "CpuWinogradSchedule"
+MEASURES = ("loss", "loss of ten", *(f"ratio of {k}" for k in KS))
 
 
-def judge(name: str, trials: Trials, machine: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Measures the layer's candidates and judges the order."""
-    problem = dataset.layer_problem(layer(name))
-    ranking = ranking_of(problem, machine, threads=options.threads)
-    order = np.argsort(ranking.seconds, kind="stable")
-    first = [int(position) for position in order[: options.top]]
+def problem(name: str, machine: Machine, threads: int) -> Problem:
+    """What is measured under a name of one of the KINDS."""
+    return dataset.layer_problem(layer(name)) if name in LAYERS else operators.problem(name, machine, threads)
+
+
+def ratios(times: Mapping[int, float], order: Sequence[int]) -> dict[str, float]:
+    """Of each k of KS that so many were measured of; `order` is the models', and all in it count that were measured."""
+    liked = [times[position] for position in order if position in times]
+    best = sorted(liked)
+    return {f"ratio of {k}": sum(best[:k]) / sum(liked[:k]) for k in KS if len(liked) >= k}
+
+
+def judge(name: str, trials: Trials, machine: Machine, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Measures the candidates and judges the order: a row for all schedules, and for each way to convolve one; and every time by schedule."""
+    found = problem(name, machine, options.threads)
+    ranking = ranking_of(found, machine, threads=options.threads)
+    order = [int(position) for position in np.argsort(ranking.seconds, kind="stable")]
+    first = order[: options.top]
     rest = [int(position) for position in evenly(ranking, min(options.evenly, ranking.candidates), seed=1) if int(position) not in set(first)]
-    jobs = [Job(problem, ranking.choice(position).schedule, position) for position in (*first, *rest)]
+    jobs = [Job(found, ranking.choice(position).schedule, position) for position in (*first, *rest)]
     outcomes = {int(str(outcome.job.key)): outcome for outcome in trials.measure(jobs, options.mode)}
     seconds = {position: outcome.seconds for position, outcome in outcomes.items() if outcome.timing is not None}
     again = sorted(seconds, key=lambda position: seconds[position])[: options.again]
     again += [position for position in first[:1] if position not in again]
-    repeated = [Job(problem, ranking.choice(position).schedule, position) for position in again]
+    repeated = [Job(found, ranking.choice(position).schedule, position) for position in again]
     for outcome in trials.remeasure(repeated, ROUNDS, options.mode):
         if outcome.timing is not None:
             seconds[int(str(outcome.job.key))] = outcome.seconds
     best = min(seconds, key=lambda position: seconds[position])
-    known = [seconds[position] for position in first if position in seconds]
-    truly = sorted(seconds.values())
-    return {
-        "layer": name, "candidates": ranking.candidates, "measured": len(seconds),
+    kind = next(kind for kind, names in KINDS.items() if name in names)
+    rows = [{
+        "layer": name, "kind": kind, "candidates": ranking.candidates, "measured": len(seconds),
         "failed": {outcome.schedule: outcome.reason for outcome in outcomes.values() if outcome.timing is None},
         "chosen": plain.schedule_text(ranking.choice(first[0]).schedule), "chosen us": 1e6 * seconds[first[0]],
         "predicted us": 1e6 * float(ranking.seconds[first[0]]),
         "best": plain.schedule_text(ranking.choice(best).schedule), "best us": 1e6 * seconds[best],
-        "loss": seconds[first[0]] / seconds[best] - 1, "place of the best": int(np.flatnonzero(order == best)[0]) + 1,
-        "loss of ten": min(known[:10]) / seconds[best] - 1,
-        **{f"ratio of {k}": sum(truly[:k]) / sum(known[:k]) for k in KS if len(known) >= k},
-    }  # fmt: skip
+        "loss": seconds[first[0]] / seconds[best] - 1, "place of the best": order.index(best) + 1,
+        "loss of ten": min(seconds[position] for position in first[:10] if position in seconds) / seconds[best] - 1,
+        **ratios(seconds, order),
+    }]  # fmt: skip
+    schedules = {position: ranking.choice(position).schedule for position in seconds}
+    ways = {position: type(schedule).__name__ for position, schedule in schedules.items()}
+    if WINOGRAD in ways.values():
+        for way, winograd in (("winograd conv2d", True), ("direct conv2d", False)):
+            own = [position for position in order if position in ways and (ways[position] == WINOGRAD) == winograd]
+            rows.append({"layer": name, "kind": way, "measured": len(own), **ratios(seconds, own)})
+    times = {plain.schedule_text(schedules[position]): float(f"{value:.5g}") for position, value in seconds.items()}
+    return rows, {"layer": name, "threads": options.threads, "mode": options.mode, "times": times}
+
+
+def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespace) -> Any:
+    """`judge` of every name, as they are ready; `options.beside` at a time, each with cores of its own."""
+    if options.beside == 1:
+        with Trials(machine, threads=options.threads) as trials:
+            yield from (judge(name, trials, machine, options) for name in names)
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    free: SimpleQueue[set[int]] = SimpleQueue()
+    for number in range(options.beside):
+        free.put(set(cores[number * options.threads : (number + 1) * options.threads]))
+
+    def one(name: str) -> Any:
+        own = free.get()
+        os.sched_setaffinity(0, own)  # of this thread, and of the processes that it starts
+        try:
+            with Trials(machine, threads=options.threads) as trials:
+                return judge(name, trials, machine, options)
+        finally:
+            free.put(own)
+
+    with ThreadPoolExecutor(options.beside) as pool:
+        for future in as_completed([pool.submit(one, name) for name in names]):
+            yield future.result()
+
+
+def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Over the rows of each kind that have the measure."""
+    result = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = [row for row in rows if row["kind"] == kind]
+        shared = {key: [row[key] for row in own if key in row] for key in MEASURES}
+        result.append({"layer": "all", "kind": kind, "layers": len(own), **{key: statistics.fmean(found) for key, found in shared.items() if found}})
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("layers", nargs="*", default=list(LAYERS))
+    parser.add_argument("names", nargs="*", default=[name for names in KINDS.values() for name in names])
     parser.add_argument("--top", type=int, default=100)
     parser.add_argument("--evenly", type=int, default=200)
     parser.add_argument("--again", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--beside", type=int, default=1)
     parser.add_argument("--mode", default="network", choices=("network", "cold", "warm"))
     parser.add_argument("--name", default="cpu_choice")
+    parser.add_argument("--data", type=Path, help="a file of JSON lines, compressed: the times of each layer's schedules")
     options = parser.parse_args()
-    machine = find_machine("native")
     rows: list[dict[str, Any]] = []
-    means: dict[str, float] = {}
-    path: Path | None = None
-    with Trials(machine, threads=options.threads) as trials:
-        for name in options.layers:
-            rows.append(judge(name, trials, machine, options))
-            shared = [key for key in MEANS if all(key in row for row in rows)]
-            means = {key: statistics.fmean(row[key] for row in rows) for key in shared}
-            path = write_results(options.name, vars(options), [{"layer": "all", **means}, *rows])
-            print(f"{name}: loss {100 * rows[-1]['loss']:.1f} %", flush=True)
-    headings = ("layer", "chosen us", "predicted us", "best us", "loss", "loss of ten", "place of the best", *(f"ratio of {k}" for k in KS))
-    table = Table(*headings, "best", box=None, title=f"of {options.top} favourites and {options.evenly} others a layer, {options.threads} threads")
-    for row in rows:
-        cells = [f"{row[key]:.3g}" if key in row else "–" for key in headings[1:]]
-        table.add_row(row["layer"], *cells, str(plain.schedule_of(row["best"])))
+    data: list[dict[str, Any]] = []
+    for judged, times in judge_all(options.names, find_machine("native"), options):
+        rows += judged
+        data.append(times)
+        path = write_results(options.name, {**vars(options), "data": str(options.data)}, [*means(rows), *rows])
+        if options.data:
+            options.data.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in data).encode(), mtime=0))
+        print(f"{judged[0]['layer']}: loss {100 * judged[0]['loss']:.1f} % ({path})", flush=True)
+    headings = ("chosen us", "predicted us", "best us", "loss", "loss of ten", "place of the best", *(f"ratio of {k}" for k in KS))
+    title = f"of {options.top} favourites and {options.evenly} others, {options.threads} threads"
+    table = Table("layer", "kind", *headings, "best", box=None, title=title)
+    for row in (*rows, *means(rows)):
+        cells = [f"{row[key]:.3g}" if key in row else "–" for key in headings]
+        table.add_row(row["layer"], row["kind"], *cells, str(plain.schedule_of(row["best"])) if "best" in row else "")
     Console(width=200).print(table)
-    print({key: round(value, 4) for key, value in means.items()}, path)
 
 
 if __name__ == "__main__":
