@@ -10,19 +10,25 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.gpu_cases import Case, check, convolution_case, double, exp, make_case, matmul_case, random, tensor
+from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.gpu import lower_gpu
 from tilewright.codegen.gpu.product import product_form
+from tilewright.codegen.gpu.window import window_form
+from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
 from tilewright.ir.expr import logical_and, select
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.region import Unsuitable
+from tilewright.runtime.problems import convolution_problem
 from tilewright.schedule.columns import length, row
 from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule, contraction_space, gemv_space
 from tilewright.schedule.gpu_map import MapSchedule
 from tilewright.schedule.gpu_prefix import PrefixSchedule
 from tilewright.schedule.gpu_rows import RowsSchedule
-from tilewright.schedule.gpu_window import WindowSchedule
+from tilewright.schedule.gpu_window import TiledLoad, WindowSchedule
+from tilewright.toolchain.binary import SourceFile
+from tilewright.toolchain.compilers import NvrtcCompiler
 
 H200 = machine("h200")
 
@@ -132,8 +138,9 @@ def test_map_of_a_reshape_and_transposition() -> None:
     last=st.booleans(),
     threads=st.sampled_from([32, 64]),
     items=st.sampled_from([1, 2, 4]),
+    rows=st.sampled_from([1, 2, 3]),
 )
-def test_depthwise_convolution(channels: int, size: int, stride: int, last: bool, threads: int, items: int) -> None:
+def test_depthwise_convolution(channels: int, size: int, stride: int, last: bool, threads: int, items: int, rows: int) -> None:
     x, w = random(1, 2, channels, size, size), random(2, channels, 1, 3, 3)
     tx, tw = tensor("x", x), tensor("w", w)
     extent = (size + 2 - 3) // stride + 1
@@ -148,13 +155,28 @@ def test_depthwise_convolution(channels: int, size: int, stride: int, last: bool
     place = channels_last if last else row_major
     layouts = {"x": place(x.shape), "out": place(total.shape)}
     case = make_case("window", b, total, {"x": x, "w": w}, expected, layouts, frozenset({"w"}))
-    from tilewright.codegen.gpu.window import window_form
-
     widest = window_form(case.region, case.layouts, case.values, case.constants).problem.lanes
     if last and channels % 4 == 0:
         assert widest == 4
     for lanes in {1, widest}:
-        check(case, lower(case, WindowSchedule(threads, items, lanes)))
+        check(case, lower(case, WindowSchedule(threads, items, lanes, rows)))
+
+
+@pytest.mark.parametrize("size, stride, rows, items", [(3, 1, 2, 4), (3, 2, 4, 2), (5, 1, 2, 2), (3, 1, 3, 3)])
+def test_windows_of_a_tile_share_their_loads(size: int, stride: int, rows: int, items: int) -> None:
+    """The PTX has as many loads as the problem counts; tiles that do not divide the extent share less, behind guards."""
+    given = convolution_problem(16, 16, 12, 12, size, stride, groups=16)
+    assert given.region.kind == "window"
+    problem = window_form(given.region, given.layouts, given.values, given.constants).problem
+    assert problem.loads[0] == TiledLoad(1, (stride, size), (stride, size)) and problem.loads[1] == TiledLoad(size * size, (0, 1), (0, 1))
+    made = lower_gpu(given.region, given.layouts, given.values, given.constants, H200, WindowSchedule(64, items, 4, rows))
+    try:
+        compiler = NvrtcCompiler.find(H200)
+    except CompilerMissing as error:
+        pytest.skip(str(error))
+    outcome, ptx, _ = compiler.translated(SourceFile("window", print_cuda(list(made.kernels)), "cuda", (made.kernels[0].name,)))
+    assert outcome.succeeded
+    assert ptx.count("ld.global") == sum(load.count(np.array(rows), np.array(items)) for load in problem.loads)
 
 
 @pytest.mark.parametrize("last", [False, True])

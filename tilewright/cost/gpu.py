@@ -63,7 +63,7 @@ def _streaming(
 
 
 def point_cost(rows: Columns, problem: PointProblem, machine: Machine) -> Estimate:
-    """Map and window: seconds = launch + latency of the waves + max(memory, issue).
+    """Map: seconds = launch + latency of the waves + max(memory, issue).
 
     memory = bytes / min(bandwidth, bytes in flight / latency); issue = warp instructions / schedulers."""
     threads, items, lanes = rows["threads"], rows["items"], rows["lanes"]

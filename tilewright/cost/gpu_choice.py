@@ -15,6 +15,7 @@ from tilewright.codegen.winograd import winograd_form
 from tilewright.cost.gpu import contraction_cost, gemv_cost, point_cost, prefix_cost, rows_cost
 from tilewright.cost.gpu_direct import direct_cost
 from tilewright.cost.gpu_row_epilogue import with_row_stages
+from tilewright.cost.gpu_window import window_cost
 from tilewright.cost.gpu_winograd import winograd_cost
 from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
 from tilewright.cost.learned import model_of, refined
@@ -61,9 +62,9 @@ def rank(
         rows, rejected = map_space(point, machine)
         return Ranking((Part(MapSchedule, rows, point_cost(rows, point, machine), point),), rejected)
     if region.kind == "window":
-        point = window_form(region, layouts, values, constants).problem
-        rows, rejected = window_space(point, machine)
-        return Ranking((Part(WindowSchedule, rows, point_cost(rows, point, machine), point),), rejected)
+        windows = window_form(region, layouts, values, constants).problem
+        rows, rejected = window_space(windows, machine)
+        return Ranking((Part(WindowSchedule, rows, window_cost(rows, windows, machine), windows),), rejected)
     if region.kind == "rows":
         owned = rows_form(region, layouts, values).problem
         rows, rejected = rows_space(owned, machine)

@@ -83,7 +83,7 @@ def convolution_problem(
     groups: int = 1,
 ) -> Problem:
     """A convolution of [batch, channels, height * stride, width * stride] to [batch, outputs, height, width], channels last, its padding
-    (dilation * (filter_size // 2) on each side) stored as a zeroed halo, its filters constant."""
+    (dilation * (filter_size // 2) on each side) stored as a zeroed halo, its filters constant. A depthwise one is of kind window."""
     padding = dilation * (filter_size // 2)
     each, inside = outputs // groups, channels // groups
     if each * groups != outputs or inside * groups != channels:
@@ -116,7 +116,8 @@ def convolution_problem(
     values = {tensor.name: Value(tensor.name, tensor.shape, "f32") for tensor in (x, w)} | {"out": Value("out", shape, "f32")}
     halo = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(shape)}
-    return problem_of(Region("out", "contraction", (), steps, ("x", "w"), ("out",)), layouts, values, frozenset({"w"}))
+    kind = "window" if groups == channels == outputs > 1 else "contraction"
+    return problem_of(Region("out", kind, (), steps, ("x", "w"), ("out",)), layouts, values, frozenset({"w"}))
 
 
 @lru_cache(maxsize=1)

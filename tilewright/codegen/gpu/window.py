@@ -1,7 +1,8 @@
 """Lowering of the `window` schema: each thread reduces the windows of a few output elements serially.
 
-Neighbouring threads hold neighbouring elements (or vectors) of the output's storage. Several items a thread lie along the axis just outside the
-fastest one, so that their windows overlap. A constant that is not stored along the fastest axis (depthwise filters) is packed so that it is.
+Neighbouring threads hold neighbouring elements (or vectors) of the output's storage. A thread's tile lies along the axis just outside the fastest
+one (items) and the axis outside that (rows), so that its windows overlap: everything is unrolled, and the compiler loads what they have in common
+once. A constant that is not stored along the fastest axis (depthwise filters) is packed so that it is.
 """
 
 from __future__ import annotations
@@ -31,13 +32,26 @@ from tilewright.codegen.gpu.map import wide_or_refuse
 from tilewright.codegen.operand import operand_view
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import Expr, Load, Var, coefficient, index_const, loads, replace_loads, rewrite, substitute, variables
+from tilewright.ir.expr import (
+    Expr,
+    Linear,
+    Load,
+    Var,
+    coefficient,
+    from_linear,
+    index_const,
+    linear,
+    loads,
+    replace_loads,
+    rewrite,
+    substitute,
+    variables,
+)
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Buffer, For, Launch, Let, Statement, Store, block_variable, thread_variable
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
-from tilewright.ir.region import Lowered, Region, Storage
-from tilewright.schedule.gpu_map import PointProblem
-from tilewright.schedule.gpu_window import UNROLLED_WINDOW, WindowSchedule
+from tilewright.ir.region import Lowered, Region, Storage, Unsuitable
+from tilewright.schedule.gpu_window import UNROLLED_WINDOW, TiledLoad, WindowProblem, WindowSchedule
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class WindowForm:
     space: Walk
     layouts: Mapping[str, Layout]
     storage: Mapping[str, Storage]
-    problem: PointProblem
+    problem: WindowProblem
 
     @property
     def offset(self) -> Expr:
@@ -84,16 +98,50 @@ def window_form(
     if space.fastest is not None and len(bodies) == 1:
         lanes = widest(space.expressions[-1], space.fastest, layouts, space.expressions[0])
         lanes = min(lanes, widest(space.expressions[1], space.fastest, layouts))
-    problem = PointProblem(
+    row, item = tile_axes(space.axes)
+    row_extent, item_extent = (axis.extent or 1 if axis is not None else 1 for axis in (row, item))
+    inner = 1 if item is None or item == space.axes[-1] else space.axes[-1].extent or 1
+    problem = WindowProblem(
         points=space.points,
         lanes=lanes,
         bytes_read=bytes_touched([*flat_bodies, flat_element], (*step.axes, *step.reduction), values),
         bytes_written=values[region.outputs[0]].bytes,
         flops=points * (expression_flops(*flat_bodies) + len(bodies)) + expression_flops(flat_element),
-        requests=1 + points * max(1, len(loads(*flat_bodies))) + len(loads(flat_element)),
         reduced=points,
+        loads=tuple(tiled_load(load, row, item, step.reduction) for load in loads(*space.expressions[1:]) if load.buffer not in step.names),
+        row_extent=row_extent,
+        item_extent=item_extent,
+        inner=inner,
     )
     return WindowForm(region.outputs[0], step, space, layouts, storage, problem)
+
+
+def tile_axes(axes: Sequence[Var]) -> tuple[Var | None, Var | None]:
+    """The axes of a tile's rows and items: the two outside of the fastest one; of a single axis its items lie along that."""
+    item = axes[-2] if len(axes) > 1 else axes[-1] if axes else None
+    return axes[-3] if len(axes) > 2 else None, item
+
+
+def tiled_load(load: Load, row: Var | None, item: Var | None, reduction: Sequence[Var]) -> TiledLoad:
+    """How often a tile loads: along each of its axes the windows that a reduced axis makes, the other reduced axes as they are.
+
+    Where y * s * stride + fy * stride is added to an offset, windows of the extent of fy begin s apart."""
+    offset = load.index[0]
+    left = [axis for axis in reduction if (axis.extent or 1) > 1 and coefficient(offset, axis) != 0]
+
+    def windows(axis: Var | None) -> tuple[int, int]:
+        scale = coefficient(offset, axis) if axis is not None else 0
+        if not scale:
+            return (0 if scale == 0 else 1), 1
+        for inner in left:
+            each = coefficient(offset, inner)
+            if each and scale % each == 0 and 0 < scale // each < (inner.extent or 1):
+                left.remove(inner)
+                return scale // each, inner.extent or 1
+        return 1, 1
+
+    items, rows = windows(item), windows(row)
+    return TiledLoad(prod(axis.extent or 1 for axis in left), rows, items)
 
 
 def _pack(
@@ -142,13 +190,14 @@ def lower_window(
         wide = vectors_fit(element, axes[-1], lanes, form.layouts)
         assert wide is not None
         element = wide
-    items = schedule.items
+    row, item = tile_axes(axes)
+    if schedule.rows > 1 and row is None:
+        raise Unsuitable(f"rows={schedule.rows}: the output has no axis for them")
+    tile = {axis: count for axis, count in ((row, schedule.rows), (item, schedule.items)) if axis is not None and count > 1}
     extents = [axis.extent or 1 for axis in axes]
     if lanes > 1:
         extents[-1] //= lanes
-    split = len(axes) - 2 if len(axes) > 1 else 0
-    if axes:
-        extents[split] = -(-extents[split] // items)
+    extents = [-(-extent // tile.get(axis, 1)) for axis, extent in zip(axes, extents, strict=True)]
     total = prod(extents)
     launch = Launch((max(1, -(-total // schedule.threads)), 1, 1), (schedule.threads, 1, 1))
     position = block_variable(launch) * schedule.threads + thread_variable(launch)
@@ -156,28 +205,26 @@ def lower_window(
     def thread(where: Var) -> list[Statement]:
         coarse = [Var(axis.name, extent) for axis, extent in zip(axes, extents, strict=True)]
         parts = decode(where, coarse)
-        values_of = {axis: parts[c] * (lanes if axis == axes[-1] else 1) for axis, c in zip(axes, coarse, strict=True)}
-        if items == 1 or not axes:
-            lets, mapping = named(values_of)
-            return [*lets, *_element(form, bodies, element, mapping, lanes)]
-        inner = axes[split]
-        base = values_of.pop(inner)
+        steps = {axis: lanes if axis == axes[-1] else 1 for axis in axes}
+        values_of = {axis: parts[c] * steps[axis] for axis, c in zip(axes, coarse, strict=True)}
+        for axis in tile:
+            values_of[axis] = values_of[axis] * tile[axis]
         lets, mapping = named(values_of)
-        statements: list[Statement] = list(lets)
-        stride = lanes if inner == axes[-1] else 1
-        for item in range(items):
-            at = base * items + item * stride
-            statements.append(
-                block(
-                    below(
-                        at,
-                        inner.extent or 1,
-                        inner.name,
-                        lambda v: _element(form, bodies, element, {**mapping, inner: v}, lanes),
-                    )
-                )
-            )
-        return statements
+
+        bases: dict[Expr, Var] = {}
+
+        def inside(left: Sequence[Var], known: Mapping[Var, Expr]) -> list[Statement]:
+            if not left:
+                return _element(form, [with_bases(substitute(body, known), form, bases) for body in bodies], element, known, lanes)
+            axis, statements = left[0], list[Statement]()
+            for at in range(tile[axis]):
+                inner = block(inside(left[1:], {**known, axis: known.get(axis, axis) + at * steps[axis]}))
+                reaches = ((extents[axes.index(axis)] - 1) * tile[axis] + at) * steps[axis] >= (axis.extent or 1)
+                statements.append(If(known.get(axis, axis) + at * steps[axis] < (axis.extent or 1), inner) if reaches else inner)
+            return statements
+
+        elements = inside(list(tile), mapping)
+        return [*lets, *(Let(base, value) for value, base in bases.items()), *elements]
 
     root = block(below(position, total, "position", thread))
     packed = {name: entry.value for name, entry in form.storage.items()}
@@ -185,11 +232,30 @@ def lower_window(
     return replace(result, storage=form.storage)
 
 
+def with_bases(body: Expr, form: WindowForm, bases: dict[Expr, Var]) -> Expr:
+    """The body with what a thread adds to an offset whatever the tap and the place in its tile as a variable, which `bases` gets.
+
+    Then offsets differ by constants only, and the compiler sees which loads of two windows are the same."""
+
+    def visit(node: Expr) -> Expr:
+        if not isinstance(node, Load) or node.buffer not in form.layouts or loads(*node.index):
+            return node
+        whole = linear(node.index[0])
+        own = Linear(tuple(term for term in whole.terms if not variables(term[0]) & {*form.step.reduction}), 0)
+        if not own.terms or own.terms == whole.terms and not whole.constant or isinstance(from_linear(own), Var):
+            return node
+        base = bases.setdefault(from_linear(own), Var(f"base{len(bases)}"))
+        rest = Linear(((base, 1), *(term for term in whole.terms if term not in own.terms)), whole.constant)
+        return replace(node, index=(from_linear(rest),))
+
+    return rewrite(body, visit)
+
+
 def _element(
     form: WindowForm, bodies: Sequence[Expr], element: Expr, mapping: Mapping[Var, Expr], lanes: int
 ) -> list[Statement]:
-    """Reduces one element (or vector) and stores it."""
-    held, statements = serial_reduction(form.step, [substitute(body, mapping) for body in bodies], lanes, "total")
+    """Reduces the bodies at one element (or vector) and stores it."""
+    held, statements = serial_reduction(form.step, bodies, lanes, "total")
     value = replace_loads(substitute(element, mapping), held)
     lets, (where, what) = bind_shared([substitute(form.offset, mapping), value])
     return [*statements, *lets, Store(form.output, where, what)]
