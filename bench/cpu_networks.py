@@ -1,9 +1,11 @@
 """Zoo networks on the CPU: Tilewright beside PyTorch eager, Inductor, ONNX Runtime and OpenVINO, in one process.
 
     python -m bench.cpu_networks resnet18 mobilenet_v2 --against eager,eager_cl,onnxruntime
+    python -m bench.cpu_networks resnet50 --precision bf16 --against openvino_default --tolerance 0.03
 
-Every contender computes in float32 with the same number of threads, is checked against PyTorch in float64 before it is
-timed, and is left out with its reason if it is absent, fails, or is wrong.
+Every contender has the same number of threads and computes in float32, but for Tilewright with `--precision bf16` and
+`openvino_default`. Each is checked against PyTorch in float64 before it is timed, and is left out with its reason if it
+is absent, fails, or is wrong.
 """
 
 from __future__ import annotations
@@ -15,22 +17,21 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 
 import tilewright
-from bench.common import Contender, Outcome, Run, compare, write_results
+from bench.common import Contender, Outcome, compare, write_results
 from tilewright import zoo
 from tilewright.runtime.peers import PEERS
 
 OURS = "tilewright"
 
 
-def ours(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+def ours(precision: str = "fp32") -> Contender:
     """Tilewright's own kernels, no trials and no vendor library."""
-    return tilewright.compile(module, inputs)
+    return Contender(OURS, lambda module, inputs: tilewright.compile(module, inputs, precision=precision))
 
 
-CONTENDERS = {OURS: Contender(OURS, ours), **PEERS}
+CONTENDERS = {OURS: ours(), **PEERS}
 
 
 def cell(outcome: Outcome) -> str:
@@ -63,6 +64,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help="zoo networks; all if none is named")
     parser.add_argument("--against", default="eager,eager_cl,onnxruntime", help=f"of {','.join(CONTENDERS)}")
+    parser.add_argument("--precision", default="fp32", help="of Tilewright")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
@@ -82,7 +84,7 @@ def main() -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=160)
     torch.set_num_threads(options.threads)
-    contenders = [CONTENDERS[name] for name in options.against]
+    contenders = [ours(options.precision) if name == OURS else CONTENDERS[name] for name in options.against]
     results: list[Outcome] = []
     reported: set[tuple[str, str]] = set()
     path = None

@@ -22,6 +22,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program, without_kernels
+from tilewright.partition.storage import check_precision
 from tilewright.runtime.executable import Executable, check_threads, executable_of
 from tilewright.runtime.records import Records
 from tilewright.runtime.signature import CONSTANT_TYPES, described
@@ -54,6 +55,8 @@ def compile(
         example_inputs: positional inputs; their shapes and dtypes are what the executable accepts.
         target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
         trials: how many of each region's candidates are measured first, the models' favourites; the target has to be here then. 0: none.
+        precision: "fp32", or on CPUs with AMX "bf16": what is stored between kernels and the factors of contractions are rounded to bfloat16, sums
+            and all else are float32; inputs and outputs keep their types.
         records: the file of measurements (default: the user's); what it knows decides before the models do, and trials are added to it.
         deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, where that is faster: two calls may then
             differ in the last bits. The choice of kernels is the same every time either way.
@@ -73,6 +76,7 @@ def compile(
         raise UnknownTarget(f"target is {described(target)}", "pass a name of `tilewright targets`, or None")
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs or ())
     machine = find_machine(default_target(inputs) if target is None else target)
+    check_precision(precision, machine)
     report("read", 0, 1)
     imported = read(module, inputs, example_keywords)
     graph, _ = simplify(imported.graph)
@@ -80,9 +84,9 @@ def compile(
     report("plan", 0, 1)
     count = threads or settings.threads()
     if trials:
-        measure(graph, machine, count, trials, records, report, not deterministic)
+        measure(graph, machine, count, trials, records, report, not deterministic, precision)
     with chooser_for(machine, records, not deterministic) as chooser:
-        program = plan_program(graph, machine, count, chooser)
+        program = plan_program(graph, machine, count, chooser, precision)
     program, binaries = build(program, machine, report)
     live = module if isinstance(module, torch.nn.Module) else None
     return executable_of(program, imported, machine, binaries, _texts(program, machine), live, _parameters(module), threads, _defaults(module))
@@ -120,10 +124,17 @@ def build(program: Program, machine: Machine, progress: Progress) -> tuple[Progr
 
 
 def measure(
-    graph: Graph, machine: Machine, threads: int, trials: int, records: str | Path | None, progress: Progress, atomics: bool = False
+    graph: Graph,
+    machine: Machine,
+    threads: int,
+    trials: int,
+    records: str | Path | None,
+    progress: Progress,
+    atomics: bool = False,
+    precision: str = "fp32",
 ) -> None:
     """Measures candidates of the graph's regions that the records do not know yet, and adds them."""
-    problems = distinct_problems(graph, machine, threads)
+    problems = distinct_problems(graph, machine, threads, precision)
     with Records(records) as store:
         tune(problems, machine, trials, store, threads=threads, atomics=atomics, report=lambda done, total, _: progress("measure", done, total))
 
@@ -154,8 +165,7 @@ def check_options(
     deterministic: bool = True,
 ) -> None:
     """Raises UnsupportedOption for values that `compile` does not offer."""
-    if precision != "fp32":
-        raise UnsupportedOption(f"precision {precision!r} is not supported yet", 'use precision="fp32"')
+    check_precision(precision)
     if not isinstance(trials, int) or isinstance(trials, bool) or trials < 0:
         raise UnsupportedOption(f"trials={trials!r} is no number of candidates", "use 0, or how many of each region are measured")
     if not isinstance(records, (str, Path, type(None))):

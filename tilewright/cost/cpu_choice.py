@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from tilewright.codegen.cpu.amx import amx_form
 from tilewright.codegen.cpu.contraction import contraction_problem
 from tilewright.codegen.cpu.winograd import cpu_winograd_form
 from tilewright.cost.cpu import estimate_contraction, estimate_loops
+from tilewright.cost.cpu_amx import estimate_amx
 from tilewright.cost.cpu_winograd import estimate_winograd
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
@@ -15,6 +17,8 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.schedule.columns import length
+from tilewright.schedule.cpu_amx import cpu_amx_space
+from tilewright.schedule.cpu_amx import schedule_of as amx_schedule_of
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, cpu_contraction_space, schedule_of
 from tilewright.schedule.cpu_loops import LoopSchedule, loop_space
 from tilewright.schedule.cpu_winograd import cpu_winograd_space
@@ -31,7 +35,8 @@ def rank(
     """
     if region.kind == "contraction":
         direct = rank_contraction(contraction_problem(region, layouts, constants), machine, threads)
-        return with_winograd(direct, region, layouts, values, constants, machine, threads)
+        vectors = with_winograd(direct, region, layouts, values, constants, machine, threads)
+        return with_amx(vectors, region, layouts, values, constants, machine, threads)
     if region.kind in ("map", "window", "rows", "prefix"):
         rows, rejected = loop_space(machine)
         return Ranking((Part(LoopSchedule, rows, estimate_loops(rows, region, layouts, values, machine, threads)),), rejected)
@@ -62,4 +67,24 @@ def with_winograd(
     rows, rejected = cpu_winograd_space(problem, machine, threads)
     more = {f"winograd: {reason}": count for reason, count in rejected.items()}
     part = Part(partial(winograd_schedule_of, machine.vector_lanes()), rows, estimate_winograd(problem, rows, machine, threads), problem)
+    return Ranking((*ranking.parts, part) if length(rows) else ranking.parts, {**ranking.rejected, **more})
+
+
+def with_amx(
+    ranking: Ranking,
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    threads: int,
+) -> Ranking:
+    """The candidates, and those on tile registers where the region's factors are stored in bfloat16 and the machine has them."""
+    try:
+        _, problem = amx_form(region, layouts, values, constants, machine)
+    except Unsuitable:
+        return ranking
+    rows, rejected = cpu_amx_space(problem, threads)
+    more = {f"amx: {reason}": count for reason, count in rejected.items()}
+    part = Part(partial(amx_schedule_of, machine.vector_lanes()), rows, estimate_amx(problem, rows, machine, threads), problem)
     return Ranking((*ranking.parts, part) if length(rows) else ranking.parts, {**ranking.rejected, **more})

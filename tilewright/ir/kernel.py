@@ -6,6 +6,10 @@ Grammar::
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
               | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Prefetch(buffer, offset) | Comment(text)
               | Copy(buffer, offset, value) | CommitCopies() | AwaitCopies(pending) | ClusterBarrier() | AtomicAdd(buffer, offset, value)
+              | WithTiles(tiles, body) | TileZero(tile) | TileLoad(tile, source, stride) | TileMultiply(sums, a, b)
+              | TileStore(tile, buffer, offset, stride)
+
+A load may be of a wider type than its buffer holds, and a store's value too: an f32 loaded from a bf16 buffer is widened, one stored to it rounded.
 
 Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
 `thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Frozen and cheap: built for each candidate lowered.
@@ -17,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tilewright.ir.expr import Expr, Var, substitute
+from tilewright.ir.expr import Expr, Load, Var, substitute
 
 
 @dataclass(frozen=True)
@@ -134,12 +138,81 @@ class AwaitCopies:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """A two-dimensional register (x86: AMX) of `rows` rows of `columns` times four bytes: float32, or pairs of bfloat16."""
+
+    name: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class WithTiles:
+    """The body, for whose length the thread has these tiles, in this order; not initialised."""
+
+    tiles: tuple[Tile, ...]
+    body: Statement
+
+
+@dataclass(frozen=True)
+class TileZero:
+    tile: str
+
+
+@dataclass(frozen=True)
+class TileLoad:
+    """Row i of the tile = its bytes of the source's buffer from the source's offset + i * stride on (in elements of the buffer)."""
+
+    tile: str
+    source: Load
+    stride: int
+
+
+@dataclass(frozen=True)
+class TileMultiply:
+    """sums[i][j] += sum over k, in order, of a[i][2k] * b[k][2j] + a[i][2k + 1] * b[k][2j + 1]: bfloat16 factors, float32 sums. The machine takes
+    subnormal numbers for zero."""
+
+    sums: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class TileStore:
+    """Row i of the tile goes to the buffer (not to one of vectors) at offset + i * stride."""
+
+    tile: str
+    buffer: str
+    offset: Expr
+    stride: int
+
+
+@dataclass(frozen=True)
 class Comment:
     text: str
 
 
 Statement: TypeAlias = (
-    Block | Let | Store | AtomicAdd | Allocate | For | If | Barrier | Prefetch | Copy | CommitCopies | AwaitCopies | ClusterBarrier | Comment
+    Block
+    | Let
+    | Store
+    | AtomicAdd
+    | Allocate
+    | For
+    | If
+    | Barrier
+    | Prefetch
+    | Copy
+    | CommitCopies
+    | AwaitCopies
+    | ClusterBarrier
+    | WithTiles
+    | TileZero
+    | TileLoad
+    | TileMultiply
+    | TileStore
+    | Comment
 )
 
 
@@ -185,7 +258,7 @@ def statements(root: Statement) -> Iterator[Statement]:
     if isinstance(root, Block):
         for child in root.statements:
             yield from statements(child)
-    elif isinstance(root, For):
+    elif isinstance(root, (For, WithTiles)):
         yield from statements(root.body)
     elif isinstance(root, If):
         yield from statements(root.then)
@@ -201,8 +274,10 @@ def expressions(root: Statement) -> Iterator[Expr]:
         elif isinstance(statement, (Store, Copy, AtomicAdd)):
             yield statement.offset
             yield statement.value
-        elif isinstance(statement, Prefetch):
+        elif isinstance(statement, (Prefetch, TileStore)):
             yield statement.offset
+        elif isinstance(statement, TileLoad):
+            yield statement.source
         elif isinstance(statement, For):
             yield statement.extent
         elif isinstance(statement, If):
@@ -219,6 +294,14 @@ def map_expressions(root: Statement, change: Callable[[Expr], Expr], buffer: Cal
         return type(root)(buffer(root.buffer), change(root.offset), change(root.value))
     if isinstance(root, Prefetch):
         return Prefetch(buffer(root.buffer), change(root.offset))
+    if isinstance(root, WithTiles):
+        return WithTiles(root.tiles, map_expressions(root.body, change, buffer))
+    if isinstance(root, TileLoad):
+        source = change(root.source)
+        assert isinstance(source, Load)
+        return replace(root, source=source)
+    if isinstance(root, TileStore):
+        return replace(root, buffer=buffer(root.buffer), offset=change(root.offset))
     if isinstance(root, For):
         return replace(root, extent=change(root.extent), body=map_expressions(root.body, change, buffer))
     if isinstance(root, If):

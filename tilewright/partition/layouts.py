@@ -7,7 +7,7 @@ as they need; a graph input or other value that cannot have one is copied once i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -33,10 +33,7 @@ class LaidOut:
 def assign_layouts(graph: Graph, partition: Partition) -> LaidOut:
     """Gives every stored value its layout and inserts the copies that padded readers need."""
     values = dict(partition.values)
-    fixed = set(graph.inputs) | set(graph.outputs) | set(graph.constants)
-    for region in partition.regions:
-        if region.kind in ("torch", "scan"):
-            fixed |= set(region.inputs) | set(region.outputs)
+    fixed = fixed_values(graph, partition.regions)
     regions, values = _pad_by_copy(graph, partition.regions, values, fixed)
     layouts: dict[str, Layout] = {name: row_major(values[name].shape) for name in (*graph.inputs, *graph.constants)}
     for region in regions:
@@ -46,6 +43,15 @@ def assign_layouts(graph: Graph, partition: Partition) -> LaidOut:
         if name not in fixed:
             layouts[name] = layouts[name].with_halo(halo)
     return LaidOut(tuple(regions), MappingProxyType(values), MappingProxyType(layouts))
+
+
+def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
+    """Values whose storage is not ours to choose: what enters and leaves the model, constants, and what PyTorch nodes and loops read or write."""
+    fixed = {*graph.inputs, *graph.outputs, *graph.constants}
+    for region in regions:
+        if region.kind in ("torch", "scan"):
+            fixed |= {*region.inputs, *region.outputs}
+    return fixed
 
 
 def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], graph: Graph) -> Layout:
@@ -113,12 +119,12 @@ def _pad_by_copy(
                 step = Step(copies[name], original.shape, axes, (Load(name, axes, original.dtype),))
                 why = f"{PADDED_COPY}{name} is copied once, channels last and with a zeroed border, so that no tile checks bounds"
                 result.append(Region(copies[name], "map", (), (step,), (name,), (copies[name],), (why,)))
-            region = _reading(region, name, copies[name])
+            region = reading(region, name, copies[name])
         result.append(region)
     return result, values
 
 
-def _reading(region: Region, name: str, copy: str) -> Region:
+def reading(region: Region, name: str, copy: str) -> Region:
     """The region with its anchor reading `copy` instead of `name`."""
     first = region.steps[0]
     bodies = tuple(

@@ -21,7 +21,9 @@ from tilewright.partition.canonical import canonical, named
 from tilewright.partition.fusion import partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
+from tilewright.partition.pitch import set_apart
 from tilewright.partition.scans import unfold, without_copies
+from tilewright.partition.storage import check_precision, in_bfloat16
 
 Chooser = Callable[[Region, Mapping[str, Layout], Mapping[str, Value], frozenset[str], Machine, int], Choice]
 """What decides a canonical region's schedule: the models (`cost.choice.choose`), or records before them."""
@@ -43,10 +45,20 @@ class _Context:
     """Canonical regions that have been lowered: a network repeats its layers."""
 
 
-def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser = choose) -> Program:
-    """Decides everything about how the graph runs on the machine; `chooser` which schedules its regions get. `threads` is for CPUs."""
-    judge = RowJudge(machine, threads, frozenset(graph.constants))
-    laid_out = lay_out(graph, judge)
+def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser = choose, precision: str = "fp32") -> Program:
+    """Decides everything about how the graph runs on the machine; `chooser` which schedules its regions get. `threads` is for CPUs.
+    `precision`: "fp32", or "bf16" (`partition.storage`), in which no row reductions join a contraction: tile registers hold no whole rows.
+
+    Raises:
+        UnsupportedOption: for a precision that the machine does not have.
+    """
+    check_precision(precision, machine)
+    if precision == "bf16":
+        laid_out = in_bfloat16(graph, lay_out(graph))
+    else:
+        laid_out = lay_out(graph, RowJudge(machine, threads, frozenset(graph.constants)))
+    if not machine.is_gpu:
+        laid_out = set_apart(graph, laid_out, machine)
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser)
     lowered: list[Lowered] = []
     for region in laid_out.regions:

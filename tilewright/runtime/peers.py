@@ -87,10 +87,19 @@ def onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 def openvino(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     """OpenVINO's CPU plugin, float32 forced (its default may be bfloat16)."""
+    return _openvino(module, inputs, {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def openvino_default(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """OpenVINO's CPU plugin in the precision that it takes by itself: bfloat16 where the machine has instructions for it."""
+    return _openvino(module, inputs, {})
+
+
+def _openvino(module: nn.Module, inputs: tuple[Tensor, ...], hints: Mapping[str, str]) -> Run:
     library = optional_module("openvino")
     core = library.Core()
     settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
+        **hints,
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY",
     }
@@ -129,6 +138,7 @@ PEERS: Mapping[str, Contender] = MappingProxyType(
             Contender("inductor", inductor),
             Contender("onnxruntime", onnxruntime),
             Contender("openvino", openvino),
+            Contender("openvino_default", openvino_default),
         )
     }
 )

@@ -45,7 +45,7 @@ class Tuned:
     hopeless: int = 0
 
 
-def distinct_problems(graph: Graph, machine: Machine, threads: int) -> list[Problem]:
+def distinct_problems(graph: Graph, machine: Machine, threads: int, precision: str = "fp32") -> list[Problem]:
     """The problems of a graph in the order of execution, each once; parts of loops are left out, which depend on the loop's step."""
     found: dict[str, Problem] = {}
 
@@ -57,7 +57,7 @@ def distinct_problems(graph: Graph, machine: Machine, threads: int) -> list[Prob
             found.setdefault(problem.key, problem)
         return choose(region, layouts, values, constants, machine, threads)
 
-    plan_program(graph, machine, threads, collect)
+    plan_program(graph, machine, threads, collect, precision)
     return list(found.values())
 
 

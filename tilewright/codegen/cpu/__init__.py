@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
+from tilewright.codegen.cpu.amx import lower_amx
 from tilewright.codegen.cpu.contraction import lower_contraction
 from tilewright.codegen.cpu.map import lower_map
 from tilewright.codegen.cpu.prefix import lower_prefix
@@ -16,15 +17,17 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region, Unsuitable
+from tilewright.schedule.cpu_amx import CpuAmxSchedule
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule
 from tilewright.schedule.cpu_loops import LoopSchedule
 from tilewright.schedule.cpu_winograd import CpuWinogradSchedule
 
-CpuSchedule: TypeAlias = CpuContractionSchedule | CpuWinogradSchedule | LoopSchedule
+CpuSchedule: TypeAlias = CpuContractionSchedule | CpuAmxSchedule | CpuWinogradSchedule | LoopSchedule
 
 _LOWERINGS: Mapping[tuple[str, type], Callable[..., Lowered]] = MappingProxyType(
     {
         ("contraction", CpuContractionSchedule): lower_contraction,
+        ("contraction", CpuAmxSchedule): lower_amx,
         ("contraction", CpuWinogradSchedule): lower_winograd,
         ("map", LoopSchedule): lower_map,
         ("window", LoopSchedule): lower_window,

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import as_lanes, bytes_touched, decode
 from tilewright.codegen.cpu.map import lower_map
@@ -30,7 +30,6 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import (
     TRUE,
     ZERO,
-    Const,
     Expr,
     Load,
     Var,
@@ -101,13 +100,13 @@ def amx_form(
     """The form and what the choice of a schedule depends on.
 
     Raises:
-        Unsuitable: where the machine has no tile registers for bfloat16, A is not stored so, or not adjacent along the reduction, or reductions follow.
+        Unsuitable: where the machine has no AMX, A is not stored in bfloat16 or not adjacent along the reduction, or reductions follow.
     """
     if not {"amx_tile", "amx_bf16"} <= set(machine.isa):
         raise Unsuitable(f"{machine.name} has no AMX for bfloat16")
     if not any(value.dtype == "bf16" for value in values.values()):
         raise Unsuitable("no value is stored in bfloat16")
-    found = anchor(region.steps, constants)
+    found = anchor((split_divided_axes(region.steps[0]), *region.steps[1:]), constants)
     if found is None or len(region.steps) > 2 or any(step.kind != "map" for step in region.steps[1:]):
         raise Unsuitable("reductions follow the sum of products")
     accumulated = Var(ACCUMULATOR, None, "f32")
@@ -410,7 +409,8 @@ class _Blocks:
         vectors: list[Statement] = []
         for part in range(0, TILE_CHANNELS, lanes):
             here = {**place, form.n: channel + part}
-            one = rewrite(substitute(wide, here), lambda x, part=part: Load("sums", (at + part,), "f32", lanes) if x == accumulated else x)
+            sums = Load("sums", (at + part,), "f32", lanes)
+            one = rewrite(substitute(wide, here), lambda x: sums if x == accumulated else x)  # noqa: B023 - called at once
             lets, (value, offset) = bind_shared([one, substitute(form.offset, here)])
             vectors.append(block(lets, Store(target, offset, value)))
         if self.problem.n % TILE_CHANNELS == 0:
