@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from emulated_gpu import EmulatedServer
 from fake_workers import seconds
 
+from tilewright.compile import read
 from tilewright.errors import CompilerMissing, KernelFailed, TargetNotPresent
+from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present, machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor, maximum
@@ -26,7 +28,7 @@ from tilewright.runtime.problems import Problem, convolution_problem, problem_of
 from tilewright.runtime.trial_reference import region_results
 from tilewright.runtime.trial_worker import drawn, poison, relative_error
 from tilewright.runtime.trials import Job, Outcome, Timing, Trials, measure_all, tied
-from tilewright.runtime.tuning import ranking_of
+from tilewright.runtime.tuning import distinct_problems, ranking_of
 from tilewright.runtime.workers import Worker, WorkerLost
 
 H200 = machine("h200")
@@ -114,6 +116,22 @@ def test_reference_of_convolutions(sizes: tuple[int, ...], options: dict[str, in
     padding = dilation * (sizes[4] // 2)
     expected = F.conv2d(inputs[data].double(), inputs[weights].double(), None, sizes[5], padding, dilation, options.get("groups", 1))
     assert result.dtype == torch.float64
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+def test_reference_of_grouped_convolutions_with_an_epilogue(groups: int) -> None:
+    """Their sums have more axes than what they store has dimensions, and the epilogue reads them at those axes."""
+    module = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, 1, 1, groups=groups), torch.nn.ReLU())
+    graph, _ = simplify(read(module, (torch.zeros(2, 8, 5, 6),)).graph)
+    (problem,) = (one for one in distinct_problems(graph, H200, 1) if one.region.kind in ("window", "contraction"))
+    assert len(problem.region.steps) == 2
+    generator = torch.Generator().manual_seed(3)
+    inputs = {name: drawn(problem.values[name], generator, torch.device("cpu")) for name in problem.region.inputs}
+    (result,) = region_results(problem.region, problem.layouts, problem.constants, inputs).values()
+    by_shape = {tuple(tensor.shape): tensor.double() for tensor in inputs.values()}
+    bias = next(tensor for shape, tensor in by_shape.items() if 16 in shape and tensor.numel() == 16)
+    expected = F.conv2d(by_shape[2, 8, 5, 6], by_shape[16, 8 // groups, 3, 3], bias.reshape(16), 1, 1, 1, groups).relu()
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
 
 

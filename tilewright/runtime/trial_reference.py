@@ -26,7 +26,7 @@ def region_results(
     """The region's outputs on the device of its inputs, floating-point values in float64; `inputs` are in their logical shapes."""
     halos = {name: layouts[name].halo for name in inputs}
     wide = {name: _padded(tensor.double() if tensor.is_floating_point() else tensor, halos[name]) for name, tensor in inputs.items()}
-    steps = tuple(_with_halos(step, halos) for step in region.steps)
+    steps = tuple(_with_halos(step if set(step.names) & {*region.outputs} else _at_axes(step), halos) for step in region.steps)
     found = anchor(steps, constants) if region.kind == "contraction" else None
     device = next(iter(inputs.values())).device if inputs else torch.device("cpu")
     if found is not None:
@@ -38,6 +38,11 @@ def region_results(
     computed = run(Computation(tuple(_widened(step) for step in steps), tuple(name for name in region.outputs if name not in arrays)), arrays)
     rest = iter(computed)
     return {name: wide[name] if name in arrays else torch.from_numpy(np.ascontiguousarray(next(rest))).to(device) for name in region.outputs}
+
+
+def _at_axes(step: Step) -> Step:
+    """A step whose results are held, not stored: later steps of the region read them at its axes."""
+    return replace(step, index=step.axes, shape=tuple(axis.extent or 0 for axis in step.axes))
 
 
 def _padded(tensor: torch.Tensor, halo: Sequence[tuple[int, int]]) -> torch.Tensor:

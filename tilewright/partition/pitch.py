@@ -1,0 +1,55 @@
+"""How far apart neighbouring pixels are stored: a line farther than they need be, where they would fall into few sets of the first-level cache.
+
+A contraction on a CPU reads one element each of some PIXELS neighbouring pixels, then the next of each. Where the bytes from pixel to pixel are
+a multiple of a large part of a way of the cache, these lines fall into the same few sets and drive each other out before their other elements are read.
+Worked example: 512 channels of float32 are 2,048 bytes, a way of 48 KB in 12 ways has 4,096: sixteen pixels fall into two sets, eight in each, beside
+what there is of the filters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+from types import MappingProxyType
+
+from tilewright.graph.contraction import anchor
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import loads, variables
+from tilewright.ir.graph import Graph
+from tilewright.ir.layout import Layout
+from tilewright.partition.layouts import LaidOut, fixed_values
+
+PIXELS = 16
+"""About as many as a tile has."""
+
+
+def set_apart(graph: Graph, laid_out: LaidOut, machine: Machine) -> LaidOut:
+    """The same with a line of zeros behind the channels of each pixel of the values that need it: those that contractions sum along their innermost
+    dimension, and that are neither inputs nor outputs of the model or of what does not run in generated kernels."""
+    fixed = fixed_values(graph, laid_out.regions)
+    layouts = dict(laid_out.layouts)
+    for region in laid_out.regions:
+        found = anchor(region.steps, frozenset(graph.constants)) if region.kind == "contraction" else None
+        for load in loads(found.a) if found is not None else ():
+            name = load.buffer
+            if found is None or name in fixed or name not in layouts:
+                continue
+            dim, factor = layouts[name].order[-1]
+            if factor == 0 and variables(load.index[dim]) & {*found.r}:
+                layouts[name] = _apart(layouts[name], size_of(laid_out.values[name].dtype), machine)
+    return replace(laid_out, layouts=MappingProxyType(layouts))
+
+
+def _apart(layout: Layout, element: int, machine: Machine) -> Layout:
+    """The layout itself where the lines of PIXELS pixels take at most half of the ways of the sets that they fall into."""
+    level_1 = machine.cache(1)
+    if level_1 is None or len(layout.order) < 2 or layout.extents[-2] == 1:
+        return layout
+    pitch, way = layout.strides[-2] * element, level_1.bytes // level_1.ways
+    lines_in_a_set = PIXELS * gcd(pitch, way) / way
+    if lines_in_a_set <= level_1.ways / 2:
+        return layout
+    dim, _ = layout.order[-1]
+    before, after = layout.halo[dim]
+    return layout.with_halo([(before, after + level_1.line_bytes // element) if at == dim else pair for at, pair in enumerate(layout.halo)])
