@@ -15,7 +15,7 @@ from tilewright.hardware.host import CpuIdentity, identify_cpu, parse_cpuinfo
 EXPECTED_ARCHITECTURES = {
     "v100": "sm_70", "xavier": "sm_72", "rtx2080": "sm_75", "rtx2080ti": "sm_75", "a100": "sm_80", "rtx4090": "sm_89",
     "h100": "sm_90a", "h200": "sm_90a", "b200": "sm_100a", "x86-avx2": "x86-64", "x86-avx512": "x86-64",
-    "xeon-8124m": "x86-64", "cortex-a53": "aarch64", "neoverse-n1": "aarch64",
+    "xeon-8124m": "x86-64", "xeon-sapphire-rapids": "x86-64", "cortex-a53": "aarch64", "neoverse-n1": "aarch64",
 }  # fmt: skip
 
 ZEN4 = """processor\t: 0

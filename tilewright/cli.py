@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     building.add_argument("--batch", type=_positive, metavar="N", help="first extent of the example inputs (default 1)")
     building.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224 or 1x128:int64; repeat")
     building.add_argument("--threads", type=_positive, metavar="N", help="threads of CPU code")
-    building.add_argument("--precision", default="fp32", metavar="P", help="fp32 (no other is offered yet)")
+    building.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default), or bf16 on a CPU with AMX")
     building.add_argument("--trials", type=int, default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
     building.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
     building.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
@@ -170,15 +170,14 @@ def _console(error: bool = False) -> Console:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Refuses at once what `compile` would refuse after minutes of building a model."""
-    if options.precision != "fp32":
-        raise UnsupportedOption(f"--precision {options.precision} is not offered yet", "use fp32")
     if options.trials < 0:
         raise UnsupportedOption(f"--trials {options.trials} is no number of candidates", "use 0: the models and records decide")
     if options.vendor:
         raise UnsupportedOption("--vendor: library kernels are not offered yet", "leave it out")
     from tilewright.hardware import machine
+    from tilewright.partition.storage import check_precision
 
-    machine(options.target)
+    check_precision(options.precision, machine(options.target))
 
 
 # Compiling

@@ -44,9 +44,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from tilewright import settings
+    from tilewright.partition.storage import check_precision
     from tilewright.runtime.artifact import check_path
     from tilewright.runtime.batch import Job, check_jobs, compile_all, connected
 
+    check_precision(options.precision or "fp32")
     targets = read_targets(options.targets, options.scheduler is not None)
     if options.workers is not None and (options.workers < 1 or options.scheduler):
         cause = "--workers counts processes on this machine, and --scheduler names others" if options.scheduler else f"--workers {options.workers}"

@@ -25,6 +25,7 @@ from tilewright.compile import compile as compile_model
 from tilewright.errors import TargetNotPresent, TilewrightError, UnsupportedOption
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
+from tilewright.partition.storage import check_precision
 from tilewright.runtime.executable import Executable
 
 LOG = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, optio
         raise UnsupportedOption(f"the options {', '.join(unknown)} are not known", f"use {', '.join(sorted(_OPTIONS))}")
     check_options(**{name: value for name, value in chosen.items() if name != "target"})
     machine = find_machine(default_target(example_inputs) if chosen.get("target") is None else chosen["target"])
+    check_precision(chosen.get("precision", "fp32"), machine)
     if not is_present(machine):
         raise TargetNotPresent(f"torch.compile runs the model here, and {machine.name} is not here", "use tilewright.compile and save")
     reason = _reason_to_decline(graph_module, example_inputs)

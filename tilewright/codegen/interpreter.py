@@ -36,7 +36,8 @@ import numpy as np
 
 from tilewright import settings
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
-from tilewright.codegen.printer import EQUALITY, UNARY, Code
+from tilewright.codegen.printer import EQUALITY, SUM, UNARY, Code
+from tilewright.codegen.tiles import ROUNDED, SCALAR_CONVERSIONS, WIDENED, configuration
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
@@ -55,6 +56,12 @@ from tilewright.ir.kernel import (
     Prefetch,
     Statement,
     Store,
+    Tile,
+    TileLoad,
+    TileMultiply,
+    TileStore,
+    TileZero,
+    WithTiles,
     statements,
 )
 
@@ -101,7 +108,8 @@ class CheckedPrinter(CPrinter):
         self.setup: list[str] = []
         self.kept: list[list[str]] = []  # for each open region: what a thread's piece declares at its beginning
         self.parallel = False
-        self.stored = {s.buffer for s in statements(kernel.body) if isinstance(s, (Store, Copy, AtomicAdd))}
+        self.stored = {s.buffer for s in statements(kernel.body) if isinstance(s, (Store, Copy, AtomicAdd, TileStore))}
+        self.shapes: dict[str, Tile] = {}
 
     # --- storage ---
 
@@ -178,7 +186,11 @@ class CheckedPrinter(CPrinter):
     def load(self, node: Load) -> Code:
         text, buffer = self.buffer(node.buffer)
         kind = c_type(buffer.dtype) if node.lanes == 1 else f"{self.type_name('u8' if node.dtype == 'bool' else node.dtype, node.lanes)}_u"
+        if self.converts(node.buffer, node.dtype) and node.lanes > 1:
+            kind = f"{self.type_name('bf16', node.lanes)}_u"
         code = Code(f"*(const {kind} *)tw_read(s, {text}, {self.text(node.index[0])}, {node.lanes})", UNARY)
+        if self.converts(node.buffer, node.dtype):
+            return self.converted(WIDENED, code, node.lanes)
         if node.dtype == "bool" and node.lanes > 1:
             return Code(f"({self.type_name('i8', node.lanes)})({code.text}) != 0", EQUALITY, 1)
         return code
@@ -189,7 +201,10 @@ class CheckedPrinter(CPrinter):
         code = self.expression(value)
         if value.dtype == "bool" and value.lanes > 1:
             code = Code(f"({self.type_name('u8', value.lanes)})({self.resized(code, 1, value.lanes).at(UNARY)} & 1)", UNARY)
-        kind = c_type(buffer.dtype) if value.lanes == 1 else self.type_name("u8" if value.dtype == "bool" else value.dtype, value.lanes)
+        stored = "u8" if value.dtype == "bool" else value.dtype
+        if self.converts(statement.buffer, value.dtype):
+            code, stored = self.converted(ROUNDED, code, value.lanes), "bf16"
+        kind = c_type(buffer.dtype) if value.lanes == 1 else self.type_name(stored, value.lanes)
         pointer = kind if value.lanes == 1 else f"{kind}_u"
         name = self.fresh("value")
         self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_write(s, {text}, {self.text(statement.offset)}, {value.lanes}) = {name};")
@@ -218,6 +233,42 @@ class CheckedPrinter(CPrinter):
 
     def await_copies(self, pending: int) -> None:
         self.line(f"tw_await(s, {pending});")
+
+    # --- tiles ---
+
+    def with_tiles(self, root: WithTiles) -> None:
+        """Arrays in place of the registers."""
+        configuration(root.tiles)
+        self.line("{")
+        self.push()
+        for number, tile in enumerate(root.tiles):
+            self.line(f"float tile{number}[{tile.rows}][{tile.columns}];")
+        self.tiles = {tile.name: number for number, tile in enumerate(root.tiles)}
+        self.shapes = {tile.name: tile for tile in root.tiles}
+        self.body(root.body)
+        self.pop()
+        self.line("}")
+
+    def tile_operation(self, root: TileZero | TileLoad | TileMultiply | TileStore) -> None:
+        if isinstance(root, TileZero):
+            number = self.tiles[root.tile]
+            self.line(f"memset(tile{number}, 0, sizeof tile{number});")
+        elif isinstance(root, TileMultiply):
+            sums, a, b = (self.shapes[name] for name in (root.sums, root.a, root.b))
+            if (a.rows, a.columns, b.columns) != (sums.rows, b.rows, sums.columns):
+                raise ValueError(f"tiles of {a} and {b} do not multiply to {sums}")
+            self.wrappers[WIDENED] = SCALAR_CONVERSIONS[WIDENED]
+            names = [f"tile{self.tiles[name]}" for name in (root.sums, root.a, root.b)]
+            self.line(f"for (int i = 0; i < {sums.rows}; ++i) for (int j = 0; j < {sums.columns}; ++j) for (int k = 0; k < {2 * a.columns}; ++k)")
+            self.line("    {0}[i][j] += {2}(((uint16_t *){1}[i])[k]) * {2}(((uint16_t *){3}[k / 2])[2 * j + k % 2]);".format(*names[:2], WIDENED, names[2]))
+        else:
+            name, offset = (root.source.buffer, root.source.index[0]) if isinstance(root, TileLoad) else (root.buffer, root.offset)
+            text, buffer = self.buffer(name)
+            tile, number = self.shapes[root.tile], self.tiles[root.tile]
+            lanes = 4 * tile.columns // size_of(buffer.dtype)
+            row = f"s, {text}, {self.text(offset, SUM)} + i * {root.stride}, {lanes}"
+            copied = f"tile{number}[i], tw_read({row})" if isinstance(root, TileLoad) else f"tw_write({row}), tile{number}[i]"
+            self.line(f"for (int i = 0; i < {tile.rows}; ++i) memcpy({copied}, {4 * tile.columns});")
 
     # --- pieces ---
 
@@ -484,6 +535,11 @@ def _translated(kernel: Kernel) -> tuple[str, tuple[Buffer, ...]]:
     return printer.checked(kernel), tuple(printer.buffers)
 
 
+def _array_type(dtype: str) -> str:
+    """The NumPy type of a parameter's array: of bfloat16 its bits."""
+    return "uint16" if dtype == "bf16" else ELEMENT_TYPES[dtype].numpy
+
+
 def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] = (), initialised: Sequence[str] = ()) -> Report:
     """Runs the kernel on NumPy arrays, one for each parameter (flat order, dtype and size as the parameter; writable ones are written).
 
@@ -496,7 +552,7 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
         )
     flags: list[np.ndarray | None] = []
     for buffer, array in zip(kernel.parameters, arguments, strict=True):
-        if array.dtype != np.dtype(ELEMENT_TYPES[buffer.dtype].numpy) or array.size < buffer.size or not array.flags.c_contiguous:
+        if array.dtype != np.dtype(_array_type(buffer.dtype)) or array.size < buffer.size or not array.flags.c_contiguous:
             raise ValueError(f"{kernel.name}: {buffer.name} needs {buffer.size} contiguous {buffer.dtype}, got {array.size} {array.dtype}")
         flags.append(np.zeros(max(buffer.size, 1), np.uint8) if buffer.writable else None)
     known = [None if b.name in initialised else f for b, f in zip(kernel.parameters, flags, strict=True)]

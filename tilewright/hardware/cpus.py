@@ -147,6 +147,41 @@ GOLDEN_COVE_SOURCES = {
 GOLDEN_COVE = replace(X86_AVX512, issue_width=6, sources=GOLDEN_COVE_SOURCES)
 """The core of Xeons with AMX, for this host's identification: two 512-bit multiply-adds, loads, and one store a cycle too."""
 
+AMX_BF16_FLOPS_PER_CYCLE = 1024
+"""A tile product of 16 x 16 x 32 multiply-adds every 16 cycles (Intel optimization manual, AMX)."""
+
+XEON_SAPPHIRE_RAPIDS = replace(
+    GOLDEN_COVE,
+    name="xeon-sapphire-rapids",
+    vendor="Intel",
+    description="Intel Xeon Platinum 8480+ (Sapphire Rapids) with AMX, one socket of 56 cores",
+    processors=56,
+    clock_hz=3.0e9,
+    peak_flops={**peak(56, 3.0e9, 2, 512), "bf16": 56 * 3.0e9 * AMX_BF16_FLOPS_PER_CYCLE},
+    memory_bandwidth=307.2e9,
+    memory_bytes=512 * GB,
+    memory_latency_cycles=270,
+    caches=(
+        Cache(level=1, bytes=48 * KB, line_bytes=64, ways=12, shared_by=1, bandwidth=128, latency_cycles=5),
+        Cache(level=2, bytes=2 * MB, line_bytes=64, ways=16, shared_by=1, bandwidth=64, latency_cycles=14),
+        Cache(level=3, bytes=105 * MB, line_bytes=64, ways=15, shared_by=56, bandwidth=10, latency_cycles=70),
+    ),
+    isa=(*X86_V4, "avx512_bf16", "amx_tile", "amx_bf16"),
+    compiler_flags=(*X86_AVX512.compiler_flags, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    dispatch_seconds=4e-6,
+    sources={
+        **GOLDEN_COVE_SOURCES,
+        "processors": f"{named.INTEL_LISTS}: Xeon Platinum 8480+",
+        "clock_hz": "assumed: the turbo clock of all cores, 3.0 GHz, where the base clock is 2.0 GHz",
+        "peak_flops": f"{DERIVED}; bf16 derived: {AMX_BF16_FLOPS_PER_CYCLE} operations a cycle of the tile unit ({named.INTEL_MANUAL}: AMX)",
+        "memory_bandwidth": f"derived: eight channels of DDR5-4800 of 8 bytes ({named.INTEL_LISTS})",
+        "memory_bytes": GENERIC,
+        "memory_latency_cycles": "assumed: 90 ns",
+        "caches": f"sizes and ways of levels 1 and 2 from {named.INTEL_MANUAL}, Golden Cove; level 3 size from {named.INTEL_LISTS}; "
+        "bandwidths and latencies of levels 1 and 2 assumed: as of x86-avx512; level 3 assumed: 15 ways, 70 cycles, 10 bytes a cycle",
+    },
+)
+
 XEON_8124M = Machine(
     name="xeon-8124m",
     kind="cpu",
@@ -278,4 +313,4 @@ NEOVERSE_N1 = Machine(
     },
 )
 
-CPUS = (X86_AVX2, X86_AVX512, XEON_8124M, CORTEX_A53, NEOVERSE_N1)
+CPUS = (X86_AVX2, X86_AVX512, XEON_8124M, XEON_SAPPHIRE_RAPIDS, CORTEX_A53, NEOVERSE_N1)

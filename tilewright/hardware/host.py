@@ -27,8 +27,6 @@ EXTRA_X86 = {
     "amx_int8": "-mamx-int8",
 }
 """Instruction sets beyond x86-64-v4 that generated code may use, and the flags (gcc 12, clang 14) that admit them."""
-AMX_BF16_FLOPS_PER_CYCLE = 1024
-"""A tile product of 16 x 16 x 32 multiply-adds every 16 cycles (Intel optimization manual, AMX)."""
 EXTRA_AARCH64 = {"atomics": "lse", "asimdrdm": "rdma", "asimddp": "dotprod", "asimdhp": "fp16", "bf16": "bf16"}
 SINGLE_PORT_AVX512_MODELS = frozenset({0x66, 0x7D, 0x7E, 0x8C, 0x8D, 0xA7})
 """Intel client cores (Cannon, Ice, Tiger and Rocket Lake), which have one 512-bit multiply-add port."""
@@ -207,7 +205,7 @@ def _caches(identity: CpuIdentity, like: Machine) -> tuple[Cache, ...]:
 
 
 def _peak_source(peaks: Mapping[str, float]) -> str:
-    tiles = f"; bf16 derived: {AMX_BF16_FLOPS_PER_CYCLE} operations a cycle of the tile unit" if "bf16" in peaks else ""
+    tiles = f"; bf16 derived: {cpus.AMX_BF16_FLOPS_PER_CYCLE} operations a cycle of the tile unit" if "bf16" in peaks else ""
     return f"{cpus.DERIVED}{', twice that for fp16' if 'fp16' in peaks else ''}{tiles}"
 
 
@@ -228,7 +226,7 @@ def _x86_machine(identity: CpuIdentity) -> Machine:
     clock, clock_source = _x86_clock(identity, flags)
     peaks = cpus.peak(identity.cores, clock, base.fma_ports, base.vector_bits, fp16="avx512_fp16" in isa)
     if "amx_bf16" in isa:
-        peaks["bf16"] = identity.cores * clock * AMX_BF16_FLOPS_PER_CYCLE
+        peaks["bf16"] = identity.cores * clock * cpus.AMX_BF16_FLOPS_PER_CYCLE
     return replace(
         base,
         vendor={"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}.get(identity.properties.get("vendor_id", ""), "x86"),

@@ -27,7 +27,7 @@ from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.signature import Signature, described, signature_of, unflatten
 from tilewright.runtime.torch_nodes import check_nodes, resolve_operator, run_region
-from tilewright.runtime.verify import Verification, compare, reference_values
+from tilewright.runtime.verify import TOLERANCES, Verification, compare, reference_values
 
 MOST_THREADS = 1024
 """Of one executable: more than any CPU of the catalogue has, and fewer than a process may start."""
@@ -410,7 +410,7 @@ class Executable:
         """Every stored value of each region against the graph evaluated in float64 for the same inputs.
 
         `tolerance` replaces those of `verify.TOLERANCES` for floating-point values; a model compiled for a lower
-        precision than its tensors' dtype needs a wider one. Inputs are not changed, also where a call would change
+        precision than its tensors' dtype gets that of the types in which values are stored. Inputs are not changed, also where a call would change
         them.
         """
         self._require_engine()
@@ -424,6 +424,8 @@ class Executable:
             # results of PyTorch's that nobody reads may not even be unique (the signs of singular vectors)
             read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
             names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
+            if tolerance is None and any(storage.value.dtype == "bf16" for storage in program.storage.values()):
+                tolerance = TOLERANCES["bf16"]
             expected = reference_values(program.graph, inputs, frozenset(names))
             rows = []
             # a value that several regions write (a loop's final state) is whole after the last of them

@@ -19,7 +19,7 @@ from tilewright.errors import InvalidArtifact
 from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.graph.table import OPERATORS
 from tilewright.ir.graph import Graph, Node
-from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.buffers import Buffers, torch_dtype
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.packing import unpack, write
 
@@ -131,7 +131,9 @@ def run_region(
         if name in local:
             return local[name]
         if buffers.is_stored(name):
-            return buffers.value(name, inputs, outputs)
+            value = program.graph.values.get(name)
+            stored = buffers.value(name, inputs, outputs)
+            return stored.to(torch_dtype(value.dtype)) if value is not None else stored  # which may be narrower than the graph's type
         return constants[name]
 
     for node_name in region.nodes:
