@@ -28,7 +28,7 @@ def _registers() -> dict[str, tuple[str, int]]:
     return names
 
 
-_REGISTERS = MappingProxyType(_registers())
+REGISTERS = MappingProxyType(_registers())
 _BINARY = MappingProxyType({name: "shl" if name == "sal" else name for name in ("add", "sub", "and", "or", "xor", "sal", "shl", "shr", "sar")})
 _MEMORY = re.compile(r"^([^()]*)\(([^()]*)\)$")
 _VECTOR_MOVES = tuple(f"vmov{kind}" for kind in ("ups", "aps", "upd", "apd", "dqu", "dqa", "dqu8", "dqu16", "dqu32", "dqu64", "dqa32", "dqa64"))
@@ -58,7 +58,7 @@ def _memory(text: str) -> tuple[Any, ...] | None:
     displacement = _number(found[1] or "0")
     if displacement is None:
         return (("symbol", found[1]), None, 1, 0)
-    registers = [_REGISTERS[name][0] if name in _REGISTERS else None for name in (base, index)]
+    registers = [REGISTERS[name][0] if name in REGISTERS else None for name in (base, index)]
     return (*registers, int(parts[2]) if len(parts) > 2 else 1, displacement)
 
 
@@ -117,7 +117,7 @@ def _decode_vector(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, 
     if mnemonic.startswith(("vucomis", "vcomis", "vptest", "vtest", "kortest", "ktest")):
         return [("flags", None, 0, 0, 8)]
     first, register = operands[0], _vector(target)
-    general = _REGISTERS.get(target[1:]), _REGISTERS.get(first[1:])
+    general = REGISTERS.get(target[1:]), REGISTERS.get(first[1:])
     if general[0] is not None:
         if mnemonic in ("vmovq", "vmovd") and _vector(first) is not None:
             return [("set", general[0][0], general[0][1], (_vector(first), 0))]
@@ -144,8 +144,8 @@ def _decode_vector(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, 
         return [("vector_load", (register,), _memory(first), 8)]
     if mnemonic == "vpinsrq" and register is not None and operands[0] in ("$1", "$0x1"):
         source = operands[1]
-        if source[1:] in _REGISTERS:
-            return [("vector_words", register, ((_vector(operands[2]), 0), (_REGISTERS[source[1:]][0], 0)))]
+        if source[1:] in REGISTERS:
+            return [("vector_words", register, ((_vector(operands[2]), 0), (REGISTERS[source[1:]][0], 0)))]
         return [("load", "t0", _memory(source), 8, 0), ("vector_words", register, ((_vector(operands[2]), 0), ("t0", 0)))]
     if mnemonic == "vpunpcklqdq" and register is not None and _vector(operands[0]) is not None:
         return [("vector_words", register, ((_vector(operands[1]), 0), (_vector(operands[0]), 0)))]
@@ -164,14 +164,14 @@ def _source(text: str, size: int) -> tuple[list[tuple[Any, ...]], Any]:
         number = _number(text[1:])
         return ([], number) if number is not None else ([("address", "t0", (("symbol", text[1:]), None, 1, 0))], "t0")
     if text.startswith("%"):
-        return [], _REGISTERS[text[1:]][0] or "none"
+        return [], REGISTERS[text[1:]][0] or "none"
     return [("load", "t0", _memory(text), size, 0)], "t0"
 
 
 def _width(mnemonic: str, operands: tuple[str, ...], suffixed: str) -> int:
     for text in reversed(operands):
-        if text[1:] in _REGISTERS and text[0] == "%":
-            return _REGISTERS[text[1:]][1]
+        if text[1:] in REGISTERS and text[0] == "%":
+            return REGISTERS[text[1:]][1]
     return _SIZES.get(mnemonic[len(suffixed) :], 8)
 
 
@@ -179,7 +179,7 @@ def _decode_integer(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any,
     if mnemonic.startswith(("nop", "prefetch", "endbr", "ud2", "xchg")) or not operands and mnemonic not in ("leave", "cltq", "cqto", "cltd"):
         return []
     if mnemonic == "rep stos":
-        return [("apply", "mul", "t0", 8, "rcx", _REGISTERS[operands[0][1:]][1]), ("apply", "add", "rdi", 8, "rdi", "t0"), ("set", "rcx", 8, 0)]
+        return [("apply", "mul", "t0", 8, "rcx", REGISTERS[operands[0][1:]][1]), ("apply", "add", "rdi", 8, "rdi", "t0"), ("set", "rcx", 8, 0)]
     if mnemonic == "leave":
         return [("set", "rsp", 8, "rbp"), ("load", "rbp", ("rsp", None, 1, 0), 8, 0), ("apply", "add", "rsp", 8, "rsp", 8)]
     if mnemonic in ("cltq", "cqto", "cltd"):
@@ -188,9 +188,9 @@ def _decode_integer(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any,
         before, value = _source(operands[0], 8)
         return [*before, ("apply", "sub", "rsp", 8, "rsp", 8), ("store", ("rsp", None, 1, 0), 8, value)]
     if mnemonic.startswith("pop"):
-        return [("load", _REGISTERS[operands[0][1:]][0], ("rsp", None, 1, 0), 8, 0), ("apply", "add", "rsp", 8, "rsp", 8)]
+        return [("load", REGISTERS[operands[0][1:]][0], ("rsp", None, 1, 0), 8, 0), ("apply", "add", "rsp", 8, "rsp", 8)]
     target = operands[-1]
-    register = _REGISTERS[target[1:]][0] if target.startswith("%") and target[1:] in _REGISTERS else None
+    register = REGISTERS[target[1:]][0] if target.startswith("%") and target[1:] in REGISTERS else None
     wide = re.match(r"mov([sz])([bwl])([wlq])$", mnemonic)
     if wide and register:
         size, to = _SIZES[wide[2]], _SIZES[wide[3]]
@@ -207,7 +207,7 @@ def _decode_integer(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any,
         before, value = _source(operands[0], width)
         return [*before, ("set", register, width, value) if width >= 4 else ("forget", register)]
     if mnemonic.startswith("lea") and mnemonic != "leave":
-        return [("address", register, _memory(operands[0])), *([("set", register, 4, register)] if _REGISTERS[target[1:]][1] == 4 else [])]
+        return [("address", register, _memory(operands[0])), *([("set", register, 4, register)] if REGISTERS[target[1:]][1] == 4 else [])]
     if mnemonic.startswith(("cmp", "test")):
         kind = "sub" if mnemonic.startswith("cmp") else "and"
         width = _width(mnemonic, operands, "cmp" if kind == "sub" else "test")

@@ -54,6 +54,7 @@ X86_AVX2 = Machine(
     load_ports=2,
     store_ports=1,
     issue_width=4,
+    pipeline="haswell",
     isa=X86_V3,
     compiler_flags=("-march=x86-64-v3",),
     target_triple="x86_64-linux-gnu",
@@ -126,6 +127,7 @@ X86_AVX512 = Machine(
     load_ports=2,
     store_ports=1,
     issue_width=4,
+    pipeline="skylake-server",
     isa=X86_V4,
     compiler_flags=("-march=x86-64-v4", "-mprefer-vector-width=512"),
     target_triple="x86_64-linux-gnu",
@@ -144,7 +146,7 @@ GOLDEN_COVE_SOURCES = {
     "issue_width": f"{named.INTEL_MANUAL}, Golden Cove: six",
     "memory_latency_cycles": "assumed: 90 ns, as of x86-avx512",
 }
-GOLDEN_COVE = replace(X86_AVX512, issue_width=6, sources=GOLDEN_COVE_SOURCES)
+GOLDEN_COVE = replace(X86_AVX512, issue_width=6, pipeline="golden-cove", sources=GOLDEN_COVE_SOURCES)
 """The core of Xeons with AMX, for this host's identification: two 512-bit multiply-adds, loads, and one store a cycle too."""
 
 AMX_BF16_FLOPS_PER_CYCLE = 1024
@@ -202,6 +204,7 @@ XEON_8124M = Machine(
     load_ports=2,
     store_ports=1,
     issue_width=4,
+    pipeline="skylake-server",
     isa=X86_V4,
     compiler_flags=("-march=x86-64-v4", "-mtune=skylake-avx512", "-mprefer-vector-width=512"),
     target_triple="x86_64-linux-gnu",
@@ -238,6 +241,7 @@ CORTEX_A53 = Machine(
     load_ports=0.5,
     store_ports=0.5,
     issue_width=2,
+    pipeline="cortex-a53",
     isa=ARMV8,
     compiler_flags=("-mcpu=cortex-a53",),
     target_triple="aarch64-linux-gnu",
@@ -287,6 +291,7 @@ NEOVERSE_N1 = Machine(
     load_ports=2,
     store_ports=1,
     issue_width=4,
+    pipeline="neoverse-n1",
     isa=ARMV8_2,
     compiler_flags=("-mcpu=neoverse-n1",),
     target_triple="aarch64-linux-gnu",

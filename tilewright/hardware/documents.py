@@ -37,6 +37,9 @@ N1_GUIDE = "Arm Neoverse N1 Software Optimization Guide"
 ARM_GRAVITON2 = "Arm Learning Paths, Analyze Arm cache hierarchy and performance characteristics"
 ANANDTECH_GRAVITON2 = "AnandTech, Amazon's Arm-based Graviton2 against AMD and Intel (2020)"
 INTEL_LISTS = "Intel product specifications"
+LLVM_HASWELL = "LLVM, llvm/lib/Target/X86/X86SchedHaswell.td"
+LLVM_SKYLAKE = "LLVM, llvm/lib/Target/X86/X86SchedSkylakeServer.td"
+UOPS = "A. Abel and J. Reineke, uops.info"
 INTEL_X86_LEVELS = "x86-64 psABI, micro-architecture levels"
 ARM_ARCHITECTURE = "Arm Architecture Reference Manual for A-profile"
 XEON_6_LISTS = "PurePC (2025), specifications of Xeon 6"
@@ -50,7 +53,7 @@ DOCUMENTS = (
     CCCL, OCCUPANCY, GUIDE, ARITHMETIC, V100_PAPER, TURING_PAPER, A100_PAPER, GA102_PAPER, ADA_PAPER, H100_PAPER, H200_SHEET,
     XAVIER_SHEET, BLACKWELL_BRIEF, B200_SHEET, CHEESE_B200, JIA_VOLTA, JIA_TURING, AMPERE_CYCLES, LUO, INTEL_MANUAL, FOG,
     AWS_INSTANCES, GCC_A53, LLVM_A53, NCNN_A53, A53_MANUAL, RASPBERRY, LLVM_N1, N1_GUIDE, ARM_GRAVITON2, ANANDTECH_GRAVITON2,
-    INTEL_LISTS, INTEL_X86_LEVELS, ARM_ARCHITECTURE, XEON_6_LISTS,
+    INTEL_LISTS, INTEL_X86_LEVELS, ARM_ARCHITECTURE, XEON_6_LISTS, LLVM_HASWELL, LLVM_SKYLAKE, UOPS,
 )  # fmt: skip
 """Publications."""
 ORACLES = (DRIVER, CPUINFO, SYSFS, SYSCONF)

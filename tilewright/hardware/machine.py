@@ -85,6 +85,8 @@ class Machine:
     """Full-width vector stores a cycle."""
     issue_width: int = 0
     """Instructions a cycle."""
+    pipeline: str = ""
+    """The table of the core's ports and latencies (`hardware/pipelines.py`)."""
     isa: tuple[str, ...] = ()
     """Instruction-set flags that generated code may use, named as in /proc/cpuinfo."""
     compiler_flags: tuple[str, ...] = ()
@@ -165,7 +167,7 @@ class Machine:
         """Fields that a complete machine of this kind has and this one lacks, and numbers without a source."""
         numbers = COMMON_NUMBERS + (GPU_NUMBERS if self.is_gpu else CPU_NUMBERS)
         texts: tuple[str, ...] = ("name", "vendor", "architecture", "description")
-        texts += ("toolchain_extra",) if self.is_gpu else ("isa", "compiler_flags", "target_triple")
+        texts += ("toolchain_extra",) if self.is_gpu else ("pipeline", "isa", "compiler_flags", "target_triple")
         absent = [name for name in numbers + texts if not getattr(self, name)]
         numeric = {spec.name for spec in fields(self) if spec.type in ("int", "float")}
         numeric |= {"peak_flops", "sustained_flops", "caches"}

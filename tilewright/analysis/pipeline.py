@@ -1,0 +1,304 @@
+"""Cycles of basic blocks on a core's pipelines, by list scheduling of their instructions, and of whole kernels (Tuna, section III).
+
+Instructions enter in their order, as many a cycle as the core admits; each micro-operation starts in the first cycle in which its operands are ready
+and a port that takes it is free, older instructions first; at most a window of them is under way, and few of these wait for their operands. On a core
+that executes in order none starts before the one in front of it. A register renamed has its new value only for what comes behind; flags count as a
+register. Dependences through memory are left out: a kernel's loops read what they have written only from the stack, a few cycles earlier at least,
+and its accumulators stay in registers.
+
+A loop of one block is scheduled over as many iterations as fill the window a few times, with the chains that its registers carry from one to the
+next; what an iteration adds in the second half is its cost. Any other block is taken to overlap with its like: repeated, each repetition independent
+of the last. Caches answer at once, with the latency of the first level; what misses is counted by `caches.py`. Branches are predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
+from typing import Any
+
+from tilewright.analysis.assembly import Assembly, BasicBlock, Instruction, parse
+from tilewright.analysis.matching import executions
+from tilewright.analysis.pipeline_operands import USAGES, Usage
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.pipelines import PIPELINES, Cost, Pipeline
+from tilewright.ir.kernel import Kernel
+
+WINDOWS = 3
+"""Instructions of a loop that are scheduled, in windows of the core."""
+ITERATIONS = (6, 400)
+"""At least and at most so many iterations of a block."""
+STEADY_INSTRUCTIONS = 400
+"""At least so many instructions are scheduled."""
+
+
+@dataclass(frozen=True)
+class BlockCycles:
+    """Of a basic block: cycles that one more execution adds where many follow each other, and cycles of a single one from its first instruction to
+    its last result."""
+
+    steady: float
+    alone: float
+
+
+@dataclass(frozen=True)
+class KernelCycles:
+    """Cycles of one thread for one call: `steady` of all blocks, and `starts`, what the first iterations of inner loops take longer than the others.
+
+    `blocks`: by number the executions and cycles of each block."""
+
+    steady: float
+    starts: float
+    blocks: Mapping[int, tuple[float, BlockCycles]]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """An instruction with its rows of the table; registers are numbers."""
+
+    slots: int
+    load: Cost | None
+    compute: Cost | None
+    store: Cost | None
+    address: tuple[int, ...]
+    sources: tuple[int, ...]
+    accumulator: int
+    targets: tuple[int, ...]
+    updated: int
+    latency: float
+
+
+def block_cycles(instructions: Sequence[Instruction], architecture: str, pipeline: Pipeline, repeats: bool) -> BlockCycles:
+    """Cycles of a block of instructions of an architecture ("x86-64" or "aarch64"); `repeats`: it is a loop of its own."""
+    return _cycles(tuple(instructions), architecture, pipeline.name, repeats)
+
+
+@lru_cache(maxsize=65536)
+def _usage(instruction: Instruction, architecture: str) -> Usage:
+    return USAGES[architecture](instruction.mnemonic, instruction.operands)
+
+
+@lru_cache(maxsize=4096)
+def _cycles(instructions: tuple[Instruction, ...], architecture: str, core: str, repeats: bool) -> BlockCycles:
+    pipeline = PIPELINES[core]
+    code, registers = _compiled([_usage(instruction, architecture) for instruction in instructions], pipeline)
+    if not code:
+        return BlockCycles(0.0, 0.0)
+    slots = sum(entry.slots for entry in code)
+    wanted = max(WINDOWS * pipeline.window, STEADY_INSTRUCTIONS)
+    least, most = ITERATIONS
+    count = min(most, max(least, -(-wanted // max(slots, len(code)))))
+    count += count % 2
+    ends, alone = (_in_order if not pipeline.window else _out_of_order)(code, registers, pipeline, count, repeats)
+    half = count // 2
+    return BlockCycles((ends[-1] - ends[half - 1]) / (count - half), alone)
+
+
+def _compiled(usages: Sequence[Usage], pipeline: Pipeline) -> tuple[list[_Compiled], int]:
+    """Rows of the table for each instruction, where a comparison and its branch may be one; and the number of registers."""
+    numbers: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return numbers.setdefault(name, len(numbers))
+
+    code: list[_Compiled] = []
+    fused = False
+    for at, usage in enumerate(usages):
+        if fused:  # the branch was counted with the instruction in front
+            fused = False
+            continue
+        fused = pipeline.fuses and usage.decides and at + 1 < len(usages) and usages[at + 1].is_jump and bool(usages[at + 1].sources)
+        kind = ("branch", 0) if fused else usage.compute
+        load, compute, store = (pipeline.cost(*part) if part is not None else None for part in (usage.load, kind, usage.store))
+        parts = [part for part in (load, compute, store) if part is not None]
+        slots = sum(part.slots * (usage.count if part is not compute else 1) for part in parts)
+        slots -= pipeline.fuses and load is not None and compute is not None
+        load, store = (_times(part, usage.count) for part in (load, store))
+        latency = compute.latency if compute is not None else 0.0
+        code.append(
+            _Compiled(
+                slots, load, compute, store, tuple(map(number, usage.address)), tuple(map(number, usage.sources)),
+                number(usage.accumulator) if usage.accumulator else -1, tuple(map(number, usage.targets)),
+                number(usage.updated) if usage.updated else -1, latency,
+            )
+        )  # fmt: skip
+    return code, len(numbers)
+
+
+def _times(cost: Cost | None, count: int) -> Cost | None:
+    return cost if cost is None or count == 1 else Cost(cost.latency, cost.uses * count, cost.slots * count)
+
+
+class _Ports:
+    """Which cycles each port is taken, as bits of a number; and how much each was used, so that the least used of the free ones is taken."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.index = {name: number for number, name in enumerate(names)}
+        self.busy = [0] * len(names)
+        self.used = [0] * len(names)
+
+    def first(self, ports: tuple[int, ...], cycles: int, ready: int) -> tuple[int, int]:
+        """The first cycle from `ready` on in which one of the ports is free for so many cycles, and that port."""
+        best, chosen = -1, -1
+        for port in ports:
+            taken = self.busy[port] >> ready
+            for _ in range(cycles - 1):
+                taken |= taken >> 1
+            start = ready + (~taken & (taken + 1)).bit_length() - 1
+            if best < 0 or start < best or start == best and self.used[port] < self.used[chosen]:
+                best, chosen = start, port
+        return best, chosen
+
+    def take(self, port: int, start: int, cycles: int) -> None:
+        self.busy[port] |= ((1 << cycles) - 1) << start
+        self.used[port] += cycles
+
+    def run(self, uses: Any, ready: float) -> float:
+        """Starts micro-operations from `ready` on; the cycle in which the last one has started."""
+        begun = ready
+        for ports, cycles in uses:
+            start, port = self.first(ports, cycles, int(-(-ready // 1)))
+            self.take(port, start, cycles)
+            begun = max(begun, start)
+        return begun
+
+
+def _numbered(cost: Cost | None, ports: _Ports) -> Any:
+    return None if cost is None else tuple((tuple(ports.index[name] for name in names), cycles) for names, cycles in cost.uses)
+
+
+def _out_of_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, count: int, repeats: bool) -> tuple[list[float], float]:
+    """The cycles in which all of each iteration has retired, and that of the first one."""
+    ports = _Ports(pipeline.ports)
+    rows = [tuple(_numbered(part, ports) for part in (entry.load, entry.compute, entry.store)) for entry in code]
+    width, window, scheduler = pipeline.issue_width, pipeline.window, pipeline.scheduler
+    ready = [0.0] * registers
+    early = [0.0] * registers  # for an accumulator, which a multiply-add passes on before its result is ready
+    entered = under_way = 0  # the issue width that has passed, and what of it instructions took
+    retired: list[float] = []
+    places: list[int] = []
+    waiting: list[float] = []  # when what has entered and not started will start
+    done, oldest, ends = 0.0, 0, []
+    for _ in range(count):
+        if not repeats:
+            ready, early = [0.0] * registers, [0.0] * registers
+        for entry, (load, compute, store) in zip(code, rows, strict=True):
+            under_way += entry.slots
+            while oldest < len(places) and places[oldest] + window < under_way:
+                entered = max(entered, int(retired[oldest]) * width)
+                oldest += 1
+            while waiting and waiting[0] * width <= entered:
+                heappop(waiting)
+            if len(waiting) >= scheduler:
+                entered = max(entered, int(heappop(waiting)) * width)
+            dispatched = entered // width
+            entered += entry.slots
+            at = float(dispatched)
+            if load is not None:
+                started = ports.run(load, max([at, *(ready[name] for name in entry.address)]))
+                at = started + entry.load.latency  # type: ignore[union-attr]
+            for name in entry.sources:
+                if compute is not None or load is not None:
+                    at = max(at, ready[name])
+            if compute is not None:
+                if entry.accumulator >= 0:
+                    at = max(at, early[entry.accumulator])
+                at = ports.run(compute, at)
+            heappush(waiting, at)
+            result = at + entry.latency
+            finish = result
+            if store is not None:
+                data = max([result, *(ready[name] for name in entry.sources)])
+                finish = max(ports.run(store, max([float(dispatched), data, *(ready[name] for name in entry.address)])) + 1, result)
+            for name in entry.targets:
+                ready[name] = result
+                early[name] = at + (entry.compute.accumulate or entry.latency) if entry.compute is not None else result
+            if entry.updated >= 0:
+                ready[entry.updated] = max(float(dispatched), ready[entry.updated]) + 1
+            done = max(done, finish)
+            retired.append(done)
+            places.append(under_way)
+        ends.append(done)
+    return ends, ends[0]
+
+
+def _in_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, count: int, repeats: bool) -> tuple[list[float], float]:
+    """The cycles in which the last instruction of each iteration has started, and that in which the first one has its results."""
+    ports = _Ports(pipeline.ports)
+    rows = [
+        [(uses, part) for uses, part in ((_numbered(part, ports), part) for part in (entry.load, entry.compute, entry.store)) if part is not None]
+        for entry in code
+    ]
+    width = pipeline.issue_width
+    ready, early = [0.0] * registers, [0.0] * registers
+    cycle, taken, alone = 0, 0, 0.0
+    ends: list[float] = []
+    for _ in range(count):
+        if not repeats:
+            ready, early = [0.0] * registers, [0.0] * registers
+        for entry, parts in zip(code, rows, strict=True):
+            waits = [ready[name] for name in (*entry.address, *entry.sources)]
+            if entry.accumulator >= 0:
+                waits.append(early[entry.accumulator])
+            need = int(-(-max([0.0, *waits]) // 1))
+            start = max(cycle, need)
+            while True:
+                if start > cycle:
+                    cycle, taken = start, 0
+                # what takes more than the rest of a cycle begins one of its own
+                if taken and taken + min(entry.slots, width) > width:
+                    start = cycle + 1
+                    continue
+                free = all(ports.first(names, cycles, start)[0] == start for uses, _ in parts for names, cycles in uses[:1])
+                if free:
+                    break
+                start += 1
+            begun = float(start)
+            for uses, _ in parts:
+                begun = max(begun, ports.run(uses, start))
+            taken += entry.slots
+            while taken >= width:
+                cycle, taken = cycle + 1, taken - width
+            latency = sum(part.latency for _, part in parts)
+            for name in entry.targets:
+                ready[name] = begun + latency
+                early[name] = begun + (entry.compute.accumulate or latency) if entry.compute is not None else ready[name]
+            if entry.updated >= 0:
+                ready[entry.updated] = start + 1.0
+            if not ends:
+                alone = max(alone, begun + latency)
+        ends.append(cycle + taken / width)
+    return ends, max(alone, ends[0])
+
+
+def cycles(kernel: Kernel, assembly: Assembly | str, machine: Machine, threads: int = 1, thread: int = 0) -> KernelCycles:
+    """Cycles of one thread for one call of a kernel: those of each block times its executions. Thread 0 has the largest share of every parallel loop,
+    and what is not parallel. `assembly` as for `matching.executed`.
+
+    Raises:
+        Unanalysable: where the flow of control cannot be followed.
+        KeyError: for a machine without a table of its pipelines.
+    """
+    code = parse(assembly, machine.architecture) if isinstance(assembly, str) else assembly
+    pipeline = PIPELINES[machine.pipeline]
+    found = executions(kernel, code, threads, thread)
+    blocks: dict[int, tuple[float, BlockCycles]] = {}
+    steady = starts = 0.0
+    for number, count in found.items():
+        if not isinstance(number, int):
+            continue
+        block = code.blocks[number]
+        loops = _repeats(block)
+        own = block_cycles(block.instructions, code.architecture, pipeline, loops)
+        blocks[number] = count, own
+        steady += count * own.steady
+        if loops:
+            starts += found.get(("entries", number), 0.0) * max(0.0, own.alone - own.steady)
+    return KernelCycles(steady, starts, blocks)
+
+
+def _repeats(block: BasicBlock) -> bool:
+    """Whether the block is a loop of its own."""
+    return block.number in block.successors
