@@ -221,6 +221,15 @@ class CPrinter(Printer):
             self.wrappers[name] = f"static inline {kind} {name}({t} a) {{ return ({kind}){{{', '.join('a' * lanes)}}}; }}"
         return Code(f"{name}({code.text})")
 
+    def zipped(self, node: Apply) -> Code:
+        kind, lanes = self.type_name(node.dtype, node.lanes), node.lanes
+        name = f"tw_{node.operation}_{kind}"
+        if name not in self.wrappers:
+            start = lanes // 2 if node.operation == "zip_high" else 0
+            order = ", ".join(f"{i}, {lanes + i}" for i in range(start, start + lanes // 2))
+            self.wrappers[name] = f"static inline {kind} {name}({kind} a, {kind} b) {{ return __builtin_shufflevector(a, b, {order}); }}"
+        return Code(f"{name}({', '.join(self.vector(arg, lanes).text for arg in node.args)})")
+
     def integer(self, size: int) -> str:
         return C_TYPES[f"i{8 * size}"]
 
@@ -234,6 +243,8 @@ class CPrinter(Printer):
         operation, args, lanes, dtype = node.operation, node.args, node.lanes, node.args[0].dtype
         if operation == "broadcast":
             return self.vector(args[0], lanes)
+        if operation in ("zip_low", "zip_high"):
+            return self.zipped(node)
         if operation == "select":
             return self.vector_select(node)
         if operation == "cast":

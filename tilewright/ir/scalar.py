@@ -29,6 +29,11 @@ def _truncated_remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.fmod(a, b)
 
 
+def _zipped(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of vectors along the last axis."""
+    return np.stack((a, b), axis=-1).reshape(*a.shape[:-1], 2 * a.shape[-1])
+
+
 _vector_erf = np.vectorize(_erf, otypes=[float])
 
 _TABLE = (
@@ -93,5 +98,7 @@ _TABLE = (
     ScalarOperation("select", 3, np.where, 1),
     ScalarOperation("cast", 1, lambda a: a, 1),
     ScalarOperation("broadcast", 1, lambda a: a, 0),  # one element to every lane of a vector
+    ScalarOperation("zip_low", 2, lambda a, b: _zipped(a, b)[..., : a.shape[-1]], 0),  # the lanes of two vectors in turns: a0 b0 a1 b1...
+    ScalarOperation("zip_high", 2, lambda a, b: _zipped(a, b)[..., a.shape[-1] :], 0),  # and their upper halves, to the end
 )
 OPERATIONS: Mapping[str, ScalarOperation] = MappingProxyType({op.name: op for op in _TABLE})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.ir.computation import COMBINERS, Step
-from tilewright.ir.expr import ZERO, Expr, Load, Var, binary, index_const, replace_loads, substitute
+from tilewright.ir.expr import ZERO, Expr, Linear, Load, Var, binary, from_linear, index_const, linear, replace_loads, substitute, variables
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store, substitute_in
 
 SERIAL_WORK = 1 << 14
@@ -45,6 +46,21 @@ def nest(axes: Sequence[Var], body: Statement, work: int) -> Statement:
         length = binary("min", extent - chunk * CHUNK, index_const(CHUNK))
     moved = substitute_in(body, {inner: chunk * CHUNK + within})
     return loops([*outer, chunk], For(within, length, moved, "simd"), True)
+
+
+def common_origin(element: Expr, unrolled: Sequence[Var]) -> tuple[list[Statement], Expr]:
+    """The address that a load inside unrolled loops starts from as a variable before them, and the load relative to it. Addresses of the unrolled
+    loads then differ by constants that instructions hold; gcc finds that only where the constants are added last."""
+    if not isinstance(element, Load):
+        return [], element
+    form = linear(element.index[0])
+    moving = tuple(term for term in form.terms if not variables(term[0]).isdisjoint(unrolled))
+    fixed = tuple(term for term in form.terms if term not in moving)
+    if not moving or not fixed:
+        return [], element
+    origin = Var("origin", None)
+    step = from_linear(Linear(moving, form.constant))
+    return [Let(origin, from_linear(Linear(fixed, 0)))], replace(element, index=(origin + step,))
 
 
 def with_results(body: Expr, step: Step, totals: Sequence[Expr]) -> Expr:

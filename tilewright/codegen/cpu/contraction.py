@@ -22,8 +22,9 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.cpu.common import SERIAL_WORK, reduction
+from tilewright.codegen.cpu.common import SERIAL_WORK, common_origin, reduction
 from tilewright.codegen.cpu.map import lower_map
+from tilewright.codegen.cpu.transposition import copied, transposed
 from tilewright.codegen.describe import problem
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor, sums_pixels
@@ -390,8 +391,9 @@ class _Tile:
         at = (i * columns + j) * (vectors * lanes) + v * lanes
         old = Load("acc", (at,), "f32", lanes)
         update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), "f32", lanes)), "f32", lanes))
-        body: Statement = block(Let(pixel, self._at(element, row_start + i, column_start + j)), For(v, index_const(vectors), update, "unroll"))
-        return [*result, *self._prefetch(step), self._over_pixels(body, i, j)]
+        start, value = common_origin(self._at(element, row_start + i, column_start + j), (i, j))
+        body: Statement = block(Let(pixel, value), For(v, index_const(vectors), update, "unroll"))
+        return [*result, *self._prefetch(step), *start, self._over_pixels(body, i, j)]
 
     def _prefetch(self, step: Expr) -> list[Statement]:
         """While the tiles of one panel are computed, the next panel comes from memory: every tile fetches its share of it, a line a step."""
@@ -416,7 +418,7 @@ class _Tile:
         extent = self.nest.n.extent or 0
         if self.nest.stages:
             return self._row_store(row_start, column_start, rows, columns)
-        vectored = self._vector_store(row_start, column_start, rows, columns)
+        vectored = self._vector_store(row_start, column_start, rows, columns) or self._transposed_store(row_start, column_start, rows, columns)
         guarded = self._guarded_store(row_start, column_start, rows, columns)
         if vectored is None:
             return guarded
@@ -429,17 +431,10 @@ class _Tile:
         lanes, vectors, n = self.schedule.lanes, self.schedule.vectors, self.nest.n
         if self.nest.final is None and coefficient(self.nest.offset, n) != 1:
             return None
+        value = self._wide_value()
+        if value is None:
+            return None
         accumulated = Var(ACCUMULATOR, None, "f32", lanes)
-        value: Expr = accumulated
-        if self.nest.epilogue is not None:
-            narrow = Var(ACCUMULATOR, None, "f32")
-            held = rewrite(self.nest.epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
-            wide = vectorise(held, n, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
-            if wide is None:
-                return None
-            value = rewrite(wide, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x)
-            if value.lanes != lanes:
-                value = Apply("broadcast", (value,), "f32", lanes)
         i, j, v = Var("i", rows), Var("j", columns), Var("v", vectors)
         place: dict[Var, Expr] = {n: self.panel * self.schedule.panel + v * lanes}
         held_at = Load("acc", ((i * columns + j) * (vectors * lanes) + v * lanes,), "f32", lanes)
@@ -452,6 +447,63 @@ class _Tile:
         lets, (one, where) = bind_shared([one, where])
         store = For(v, index_const(vectors), block(lets, Store(target, where, one)), "unroll")
         return self._over_pixels(store, i, j)
+
+    def _wide_value(self) -> Expr | None:
+        """What is stored of a vector of channels, over ACCUMULATOR as a vector; None where the epilogue has no vectors."""
+        lanes = self.schedule.lanes
+        accumulated = Var(ACCUMULATOR, None, "f32", lanes)
+        if self.nest.epilogue is None:
+            return accumulated
+        narrow = Var(ACCUMULATOR, None, "f32")
+        held = rewrite(self.nest.epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
+        wide = vectorise(held, self.nest.n, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
+        if wide is None:
+            return None
+        value = rewrite(wide, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x)
+        return value if value.lanes == lanes else Apply("broadcast", (value,), "f32", lanes)
+
+    def _transposed_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement | None:
+        """Where neighbouring pixels, and not channels, lie side by side in the result: as many pixels as lanes at a time are transposed in registers,
+        and leave as vectors of pixels, straight or (where no vector fits a row) through a buffer."""
+        nest, lanes, vectors, width = self.nest, self.schedule.lanes, self.schedule.vectors, self.schedule.panel
+        value = self._wide_value()
+        power_of_two = lanes & (lanes - 1) == 0
+        if value is None or nest.final is not None or columns == 1 or not power_of_two or coefficient(nest.offset, nest.columns) != 1:
+            return None
+        accumulated = Var(ACCUMULATOR, None, "f32", lanes)
+        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
+        target, v, c, k = self.region.outputs[0], Var("v", vectors), Var("c", width), Var("k", lanes)
+        channel = self.panel * width + v * lanes
+        size = rows * columns
+        groups = -(-size // lanes)
+        straight = rows == 1 and columns == lanes
+        body: list[Statement] = [Allocate(Buffer(name, "f32", lanes * lanes, "register", lanes)) for name in ("tile", "turned")]
+        for group in range(groups):
+            values: list[Expr] = []
+            for pixel in range(group * lanes, min((group + 1) * lanes, size)):
+                held = Load("acc", (index_const(pixel * width) + v * lanes,), "f32", lanes)
+                row, column = row_start + pixel // columns, column_start + pixel % columns
+                placed = self._at(substitute(value, {nest.n: channel}), row, column)
+                values.append(substitute(placed, {accumulated: held}))
+            lets, values = bind_shared(values)
+            body += [*lets, *(Store("tile", index_const(at * lanes), one) for at, one in enumerate([*values, *[zero] * (lanes - len(values))]))]
+            turns, result = transposed("tile", "turned", lanes)
+            vector = Load(result, (k * lanes,), "f32", lanes)
+            if straight:
+                where = self._at(substitute(nest.offset, {nest.n: channel + k}), row_start, column_start)
+                leave: Statement = Store(target, where, vector)
+            else:
+                leave = Store("spill", (v * lanes + k) * (groups * lanes) + group * lanes, vector)
+            body += [*turns, For(k, index_const(lanes), leave, "unroll")]
+        tile = For(v, index_const(vectors), block(body), "unroll")
+        if straight:
+            return tile
+        copies: list[Statement] = []
+        for at in range(rows):
+            where = self._at(substitute(nest.offset, {nest.n: self.panel * width + c}), row_start + at, column_start)
+            copies += copied(target, where, "spill", c * (groups * lanes) + at * columns, columns, lanes)
+        spill = Allocate(Buffer("spill", "f32", width * groups * lanes, "register"))
+        return block(spill, tile, For(c, index_const(width), block(copies)))
 
     def _spill(self, vectors: int) -> list[Statement]:
         """The accumulators as an array of elements."""

@@ -1,0 +1,98 @@
+"""Results whose channels do not lie side by side (a graph's output, row-major) leave a CPU contraction transposed: against PyTorch in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gpu_cases import check, convolution_case
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tilewright.codegen.cpu.contraction import lower_contraction
+from tilewright.codegen.cpu.transposition import copied, transposed
+from tilewright.hardware import machine
+from tilewright.ir.expr import Load, index_const
+from tilewright.ir.kernel import Store, expressions, statements
+from tilewright.ir.layout import row_major
+from tilewright.schedule.cpu_contraction import CpuContractionSchedule
+
+NEON, AVX2, AVX512 = machine("neoverse-n1"), machine("x86-avx2"), machine("x86-avx512")
+
+
+def interleavings(lowered) -> int:  # noqa: ANN001
+    return sum("zip_low" in str(value) for kernel in lowered.kernels for value in expressions(kernel.body))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    target=st.sampled_from([NEON, AVX2, AVX512]),
+    batch=st.sampled_from([1, 2]),
+    channels=st.sampled_from([1, 3, 8]),
+    outputs=st.sampled_from([4, 5, 16, 24, 33, 64]),
+    size=st.tuples(st.integers(3, 12), st.integers(3, 21)),
+    filter_size=st.sampled_from([1, 3]),
+    stride=st.sampled_from([1, 2]),
+    epilogue=st.booleans(),
+    tile=st.tuples(st.integers(1, 3), st.integers(1, 17), st.integers(1, 3)),
+    order=st.sampled_from(["n", "m"]),
+    seed=st.integers(0, 1000),
+)
+def test_random_convolutions_with_row_major_results(target, batch, channels, outputs, size, filter_size, stride, epilogue, tile, order, seed) -> None:  # noqa: ANN001
+    case = convolution_case(
+        batch=batch, channels=channels, outputs=outputs, size=size, filter_size=filter_size, padding=filter_size // 2, stride=stride,
+        epilogue=epilogue, seed=seed,
+    )  # fmt: skip
+    case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
+    rows, columns, vectors = tile
+    width = case.values["out"].shape[3]
+    columns = min(columns, width)
+    rows = rows if columns == width else 1
+    schedule = CpuContractionSchedule(rows, columns, vectors, target.vector_lanes(), order)
+    check(case, lower_contraction(case.region, case.layouts, case.values, case.constants, target, schedule))
+
+
+@pytest.mark.parametrize("columns, straight", [(8, True), (7, False), (9, False)])
+def test_whole_vectors_of_pixels_leave_straight(columns: int, straight: bool) -> None:
+    case = convolution_case(channels=3, outputs=16, size=(6, 24))
+    case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
+    schedule = CpuContractionSchedule(1, columns, 2, 8, "n")
+    lowered = lower_contraction(case.region, case.layouts, case.values, case.constants, AVX2, schedule)
+    check(case, lowered)
+    stored = [s for kernel in lowered.kernels for s in statements(kernel.body) if isinstance(s, Store) and s.buffer == "spill"]
+    assert interleavings(lowered) and bool(stored) != straight
+
+
+def test_channels_that_lie_side_by_side_are_not_transposed() -> None:
+    case = convolution_case(channels=3, outputs=16, size=(6, 24))
+    schedule = CpuContractionSchedule(1, 8, 2, 8, "n")
+    assert not interleavings(lower_contraction(case.region, case.layouts, case.values, case.constants, AVX2, schedule))
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8, 16])
+def test_rounds_of_interleaving_transpose(lanes: int) -> None:
+    """The statements, evaluated over numpy rows."""
+    turns, result = transposed("tile", "turned", lanes)
+    matrix = np.arange(lanes * lanes).reshape(lanes, lanes)
+    buffers = {"tile": matrix.copy(), "turned": np.zeros_like(matrix)}
+    for loop in turns:
+        source = loop.body.statements[0].value.args[0].buffer  # type: ignore[union-attr]
+        target = loop.body.statements[0].buffer  # type: ignore[union-attr]
+        for i in range(lanes // 2):
+            pair = np.stack((buffers[source][i], buffers[source][i + lanes // 2]), axis=-1).reshape(-1)
+            buffers[target][2 * i], buffers[target][2 * i + 1] = pair[:lanes], pair[lanes:]
+    np.testing.assert_array_equal(buffers[result], matrix.T)
+
+
+@pytest.mark.parametrize("count, widths", [(14, [8, 4, 2]), (16, [16]), (33, [16, 16, 1]), (1, [1])])
+def test_few_vectors_copy_a_row(count: int, widths: list[int]) -> None:
+    copies = copied("y", index_const(5), "x", index_const(7), count, 16)
+    assert [copy.value.lanes for copy in copies] == widths  # type: ignore[union-attr]
+    reached = []
+    for copy in copies:
+        assert isinstance(copy, Store) and isinstance(copy.value, Load)
+        start = int(copy.offset.value)  # type: ignore[union-attr]
+        assert start - 5 == int(copy.value.index[0].value) - 7  # type: ignore[union-attr]
+        reached += range(start, start + copy.value.lanes)
+    assert reached == list(range(5, 5 + count))

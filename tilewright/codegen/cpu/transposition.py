@@ -1,0 +1,40 @@
+"""Transposing a register tile: vectors of channels, one for each pixel, become vectors of pixels, one for each channel.
+
+    1 2 3 4       1 3 a c       1 a A *
+    a b c d   →   A C * ...  →  2 b ...        (log2(lanes) rounds, each of `lanes` interleavings of two vectors)
+
+Rows i and i + half of a round are interleaved to rows 2i and 2i + 1 of the next one: seen as one number, the bits of (row, lane) turn by one place,
+and after as many rounds as a lane's number has bits row and lane have changed places.
+"""
+
+from __future__ import annotations
+
+from tilewright.codegen.assemble import block
+from tilewright.ir.expr import Apply, Expr, Load, Var, index_const
+from tilewright.ir.kernel import For, Statement, Store
+
+
+def transposed(first: str, second: str, lanes: int) -> tuple[list[Statement], str]:
+    """Statements that transpose the `lanes` vectors of the register buffer `first`, with `second`, as large, for every other round; and which of
+    the two then holds the result. `lanes` is a power of two."""
+    assert lanes & (lanes - 1) == 0, "a power of two"
+    half = lanes // 2
+    turns: list[Statement] = []
+    for turn in range(lanes.bit_length() - 1):
+        i = Var(f"i{turn}", half)
+        pair = tuple(Load(first, ((i + start) * lanes,), "f32", lanes) for start in (0, half))
+        low, high = (Store(second, (i * 2 + part) * lanes, Apply(f"zip_{name}", pair, "f32", lanes)) for part, name in enumerate(("low", "high")))
+        turns.append(For(i, index_const(half), block(low, high), "unroll"))
+        first, second = second, first
+    return turns, first
+
+
+def copied(target: str, to: Expr, source: str, start: Expr, count: int, lanes: int) -> list[Statement]:
+    """target[to : to + count] = source[start : start + count] in the fewest vectors of at most `lanes` lanes."""
+    result: list[Statement] = []
+    done = 0
+    while done < count:
+        width = min(lanes, 1 << ((count - done).bit_length() - 1))
+        result.append(Store(target, to + done, Load(source, (start + done,), "f32", width)))
+        done += width
+    return result
