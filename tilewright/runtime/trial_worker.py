@@ -41,7 +41,7 @@ from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.driver import Driver, system_driver
 from tilewright.runtime.gpu import ParameterBlock, node_params
 from tilewright.runtime.loadable import LoadableKernel
-from tilewright.runtime.packing import pack, prepared, unpack, write
+from tilewright.runtime.packing import prepared, unpack, write
 from tilewright.runtime.trial_reference import region_results
 from tilewright.runtime.verify import TOLERANCES
 from tilewright.runtime.workers import Fatal, Message, serve
@@ -193,10 +193,7 @@ class Problem:
 
     def _copies(self, tensor: torch.Tensor, layout: Layout, count: int) -> torch.Tensor:
         blank = self._blank(of_torch(tensor.dtype), layout, count)
-        if layout.dense_strides() is not None:
-            unpack(blank[0], layout).copy_(tensor.reshape(layout.shape))
-        else:
-            blank[0].copy_(torch.from_numpy(pack(tensor, layout)))
+        write(blank[0], layout, tensor.reshape(layout.shape))
         blank[1:] = blank[0]
         return blank
 

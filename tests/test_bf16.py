@@ -1,0 +1,442 @@
+"""precision="bf16": conversions, contractions on tile registers against float64, whole models, errors, artifacts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from compiled import poison
+from gpu_cases import Case, convolution_case, matmul_case, offsets
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import tilewright
+from tilewright.codegen.assemble import block
+from tilewright.codegen.c import print_c
+from tilewright.codegen.cpu.amx import amx_form, lower_amx
+from tilewright.codegen.interpreter import run
+from tilewright.codegen.tiles import configuration
+from tilewright.cost.cpu_choice import rank
+from tilewright.errors import TargetNotPresent, UnsupportedOption
+from tilewright.hardware import host_cpu, machine
+from tilewright.ir.expr import Load, Var, index_const
+from tilewright.ir.kernel import Buffer, For, Kernel, Store, Tile
+from tilewright.ir.layout import row_major
+from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.partition.storage import BFLOAT16_ISA
+from tilewright.runtime.packing import pack, prepared, unpack
+from tilewright.schedule.columns import length, row
+from tilewright.schedule.cpu_amx import CpuAmxProblem, CpuAmxSchedule, cpu_amx_space, schedule_of
+
+XEON = machine("xeon-sapphire-rapids")
+here = pytest.mark.skipif(not set(BFLOAT16_ISA) <= set(host_cpu().isa), reason="this CPU has no AMX for bfloat16")
+
+
+# --- conversions ---
+
+
+def conversion(source: str, target: str, size: int, lanes: int) -> Kernel:
+    """target[i] = source[i] of those types, in vectors."""
+    i = Var("i", size // lanes)
+    copied = Store("target", i * lanes, Load("source", (i * lanes,), "f32", lanes))
+    buffers = (Buffer("source", source, size), Buffer("target", target, size, writable=True))
+    return Kernel("convert", buffers, block(For(i, index_const(size // lanes), copied)))
+
+
+def rounded(values: torch.Tensor) -> torch.Tensor:
+    """As PyTorch rounds, but for subnormal numbers, which become zero."""
+    tiny = values.abs() < torch.finfo(torch.float32).tiny
+    return torch.where(tiny, torch.zeros_like(values).copysign(values), values).bfloat16()
+
+
+def samples() -> torch.Tensor:
+    """Float32 numbers whose rounding has something to decide: every bfloat16, what lies halfway to the next one and on both sides of that, NaN of all
+    kinds, infinities, subnormal numbers; and random bits."""
+    high = np.arange(1 << 16, dtype=np.uint32) << 16
+    bits = [high | low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
+    drawn = np.random.default_rng(0).integers(0, 1 << 32, 1 << 17, dtype=np.uint64).astype(np.uint32)
+    return torch.from_numpy(np.concatenate([*bits, drawn]).view(np.float32).copy())
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """The same bits; of NaN only that it is one."""
+    nan = torch.isnan(expected)
+    assert torch.equal(torch.isnan(found), nan)
+    assert torch.equal(found.view(torch.int16)[~nan], expected.view(torch.int16)[~nan])
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 16])
+def test_rounding_in_the_interpreter(lanes: int) -> None:
+    values = samples()
+    result = np.zeros(values.numel(), np.uint16)
+    assert run(conversion("f32", "bf16", values.numel(), lanes), [values.numpy(), result]).is_clean
+    assert_same(torch.from_numpy(result.view(np.int16)).view(torch.bfloat16), rounded(values))
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 16])
+def test_widening_is_exact(lanes: int) -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    result = np.zeros(1 << 16, np.float32)
+    assert run(conversion("bf16", "f32", 1 << 16, lanes), [bits, result]).is_clean
+    np.testing.assert_array_equal(result.view(np.uint32), bits.astype(np.uint32) << 16)
+
+
+class Scaled(nn.Module):
+    """Its product is stored in bfloat16: it is read twice."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.softmax(x, -1)
+        return y.sum(0), y.amax(0)
+
+
+@here
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_rounding_as_compiled(lanes: int, tmp_path: Path) -> None:
+    import ctypes
+
+    from tilewright.toolchain import SourceFile
+    from tilewright.toolchain.compilers import CCompiler
+
+    values = samples()
+    result = torch.zeros(values.numel(), dtype=torch.bfloat16)
+    source = SourceFile("kernel", print_c([conversion("f32", "bf16", values.numel(), lanes)]), "c", ("convert",))
+    (tmp_path / CCompiler.source_name).write_text(source.text)
+    outcome = CCompiler.find(XEON).compile(source, tmp_path)
+    assert outcome.succeeded, outcome.log
+    function = ctypes.CDLL(str(tmp_path / CCompiler.binary_name)).convert
+    function((ctypes.c_void_p * 2)(values.data_ptr(), result.data_ptr()), None)
+    assert_same(result, rounded(values))
+
+
+# --- contractions, in the interpreter ---
+
+
+def in_bfloat16(case: Case, expected: torch.Tensor, *kept: str) -> Case:
+    """The case with what it stores (but constants, and what is `kept`) in bfloat16. `expected`: for factors rounded so."""
+    values = {name: v if name in (*case.constants, *kept) else replace(v, dtype="bf16") for name, v in case.values.items()}
+    inputs = {name: array if name in ("bias", *kept) else nearest(array) for name, array in case.inputs.items()}
+    return replace(case, values=values, inputs=inputs, expected=expected.numpy())
+
+
+def nearest(array: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(array).bfloat16().float().numpy()
+
+
+def convolution(*, stride: int = 1, padding: int = 1, groups: int = 1, epilogue: bool = True, **others) -> Case:  # noqa: ANN003
+    case = convolution_case(stride=stride, padding=padding, groups=groups, epilogue=epilogue, **others)
+    double = {name: torch.from_numpy(array if name == "bias" else nearest(array)).double() for name, array in case.inputs.items()}
+    expected = nn.functional.conv2d(double["x"], double["w"], None, stride, padding, 1, groups)
+    if epilogue:
+        expected = torch.relu(expected + double["bias"][None, :, None, None] + double["residual"])
+    return in_bfloat16(case, expected)
+
+
+def product(*, transpose_a: bool = False, transpose_b: bool = False, **others) -> Case:  # noqa: ANN003
+    case = matmul_case(transpose_a=transpose_a, transpose_b=transpose_b, **others)
+    a, b = (torch.from_numpy(nearest(case.inputs[name])).double() for name in "ab")
+    return in_bfloat16(case, (a.mT if transpose_a else a) @ (b.mT if transpose_b else b), "out")
+
+
+def stored(array: np.ndarray, layout, dtype: str) -> np.ndarray:  # noqa: ANN001
+    if dtype != "bf16":
+        return pack(torch.from_numpy(array), layout).copy()
+    return pack(torch.from_numpy(array).bfloat16(), layout).view(np.uint16).copy()
+
+
+def blank(layout, dtype: str) -> np.ndarray:  # noqa: ANN001
+    """NaN, and zeros in halo and rounding."""
+    flat = np.zeros(layout.size, np.uint16 if dtype == "bf16" else np.float32)
+    flat[offsets(layout).ravel()] = 0x7FC0 if dtype == "bf16" else np.nan
+    return flat
+
+
+def execute(case: Case, lowered: Lowered) -> torch.Tensor:
+    """Runs the kernels in the interpreter, fails on anything that it reports, and gives the output."""
+    memory = {name: stored(array, case.layouts[name], case.values[name].dtype) for name, array in case.inputs.items()}
+    memory["out"] = blank(case.layouts["out"], case.values["out"].dtype)
+    for name, item in lowered.storage.items():
+        if item.source is None:
+            memory[name] = blank(item.layout, item.value.dtype)
+        else:
+            memory[name] = stored(prepared(torch.from_numpy(case.inputs[item.source]), item).numpy(), item.layout, item.value.dtype)
+    kernels = {kernel.name: kernel for kernel in lowered.kernels}
+    for call in lowered.calls:
+        report = run(kernels[call.kernel], [memory[name] for name in call.arguments])
+        assert report.is_clean, report.faults
+    flat = torch.from_numpy(memory["out"].view(np.int16)).view(torch.bfloat16) if case.values["out"].dtype == "bf16" else torch.from_numpy(memory["out"])
+    return unpack(flat, case.layouts["out"])
+
+
+def parts(case: Case):  # noqa: ANN201
+    return case.region, case.layouts, case.values, case.constants
+
+
+def check(case: Case, lowered: Lowered) -> None:
+    """The factors are exact and sums float32, so that only the stored result is rounded."""
+    found, expected = execute(case, lowered).double().numpy(), case.expected
+    once = 2.0**-8 if case.values["out"].dtype == "bf16" else 0.0
+    scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
+    np.testing.assert_allclose(found, expected, rtol=once + 2e-5, atol=2e-5 * scale)
+
+
+def examine(case: Case, threads: int, seed: int) -> None:
+    """One schedule of the case's space."""
+    _, problem = amx_form(*parts(case), XEON)
+    rows, _ = cpu_amx_space(problem, threads)
+    if length(rows):
+        position = int(np.random.default_rng(seed).integers(length(rows)))
+        check(case, lower_amx(*parts(case), XEON, schedule_of(16, **row(rows, position))))
+
+
+CONVOLUTIONS = dict(
+    batch=st.sampled_from([1, 1, 2]),
+    channels=st.sampled_from([2, 6, 16, 24, 40, 64]),
+    outputs=st.sampled_from([3, 8, 16, 24, 33, 48]),
+    size=st.tuples(st.integers(3, 19), st.integers(3, 19)),
+    filter_size=st.sampled_from([1, 2, 3, 5]),
+    stride=st.sampled_from([1, 1, 2]),
+    padding=st.sampled_from([0, 1, 2]),
+    epilogue=st.booleans(),
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(threads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 1000), drawn=st.fixed_dictionaries(CONVOLUTIONS))
+def test_random_convolutions_and_schedules(threads: int, seed: int, drawn: dict) -> None:
+    least = max(drawn["filter_size"] - 2 * drawn["padding"], 1)
+    size = tuple(max(extent, least) for extent in drawn["size"])
+    examine(convolution(**{**drawn, "size": size}, seed=seed), threads, seed)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    batch=st.sampled_from([(), (2,), (2, 3)]),
+    m=st.integers(1, 40),
+    n=st.integers(2, 40),
+    r=st.sampled_from([2, 10, 32, 48, 64, 96]),
+    constant=st.booleans(),
+    transpose_b=st.booleans(),
+    threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 1000),
+)
+def test_random_products_and_schedules(threads: int, seed: int, **drawn) -> None:  # noqa: ANN003
+    examine(product(**drawn, seed=seed), threads, seed)
+
+
+@pytest.mark.parametrize("channels", [3, 5])
+def test_few_channels_are_walked_with_the_columns_of_the_filter(channels: int) -> None:
+    """An odd number of channels has a zero behind it in storage, in both factors: NaN beside the window stays out."""
+    case = convolution(channels=channels, outputs=16, size=(11, 13), filter_size=5, stride=2, padding=2)
+    halo = ((0, 0), (0, 1), (2, 2), (2, 2))
+    case = replace(case, layouts=dict(case.layouts) | {"x": case.layouts["x"].with_halo(halo)})
+    form, problem = amx_form(*parts(case), XEON)
+    assert problem.depth == 5 * (channels + 1) and problem.steps == 5
+    x = case.inputs["x"].copy()
+    x[:, :, :, -1] = np.nan
+    with_nan = replace(case, inputs=dict(case.inputs) | {"x": x})
+    lowered = lower_amx(*parts(case), XEON, CpuAmxSchedule(7, 2, 1, False, 2, 1, 16))
+    check(case, lowered)
+    found = execute(with_nan, lowered)
+    double = {name: torch.from_numpy(array).double() for name, array in with_nan.inputs.items()}
+    touched = nn.functional.conv2d(double["x"], double["w"], None, 2, 2).isnan()
+    assert torch.equal(found.isnan(), touched) and touched.any() and not touched.all()
+
+
+def test_tiles_over_rows_do_not_store_what_lies_between() -> None:
+    case = convolution(channels=32, outputs=32, size=(7, 7))
+    layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
+    case = replace(case, layouts=layouts)
+    check(case, lower_amx(*parts(case), XEON, CpuAmxSchedule(16, 2, 2, True, 2, 1, 16)))
+
+
+def test_the_output_may_be_row_major() -> None:
+    case = convolution(channels=32, outputs=24, size=(6, 9))
+    case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
+    _, problem = amx_form(*parts(case), XEON)
+    assert problem.single_stores
+    check(case, lower_amx(*parts(case), XEON, CpuAmxSchedule(9, 2, 2, False, 2, 1, 16)))
+
+
+@pytest.mark.parametrize(
+    ("case", "target", "why"),
+    [
+        (convolution(channels=32), "x86-avx512", "no AMX"),
+        (convolution_case(channels=32), "xeon-sapphire-rapids", "no value is stored in bfloat16"),
+        (convolution(channels=3), "xeon-sapphire-rapids", "no even number"),
+        (convolution(channels=32, last=False), "xeon-sapphire-rapids", "no even number"),
+        (product(transpose_a=True), "xeon-sapphire-rapids", "not adjacent"),
+        (convolution(channels=32, halo=False), "xeon-sapphire-rapids", "A is no value stored in bfloat16"),
+    ],
+)
+def test_what_is_no_case_for_it(case: Case, target: str, why: str) -> None:
+    with pytest.raises(Unsuitable, match=why):
+        amx_form(*parts(case), machine(target))
+
+
+def test_tiles_that_do_not_fit_are_refused() -> None:
+    assert configuration([Tile("a", 16, 16)]).startswith("1, 0")
+    with pytest.raises(ValueError, match="do not fit"):
+        configuration([Tile("a", 17, 16)])
+    with pytest.raises(ValueError, match="do not fit"):
+        configuration([Tile(f"a{i}", 1, 1) for i in range(9)])
+
+
+def test_the_space_keeps_its_rules() -> None:
+    problem = CpuAmxProblem(1, 14, 14, 256, 3, 768, 32, 16, 0, 0)
+    rows, rejected = cpu_amx_space(problem, 2)
+    m, n = rows["pixel_tiles"], rows["channel_tiles"]
+    assert length(rows) and np.all(m * n + m + n <= 8) and np.all(rows["pixel_parts"] * rows["channel_parts"] == 2)
+    assert "more than 8 tiles" in rejected
+    over = rows["over_rows"] == 1
+    assert set(rows["pixels"][~over]) == {14} and set(rows["pixels"][over]) == {16}
+
+
+def test_the_models_choose_tiles_for_a_layer_that_is_made_for_them() -> None:
+    case = convolution(channels=64, outputs=64, size=(28, 28))
+    choice = rank(*parts(case), XEON, 2).first()
+    assert isinstance(choice.schedule, CpuAmxSchedule)
+    assert rank(*parts(convolution_case(channels=64, outputs=64, size=(28, 28))), XEON, 2).find(choice.schedule) is None
+
+
+# --- models ---
+
+
+class Small(nn.Module):
+    """Three input channels, a residual, pooling, a depthwise convolution, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 24, 5, 2, 2)
+        self.second = nn.Conv2d(24, 24, 3, 1, 1)
+        self.depthwise = nn.Conv2d(24, 24, 3, 1, 1, groups=24)
+        self.third = nn.Conv2d(24, 40, 1)
+        self.last = nn.Linear(40, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        x = torch.relu(self.second(x) + x)
+        x = nn.functional.max_pool2d(self.depthwise(x), 2)
+        return self.last(torch.nn.functional.silu(self.third(x)).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.qkv = nn.Linear(64, 192)
+        self.out = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).view(2, 20, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).reshape(2, 20, 64)) + x
+
+
+class Recurrent(nn.Module):
+    """A loop, whose values keep their types, and a node that runs through PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.lstm, self.after = nn.Linear(8, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.lstm(torch.relu(self.before(x)))
+        return self.after(y)
+
+
+def model_cases() -> list[tuple[nn.Module, Sequence[torch.Tensor]]]:
+    torch.manual_seed(0)
+    return [
+        (Small().eval(), (torch.randn(2, 3, 21, 18),)),
+        (Attention().eval(), (torch.randn(2, 20, 64),)),
+        (Recurrent().eval(), (torch.randn(3, 5, 8),)),
+        (nn.Linear(7, 5).eval(), (torch.randn(4, 7),)),
+        (Scaled().eval(), (torch.randn(30, 40),)),
+    ]
+
+
+def assert_as_good_as_autocast(module: nn.Module, inputs: Sequence[torch.Tensor], found: object) -> None:
+    """No more than twice the error of torch.autocast(bfloat16), or a few units of bfloat16 of the largest result."""
+    with torch.no_grad():
+        exact = torch.utils._pytree.tree_leaves(copy.deepcopy(module).double()(*[x.double() for x in inputs]))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            lower = torch.utils._pytree.tree_leaves(module(*inputs))
+    for ours, theirs, wanted in zip(torch.utils._pytree.tree_leaves(found), lower, exact, strict=True):
+        assert ours.dtype == torch.float32 and ours.isfinite().all()
+        scale = wanted.abs().max()
+        error = float((ours.double() - wanted).abs().max() / scale)
+        assert error <= max(2 * float((theirs.double() - wanted).abs().max() / scale), 2.0**-7), error
+
+
+@here
+@pytest.mark.parametrize("number", range(len(model_cases())))
+def test_models_are_as_good_as_autocast(number: int) -> None:
+    module, inputs = model_cases()[number]
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
+    poison(executable)
+    fresh = [torch.randn_like(x) for x in inputs]
+    assert_as_good_as_autocast(module, fresh, executable(*fresh))
+    assert_as_good_as_autocast(module, inputs, executable(*inputs))
+    if not any(row.kind == "scan" for row in executable.plan.rows):
+        verified = executable.verify(*fresh)
+        assert verified.first_wrong is None, str(verified)
+
+
+@here
+def test_values_between_kernels_are_bfloat16_and_the_rest_keeps_its_type() -> None:
+    module, inputs = model_cases()[0]
+    program = tilewright.compile(module, inputs, precision="bf16", threads=2).image.program
+    kinds = {name: storage.value.dtype for name, storage in program.storage.items()}
+    assert {kinds[name] for name in (*program.graph.inputs, *program.graph.outputs, *program.graph.constants) if name in kinds} == {"f32"}
+    between = {name for region in program.regions for name in region.outputs} - set(program.graph.outputs)
+    assert between and {kinds[name] for name in between} == {"bf16"}
+    assert any("amx" in row.schedule for row in tilewright.compile(module, inputs, precision="bf16", threads=2).plan.rows)
+
+
+@here
+@pytest.mark.parametrize("suffix", ["", ".zip"])
+def test_an_artifact_computes_the_same(tmp_path: Path, suffix: str) -> None:
+    module, inputs = model_cases()[0]
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
+    executable.save(tmp_path / f"model{suffix}")
+    loaded = tilewright.load(tmp_path / f"model{suffix}")
+    assert torch.equal(loaded(*inputs), executable(*inputs))
+
+
+def test_a_machine_with_amx_need_not_be_here() -> None:
+    module, inputs = model_cases()[0]
+    executable = tilewright.compile(module, inputs, "xeon-sapphire-rapids", precision="bf16", threads=4)
+    assert any(row.schedule.startswith("amx") for row in executable.plan.rows)
+    if not set(XEON.isa) <= set(host_cpu().isa):
+        with pytest.raises(TargetNotPresent):
+            executable(*inputs)
+    else:
+        assert_as_good_as_autocast(module, inputs, executable(*inputs))
+
+
+@here
+def test_trials_measure_tiles(tmp_path: Path) -> None:
+    module, inputs = nn.Sequential(nn.Conv2d(16, 32, 3, 1, 1), nn.ReLU()).eval(), (torch.randn(1, 16, 12, 12),)
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2, trials=2, records=tmp_path / "records.sqlite")
+    assert any(row.measured_seconds is not None for row in executable.plan.rows if row.kind == "contraction")
+    assert_as_good_as_autocast(module, inputs, executable(*inputs))
+
+
+@pytest.mark.parametrize("target", ["x86-avx2", "x86-avx512", "neoverse-n1", "h200"])
+def test_other_machines_are_refused_with_a_remedy(target: str) -> None:
+    with pytest.raises(UnsupportedOption, match=f"needs AMX, and {target} is a .PU.*fp32") as error:
+        tilewright.compile(nn.Linear(4, 4), torch.randn(2, 4), target, precision="bf16")
+    assert "fp32" in str(error.value)
+
+
+def test_unknown_precisions_are_refused() -> None:
+    with pytest.raises(UnsupportedOption, match="'fp8' is not supported"):
+        tilewright.compile(nn.Linear(4, 4), torch.randn(2, 4), precision="fp8")
+
+
