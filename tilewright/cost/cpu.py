@@ -2,7 +2,8 @@
 
 Contractions: per register tile and step of the reduction the inner loop issues t * v multiply-adds (t pixels, v vectors), v loads of B and t
 broadcasts of A. Cycles are the greatest of the multiply-add ports, the load ports, the latency of the accumulators' dependency chains, and the bytes
-that B's panel and A's lines bring from the level that holds them (the data-movement volume of CNNOpt, section 4, for two levels). Worked example,
+that B's panel and A's lines bring from the level that holds them (the data-movement volume of CNNOpt, section 4, for two levels). Results that are
+written a panel at a time, and do not stay in L2 until their pixel is whole, add the time of their way to memory. Worked example,
 AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loads on 2 ports 8, so the tile runs at the arithmetic peak.
 """
 
@@ -68,9 +69,14 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
     # A is read once a panel (n outermost) or once (m outermost; then every panel of B passes for each tile row)
     a_passes = np.where(order == 0, panels, 1.0)
     b_passes = np.where(order == 0, 1.0, problem.outer * ceil_divided(problem.rows, tile_rows))
-    a_beyond = np.where(problem.a_bytes / threads > 0.5 * l2.bytes, problem.a_bytes * a_passes, problem.a_bytes)
+    # where threads share the panels, each of them reads all of A; where they share the pixels, its part
+    a_of_thread = np.where((order == 0) & (panels > 1), problem.a_bytes, problem.a_bytes / threads)
+    a_beyond = np.where(a_of_thread > 0.5 * l2.bytes, problem.a_bytes * a_passes, problem.a_bytes)
     b_total = np.where(problem.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, problem.b_bytes * b_passes, problem.b_bytes)
     memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth
+    # with n outermost a pixel's channels are written panel by panel, far apart in time: prefetchers, which follow neighbouring lines, do not help
+    result_bytes = 0.0 if problem.images else 4.0 * problem.outer * problem.rows * problem.columns * problem.n
+    scattered = (order == 0) & (panels > 1) & ((problem.a_bytes + result_bytes) / threads > 0.5 * l2.bytes)
     row_vectors = problem.row_operations / lanes / machine.fma_ports / threads
     level_2 = (b_level_2 + problem.a_bytes * a_passes / threads) / (machine.cache_bandwidth(2) / machine.processors)
     return Estimate(
@@ -79,6 +85,7 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
             "tile overhead": overhead,
             "L2 to registers": level_2,
             "memory": memory,
+            "scattered results": np.where(scattered, result_bytes / machine.memory_bandwidth, 0.0),
             **({"row reductions": np.full(len(tile), row_vectors / machine.clock_hz)} if problem.whole_rows else {}),
             **({"pixel sums": row_vectors / machine.clock_hz * balance} if problem.images else {}),
             "dispatch": np.full(len(tile), machine.dispatch_seconds),

@@ -23,10 +23,9 @@ from math import prod
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.cpu.common import SERIAL_WORK, common_origin, reduction
-from tilewright.codegen.cpu.map import lower_map
-from tilewright.codegen.cpu.transposition import copied, transposed
+from tilewright.codegen.cpu.second_factor import SecondFactor, depends_on, second_factor
+from tilewright.codegen.cpu.transposition import copied, transposed, vector_pieces
 from tilewright.codegen.describe import problem
-from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor, sums_pixels
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
@@ -46,11 +45,10 @@ from tilewright.ir.expr import (
     variables,
 )
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Let, Prefetch, Statement, Store, substitute_in
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Call, Lowered, Region, Storage
+from tilewright.ir.region import Call, Lowered, Region
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
-from tilewright.schedule.cpu_loops import LoopSchedule
 
 
 @dataclass(frozen=True)
@@ -204,46 +202,21 @@ def lower_contraction(
     machine: Machine,
     schedule: CpuContractionSchedule,
 ) -> Lowered:
-    """Kernels of a contraction: (where B is no constant) one that packs B into panels, and the tiled product."""
+    """Kernels of a contraction: (where B has to be copied) one that copies B into panels, and the tiled product."""
     nest = _prepare(region, layouts, constants)
     found = nest.found
-    known = variables(found.b)
-    leading = tuple(axis for axis in (*nest.batch, *nest.n_outer) if axis in known)
-    axes = (*leading, *found.r, nest.n)
-    packed = f"{found.b.buffer}@{region.name}"
-    sizes = tuple(axis.extent or 0 for axis in axes)
-    layout = packed_panels(sizes, len(leading), schedule.panel)
-    storage: dict[str, Storage] = {}
-    kernels: list[Kernel] = []
-    calls: list[Call] = []
-    value = Value(packed, sizes, "f32")
-    view = operand_view(found.b, values[found.b.buffer].shape, axes) if found.b.buffer in constants else None
-    if view is not None:
-        storage[packed] = Storage(value, layout, found.b.buffer, view)
-    else:
-        storage[packed] = Storage(value, layout)
-        step = Step(packed, sizes, axes, (found.b,))
-        copy = Region(packed, "map", (), (step,), (found.b.buffer,), (packed,))
-        lowered = lower_map(copy, {**layouts, packed: layout}, {**values, packed: value}, constants, machine, LoopSchedule(schedule.lanes))
-        kernels += lowered.kernels
-        calls += lowered.calls
+    leading = depends_on(found, (*nest.batch, *nest.n_outer))
+    b = second_factor(region, found, nest.n, leading, layouts, values, constants, machine, schedule)
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
     level_2 = machine.cache(2)
-    emitter = _Tile(region, nest, schedule, panel, packed, layout, axes, _tile_axis(nest, schedule), level_2.bytes // 2 if level_2 is not None else 0)
+    emitter = _Tile(region, nest, schedule, panel, b, _tile_axis(nest, schedule), level_2.bytes // 2 if level_2 is not None else 0)
     body = _outer_loops(nest, schedule, panel, emitter)
     header = f"{problem(region, constants)}\n{schedule}"
-    roles = {**{load.buffer: "A" for load in loads(found.a)}, packed: f"B in panels of {schedule.panel}"}
-    dtypes = {**{name: v.dtype for name, v in values.items()}, packed: "f32"}
-    kernel, arguments = assemble("contraction", body, {**layouts, packed: layout}, dtypes, region.outputs, header=header, roles=roles)
-    return Lowered(region, str(schedule), (*kernels, kernel), (*calls, Call(kernel.name, arguments)), storage)
-
-
-def packed_panels(sizes: Sequence[int], batch: int, panel: int) -> Layout:
-    """Panels of `panel` neighbouring elements of the last dimension: (batch..., last / panel, reduced..., last mod panel). `batch` counts the
-    leading dimensions that stay outermost. The last dimension is padded to a multiple of the panel."""
-    last = len(sizes) - 1
-    order = (*((d, 0) for d in range(batch)), (last, 0), *((d, 0) for d in range(batch, last)), (last, panel))
-    return Layout(tuple(sizes), order)
+    roles = {**{load.buffer: "A" for load in loads(found.a)}, b.buffer: f"B in panels of {schedule.panel}" if b.layout is not None else "B"}
+    dtypes = {**{name: v.dtype for name, v in values.items()}, **({b.buffer: "f32"} if b.layout is not None else {})}
+    placed = {**layouts, **({b.buffer: b.layout} if b.layout is not None else {})}
+    kernel, arguments = assemble("contraction", body, placed, dtypes, region.outputs, header=header, roles=roles)
+    return Lowered(region, str(schedule), (*b.kernels, kernel), (*b.calls, Call(kernel.name, arguments)), b.storage)
 
 
 def _tile_axis(nest: _Nest, schedule: CpuContractionSchedule) -> Var:
@@ -317,9 +290,7 @@ class _Tile:
     nest: _Nest
     schedule: CpuContractionSchedule
     panel: Var
-    packed: str
-    packed_layout: Layout
-    packed_axes: tuple[Var, ...]
+    b: SecondFactor
     tile: Var  # the parallel loop over tile rows (or columns) that runs inside the loop over panels
     prefetched_bytes: int
 
@@ -368,7 +339,7 @@ class _Tile:
     def _reduced(self) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
         """The loops of the reduction, and over them A's element, the offset of B's vectors and the number of the step. Where the innermost loop is
         short, it is one with the next if both factors are walked contiguously: the columns of a large filter over an image of three channels."""
-        position = [self.panel * self.schedule.panel if axis == self.nest.n else axis for axis in self.packed_axes]
+        start = substitute(self.b.offset, {self.nest.n: self.panel * self.schedule.panel})
         step: Expr = ZERO
         for axis in self.nest.found.r:
             step = step * (axis.extent or 1) + axis
@@ -376,7 +347,7 @@ class _Tile:
         def short(outer: Var, inner: Var) -> bool:
             return (inner.extent or 0) < SHORT and (outer.extent or 0) * (inner.extent or 0) >= 2 * SHORT
 
-        return merge_axes(self.nest.found.r, [self.nest.a, self.packed_layout.offset(position), step], short)
+        return merge_axes(self.nest.found.r, [self.nest.a, start, step], short)
 
     def _accumulate(
         self, row_start: Expr, rows: int, column_start: Expr, columns: int, element: Expr, base: Expr, step: Expr
@@ -386,7 +357,7 @@ class _Tile:
         i, j, v = Var("i", rows), Var("j", columns), Var("v", vectors)
         weight = Load("b", (v * lanes,), "f32", lanes)
         result: list[Statement] = [Allocate(Buffer("b", "f32", vectors * lanes, "register", lanes))]
-        result.append(For(v, index_const(vectors), Store("b", v * lanes, Load(self.packed, (base + v * lanes,), "f32", lanes)), "unroll"))
+        result.append(For(v, index_const(vectors), Store("b", v * lanes, Load(self.b.buffer, (base + v * lanes,), "f32", lanes)), "unroll"))
         pixel = Var("a", None, "f32")
         at = (i * columns + j) * (vectors * lanes) + v * lanes
         old = Load("acc", (at,), "f32", lanes)
@@ -400,12 +371,12 @@ class _Tile:
         steps_of_tile = self.nest.found.size_r
         lines = self.schedule.panel * steps_of_tile // LINE
         tiles = self.tile.extent or 1
-        large = self.packed_layout.size * 4 > self.prefetched_bytes
+        large = self.b.layout is not None and self.b.layout.size * 4 > self.prefetched_bytes
         if self.schedule.order != "n" or not large or not 2 <= tiles <= 16 or self.schedule.panel % LINE:
             return []
         shares = min(tiles, self.schedule.panel // LINE)
         line = (self.panel + 1) * lines + self.tile % shares * steps_of_tile + step
-        return [Prefetch(self.packed, line * LINE)]
+        return [Prefetch(self.b.buffer, line * LINE)]
 
     @staticmethod
     def _over_pixels(body: Statement, i: Var, j: Var) -> Statement:
@@ -425,13 +396,14 @@ class _Tile:
         if extent % self.schedule.panel == 0:
             return vectored
         full = extent // self.schedule.panel
-        return If(self.panel < full, vectored, guarded) if full else guarded
+        partial = self._partial_store(row_start, column_start, rows, columns) or guarded
+        return If(self.panel < full, vectored, partial) if full else partial
 
     def _vector_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement | None:
         lanes, vectors, n = self.schedule.lanes, self.schedule.vectors, self.nest.n
         if self.nest.final is None and coefficient(self.nest.offset, n) != 1:
             return None
-        value = self._wide_value()
+        value = self._wide_value(lanes)
         if value is None:
             return None
         accumulated = Var(ACCUMULATOR, None, "f32", lanes)
@@ -448,12 +420,13 @@ class _Tile:
         store = For(v, index_const(vectors), block(lets, Store(target, where, one)), "unroll")
         return self._over_pixels(store, i, j)
 
-    def _wide_value(self) -> Expr | None:
-        """What is stored of a vector of channels, over ACCUMULATOR as a vector; None where the epilogue has no vectors."""
-        lanes = self.schedule.lanes
+    def _wide_value(self, lanes: int) -> Expr | None:
+        """What is stored of so many channels, over ACCUMULATOR as a vector; None where the epilogue has no vectors."""
         accumulated = Var(ACCUMULATOR, None, "f32", lanes)
         if self.nest.epilogue is None:
             return accumulated
+        if lanes == 1:
+            return self.nest.epilogue
         narrow = Var(ACCUMULATOR, None, "f32")
         held = rewrite(self.nest.epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
         wide = vectorise(held, self.nest.n, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
@@ -466,7 +439,7 @@ class _Tile:
         """Where neighbouring pixels, and not channels, lie side by side in the result: as many pixels as lanes at a time are transposed in registers,
         and leave as vectors of pixels, straight or (where no vector fits a row) through a buffer."""
         nest, lanes, vectors, width = self.nest, self.schedule.lanes, self.schedule.vectors, self.schedule.panel
-        value = self._wide_value()
+        value = self._wide_value(lanes)
         power_of_two = lanes & (lanes - 1) == 0
         if value is None or nest.final is not None or columns == 1 or not power_of_two or coefficient(nest.offset, nest.columns) != 1:
             return None
@@ -511,6 +484,28 @@ class _Tile:
         k = Var("k", vectors)
         copy = Store("spill", k * lanes, Load("acc", (k * lanes,), "f32", lanes))
         return [Allocate(Buffer("spill", "f32", vectors * lanes, "register")), For(k, index_const(vectors), copy, "unroll")]
+
+    def _partial_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Block | None:
+        """The channels of the last panel, which is not filled, through a buffer: pixel by pixel in the fewest vectors that cover them exactly. None
+        where results do not lie along N, or where the epilogue has no vectors."""
+        nest, panel = self.nest, self.schedule.panel
+        if nest.final is not None or coefficient(nest.offset, nest.n) != 1:
+            return None
+        row, column = Var("row", rows), Var("column", columns)
+        pieces: list[Statement] = []
+        for start, lanes in vector_pieces((nest.n.extent or 0) % panel, self.schedule.lanes):
+            value = self._wide_value(lanes)
+            if value is None:
+                return None
+            held = Load("spill", ((row * columns + column) * panel + start,), "f32", lanes)
+            place: dict[Var, Expr] = {nest.n: self.panel * panel + start}
+            one, where = (self._at(substitute(e, place), row_start + row, column_start + column) for e in (value, nest.offset))
+            lets, (one, where) = bind_shared([substitute(one, {Var(ACCUMULATOR, None, "f32", lanes): held}), where])
+            pieces.append(block(lets, Store(self.region.outputs[0], where, one)))
+        store: Statement = block(pieces)
+        for axis in (column, row):
+            store = For(axis, index_const(axis.extent or 0), store)
+        return block(self._spill(rows * columns * self.schedule.vectors), store)
 
     def _row_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Block:
         """Pixel by pixel: maps and reductions over the row of channels that the tile holds, then the epilogue."""

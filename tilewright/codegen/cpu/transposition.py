@@ -29,12 +29,17 @@ def transposed(first: str, second: str, lanes: int) -> tuple[list[Statement], st
     return turns, first
 
 
-def copied(target: str, to: Expr, source: str, start: Expr, count: int, lanes: int) -> list[Statement]:
-    """target[to : to + count] = source[start : start + count] in the fewest vectors of at most `lanes` lanes."""
-    result: list[Statement] = []
+def vector_pieces(count: int, lanes: int) -> list[tuple[int, int]]:
+    """(first, lanes) of the fewest vectors of 1, 2, 4... and at most `lanes` lanes that make up `count` elements."""
+    pieces: list[tuple[int, int]] = []
     done = 0
     while done < count:
         width = min(lanes, 1 << ((count - done).bit_length() - 1))
-        result.append(Store(target, to + done, Load(source, (start + done,), "f32", width)))
+        pieces.append((done, width))
         done += width
-    return result
+    return pieces
+
+
+def copied(target: str, to: Expr, source: str, start: Expr, count: int, lanes: int) -> list[Statement]:
+    """target[to : to + count] = source[start : start + count] in the fewest vectors."""
+    return [Store(target, to + first, Load(source, (start + first,), "f32", width)) for first, width in vector_pieces(count, lanes)]
