@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,9 +23,12 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region
 from tilewright.schedule.columns import Columns, length
-from tilewright.schedule.cpu_contraction import CpuContractionProblem
+from tilewright.schedule.cpu_contraction import ACROSS_N, ALONG_N, CONSTANT, CpuContractionProblem
 
 TILE_OVERHEAD_CYCLES = 30.0  # loop set-up, zeroing and first loads of a tile, before out-of-order overlap
+COPY_CYCLES = MappingProxyType({ALONG_N: 0.3, ACROSS_N: 2.0})
+"""A thread's cycles for each element of a second factor that is copied into panels, in its order and transposed; measured with AVX-512 (products of
+attention)."""
 
 
 def ceil_divided(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
@@ -88,10 +92,17 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
             "scattered results": np.where(scattered, result_bytes / machine.memory_bandwidth, 0.0),
             **({"row reductions": np.full(len(tile), row_vectors / machine.clock_hz)} if problem.whole_rows else {}),
             **({"pixel sums": row_vectors / machine.clock_hz * balance} if problem.images else {}),
+            **({"copy of B": _copied(problem, vectors * lanes, machine, threads)} if problem.b != CONSTANT else {}),
             "dispatch": np.full(len(tile), machine.dispatch_seconds),
         },
         overlapped=("arithmetic", "L2 to registers", "memory"),
     )
+
+
+def _copied(problem: CpuContractionProblem, panel: np.ndarray, machine: Machine, threads: int) -> np.ndarray:
+    """Seconds of the kernel that copies B into panels, where there is one."""
+    seconds = problem.b_bytes / 4 * COPY_CYCLES[problem.b] / threads / machine.clock_hz + machine.dispatch_seconds
+    return np.where((problem.b == ALONG_N) & (problem.n % panel == 0), 0.0, seconds)
 
 
 def stored_between(problem: CpuContractionProblem, machine: Machine, threads: int) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """How far apart neighbouring pixels are stored: a line farther than they need be, where they would fall into few sets of the first-level cache.
 
 A contraction on a CPU reads one element each of some PIXELS neighbouring pixels, then the next of each. Where the bytes from pixel to pixel are
-a multiple of a large part of a way of the cache, these lines fall into the same few sets and drive each other out before their other elements are read.
+a multiple of a large part of a way of the cache, these lines fall into the same few sets and drive each other out before the rest of them is read.
 Worked example: 512 channels of float32 are 2,048 bytes, a way of 48 KB in 12 ways has 4,096: sixteen pixels fall into two sets, eight in each, beside
 what there is of the filters.
 """

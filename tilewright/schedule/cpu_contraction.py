@@ -9,6 +9,8 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.schedule.columns import product_of, reject
 
+CONSTANT, ALONG_N, ACROSS_N = "constant", "along n", "across n"
+
 
 @dataclass(frozen=True)
 class CpuContractionProblem:
@@ -16,7 +18,8 @@ class CpuContractionProblem:
 
     `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32. With `whole_rows` reductions over N
     follow in the same kernel, so that one tile has to hold all of N; `row_operations` counts their arithmetic and that of the maps between.
-    With `images` a sum over the pixels of each image follows: a thread then owns one panel of one of so many images (0: nothing is summed)."""
+    With `images` a sum over the pixels of each image follows: a thread then owns one panel of one of so many images (0: nothing is summed).
+    `b`: how the second factor lies; CONSTANT is packed when compiling, ALONG_N is read as it is where panels divide N, else and ACROSS_N copied."""
 
     outer: int
     rows: int
@@ -28,6 +31,7 @@ class CpuContractionProblem:
     whole_rows: bool = False
     row_operations: int = 0
     images: int = 0
+    b: str = CONSTANT
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from math import prod
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.cpu.common import SERIAL_WORK, common_origin, reduction
-from tilewright.codegen.cpu.second_factor import SecondFactor, depends_on, second_factor
+from tilewright.codegen.cpu.second_factor import SecondFactor, depends_on, how_b_lies, second_factor
 from tilewright.codegen.cpu.transposition import copied, transposed, vector_pieces
 from tilewright.codegen.describe import problem
 from tilewright.graph.contraction import Contraction, anchor, sums_pixels
@@ -191,6 +191,7 @@ def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants
         bool(nest.stages),
         operations,
         images if nest.final is not None else 0,
+        how_b_lies(nest.found, nest.n, layouts, constants),
     )
 
 

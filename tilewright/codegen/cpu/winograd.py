@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from tilewright.codegen.access import bind_shared, vectorise
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import as_lanes, bytes_touched, decode, extent_of, named
-from tilewright.codegen.cpu.contraction import LINE, packed_panels
+from tilewright.codegen.cpu.contraction import LINE
+from tilewright.codegen.cpu.second_factor import packed_panels
 from tilewright.codegen.describe import problem as describe
 from tilewright.codegen.winograd import WinogradForm, input_index, store_vectors, winograd_form
 from tilewright.codegen.winograd_transform import TRANSFORMS, both_sides, filter_matrix
