@@ -240,7 +240,7 @@ def test_few_channels_are_walked_with_the_columns_of_the_filter(channels: int) -
     x = case.inputs["x"].copy()
     x[:, :, :, -1] = np.nan
     with_nan = replace(case, inputs=dict(case.inputs) | {"x": x})
-    lowered = lower_amx(*parts(case), XEON, CpuAmxSchedule(7, 2, 1, False, 2, 1, 16))
+    lowered = lower_amx(*parts(case), XEON, CpuAmxSchedule(7, 2, 1, False, False, 2, 1, 16))
     check(case, lowered)
     found = execute(with_nan, lowered)
     double = {name: torch.from_numpy(array).double() for name, array in with_nan.inputs.items()}
@@ -252,7 +252,7 @@ def test_tiles_over_rows_do_not_store_what_lies_between() -> None:
     case = convolution(channels=32, outputs=32, size=(7, 7))
     layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
     case = replace(case, layouts=layouts)
-    check(case, lower_amx(*parts(case), XEON, CpuAmxSchedule(16, 2, 2, True, 2, 1, 16)))
+    check(case, lower_amx(*parts(case), XEON, CpuAmxSchedule(16, 2, 2, True, False, 2, 1, 16)))
 
 
 def test_the_output_may_be_row_major() -> None:
@@ -260,7 +260,7 @@ def test_the_output_may_be_row_major() -> None:
     case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
     _, problem = amx_form(*parts(case), XEON)
     assert problem.single_stores
-    check(case, lower_amx(*parts(case), XEON, CpuAmxSchedule(9, 2, 2, False, 2, 1, 16)))
+    check(case, lower_amx(*parts(case), XEON, CpuAmxSchedule(9, 2, 2, False, False, 2, 1, 16)))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.schedule.columns import Columns, product_of, reject
+from tilewright.schedule.columns import product_of, reject
 
 TILES = 8
 TILE_PIXELS = 16
 TILE_CHANNELS = 16
+FLAGS = ("over_rows", "pixels_first")
 CHUNK = 32
 """Most bfloat16 of the reduction in a tile's row."""
 
@@ -52,12 +53,14 @@ class CpuAmxProblem:
 @dataclass(frozen=True)
 class CpuAmxSchedule:
     """`pixel_tiles` tiles of `pixels` pixels by `channel_tiles` tiles of 16 channels are summed side by side. `over_rows`: tiles go on over the ends
-    of rows. `pixel_parts` threads share the pixels, `channel_parts` the channels; `lanes` float32 are a vector."""
+    of rows. With `pixels_first` a block of pixels meets all panels of channels before the next does, else a panel meets all pixels. `pixel_parts`
+    threads share the pixels, `channel_parts` the channels; `lanes` float32 are a vector."""
 
     pixels: int
     pixel_tiles: int
     channel_tiles: int
     over_rows: bool
+    pixels_first: bool
     pixel_parts: int
     channel_parts: int
     lanes: int
@@ -70,7 +73,8 @@ class CpuAmxSchedule:
     def __str__(self) -> str:
         rows = ", over rows" if self.over_rows else ""
         blocks = f"{self.pixel_tiles}x{self.channel_tiles} tiles of {self.pixels} pixels by {TILE_CHANNELS} channels{rows}"
-        return f"amx {blocks}, threads {self.pixel_parts}x{self.channel_parts}"
+        first = "pixels" if self.pixels_first else "channels"
+        return f"amx {blocks}, {first} outermost, threads {self.pixel_parts}x{self.channel_parts}"
 
 
 def cpu_amx_space(problem: CpuAmxProblem, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -82,12 +86,12 @@ def cpu_amx_space(problem: CpuAmxProblem, threads: int) -> tuple[dict[str, np.nd
             "pixel_tiles": range(1, 5),
             "channel_tiles": range(1, 5),
             "over_rows": (0, 1) if problem.pitch and problem.rows > 1 else (0,),
+            "pixels_first": (0, 1),
             "pixel_parts": splits,
         }
     )
     rows["channel_parts"] = threads // rows["pixel_parts"]
     run = problem.run(rows["over_rows"])
-    count = -(-run // rows["pixels"])
     tiles = problem.outer * problem.tiles(rows["over_rows"], rows["pixels"])
     panels = -(-problem.n // TILE_CHANNELS)
     m, n = rows["pixel_tiles"], rows["channel_tiles"]
@@ -100,17 +104,11 @@ def cpu_amx_space(problem: CpuAmxProblem, threads: int) -> tuple[dict[str, np.nd
             (f"more than {TILES} tiles", m * n + m + n > TILES),
             ("more tiles in a block than there are", (m > problem.tiles(rows["over_rows"], rows["pixels"])) | (n > panels)),
             ("a thread without work", (rows["pixel_parts"] > -(-tiles // m)) | (rows["channel_parts"] > -(-panels // n))),
-            ("no tile", count < 1),
+            ("the same in the other order", (rows["pixels_first"] == 1) & ((panels <= n) | (tiles <= m))),
         ],
     )
 
 
-def working_bytes(problem: CpuAmxProblem, rows: Columns) -> np.ndarray:
-    """B's panel of a block and A's rows of it."""
-    depth = problem.steps * problem.depth
-    return 2 * (rows["channel_tiles"] * TILE_CHANNELS * depth + rows["pixel_tiles"] * rows["pixels"] * problem.depth)
-
-
 def schedule_of(lanes: int, **axes: int) -> CpuAmxSchedule:
     """The schedule of one row of the space on a machine with vectors of so many lanes."""
-    return CpuAmxSchedule(**{**axes, "over_rows": bool(axes["over_rows"])}, lanes=lanes)  # type: ignore[arg-type]
+    return CpuAmxSchedule(**{name: bool(value) if name in FLAGS else value for name, value in axes.items()}, lanes=lanes)  # type: ignore[arg-type]

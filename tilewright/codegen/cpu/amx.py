@@ -1,7 +1,7 @@
 """CPU lowering of the `amx` schema: contractions of bfloat16 factors on tile registers, float32 sums.
 
     for each part:                                                   (in parallel)
-        for each block of the part's output channels, and of its pixels:
+        for each block of the part's output channels, and of its pixels:      (or the pixels outside)
             sums[i][j] = 0                                           (tiles of pixels by 16 channels)
             for r in reduction, a chunk at a time:                   (filter rows, filter columns, chunks of channels)
                 sums[i][j] += A[i] * B[j]                            (A as it lies in memory, a row a pixel; B packed)
@@ -263,7 +263,7 @@ class _Blocks:
         return -(-self.problem.n // TILE_CHANNELS)
 
     def parts(self) -> Statement:
-        """All of it: a part has a range of blocks of channels and one of blocks of pixels; the pixels are inside, so that B's panel stays near."""
+        """All of it: a part has a range of blocks of channels and one of blocks of pixels."""
         s, form = self.schedule, self.form
         pixel_blocks = -(-self.tiles // s.pixel_tiles)
         items, channel_blocks = self.problem.outer * pixel_blocks, -(-self.panels // s.channel_tiles)
@@ -274,14 +274,19 @@ class _Blocks:
         pixel_block = Var("pixel_block", pixel_blocks)
         where = decode(item, (*form.outer, pixel_block))
         lets = [Let(axis, value) for axis, value in where.items() if axis.extent != 1]
-        inner: Statement = block(lets, self._block(pixel_block if pixel_blocks > 1 else ZERO, channel_block))
-        if items_each * s.pixel_parts > items:
-            inner = If(compare("lt", item, index_const(items)), inner)
-        over_items = For(within, index_const(items_each), block(Let(item, part // s.channel_parts * items_each + within), inner))
-        body: Statement = over_items
-        if channels_each * s.channel_parts > channel_blocks:
-            body = If(compare("lt", channel_block, index_const(channel_blocks)), body)
-        over_channels = For(along, index_const(channels_each), block(Let(channel_block, part % s.channel_parts * channels_each + along), body))
+
+        def over_items(body: Statement) -> Statement:
+            if items_each * s.pixel_parts > items:
+                body = If(compare("lt", item, index_const(items)), body)
+            return For(within, index_const(items_each), block(Let(item, part // s.channel_parts * items_each + within), body))
+
+        def over_channels(body: Statement) -> Statement:
+            if channels_each * s.channel_parts > channel_blocks:
+                body = If(compare("lt", channel_block, index_const(channel_blocks)), body)
+            return For(along, index_const(channels_each), block(Let(channel_block, part % s.channel_parts * channels_each + along), body))
+
+        one = self._block(pixel_block if pixel_blocks > 1 else ZERO, channel_block)
+        body = over_items(block(lets, over_channels(one))) if s.pixels_first else over_channels(over_items(block(lets, one)))
         names = (*(self._sums(i, j) for i in range(s.pixel_tiles) for j in range(s.channel_tiles)),)
         steps = self.problem.chunk // 2
         tiles = (
@@ -290,7 +295,7 @@ class _Blocks:
             *(Tile(f"b{j}", steps, TILE_CHANNELS) for j in range(s.channel_tiles)),
         )
         extent = part.extent or 1
-        return For(part, index_const(extent), WithTiles(tiles, over_channels), "parallel" if extent > 1 else "serial")
+        return For(part, index_const(extent), WithTiles(tiles, body), "parallel" if extent > 1 else "serial")
 
     @staticmethod
     def _sums(i: int, j: int) -> str:
