@@ -24,6 +24,8 @@ from bench.layers import layer
 from bench.regions import ranking_of
 from bench.transactions import pearson
 from tilewright.analysis.gpu import analysed
+from tilewright.analysis.traffic import traffic_of
+from tilewright.analysis.warps import SECTOR_BYTES
 from tilewright.codegen.lower import lower
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
@@ -40,9 +42,13 @@ COUNTED = {
     "global loads": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "global stores": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
     "instructions": "smsp__inst_executed.sum",
+    "level 2 reads": "lts__t_sectors_srcunit_tex_op_read.sum",
+    "memory reads": "dram__bytes_read.sum",
 }
 """What is evaluated, and the counter that counts it: wavefronts of shared memory (the third of everything, asynchronous copies included), sectors of
-global memory, and instructions of warps (of PTX; the counter's are the machine's)."""
+global memory, instructions of warps (of PTX; the counter's are the machine's), and sectors that level 2 and memory have to give."""
+UNITS = {"memory reads": SECTOR_BYTES}
+"""What a counter counts, for each one of what is evaluated."""
 
 
 def named_schedules(ranking: Ranking, texts: Iterable[str]) -> dict[str, Any]:
@@ -64,6 +70,8 @@ def evaluated(made: Lowered, machine: Machine, blocks: int) -> dict[str, float]:
     """What is counted, of all calls, under the names of COUNTED."""
     kernels = analysed(made, machine, blocks)
     found = [kernel.transactions for kernel in kernels]
+    bodies = {kernel.name: kernel for kernel in made.kernels}
+    beyond = [traffic_of(bodies[call.kernel], machine, one.resident, one.shared_bytes) for call, one in zip(made.calls, kernels, strict=True)]
     return {
         "shared loads": sum(t.shared_loads for t in found),
         "shared stores": sum(t.shared_stores for t in found),
@@ -71,6 +79,8 @@ def evaluated(made: Lowered, machine: Machine, blocks: int) -> dict[str, float]:
         "global loads": sum(t.global_loads for t in found),
         "global stores": sum(t.global_stores for t in found),
         "instructions": sum(sum(kernel.instructions.values()) for kernel in kernels),
+        "level 2 reads": sum(t.level_2 for t in beyond),
+        "memory reads": sum(t.memory for t in beyond),
     }
 
 
@@ -88,7 +98,7 @@ def counted_layer(entry: Mapping[str, Any], machine: Machine, blocks: int) -> li
         start = time.perf_counter()
         predicted = evaluated(made, machine, blocks)
         seconds = time.perf_counter() - start
-        counted = {name: candidate["values"][metric] for name, metric in COUNTED.items()}
+        counted = {name: candidate["values"][metric] / UNITS.get(name, 1) for name, metric in COUNTED.items()}
         found.append(
             {"layer": entry["layer"], "schedule": candidate["schedule"], "predicted": predicted, "counted": counted, "analysis seconds": seconds}
         )

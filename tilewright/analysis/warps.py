@@ -105,7 +105,7 @@ def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ..
     """
     if kernel.launch is None:
         raise ValueError(f"kernel {kernel.name} has no launch: it is for a CPU")
-    return tuple(_Walk(kernel, most_blocks).found)
+    return tuple(KernelWalk(kernel, chosen_blocks(prod(kernel.launch.grid), most_blocks)).found)
 
 
 def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, executed: Mapping[int, float] | None = None) -> Transactions:
@@ -142,13 +142,13 @@ def chosen_blocks(count: int, most: int) -> np.ndarray:
     return np.unique((np.arange(most) * _GOLDEN % 1.0 * count).astype(np.int64))
 
 
-class _Walk:
-    """Goes through a kernel once, with the values of variables as arrays."""
+class KernelWalk:
+    """Goes through a kernel once, with the values of variables as arrays over the loops around, the numbers of `chosen` blocks, warps and lanes."""
 
-    def __init__(self, kernel: Kernel, most_blocks: int) -> None:
+    def __init__(self, kernel: Kernel, chosen: np.ndarray) -> None:
         assert kernel.launch is not None
         grid, block = kernel.launch.grid, kernel.launch.block
-        blocks = chosen_blocks(prod(grid), most_blocks).reshape(-1, 1, 1)
+        blocks = chosen.reshape(-1, 1, 1)
         warps = -(-prod(block) // WARP)
         threads = np.arange(warps * WARP).reshape(1, warps, WARP)
         self.scale = prod(grid) / blocks.size

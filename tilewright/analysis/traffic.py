@@ -1,0 +1,209 @@
+"""Traffic of a GPU kernel beyond its processors: sectors that it asks of level 2, and how many of those come from memory.
+
+Every address of global memory is a sum of parts that depend on different things: on the block (and whatever is mixed with its number), on
+the loops, on the thread. Distinct values of each part are evaluated for all blocks and added up, so that a tile's sectors are known exactly
+without going through all of its accesses.
+
+    level 1     serves what a block reads again, as far as the footprints of the blocks that a processor holds fit into what shared memory
+                leaves of it; asynchronous copies of 16 bytes go past it
+    waves       blocks start in the order of their numbers; as many run together as all processors hold (occupancy). What blocks of a wave
+                have in common comes from memory once: the union of their footprints
+    level 2     keeps a sector until the footprints of the waves since then exceed its size; it is cold when the kernel starts
+
+Source: the waves and the L2 hits of a wave's union as in Y. Tuna (2021), algorithm 2 applied to the grid; how memory asks: CUDA C++ Programming
+Guide, "Asynchronous Data Copies" and "Memory hierarchy". Compared with counters in bench/gpu_traffic.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tilewright.analysis.warps import SECTOR_BYTES, Access, KernelWalk, accesses, chosen_blocks
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import Expr, linear
+from tilewright.ir.kernel import Kernel
+
+MOST_ADDRESSES = 1 << 23
+"""Addresses of a kernel that are evaluated one by one; a buffer whose accesses have more counts as touched whole."""
+SAMPLED_BLOCKS = 8
+"""Blocks whose own footprints are counted."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """What one access touches, in bytes: `blocks` [blocks or 1, values] and `others` [values], of which every sum of one of either is an address.
+    `width`: bytes of one lane."""
+
+    buffer: str
+    kind: str
+    width: int
+    blocks: np.ndarray
+    others: np.ndarray
+
+    @property
+    def addresses(self) -> int:
+        """Of all blocks."""
+        return self.blocks.size * self.others.size
+
+    def sectors(self, which: slice | np.ndarray, last: int) -> np.ndarray:
+        """Numbers from 0 to `last`, with repetitions, of the sectors that some of the blocks touch."""
+        rows = self.blocks[which] if len(self.blocks) > 1 else self.blocks
+        found = ((rows.reshape(-1, 1) + self.others) // SECTOR_BYTES).ravel()
+        # what a guard leaves out at the edges lies outside, or is touched by a neighbour
+        return found[(found >= 0) & (found <= last)]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Sectors of one launch. `asked`: what warps read, by level 1 or past it; `level_2`: reads that level 2 has to serve; `memory`: those of them
+    that it does not have; `written`: distinct ones that are stored."""
+
+    asked: float
+    level_2: float
+    memory: float
+    written: float
+
+    @property
+    def hits(self) -> float:
+        """Share of the reads of level 2 that it has."""
+        return 1 - self.memory / self.level_2 if self.level_2 else 1.0
+
+
+class PlacesWalk(KernelWalk):
+    """Collects where a kernel touches global memory, access by access."""
+
+    def __init__(self, kernel: Kernel, chosen: np.ndarray) -> None:
+        self.places: list[Places] = []
+        super().__init__(kernel, chosen)
+
+    def touch(self, name: str, offset: Expr, lanes: int, kind: str, mask: np.ndarray, target: np.ndarray | None = None) -> None:
+        """Instead of counting transactions."""
+        buffer = self.buffers[name]
+        if buffer.space == "global" and mask.any():
+            size = size_of(buffer.dtype)
+            blocks, parts = self.parts(offset)
+            others = np.zeros(1, np.int64)
+            for part in parts:
+                others = np.unique(others[:, None] + part)
+            self.places.append(Places(name, kind, size * lanes, blocks * size, others * size))
+
+    def parts(self, offset: Expr) -> tuple[np.ndarray, list[np.ndarray]]:
+        """An offset as a sum: [blocks or 1, values] of what depends on the block, and the values of each part that does not, on axes of its own."""
+        form = linear(offset)
+        groups: list[tuple[set[int], np.ndarray]] = []
+        for atom, coefficient in form.terms:
+            value = self.evaluated(atom) * coefficient
+            axes = {axis - value.ndim for axis, length in enumerate(value.shape) if length > 1}
+            for other in [group for group in groups if group[0] & axes]:
+                groups.remove(other)
+                axes, value = axes | other[0], value + other[1]
+            groups.append((axes, value))
+        blocks, others = np.full((1, 1), form.constant, np.int64), []
+        for axes, value in groups:
+            if -3 in axes:
+                first = np.moveaxis(value, -3, 0)
+                blocks = blocks + first.reshape(len(first), -1)
+            elif axes:
+                others.append(np.unique(value))
+            else:
+                blocks = blocks + value.reshape(1, 1)
+        return blocks, others
+
+
+def traffic_of(kernel: Kernel, machine: Machine, resident: int, shared_bytes: int, found: Sequence[Access] | None = None) -> Traffic:
+    """The traffic of one launch, level 2 cold. `resident`: blocks that a processor holds; `shared_bytes`: of one block; `found`: the kernel's
+    `accesses`, where they are known.
+
+    Raises:
+        NotStatic: where an address depends on what is loaded.
+    """
+    asked, level_2 = level_2_sectors(kernel, machine, resident, shared_bytes, found)
+    read, written = memory_sectors(kernel, machine, resident)
+    return Traffic(asked, max(level_2, read), read, written)
+
+
+def level_2_sectors(
+    kernel: Kernel, machine: Machine, resident: int, shared_bytes: int, found: Sequence[Access] | None = None
+) -> tuple[float, float]:
+    """(sectors that warps read, those of them that level 1 does not serve). Parameters and errors as of `traffic_of`.
+
+    A block's reads of a buffer come from level 2 once a sector where all footprints of the resident blocks fit level 1, every time where
+    nothing of them does, and in between by the share that fits."""
+    assert kernel.launch is not None
+    cache = machine.cache(1)
+    assert cache is not None
+    blocks = prod(kernel.launch.grid)
+    chosen = chosen_blocks(blocks, SAMPLED_BLOCKS)
+    own: dict[str, float] = {}
+    walk = PlacesWalk(kernel, chosen)
+    cached = [place for place in walk.places if by_level_1(place.kind, place.width)]
+    for name in dict.fromkeys(place.buffer for place in cached):
+        last = (walk.buffers[name].size * size_of(walk.buffers[name].dtype) - 1) // SECTOR_BYTES
+        same = [place for place in cached if place.buffer == name]
+        each = (sum_of_distinct([place.sectors(np.array([at]), last) for place in same]) for at in range(len(chosen)))
+        own[name] = sum(each) / len(chosen)
+    reads = [access for access in found or accesses(kernel) if access.space == "global" and access.kind in ("load", "copy")]
+    left = cache.bytes - resident * (shared_bytes + machine.shared_reserved_bytes)
+    kept = min(1.0, max(0.0, left / max(1.0, resident * SECTOR_BYTES * sum(own.values()))))
+    total = float(sum(access.transactions for access in reads))
+    level_2 = sum(access.transactions for access in reads if not by_level_1(access.kind, access.bytes))
+    for name, distinct in own.items():
+        asked = sum(access.transactions for access in reads if access.buffer == name and by_level_1(access.kind, access.bytes))
+        level_2 += min(asked, blocks * distinct) * kept + asked * (1 - kept)
+    return total, float(level_2)
+
+
+def by_level_1(kind: str, width: int) -> bool:
+    """Whether an access may find in level 1 what another brought there."""
+    return kind == "load" or kind == "copy" and width < 16
+
+
+def sum_of_distinct(numbers: Sequence[np.ndarray]) -> int:
+    return len(np.unique(np.concatenate(numbers)))
+
+
+def memory_sectors(kernel: Kernel, machine: Machine, resident: int) -> tuple[float, float]:
+    """(sectors that come from memory, distinct sectors that are stored). Parameters and errors as of `traffic_of`."""
+    assert kernel.launch is not None
+    blocks = prod(kernel.launch.grid)
+    cache = machine.cache(2)
+    assert cache is not None
+    places = PlacesWalk(kernel, np.arange(blocks)).places
+    sizes = {buffer.name: buffer.size * size_of(buffer.dtype) for buffer in kernel.parameters}
+    touched = {place.buffer for place in places}
+    fits = sum(sizes[name] for name in touched) <= cache.bytes
+    wave = blocks if fits else min(blocks, resident * machine.processors)
+    waves = -(-blocks // wave)
+    kept = cache.bytes // SECTOR_BYTES
+    # the wave that touched a sector last, and how many sectors all waves up to one have touched
+    last_wave = {name: np.full(-(-sizes[name] // SECTOR_BYTES), -1) for name in touched}
+    passed = np.zeros(waves + 1)
+    read = written = 0.0
+    whole = {place.buffer for place in places if place.addresses > MOST_ADDRESSES}
+    for number in range(waves):
+        which = slice(number * wave, min(blocks, (number + 1) * wave))
+        fresh = {}
+        for name, before in last_wave.items():
+            marked = np.zeros(len(before), bool)
+            if name in whole:
+                marked[:] = True
+            else:
+                for place in places:
+                    if place.buffer == name:
+                        marked[place.sectors(which, len(before) - 1)] = True
+            fresh[name] = marked
+        passed[number + 1] = passed[number] + sum(int(marked.sum()) for marked in fresh.values())
+        for name, marked in fresh.items():
+            before = last_wave[name]
+            gone = marked & ((before < 0) | (passed[number] - passed[before] > kept))
+            if any(place.buffer == name and place.kind in ("load", "copy") for place in places):
+                read += int(gone.sum())
+            if any(place.buffer == name and place.kind in ("store", "atomic") for place in places):
+                written += int((marked & (before < 0)).sum())
+            before[marked] = number
+    return read, written
