@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace) -> None:
     done = {str(entry.layer["name"]) for entry in read(options.file)} if options.file.exists() else set()
     start = time.monotonic()
     with Trials(machine) as trials:
-        for name in ALTERNATING:
+        for name in options.operators.split(","):
             if name in done or time.monotonic() - start > options.seconds:
                 continue
             found = measured(trials, machine, name, options)
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("mode", choices=("measure", "report"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--target", default="h200")
+    parser.add_argument("--operators", default=",".join(ALTERNATING))
     parser.add_argument("--top", type=int, default=100)
     parser.add_argument("--evenly", type=int, default=200)
     parser.add_argument("--again", type=int, default=50)

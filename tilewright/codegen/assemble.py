@@ -81,11 +81,20 @@ def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:
 
 
 def single(
-    region: Region, schedule: object, body: Statement, layouts: Mapping[str, Layout], values: Mapping[str, Value], launch: Launch | None = None
+    region: Region,
+    schedule: object,
+    body: Statement,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    launch: Launch | None = None,
+    blocks_per_processor: int = 0,
 ) -> Lowered:
     """A region as one kernel of that body, and its call."""
     dtypes = {name: value.dtype for name, value in values.items()}
-    kernel, arguments = assemble(region.kind, body, layouts, dtypes, region.outputs, header=f"{problem(region)}\n{schedule}", launch=launch)
+    header = f"{problem(region)}\n{schedule}"
+    kernel, arguments = assemble(
+        region.kind, body, layouts, dtypes, region.outputs, header=header, launch=launch, blocks_per_processor=blocks_per_processor
+    )
     return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -15,6 +15,12 @@ MOST_UNROLLED = 320
 """Elements of the windows of a thread's tile: more code would not stay in the instruction cache."""
 MOST_ACCUMULATORS = 64
 """Scalars that a thread accumulates: with what it loads for them, about half of its registers."""
+MOST_UNDER_WAY = 96
+"""Registers for loads of a thread that are under way at once."""
+ADDRESS_REGISTERS = 28
+UNCAPPED = 255
+LARGE_WINDOW = 16
+"""Windows of more elements, in a tile that does not divide the extents, take all registers that a thread may have: everything is loaded ahead."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ def window_space(problem: WindowProblem, machine: Machine) -> tuple[dict[str, np
             ("rows have no load in common", (rows["rows"] > 1) & (not repeated)),
             ("unrolled windows exceed the instruction cache", (tile > 1) & (tile * problem.reduced > MOST_UNROLLED)),
             ("accumulators exceed the registers", tile * rows["lanes"] > MOST_ACCUMULATORS),
+            ("registers exceed a processor's", registers_of(rows, problem) * rows["threads"] > machine.registers_per_processor),
             ("tiles leave more than half of the processors idle", (tile > 1) & (2 * blocks_of(rows, problem) < machine.processors)),
         ],
     )
@@ -106,8 +113,25 @@ def blocks_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
     return np.maximum(1, -(-tiles_of(rows, problem) // rows["threads"]))
 
 
+def loads_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+    """Loads of a thread's tile, each once."""
+    return sum((load.count(rows["rows"], rows["items"]) for load in problem.loads), np.zeros_like(rows["items"]))
+
+
 def registers_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
-    """Estimated 32-bit registers of a thread: accumulators, one row of each load's windows that is under way, addresses."""
-    one = np.ones_like(rows["items"])
-    under_way = sum(load.along("items", rows["items"]) * (load.fixed if load.fixed <= 8 else 8) for load in problem.loads) * one
-    return 24 + rows["lanes"] * (rows["rows"] * rows["items"] + np.minimum(under_way, 24))
+    """32-bit registers that a thread is given: for its accumulators, its loads under way, addresses."""
+    under_way = np.minimum(loads_of(rows, problem) * rows["lanes"], MOST_UNDER_WAY)
+    needed = ADDRESS_REGISTERS + rows["lanes"] * rows["rows"] * rows["items"] + under_way
+    return np.where(is_guarded(rows, problem) & (problem.reduced > LARGE_WINDOW), UNCAPPED, needed)
+
+
+def is_guarded(rows: Columns, problem: WindowProblem) -> np.ndarray:
+    """Whether the tiles do not divide the extents, so that parts of them stand behind guards."""
+    return (problem.row_extent % rows["rows"] != 0) | (problem.item_extent % rows["items"] != 0)
+
+
+def blocks_to_ask_for(schedule: WindowSchedule, problem: WindowProblem, machine: Machine) -> int:
+    """The occupancy to ask of the assembler: left to itself it gives a thread so few registers that its loads wait for one another."""
+    estimate = registers_of({entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)}, problem)
+    blocks = machine.registers_per_processor // (schedule.threads * min(int(estimate[0]), machine.registers_per_thread_max))
+    return max(1, min(blocks, machine.blocks_per_processor, machine.threads_per_processor // schedule.threads))

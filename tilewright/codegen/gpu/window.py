@@ -51,7 +51,7 @@ from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Lowered, Region, Storage, Unsuitable
-from tilewright.schedule.gpu_window import UNROLLED_WINDOW, TiledLoad, WindowProblem, WindowSchedule
+from tilewright.schedule.gpu_window import UNROLLED_WINDOW, TiledLoad, WindowProblem, WindowSchedule, blocks_to_ask_for
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,8 @@ def lower_window(
 
     root = block(below(position, total, "position", thread))
     packed = {name: entry.value for name, entry in form.storage.items()}
-    result = single(region, schedule, root, form.layouts, {**values, **packed}, launch)
+    asked = blocks_to_ask_for(schedule, form.problem, machine)
+    result = single(region, schedule, root, form.layouts, {**values, **packed}, launch, asked)
     return replace(result, storage=form.storage)
 
 
