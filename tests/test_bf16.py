@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tilewright.analysis.caches import cache_misses
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cpu.amx import amx_form, lower_amx
@@ -440,3 +441,12 @@ def test_unknown_precisions_are_refused() -> None:
         tilewright.compile(nn.Linear(4, 4), torch.randn(2, 4), precision="fp8")
 
 
+
+
+def test_the_cache_model_sees_tile_loads() -> None:
+    """One thread, every line of both factors comes in once: all of it fits the second level."""
+    case = convolution(channels=64, outputs=64, size=(28, 28), epilogue=False)
+    kernel = lower_amx(*parts(case), XEON, CpuAmxSchedule(14, 2, 2, False, False, 1, 1, 16)).kernels[0]
+    second = cache_misses(kernel, XEON, 1).levels[1]
+    lines = {"in0": 9 * 64 * 64 // 32, "in1": 30 * 30 * 64 // 32, "out": 28 * 28 * 64 // 32}
+    assert {name: round(count) for name, count in second.misses.items()} == lines
