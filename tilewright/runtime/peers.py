@@ -34,6 +34,20 @@ def eager(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     return torch.inference_mode()(module)
 
 
+def eager_bfloat16(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """PyTorch under `torch.autocast(bfloat16)`, channels last where there are images; results as float32."""
+    layout = torch.channels_last if any(x.ndim == 4 for x in inputs) else torch.contiguous_format
+    module = module.to(memory_format=layout)  # type: ignore[call-overload]
+
+    @torch.inference_mode()
+    def run(*values: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = module(*(x.contiguous(memory_format=layout) if x.ndim == 4 else x for x in values))
+        return torch.utils._pytree.tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.dtype == torch.bfloat16 else x, result)
+
+    return run
+
+
 def eager_channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     """PyTorch with weights and images in channels-last layout; the conversion of the input is timed."""
     ranks = {x.ndim for x in inputs} & {4, 5}
@@ -135,6 +149,7 @@ PEERS: Mapping[str, Contender] = MappingProxyType(
         for contender in (
             Contender("eager", eager),
             Contender("eager_cl", eager_channels_last),
+            Contender("eager_bf16", eager_bfloat16),
             Contender("inductor", inductor),
             Contender("onnxruntime", onnxruntime),
             Contender("openvino", openvino),
