@@ -1,0 +1,59 @@
+"""Products whose second factor is computed: read as it lies, or copied into panels, against PyTorch in float64 in the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+from gpu_cases import Case, check, matmul_case
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tilewright.codegen.cpu.contraction import contraction_problem, lower_contraction
+from tilewright.cost.cpu_choice import rank_contraction
+from tilewright.hardware import machine
+from tilewright.partition.canonical import canonical
+from tilewright.runtime.problems import problem_of
+from tilewright.schedule.cpu_contraction import ACROSS_N, ALONG_N, CONSTANT
+
+
+def product(**options) -> Case:  # noqa: ANN003
+    """A matrix product under the names that the compiler gives."""
+    case = matmul_case(**options)
+    problem, names = problem_of(case.region, case.layouts, case.values, case.constants), canonical(case.region).names
+    inputs = {names[name]: array for name, array in case.inputs.items()}
+    return Case(problem.region, problem.layouts, problem.values, inputs, case.expected, problem.constants)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    target=st.sampled_from(["neoverse-n1", "x86-avx2"]),
+    batch=st.sampled_from([(), (2,), (2, 3)]),
+    m=st.integers(2, 9),
+    n=st.one_of(st.integers(2, 40), st.sampled_from([8, 16, 32])),
+    r=st.integers(2, 7),
+    lies=st.sampled_from([CONSTANT, ALONG_N, ALONG_N, ACROSS_N]),
+    where=st.floats(0, 0.999),
+    seed=st.integers(0, 1000),
+)
+def test_products(target, batch, m, n, r, lies, where, seed) -> None:  # noqa: ANN001
+    case = product(batch=batch, m=m, n=n, r=r, transpose_b=lies == ACROSS_N, constant=lies == CONSTANT, seed=seed)
+    problem = contraction_problem(case.region, case.layouts, case.constants)
+    assert problem.b == lies
+    ranking = rank_contraction(problem, machine(target), 2)
+    schedule = ranking.choice(int(where * ranking.candidates)).schedule
+    lowered = lower_contraction(case.region, case.layouts, case.values, case.constants, machine(target), schedule)
+    assert (len(lowered.kernels) == 1) == (lies == CONSTANT or (lies == ALONG_N and n % schedule.panel == 0))
+    check(case, lowered)
+
+
+def test_the_model_knows_the_copy() -> None:
+    def copies(transposed: bool, n: int) -> tuple[np.ndarray, np.ndarray]:
+        case = product(batch=(2,), m=64, n=n, r=32, transpose_b=transposed)
+        ranking = rank_contraction(contraction_problem(case.region, case.layouts, case.constants), machine("x86-avx512"), 2)
+        divided = [n % ranking.choice(at).schedule.panel == 0 for at in range(ranking.candidates)]
+        return ranking.parts[0].estimate.terms["copy of B"], np.array(divided)
+
+    seconds, divided = copies(False, 96)
+    assert ((seconds == 0) == divided).all()
+    assert divided.any()
+    assert not divided.all()
+    assert (copies(True, 96)[0] > seconds.max()).all()
