@@ -10,12 +10,15 @@ from tilewright.codegen.assemble import block, single
 from tilewright.codegen.cpu.common import nest
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import Expr
+from tilewright.ir.expr import Expr, coefficient, loads
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Store
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region
 from tilewright.schedule.cpu_loops import LoopSchedule
+
+SHORT = 8
+"""Elements of an innermost axis that are no work for vectors."""
 
 
 def lower_map(
@@ -30,6 +33,8 @@ def lower_map(
     step = split_divided_axes(region.steps[-1])
     body, offset = flat_step(step, region, layouts)
     axes, (body, offset) = merge_axes(storage_order(step.axes, offset), [body, offset])
+    if len(axes) > 1 and (axes[-1].extent or 0) < SHORT and any(coefficient(load.index[0], axes[-2]) == 1 for load in loads(body)):
+        axes = (*axes[:-2], axes[-1], axes[-2])  # an image's three channels go to their places one after the other, each in vectors
 
     lets, (value, where) = bind_shared([body, offset])
     element = block(lets, Store(region.outputs[0], where, value))
