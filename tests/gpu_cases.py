@@ -69,7 +69,6 @@ def execute(case: Case, lowered: Lowered, scalars: tuple[int, ...] = ()) -> np.n
     everything[output] = Storage(case.values[output], case.layouts[output])
     for name, item in everything.items():
         if item.source is not None:
-            assert item.view is not None
             memory[name] = stored(prepared(torch.from_numpy(case.inputs[item.source]), item).numpy().copy(), item.layout)
         else:
             memory[name] = poison(item)

@@ -7,9 +7,11 @@ from functools import partial
 
 from tilewright.codegen.cpu.amx import amx_form
 from tilewright.codegen.cpu.contraction import contraction_problem
+from tilewright.codegen.cpu.depthwise import depthwise_form
 from tilewright.codegen.cpu.winograd import cpu_winograd_form
 from tilewright.cost.cpu import estimate_contraction, estimate_loops
 from tilewright.cost.cpu_amx import estimate_amx
+from tilewright.cost.cpu_depthwise import estimate_depthwise
 from tilewright.cost.cpu_winograd import estimate_winograd
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
@@ -20,6 +22,8 @@ from tilewright.schedule.columns import length
 from tilewright.schedule.cpu_amx import cpu_amx_space
 from tilewright.schedule.cpu_amx import schedule_of as amx_schedule_of
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, cpu_contraction_space, schedule_of
+from tilewright.schedule.cpu_depthwise import cpu_depthwise_space
+from tilewright.schedule.cpu_depthwise import schedule_of as depthwise_schedule_of
 from tilewright.schedule.cpu_loops import LoopSchedule, loop_space
 from tilewright.schedule.cpu_winograd import cpu_winograd_space
 from tilewright.schedule.cpu_winograd import schedule_of as winograd_schedule_of
@@ -39,7 +43,8 @@ def rank(
         return with_amx(vectors, region, layouts, values, constants, machine, threads)
     if region.kind in ("map", "window", "rows", "prefix"):
         rows, rejected = loop_space(machine)
-        return Ranking((Part(LoopSchedule, rows, estimate_loops(rows, region, layouts, values, machine, threads)),), rejected)
+        plain = Ranking((Part(LoopSchedule, rows, estimate_loops(rows, region, layouts, values, machine, threads)),), rejected)
+        return of_depthwise(plain, region, layouts, values, constants, machine, threads) if region.kind == "window" else plain
     raise Unsuitable(f"no CPU schema for a region of kind {region.kind}")
 
 
@@ -68,6 +73,28 @@ def with_winograd(
     more = {f"winograd: {reason}": count for reason, count in rejected.items()}
     part = Part(partial(winograd_schedule_of, machine.vector_lanes()), rows, estimate_winograd(problem, rows, machine, threads), problem)
     return Ranking((*ranking.parts, part) if length(rows) else ranking.parts, {**ranking.rejected, **more})
+
+
+def of_depthwise(
+    ranking: Ranking,
+    region: Region,
+    layouts: Mapping[str, Layout],
+    values: Mapping[str, Value],
+    constants: frozenset[str],
+    machine: Machine,
+    threads: int,
+) -> Ranking:
+    """The candidates for a depthwise convolution in place of the one for any window, where the region is one: with the same instructions that one
+    has no register tile of several rows, and its prediction knows nothing of instructions."""
+    try:
+        _, problem = depthwise_form(region, layouts, values, constants, machine)
+    except Unsuitable:
+        return ranking
+    rows, rejected = cpu_depthwise_space(problem, machine)
+    if not length(rows):
+        return ranking
+    schedule = partial(depthwise_schedule_of, machine.vector_lanes())
+    return Ranking((Part(schedule, rows, estimate_depthwise(problem, rows, machine, threads), problem),), {**ranking.rejected, **rejected})
 
 
 def with_amx(

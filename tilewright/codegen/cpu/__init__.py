@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from tilewright.codegen.cpu.amx import lower_amx
 from tilewright.codegen.cpu.contraction import lower_contraction
+from tilewright.codegen.cpu.depthwise import lower_depthwise
 from tilewright.codegen.cpu.map import lower_map
 from tilewright.codegen.cpu.prefix import lower_prefix
 from tilewright.codegen.cpu.rows import lower_rows
@@ -19,10 +20,11 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Region, Unsuitable
 from tilewright.schedule.cpu_amx import CpuAmxSchedule
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule
+from tilewright.schedule.cpu_depthwise import CpuDepthwiseSchedule
 from tilewright.schedule.cpu_loops import LoopSchedule
 from tilewright.schedule.cpu_winograd import CpuWinogradSchedule
 
-CpuSchedule: TypeAlias = CpuContractionSchedule | CpuAmxSchedule | CpuWinogradSchedule | LoopSchedule
+CpuSchedule: TypeAlias = CpuContractionSchedule | CpuAmxSchedule | CpuWinogradSchedule | CpuDepthwiseSchedule | LoopSchedule
 
 _LOWERINGS: Mapping[tuple[str, type], Callable[..., Lowered]] = MappingProxyType(
     {
@@ -30,6 +32,7 @@ _LOWERINGS: Mapping[tuple[str, type], Callable[..., Lowered]] = MappingProxyType
         ("contraction", CpuAmxSchedule): lower_amx,
         ("contraction", CpuWinogradSchedule): lower_winograd,
         ("map", LoopSchedule): lower_map,
+        ("window", CpuDepthwiseSchedule): lower_depthwise,
         ("window", LoopSchedule): lower_window,
         ("rows", LoopSchedule): lower_rows,
         ("prefix", LoopSchedule): lower_prefix,

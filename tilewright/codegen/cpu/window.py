@@ -1,4 +1,4 @@
-"""CPU windows: pooling, depthwise convolution and other small reductions, each output element reduced serially.
+"""CPU windows: pooling and other small reductions, each output element reduced serially (depthwise convolutions: see `depthwise`).
 
     for each tile of pixels and block of channels:           (in parallel)
         acc[pixel][vector] = identity
@@ -44,7 +44,7 @@ def lower_window(
     """Each output element reduces its window serially; neighbouring channels fill the vector lanes."""
     offset = layouts[region.outputs[0]].offset(region.steps[-1].index)
     lane = storage_order(region.steps[0].axes, offset)[-1:]
-    region, storage = _packed_along(region, lane, layouts, values, constants)
+    region, storage = packed_along(region, lane, layouts, values, constants)
     layouts = {**layouts, **{name: entry.layout for name, entry in storage.items()}}
     values = {**values, **{name: entry.value for name, entry in storage.items()}}
     reduce, final = region.steps[0], region.steps[-1]
@@ -63,7 +63,7 @@ def lower_window(
     return replace(lowered, storage=MappingProxyType(storage))
 
 
-def _packed_along(
+def packed_along(
     region: Region,
     lane: Sequence[Var],
     layouts: Mapping[str, Layout],
