@@ -127,7 +127,13 @@ def registers_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
 
 def is_guarded(rows: Columns, problem: WindowProblem) -> np.ndarray:
     """Whether the tiles do not divide the extents, so that parts of them stand behind guards."""
-    return (problem.row_extent % rows["rows"] != 0) | (problem.item_extent % rows["items"] != 0)
+    last_rows, last_items = guarded_places(rows, problem)
+    return (last_rows > 0) | (last_items > 0)
+
+
+def guarded_places(rows: Columns, problem: WindowProblem) -> tuple[np.ndarray, np.ndarray]:
+    """How many of a tile's rows, and of its items, reach over the end of their extent in the last tile."""
+    return -problem.row_extent % rows["rows"], -problem.item_extent % rows["items"]
 
 
 def blocks_to_ask_for(schedule: WindowSchedule, problem: WindowProblem, machine: Machine) -> int:
