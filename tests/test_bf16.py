@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tilewright import zoo
 from tilewright.analysis.caches import cache_misses
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
@@ -298,6 +299,15 @@ def test_the_space_keeps_its_rules() -> None:
     assert set(rows["pixels"][~over]) == {14} and set(rows["pixels"][over]) == {16}
 
 
+def test_more_threads_than_blocks_are_no_obstacle() -> None:
+    case = convolution(channels=32, outputs=24, size=(5, 5))
+    _, problem = amx_form(*parts(case), XEON)
+    rows, _ = cpu_amx_space(problem, 56)
+    assert length(rows)
+    at = int(np.argmax(rows["channel_parts"]))
+    check(case, lower_amx(*parts(case), XEON, schedule_of(16, **row(rows, at))))
+
+
 def test_the_models_choose_tiles_for_a_layer_that_is_made_for_them() -> None:
     case = convolution(channels=64, outputs=64, size=(28, 28))
     choice = rank(*parts(case), XEON, 2).first()
@@ -365,7 +375,7 @@ def model_cases() -> list[tuple[nn.Module, Sequence[torch.Tensor]]]:
 def assert_as_good_as_autocast(module: nn.Module, inputs: Sequence[torch.Tensor], found: object) -> None:
     """No more than twice the error of torch.autocast(bfloat16), or a few units of bfloat16 of the largest result."""
     with torch.no_grad():
-        exact = torch.utils._pytree.tree_leaves(copy.deepcopy(module).double()(*[x.double() for x in inputs]))
+        exact = torch.utils._pytree.tree_leaves(copy.deepcopy(module).double()(*[x.double() if x.is_floating_point() else x for x in inputs]))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             lower = torch.utils._pytree.tree_leaves(module(*inputs))
     for ours, theirs, wanted in zip(torch.utils._pytree.tree_leaves(found), lower, exact, strict=True):
@@ -387,6 +397,18 @@ def test_models_are_as_good_as_autocast(number: int) -> None:
     if not any(row.kind == "scan" for row in executable.plan.rows):
         verified = executable.verify(*fresh)
         assert verified.first_wrong is None, str(verified)
+
+
+@here
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg16", "mobilenet_v2", "inception_v3", "densenet121", "bert_base"])
+def test_networks_are_as_good_as_autocast(name: str) -> None:
+    module, inputs = zoo.build(name)
+    torch.manual_seed(1)
+    fresh = zoo.NETWORKS[name].example_inputs(1)
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
+    poison(executable)
+    assert_as_good_as_autocast(module, fresh, executable(*fresh))
 
 
 @here

@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--against", default="eager,eager_cl", metavar="NAMES", help="of eager, eager_cl, inductor, onnxruntime, openvino")
     bench.add_argument("--rounds", type=_positive, default=10, help="turns of each contender (default 10)")
     bench.add_argument("--seconds", type=_amount, default=0.3, help="least time of one turn (default 0.3)")
-    bench.add_argument("--tolerance", type=_amount, default=1e-3, help="largest error relative to the largest output (default 1e-3)")
+    bench.add_argument("--tolerance", type=_amount, help="largest error relative to the largest output (default 1e-3, of bf16 5e-2)")
     explain = command("explain", _explain, "explain region by region what a compiled model does, and why")
     explain.add_argument("model", metavar="PATH|MODEL", help=f"an artifact, or {MODEL_HELP}")
     explain.add_argument("--html", metavar="FILE", help="write the explanation as a web page too")
@@ -377,6 +377,7 @@ def _bench(options: argparse.Namespace) -> int:
     _check_options(options)
     from tilewright.runtime.measure import Contender, compare, seconds_of_call, seconds_of_device_call
     from tilewright.runtime.peers import PEERS, on_device
+    from tilewright.runtime.verify import TOLERANCES
 
     names = list(dict.fromkeys(name for name in options.against.split(",") if name))
     unknown = [name for name in names if name not in PEERS]
@@ -402,9 +403,11 @@ def _bench(options: argparse.Namespace) -> int:
 
     contenders = [Contender("tilewright", ours), *(on_device(PEERS[name], "cuda" if on_gpu else "cpu") for name in names)]
     examples, fresh = (_inputs_on_target(model, options, seed) for seed in (0, 1))
+    usual = TOLERANCES["bf16"] if options.precision == "bf16" else 1e-3
+    tolerance = options.tolerance if options.tolerance is not None else usual
     with _quiet(options.debug):
         outcomes = compare(
-            options.model, module, examples, fresh, contenders, options.tolerance, options.rounds, options.seconds,
+            options.model, module, examples, fresh, contenders, tolerance, options.rounds, options.seconds,
             seconds_of_device_call if on_gpu else seconds_of_call,
         )  # fmt: skip
     from tilewright.report.tables import outcome_table

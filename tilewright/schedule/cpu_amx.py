@@ -78,7 +78,8 @@ class CpuAmxSchedule:
 
 
 def cpu_amx_space(problem: CpuAmxProblem, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns named as the schedule's fields but `lanes`; and how many were rejected by reason."""
+    """Candidates with columns named as the schedule's fields but `lanes`; and how many were rejected by reason. Of many threads
+    some may have no work."""
     splits = [part for part in range(1, threads + 1) if threads % part == 0]
     rows = product_of(
         {
@@ -103,7 +104,6 @@ def cpu_amx_space(problem: CpuAmxProblem, threads: int) -> tuple[dict[str, np.nd
             ("tiles that are neither full nor equal", (rows["pixels"] != np.minimum(run, TILE_PIXELS)) & (rows["pixels"] != even)),
             (f"more than {TILES} tiles", m * n + m + n > TILES),
             ("more tiles in a block than there are", (m > problem.tiles(rows["over_rows"], rows["pixels"])) | (n > panels)),
-            ("a thread without work", (rows["pixel_parts"] > -(-tiles // m)) | (rows["channel_parts"] > -(-panels // n))),
             ("the same in the other order", (rows["pixels_first"] == 1) & ((panels <= n) | (tiles <= m))),
         ],
     )
