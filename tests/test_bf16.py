@@ -18,7 +18,9 @@ from torch import nn
 
 import tilewright
 from tilewright import zoo
+from tilewright.analysis.assembly import Instruction
 from tilewright.analysis.caches import cache_misses
+from tilewright.analysis.pipeline import block_cycles
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cpu.amx import amx_form, lower_amx
@@ -27,6 +29,7 @@ from tilewright.codegen.tiles import configuration
 from tilewright.cost.cpu_choice import rank
 from tilewright.errors import TargetNotPresent, UnsupportedOption
 from tilewright.hardware import host_cpu, machine
+from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.expr import Load, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Store, Tile
 from tilewright.ir.layout import row_major
@@ -472,3 +475,12 @@ def test_the_cache_model_sees_tile_loads() -> None:
     second = cache_misses(kernel, XEON, 1).levels[1]
     lines = {"in0": 9 * 64 * 64 // 32, "in1": 30 * 30 * 64 // 32, "out": 28 * 28 * 64 // 32}
     assert {name: round(count) for name, count in second.misses.items()} == lines
+
+
+def test_the_pipeline_model_knows_tiles() -> None:
+    """A block of 2x2 tiles is bound by its four products, one of 1x1 by the product's latency."""
+    loads = [Instruction("tileloadd", ("(%rax,%rbx,1)", f"%tmm{number}")) for number in (4, 5, 6, 7)]
+    products = [Instruction("tdpbf16ps", (f"%tmm{6 + j}", f"%tmm{4 + i}", f"%tmm{2 * i + j}")) for i in range(2) for j in range(2)]
+    pipeline = PIPELINES[XEON.pipeline]
+    assert block_cycles([*loads, *products], "x86-64", pipeline, True).steady == pytest.approx(64, abs=2)
+    assert block_cycles([loads[0], loads[2], products[0]], "x86-64", pipeline, True).steady == pytest.approx(52, abs=2)

@@ -101,6 +101,8 @@ def x86_usage(mnemonic: str, operands: Sequence[str]) -> Usage:
     merges = bool(masks) and not any("{z}" in text for text in operands)
     plain = [re.sub(r"\{[^}]*\}", "", text) for text in operands]
     joined = " ".join(plain)
+    if "%tmm" in joined:
+        return _x86_tile(mnemonic, plain)
     bits = 512 if "%zmm" in joined else 256 if "%ymm" in joined else 128 if "%xmm" in joined else 0
     vector = bits > 0
     at = next((number for number, text in enumerate(plain) if "(" in text or not text.startswith(("%", "$"))), None)
@@ -148,6 +150,19 @@ def x86_usage(mnemonic: str, operands: Sequence[str]) -> Usage:
     sources = (names[:-1] if three else names) + reads
     decides = at is None and bool(_DECIDING.match(mnemonic))
     return Usage(load if at is not None else None, (kind, 0), None, memory, sources, "", (*names[-1:], *writes), "", decides)
+
+
+def _x86_tile(mnemonic: str, operands: Sequence[str]) -> Usage:
+    """Of an instruction on tile registers; `tdpbf16ps b, a, sums`."""
+    tiles = tuple("t" + text[4:] for text in operands if text.startswith("%tmm"))
+    address = tuple(name for text in operands if "(" in text for name in _names(text))
+    if mnemonic == "tilezero":
+        return Usage(compute=("zero", 0), targets=tiles)
+    if mnemonic.startswith("tileload"):
+        return Usage(load=("tile load", 0), address=address, targets=tiles)
+    if mnemonic == "tilestored":
+        return Usage(store=("tile store", 0), address=address, sources=tiles)
+    return Usage(compute=("tile product", 0), sources=tiles[:2], accumulator=tiles[2], targets=tiles[2:])
 
 
 def _moved(mnemonic: str, plain: Sequence[str], names: tuple[str, ...], masks: tuple[str, ...], merges: bool, bits: int) -> Usage:

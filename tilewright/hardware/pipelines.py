@@ -115,7 +115,7 @@ SKYLAKE_SERVER = Pipeline(
 )  # fmt: skip
 
 GOLDEN_COVE = Pipeline(
-    "golden-cove", ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11"), 6, 512, 97, True,
+    "golden-cove", ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "tiles"), 6, 512, 97, True,
     MappingProxyType({
         **_FREE, **_WIDE,
         "fma": op(4, "0 1"), "add": op(3, "1 5"), "multiply": op(4, "0 1"), "logic": op(1, "0 1 5"), "vector integer": op(1, "0 1 5"),
@@ -129,12 +129,14 @@ GOLDEN_COVE = Pipeline(
         "integer": op(1, "0 1 5 6 10"), "shift": op(1, "0 6"), "address": op(1, "0 1 5 6 10"), "address 3": op(2, "1 5"), "product": op(3, "1"),
         "quotient": op(15, "1:5", slots=4), "conditional": op(1, "0 6"),
         "branch": op(1, "6"), "call": op(3, "6", "7 8", "4 9", slots=3), "return": op(7, "6", "2 3 11", slots=2), "clear": op(0, slots=4),
+        "tile product": op(52, "tiles:16"), "tile load": op(45, "2:8", "3:8", slots=8), "tile store": op(1, "7:16", "4:16", slots=16),
     }),
     {
         "ports": f"{named.INTEL_MANUAL}, Golden Cove", "issue_width": f"{named.INTEL_MANUAL}, Golden Cove: six",
         "window": f"{named.INTEL_MANUAL}, Golden Cove: 512", "scheduler": "assumed: 97, for arithmetic, as of Skylake",
         "costs": f"{named.INTEL_MANUAL}, Golden Cove: execution ports, three loads of 256 bits or two of 512, one store of 512; "
-        f"{named.UOPS}, Alder Lake-P: ports and latencies; 512-bit instructions assumed: as of Skylake Server, on ports 0 and 5",
+        f"{named.UOPS}, Alder Lake-P: ports and latencies; 512-bit instructions assumed: as of Skylake Server, on ports 0 and 5; "
+        f"{named.INTEL_MANUAL}, AMX: a tile product in 16 cycles, its result after 52, a tile load in 8, a store in 16; micro-operations assumed",
     },
 )  # fmt: skip
 
