@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from math import ceil, prod
 from types import MappingProxyType
 
+from tilewright.analysis.chains import alone_cycles, latencies_of
 from tilewright.analysis.ptx import parse
-from tilewright.analysis.ptx_flow import flow_of
+from tilewright.analysis.ptx_flow import Flow, flow_of
 from tilewright.analysis.warps import MOST_BLOCKS, SECTOR_BYTES, Transactions, transactions_of
 from tilewright.codegen.cuda import dynamic_shared_bytes, print_cuda
 from tilewright.errors import KernelFailed
@@ -66,6 +67,10 @@ class KernelAnalysis:
     waves: int
     distinct_bytes: int
     """Of the buffers that it reads and writes."""
+    alone: float
+    """Cycles of one warp that has a processor to itself, as if loads from global memory took no time (`chains`)."""
+    waits: float
+    """Cycles that it waits besides where they take as long as memory does."""
 
 
 def analysed(lowered: Lowered, machine: Machine, most_blocks: int = MOST_BLOCKS) -> tuple[KernelAnalysis, ...]:
@@ -102,8 +107,14 @@ def analysed(lowered: Lowered, machine: Machine, most_blocks: int = MOST_BLOCKS)
             resident,
             ceil(blocks / (resident * machine.processors)),
             _bytes_of(kernel),
+            *_alone_and_waits(flow, machine),
         )
     return tuple(found[call.kernel] for call in lowered.calls)
+
+
+def _alone_and_waits(flow: Flow, machine: Machine) -> tuple[float, float]:
+    alone = alone_cycles(flow, latencies_of(machine, 0.0))
+    return alone, alone_cycles(flow, latencies_of(machine, machine.memory_latency_cycles)) - alone
 
 
 def _bytes_of(kernel: Kernel) -> int:
@@ -131,12 +142,13 @@ def busy_cycles(analyses: Sequence[KernelAnalysis], machine: Machine) -> dict[st
 
     A processor works through ceil(blocks / processors) blocks. "fma", "arithmetic", "load and store": lanes; "issue": all instructions through the
     schedulers; "shared": wavefronts; "level 2": sectors; "barriers": those of one warp, times the rounds of resident blocks; "thread": the cycles of
-    one thread (Tuna, equation 3) times these rounds; "spills": bytes of spill code of a thread; "memory": distinct bytes at the nominal bandwidth;
-    "rounds": of resident blocks, each of which fills and drains; "launches"."""
+    one thread (Tuna, equation 3), "alone" and "waits": of one warp by itself, all times these rounds; "spills": bytes of spill code of a thread;
+    "memory": distinct bytes at the nominal bandwidth; "rounds": of resident blocks, each of which fills and drains; "launches"."""
     costs = warp_cycles(machine)
     cache = machine.cache(2)
     assert cache is not None
-    total = dict.fromkeys(("fma", "arithmetic", "load and store", "issue", "shared", "level 2", "barriers", "thread", "spills", "memory"), 0.0)
+    lanes_and_caches = ("fma", "arithmetic", "load and store", "issue", "shared", "level 2")
+    total = dict.fromkeys((*lanes_and_caches, "barriers", "thread", "alone", "waits", "spills", "memory"), 0.0)
     total |= {"rounds": 0.0, "launches": float(len(analyses))}
     for one in analyses:
         share = ceil(one.blocks / machine.processors) / one.blocks
@@ -154,6 +166,8 @@ def busy_cycles(analyses: Sequence[KernelAnalysis], machine: Machine) -> dict[st
         total["level 2"] += share * (moved.global_loads + moved.global_stores) * SECTOR_BYTES / cache.bandwidth
         total["barriers"] += rounds * one.of_a_thread.get("barrier", 0.0)
         total["thread"] += rounds * cycles_of_a_thread(one, machine)
+        total["alone"] += rounds * one.alone
+        total["waits"] += rounds * one.waits
         total["spills"] += share * one.blocks * one.resources.spill_bytes * one.threads / machine.warp_size
         total["memory"] += one.distinct_bytes / machine.memory_bandwidth * machine.clock_hz
         total["rounds"] += rounds

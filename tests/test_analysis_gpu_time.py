@@ -1,0 +1,90 @@
+"""Chains of instructions of one warp, against times by hand, and the predicted time of kernels, against measured ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.gpu_analysis import lowered
+from tilewright.analysis.chains import alone_cycles, latencies_of
+from tilewright.analysis.gpu import analysed
+from tilewright.analysis.gpu_time import as_constants, as_numbers, constants_of, kernel_columns, predicted_seconds, term_cycles
+from tilewright.analysis.ptx import parse
+from tilewright.analysis.ptx_flow import flow_of
+from tilewright.errors import CompilerMissing
+from tilewright.hardware import machine
+from tilewright.ir.kernel import Launch
+from tilewright.runtime import dataset, plain
+
+H200 = machine("h200")
+
+
+def cycles(body: str, trips: int, global_cycles: float = 0.0) -> float:
+    """Of a loop with this body, alone."""
+    text = f"""
+.visible .entry k(
+)
+{{
+mov.u32 %r1, 0;
+$L1:
+{body}
+add.s32 %r1, %r1, 1;
+setp.lt.s32 %p1, %r1, {trips};
+@%p1 bra $L1;
+ret;
+}}
+"""
+    flow = flow_of(parse(text)["k"], Launch((1, 1, 1), (32, 1, 1)))
+    return alone_cycles(flow, latencies_of(H200, global_cycles))
+
+
+def test_dependent_instructions_wait_and_others_do_not() -> None:
+    chain = "fma.rn.f32 %f1, %f1, %f2, %f3;\n" * 4
+    apart = "\n".join(f"fma.rn.f32 %f{i}, %f{i}, %f20, %f21;" for i in range(4))
+    assert cycles(chain, 50) == pytest.approx(50 * 4 * H200.fma_latency_cycles, rel=0.05)
+    assert cycles(apart, 50) == pytest.approx(50 * 7, rel=0.05)  # seven instructions, one a cycle
+    assert cycles(chain, 100) == pytest.approx(2 * cycles(chain, 50), rel=0.05)
+
+
+@pytest.mark.parametrize("groups, share", [(0, 1.0), (1, 0.5), (3, 0.25)])
+def test_copies_ahead_hide_their_latency(groups: int, share: float) -> None:
+    """With n groups left under way, n + 1 iterations share a latency."""
+    body = f"cp.async.cg.shared.global [%r5], [%rd5], 16;\ncp.async.commit_group ;\ncp.async.wait_group {groups};\nbar.sync 0;"
+    found, free = cycles(body, 200, 800.0), cycles(body, 200)
+    assert 0.9 * share * 800 < (found - free) / 200 + 16 + 6 < 1.15 * share * 800 + 30
+
+
+def test_loads_wait_where_they_are_used() -> None:
+    used = "ld.global.f32 %f1, [%rd1];\nadd.f32 %f2, %f1, %f2;"
+    addressed = "ld.global.u64 %rd1, [%rd1];"
+    assert cycles(used, 100, 500.0) < 100 * 20  # the next iteration's load does not wait
+    assert cycles(addressed, 100, 500.0) == pytest.approx(100 * 500, rel=0.05)
+
+
+def test_constants_are_plain_numbers() -> None:
+    coefficients, constants = constants_of(H200)
+    assert coefficients and all(value > 0 for value in coefficients.values())
+    assert as_constants(as_numbers(constants)) == constants and constants.overlap >= 1
+    assert constants_of(machine("v100")) == (coefficients, constants)
+
+
+def test_predicted_times_are_near_measured_ones() -> None:
+    """Kernels of a layer that the constants were not fitted to; and a grid twice as large takes longer."""
+    layers = dataset.read(Path(__file__).parents[1] / "bench" / "data" / "h200_layers.jsonl.gz")
+    measured = next(entry for entry in layers if entry.layer["name"] == "D5")
+    times = measured.times()
+    texts = [text for text in sorted(times) if '"atomics": 1' not in text][::160]
+    problem, errors = dataset.layer_problem(measured.layer), []
+    for text in texts:
+        try:
+            found = analysed(lowered(problem, H200, plain.schedule_of(text)), H200, 16)
+        except CompilerMissing as error:
+            pytest.skip(str(error))
+        errors.append(abs(np.log(predicted_seconds(found, H200) / times[text])))
+        columns = {name: np.array(values) for name, values in kernel_columns(found, H200).items()}
+        more = columns | {"blocks": 64 * columns["blocks"]}
+        constants = constants_of(H200)[1]
+        assert (term_cycles(more, H200, constants) > term_cycles(columns, H200, constants)).all()
+    assert len(errors) >= 5 and np.median(errors) < 0.25
