@@ -136,7 +136,8 @@ GOLDEN_COVE = Pipeline(
         "window": f"{named.INTEL_MANUAL}, Golden Cove: 512", "scheduler": "assumed: 97, for arithmetic, as of Skylake",
         "costs": f"{named.INTEL_MANUAL}, Golden Cove: execution ports, three loads of 256 bits or two of 512, one store of 512; "
         f"{named.UOPS}, Alder Lake-P: ports and latencies; 512-bit instructions assumed: as of Skylake Server, on ports 0 and 5; "
-        f"{named.INTEL_MANUAL}, AMX: a tile product in 16 cycles, its result after 52, a tile load in 8, a store in 16 cycles; assumed: 8 and 16 micro-operations of loads and stores",
+        f"{named.INTEL_MANUAL}, AMX: a tile product in 16 cycles, its result after 52, a tile load in 8, a store in 16 cycles; "
+        "assumed: 8 and 16 micro-operations of loads and stores",
     },
 )  # fmt: skip
 
