@@ -27,7 +27,7 @@ from tilewright.codegen.cpu.amx import amx_form, lower_amx
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.tiles import configuration
 from tilewright.cost.cpu_choice import rank
-from tilewright.errors import TargetNotPresent, UnsupportedOption
+from tilewright.errors import KernelFailed, TargetNotPresent, UnsupportedOption
 from tilewright.hardware import host_cpu, machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.expr import Load, Var, index_const
@@ -35,6 +35,7 @@ from tilewright.ir.kernel import Buffer, For, Kernel, Store, Tile
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.partition.storage import BFLOAT16_ISA
+from tilewright.runtime import cpu
 from tilewright.runtime.packing import pack, prepared, unpack
 from tilewright.schedule.columns import length, row
 from tilewright.schedule.cpu_amx import CpuAmxProblem, CpuAmxSchedule, cpu_amx_space, schedule_of
@@ -400,6 +401,16 @@ def test_models_are_as_good_as_autocast(number: int) -> None:
     if not any(row.kind == "scan" for row in executable.plan.rows):
         verified = executable.verify(*fresh)
         assert verified.first_wrong is None, str(verified)
+
+
+@here
+def test_a_process_without_permission_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inputs = model_cases()[0]
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
+    assert cpu.tiles_permitted()
+    monkeypatch.setattr(cpu, "tiles_permitted", lambda: False)
+    with pytest.raises(KernelFailed, match="does not let this process.*fp32"):
+        cpu.Library(executable.image.binaries)
 
 
 @here

@@ -97,6 +97,13 @@ def share_openmp() -> ctypes.CDLL | None:
     return None
 
 
+def tiles_permitted() -> bool:
+    """Whether Linux lets this process use the tile registers (AMX), for which a kernel that was loaded has asked."""
+    arch_prctl, get_permitted, tile_data = 158, 0x1022, 18
+    mask = ctypes.c_uint64()
+    return ctypes.CDLL(None).syscall(arch_prctl, get_permitted, ctypes.byref(mask)) == 0 and bool(mask.value >> tile_data & 1)
+
+
 class Library:
     """The loaded shared objects of a program and the addresses of their entries. They stay mapped for the process's
     life: worker threads of OpenMP may still be inside them."""
@@ -116,6 +123,8 @@ class Library:
                     self.entries[name] = ctypes.cast(getattr(handle, name), ctypes.c_void_p).value or 0
                 except AttributeError as error:
                     raise KernelFailed(f"{binary.path} has no function {name}", "compile the model again") from error
+        if any(name.startswith("amx_") for name in self.entries) and not tiles_permitted():
+            raise KernelFailed("Linux does not let this process use the tile registers (AMX)", 'compile the model with precision="fp32"')
         self.runner = _load_runner()
 
     def thread_functions(self) -> tuple[int, int]:
