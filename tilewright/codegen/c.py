@@ -16,7 +16,18 @@ from collections.abc import Sequence
 from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, HelperTable, ordered
 from tilewright.codegen.printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import used_variables
-from tilewright.codegen.tiles import OPERATIONS, ROUNDED, SCALAR_CONVERSIONS, WIDENED, configuration, rounded_vector, widened_vector
+from tilewright.codegen.tiles import (
+    OPERATIONS,
+    ROUNDED,
+    SCALAR_CONVERSIONS,
+    WIDENED,
+    computing,
+    memory_of,
+    moving,
+    opening,
+    rounded_vector,
+    widened_vector,
+)
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
 from tilewright.ir.kernel import (
@@ -347,29 +358,20 @@ class CPrinter(Printer):
     def with_tiles(self, root: WithTiles) -> None:
         self.uses_tiles = True
         self.tiles = {tile.name: number for number, tile in enumerate(root.tiles)}
-        for tile in root.tiles:
-            number = self.tiles[tile.name]
-            self.line(f"// tile {number}: {tile.name}, {tile.rows} rows of {4 * tile.columns} bytes")
-        self.line("{")
-        self.depth += 1
-        self.line(f"static const uint8_t shapes[64] __attribute__((aligned(64))) = {{{configuration(root.tiles)}}};")
-        self.line('__asm__ volatile("ldtilecfg %0" : : "m"(shapes));')
-        self.depth -= 1
+        for text in opening(root.tiles):
+            self.line(text)
         self.body(root.body)
         self.line('    __asm__ volatile("tilerelease" ::);')
         self.line("}")
 
     def tile_operation(self, root: TileZero | TileLoad | TileMultiply | TileStore) -> None:
-        if isinstance(root, TileMultiply):
-            self.line(f"TW_TILE_MULTIPLY({self.tiles[root.sums]}, {self.tiles[root.a]}, {self.tiles[root.b]});")
-        elif isinstance(root, TileZero):
-            self.line(f"TW_TILE_ZERO({self.tiles[root.tile]});")
-        else:
-            name, offset = (root.source.buffer, root.source.index[0]) if isinstance(root, TileLoad) else (root.buffer, root.offset)
-            text, buffer = self.buffer(name)
-            place = text if offset == Const(0, INDEX) else f"{text} + {self.text(offset, SUM)}"
-            operation = "TW_TILE_LOAD" if isinstance(root, TileLoad) else "TW_TILE_STORE"
-            self.line(f"{operation}({self.tiles[root.tile]}, {place}, {root.stride * size_of(buffer.dtype)});")
+        if isinstance(root, (TileMultiply, TileZero)):
+            self.line(computing(root, self.tiles))
+            return
+        name, offset = memory_of(root)
+        text, buffer = self.buffer(name)
+        place = text if offset == Const(0, INDEX) else f"{text} + {self.text(offset, SUM)}"
+        self.line(moving(root, self.tiles, place, root.stride * size_of(buffer.dtype)))
 
     # --- loops ---
 

@@ -37,7 +37,7 @@ import numpy as np
 from tilewright import settings
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
 from tilewright.codegen.printer import EQUALITY, SUM, UNARY, Code
-from tilewright.codegen.tiles import ROUNDED, SCALAR_CONVERSIONS, WIDENED, configuration
+from tilewright.codegen.tiles import ROUNDED, SCALAR_CONVERSIONS, WIDENED, configuration, memory_of
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
@@ -258,11 +258,12 @@ class CheckedPrinter(CPrinter):
             if (a.rows, a.columns, b.columns) != (sums.rows, b.rows, sums.columns):
                 raise ValueError(f"tiles of {a} and {b} do not multiply to {sums}")
             self.wrappers[WIDENED] = SCALAR_CONVERSIONS[WIDENED]
-            names = [f"tile{self.tiles[name]}" for name in (root.sums, root.a, root.b)]
+            target, left, right = (f"tile{self.tiles[name]}" for name in (root.sums, root.a, root.b))
+            factors = f"{WIDENED}(((uint16_t *){left}[i])[k]) * {WIDENED}(((uint16_t *){right}[k / 2])[2 * j + k % 2])"
             self.line(f"for (int i = 0; i < {sums.rows}; ++i) for (int j = 0; j < {sums.columns}; ++j) for (int k = 0; k < {2 * a.columns}; ++k)")
-            self.line("    {0}[i][j] += {2}(((uint16_t *){1}[i])[k]) * {2}(((uint16_t *){3}[k / 2])[2 * j + k % 2]);".format(*names[:2], WIDENED, names[2]))
+            self.line(f"    {target}[i][j] += {factors};")
         else:
-            name, offset = (root.source.buffer, root.source.index[0]) if isinstance(root, TileLoad) else (root.buffer, root.offset)
+            name, offset = memory_of(root)
             text, buffer = self.buffer(name)
             tile, number = self.shapes[root.tile], self.tiles[root.tile]
             lanes = 4 * tile.columns // size_of(buffer.dtype)

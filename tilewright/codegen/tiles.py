@@ -9,19 +9,16 @@ instruction that does it where there is AVX512_BF16, and as of the products of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tilewright.ir.kernel import Tile
+from tilewright.ir.expr import Expr
+from tilewright.ir.kernel import Tile, TileLoad, TileMultiply, TileStore, TileZero
+from tilewright.schedule.cpu_amx import TILE_CHANNELS, TILE_PIXELS, TILES
 
 WIDENED = "tw_f32_of_bf16"
 ROUNDED = "tw_bf16_of_f32"
 
 _NATIVE_LANES = 16
-TILES = 8
-"""Tile registers of a thread."""
-TILE_ROWS = 16
-TILE_COLUMNS = 16
-"""Times four bytes."""
 
 SCALAR_CONVERSIONS = {
     WIDENED: f"""\
@@ -94,7 +91,7 @@ def configuration(tiles: Sequence[Tile]) -> str:
     Raises:
         ValueError: for more or larger tiles than there are.
     """
-    if len(tiles) > TILES or any(tile.rows > TILE_ROWS or tile.columns > TILE_COLUMNS for tile in tiles):
+    if len(tiles) > TILES or any(tile.rows > TILE_PIXELS or tile.columns > TILE_CHANNELS for tile in tiles):
         raise ValueError(f"{len(tiles)} tiles {[(tile.rows, tile.columns) for tile in tiles]} do not fit the registers")
     data = [0] * 64
     data[0] = 1
@@ -102,3 +99,27 @@ def configuration(tiles: Sequence[Tile]) -> str:
         data[16 + 2 * number] = 4 * tile.columns
         data[48 + number] = tile.rows
     return ", ".join(map(str, data))
+
+
+def opening(tiles: Sequence[Tile]) -> list[str]:
+    """Lines that begin a block with these tiles: what each is for, and their shapes into the registers."""
+    named = [f"// tile {number}: {tile.name}, {tile.rows} rows of {4 * tile.columns} bytes" for number, tile in enumerate(tiles)]
+    shapes = f"    static const uint8_t shapes[64] __attribute__((aligned(64))) = {{{configuration(tiles)}}};"
+    return [*named, "{", shapes, '    __asm__ volatile("ldtilecfg %0" : : "m"(shapes));']
+
+
+def computing(root: TileZero | TileMultiply, numbers: Mapping[str, int]) -> str:
+    """The line of what touches no memory; `numbers`: the registers of the tiles."""
+    if isinstance(root, TileZero):
+        return f"TW_TILE_ZERO({numbers[root.tile]});"
+    return f"TW_TILE_MULTIPLY({numbers[root.sums]}, {numbers[root.a]}, {numbers[root.b]});"
+
+
+def memory_of(root: TileLoad | TileStore) -> tuple[str, Expr]:
+    """The buffer, and the offset of the tile's first row."""
+    return (root.source.buffer, root.source.index[0]) if isinstance(root, TileLoad) else (root.buffer, root.offset)
+
+
+def moving(root: TileLoad | TileStore, numbers: Mapping[str, int], place: str, stride_bytes: int) -> str:
+    """The line of a load or store at that address."""
+    return f"TW_TILE_{'LOAD' if isinstance(root, TileLoad) else 'STORE'}({numbers[root.tile]}, {place}, {stride_bytes});"

@@ -13,6 +13,7 @@ import numpy as np
 from tilewright.schedule.columns import product_of, reject
 
 TILES = 8
+"""Tile registers of a thread, of 16 rows of 64 bytes each."""
 TILE_PIXELS = 16
 TILE_CHANNELS = 16
 FLAGS = ("over_rows", "pixels_first")

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order
 from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.common import as_lanes, bytes_touched, decode
+from tilewright.codegen.common import bytes_touched, decode
+from tilewright.codegen.cpu.common import ACCUMULATOR, wide_epilogue
 from tilewright.codegen.cpu.map import lower_map
 from tilewright.codegen.describe import problem as describe
 from tilewright.codegen.operand import operand_view
@@ -63,8 +64,6 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
 from tilewright.schedule.cpu_amx import CHUNK, TILE_CHANNELS, CpuAmxProblem, CpuAmxSchedule
 from tilewright.schedule.cpu_loops import LoopSchedule
-
-ACCUMULATOR = "accumulated"
 
 
 @dataclass(frozen=True)
@@ -178,13 +177,8 @@ def _adjacent(ordered: Sequence[Var], at: Expr, layout: Layout) -> tuple[tuple[V
 
 
 def _wide(form: AmxForm, lanes: int) -> Expr | None:
-    """The epilogue of a vector of sums along N, in which ACCUMULATOR is that vector; None where it has none."""
-    if coefficient(form.offset, form.n) != 1:
-        return None
-    narrow, accumulated = Var(ACCUMULATOR, None, "f32"), Var(ACCUMULATOR, None, "f32", lanes)
-    held = rewrite(form.epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
-    wide = vectorise(held, form.n, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
-    return None if wide is None else as_lanes(rewrite(wide, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x), lanes)
+    """The epilogue of a vector of sums along N; None where the result does not lie along it, or it has no vectors."""
+    return wide_epilogue(form.epilogue, form.n, lanes) if coefficient(form.offset, form.n) == 1 else None
 
 
 def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:

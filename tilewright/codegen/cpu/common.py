@@ -6,16 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from tilewright.codegen.access import bind_shared
+from tilewright.codegen.access import bind_shared, vectorise
 from tilewright.codegen.assemble import block
+from tilewright.codegen.common import as_lanes
 from tilewright.ir.computation import COMBINERS, Step
-from tilewright.ir.expr import ZERO, Expr, Linear, Load, Var, binary, from_linear, index_const, linear, replace_loads, substitute, variables
+from tilewright.ir.expr import ZERO, Expr, Linear, Load, Var, binary, from_linear, index_const, linear, replace_loads, rewrite, substitute, variables
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store, substitute_in
 
 SERIAL_WORK = 1 << 14
 """Below this many element operations a parallel region costs more than it saves."""
 CHUNK = 2048
 """Elements of a single long axis that a thread takes at a time."""
+
+
+ACCUMULATOR = "accumulated"
+"""The variable that an epilogue knows a sum by."""
+
+
+def wide_epilogue(epilogue: Expr, axis: Var, lanes: int) -> Expr | None:
+    """The epilogue of sums for `lanes` neighbours of the axis, over ACCUMULATOR as a vector; None where it has no vectors."""
+    if lanes == 1:
+        return epilogue
+    narrow, accumulated = Var(ACCUMULATOR, None, "f32"), Var(ACCUMULATOR, None, "f32", lanes)
+    held = rewrite(epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
+    wide = vectorise(held, axis, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
+    return None if wide is None else as_lanes(rewrite(wide, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x), lanes)
 
 
 def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = False) -> Statement:

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order
 from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.cpu.common import SERIAL_WORK, common_origin, reduction
+from tilewright.codegen.cpu.common import ACCUMULATOR, SERIAL_WORK, common_origin, reduction, wide_epilogue
 from tilewright.codegen.cpu.second_factor import SecondFactor, depends_on, how_b_lies, second_factor
 from tilewright.codegen.cpu.transposition import copied, transposed, vector_pieces
 from tilewright.codegen.describe import problem
@@ -163,7 +163,6 @@ def _kept(stages: Sequence[_Stage], epilogue: Expr | None) -> tuple[tuple[_Stage
     return tuple(result), epilogue
 
 
-ACCUMULATOR = "accumulated"
 TOTAL = "total"
 LINE = 16  # float32 in a cache line
 SHORT = 8
@@ -423,18 +422,7 @@ class _Tile:
 
     def _wide_value(self, lanes: int) -> Expr | None:
         """What is stored of so many channels, over ACCUMULATOR as a vector; None where the epilogue has no vectors."""
-        accumulated = Var(ACCUMULATOR, None, "f32", lanes)
-        if self.nest.epilogue is None:
-            return accumulated
-        if lanes == 1:
-            return self.nest.epilogue
-        narrow = Var(ACCUMULATOR, None, "f32")
-        held = rewrite(self.nest.epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
-        wide = vectorise(held, self.nest.n, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
-        if wide is None:
-            return None
-        value = rewrite(wide, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x)
-        return value if value.lanes == lanes else Apply("broadcast", (value,), "f32", lanes)
+        return Var(ACCUMULATOR, None, "f32", lanes) if self.nest.epilogue is None else wide_epilogue(self.nest.epilogue, self.nest.n, lanes)
 
     def _transposed_store(self, row_start: Expr, column_start: Expr, rows: int, columns: int) -> Statement | None:
         """Where neighbouring pixels, and not channels, lie side by side in the result: as many pixels as lanes at a time are transposed in registers,
