@@ -1,0 +1,196 @@
+"""precision="bf16" on whole models: beside torch.autocast, artifacts, trials, targets that are not here, errors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from compiled import poison
+from torch import nn
+
+import tilewright
+from tilewright import zoo
+from tilewright.errors import KernelFailed, TargetNotPresent, UnsupportedOption
+from tilewright.hardware import host_cpu, machine
+from tilewright.partition.storage import BFLOAT16_ISA
+from tilewright.runtime import cpu
+
+XEON = machine("xeon-sapphire-rapids")
+here = pytest.mark.skipif(not set(BFLOAT16_ISA) <= set(host_cpu().isa), reason="this CPU has no AMX for bfloat16")
+
+
+class Small(nn.Module):
+    """Three input channels, a residual, pooling, a depthwise convolution, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 24, 5, 2, 2)
+        self.second = nn.Conv2d(24, 24, 3, 1, 1)
+        self.depthwise = nn.Conv2d(24, 24, 3, 1, 1, groups=24)
+        self.third = nn.Conv2d(24, 40, 1)
+        self.last = nn.Linear(40, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        x = torch.relu(self.second(x) + x)
+        x = nn.functional.max_pool2d(self.depthwise(x), 2)
+        return self.last(torch.nn.functional.silu(self.third(x)).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.qkv = nn.Linear(64, 192)
+        self.out = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).view(2, 20, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).reshape(2, 20, 64)) + x
+
+
+class Recurrent(nn.Module):
+    """A loop, whose values keep their types, and a node that runs through PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.lstm, self.after = nn.Linear(8, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = self.lstm(torch.relu(self.before(x)))
+        return self.after(y)
+
+
+class Scaled(nn.Module):
+    """Its product is stored in bfloat16: it is read twice."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.softmax(x, -1)
+        return y.sum(0), y.amax(0)
+
+
+def model_cases() -> list[tuple[nn.Module, Sequence[torch.Tensor]]]:
+    torch.manual_seed(0)
+    return [
+        (Small().eval(), (torch.randn(2, 3, 21, 18),)),
+        (Attention().eval(), (torch.randn(2, 20, 64),)),
+        (Recurrent().eval(), (torch.randn(3, 5, 8),)),
+        (nn.Linear(7, 5).eval(), (torch.randn(4, 7),)),
+        (Scaled().eval(), (torch.randn(30, 40),)),
+    ]
+
+
+def assert_as_good_as_autocast(module: nn.Module, inputs: Sequence[torch.Tensor], found: object) -> None:
+    """No more than twice the error of torch.autocast(bfloat16), or a few units of bfloat16 of the largest result."""
+    with torch.no_grad():
+        exact = torch.utils._pytree.tree_leaves(copy.deepcopy(module).double()(*[x.double() if x.is_floating_point() else x for x in inputs]))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            lower = torch.utils._pytree.tree_leaves(module(*inputs))
+    for ours, theirs, wanted in zip(torch.utils._pytree.tree_leaves(found), lower, exact, strict=True):
+        assert ours.dtype == torch.float32 and ours.isfinite().all()
+        scale = wanted.abs().max()
+        error = float((ours.double() - wanted).abs().max() / scale)
+        assert error <= max(2 * float((theirs.double() - wanted).abs().max() / scale), 2.0**-7), error
+
+
+@here
+@pytest.mark.parametrize("number", range(len(model_cases())))
+def test_models_are_as_good_as_autocast(number: int) -> None:
+    module, inputs = model_cases()[number]
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
+    poison(executable)
+    fresh = [torch.randn_like(x) for x in inputs]
+    assert_as_good_as_autocast(module, fresh, executable(*fresh))
+    assert_as_good_as_autocast(module, inputs, executable(*inputs))
+    if not any(row.kind == "scan" for row in executable.plan.rows):
+        verified = executable.verify(*fresh)
+        assert verified.first_wrong is None, str(verified)
+
+
+@here
+def test_a_process_without_permission_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inputs = model_cases()[0]
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
+    assert cpu.tiles_permitted()
+    monkeypatch.setattr(cpu, "tiles_permitted", lambda: False)
+    with pytest.raises(KernelFailed, match="does not let this process.*fp32"):
+        cpu.Library(executable.image.binaries)
+
+
+@here
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vgg16", "mobilenet_v2", "inception_v3", "densenet121", "bert_base"])
+def test_networks_are_as_good_as_autocast(name: str) -> None:
+    module, inputs = zoo.build(name)
+    torch.manual_seed(1)
+    fresh = zoo.NETWORKS[name].example_inputs(1)
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
+    poison(executable)
+    assert_as_good_as_autocast(module, fresh, executable(*fresh))
+
+
+@here
+def test_values_between_kernels_are_bfloat16_and_the_rest_keeps_its_type() -> None:
+    module, inputs = model_cases()[0]
+    program = tilewright.compile(module, inputs, precision="bf16", threads=2).image.program
+    kinds = {name: storage.value.dtype for name, storage in program.storage.items()}
+    assert {kinds[name] for name in (*program.graph.inputs, *program.graph.outputs, *program.graph.constants) if name in kinds} == {"f32"}
+    between = {name for region in program.regions for name in region.outputs} - set(program.graph.outputs)
+    assert between and {kinds[name] for name in between} == {"bf16"}
+    assert any("amx" in row.schedule for row in tilewright.compile(module, inputs, precision="bf16", threads=2).plan.rows)
+
+
+@here
+@pytest.mark.parametrize("suffix", ["", ".zip"])
+def test_an_artifact_computes_the_same(tmp_path: Path, suffix: str) -> None:
+    module, inputs = model_cases()[0]
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
+    executable.save(tmp_path / f"model{suffix}")
+    loaded = tilewright.load(tmp_path / f"model{suffix}")
+    assert torch.equal(loaded(*inputs), executable(*inputs))
+
+
+def test_a_machine_with_amx_need_not_be_here() -> None:
+    module, inputs = model_cases()[0]
+    executable = tilewright.compile(module, inputs, "xeon-sapphire-rapids", precision="bf16", threads=4)
+    assert any(row.schedule.startswith("amx") for row in executable.plan.rows)
+    if not set(XEON.isa) <= set(host_cpu().isa):
+        with pytest.raises(TargetNotPresent):
+            executable(*inputs)
+    else:
+        assert_as_good_as_autocast(module, inputs, executable(*inputs))
+
+
+@here
+def test_trials_measure_tiles(tmp_path: Path) -> None:
+    module, inputs = nn.Sequential(nn.Conv2d(16, 32, 3, 1, 1), nn.ReLU()).eval(), (torch.randn(1, 16, 12, 12),)
+    executable = tilewright.compile(module, inputs, precision="bf16", threads=2, trials=2, records=tmp_path / "records.sqlite")
+    assert any(row.measured_seconds is not None for row in executable.plan.rows if row.kind == "contraction")
+    assert_as_good_as_autocast(module, inputs, executable(*inputs))
+
+
+@pytest.mark.parametrize("target", ["x86-avx2", "x86-avx512", "neoverse-n1", "h200"])
+def test_other_machines_are_refused_with_a_remedy(target: str) -> None:
+    with pytest.raises(UnsupportedOption, match=f"needs AMX, and {target} is a .PU.*fp32") as error:
+        tilewright.compile(nn.Linear(4, 4), torch.randn(2, 4), target, precision="bf16")
+    assert "fp32" in str(error.value)
+
+
+def test_unknown_precisions_are_refused() -> None:
+    with pytest.raises(UnsupportedOption, match="'fp8' is not supported"):
+        tilewright.compile(nn.Linear(4, 4), torch.randn(2, 4), precision="fp8")
+
+
+@here
+def test_torch_compile_takes_the_option() -> None:
+    module, inputs = model_cases()[0]
+    torch._dynamo.reset()
+    fast = torch.compile(module, backend="tilewright", options={"precision": "bf16", "threads": 2})
+    with torch.no_grad():
+        found = fast(*inputs)
+        assert not torch.equal(found, module(*inputs))  # it is rounded
+    assert_as_good_as_autocast(module, inputs, found)
