@@ -9,6 +9,7 @@ checks for overlap and threads' shares of a parallel loop, whatever the compiler
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from math import inf
 
 from tilewright.analysis.assembly import Assembly, BasicBlock
 from tilewright.analysis.loops import Loop, natural_loops, post_dominators
@@ -17,14 +18,17 @@ from tilewright.analysis.loops_values import MASK, UNLIMITED, ZERO, Guard, Value
 
 BUFFERS, BUFFER_DISTANCE = 1 << 40, 1 << 35
 UNDECIDED = "undecided"
+LIMIT = 200_000
+"""Blocks and loop iterations that are followed at most."""
 
 
 class Execution(Operations):
-    """Follows one kernel of an assembly file for one thread of `threads`; `executions` counts blocks by number."""
+    """Follows one kernel of an assembly file for one thread of `threads`; `executions` counts blocks by number. `comparisons`: how often at most an
+    iteration is compared with one that was followed before, which is what takes the time where iterations differ much."""
 
-    def __init__(self, assembly: Assembly, threads: int = 1, thread: int = 0, limit: int = 200_000) -> None:
+    def __init__(self, assembly: Assembly, threads: int = 1, thread: int = 0, limit: int = LIMIT, comparisons: float = inf) -> None:
         super().__init__(assembly)
-        self.threads, self.thread, self.limit = threads, thread, limit
+        self.threads, self.thread, self.limit, self.comparisons = threads, thread, limit, comparisons
         self.loops: dict[str, dict[int, Loop]] = {}
         self.after: dict[str, dict[int, int]] = {}
 
@@ -130,16 +134,19 @@ class Execution(Operations):
         known = self.paths.setdefault(loop.header, [])
         frame.count(("entries", loop.header))
         while True:
-            path = next((path for path in known if self.fits(frame, path)), None)
-            if path is None:
+            place = next((place for place, path in enumerate(known) if self.fits(frame, path)), None)
+            self.comparisons -= len(known) if place is None else place
+            if place is None:
                 inner = Frame(frame)
                 end, target = self.walk(inner, name, loop, loop.header, start=True)
                 if end == "return":
                     raise Unanalysable(f"{name}: a loop ends the function")
                 path = self.path_of(inner, target)
-                known.append(path)
+            else:
+                path = known.pop(place)
+            known.insert(0, path)  # what was taken last is asked first
             self.limit -= 1
-            if self.limit < 0:
+            if self.limit < 0 or self.comparisons < 0:
                 raise Unanalysable(f"{name}: too many different iterations")
             self.take(frame, path)
             if path.leaves is not None:

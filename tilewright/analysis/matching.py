@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import log2
+from math import inf, log2
 
 from tilewright.analysis.assembly import Assembly, parse
 from tilewright.analysis.instructions import InstructionCounts, total
@@ -21,15 +21,15 @@ from tilewright.ir.expr import Const
 from tilewright.ir.kernel import Block, For, If, Kernel, Statement
 
 
-def executions(kernel: Kernel, assembly: Assembly, threads: int = 1, thread: int = 0, step: int = 0) -> dict[object, float]:
+def executions(kernel: Kernel, assembly: Assembly, threads: int = 1, thread: int = 0, step: int = 0, comparisons: float = inf) -> dict[object, float]:
     """How often a thread executes each block (by its number), enters each loop (("entries", header)), and meets branches that depend on data
-    (`UNDECIDED`); `step` is the value of every scalar parameter. Thread 0 executes what is not parallel.
+    (`UNDECIDED`); `step` is the value of every scalar parameter. Thread 0 executes what is not parallel. `comparisons`: see `Execution`.
 
     Raises:
         Unanalysable: where the flow of control cannot be followed.
     """
     addresses = [BUFFERS + BUFFER_DISTANCE * (number + 1) for number in range(len(kernel.parameters))]
-    found = Execution(assembly, threads, thread).run(kernel.name, addresses, [step] * len(kernel.scalars))
+    found = Execution(assembly, threads, thread, comparisons=comparisons).run(kernel.name, addresses, [step] * len(kernel.scalars))
     if thread == 0:
         return dict(found)
     return {key: count for key, count in found.items() if not isinstance(key, int) or "._omp_fn." in assembly.blocks[key].function}

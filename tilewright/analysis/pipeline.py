@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 from tilewright.analysis.assembly import Assembly, BasicBlock, Instruction, parse
@@ -28,7 +29,7 @@ from tilewright.ir.kernel import Kernel
 
 WINDOWS = 3
 """Instructions of a loop that are scheduled, in windows of the core."""
-ITERATIONS = (6, 400)
+ITERATIONS = (4, 400)
 """At least and at most so many iterations of a block."""
 STEADY_INSTRUCTIONS = 400
 """At least so many instructions are scheduled."""
@@ -87,7 +88,7 @@ def _cycles(instructions: tuple[Instruction, ...], architecture: str, core: str,
     if not code:
         return BlockCycles(0.0, 0.0)
     slots = sum(entry.slots for entry in code)
-    wanted = max(WINDOWS * pipeline.window, STEADY_INSTRUCTIONS)
+    wanted = max(WINDOWS * pipeline.window * repeats, STEADY_INSTRUCTIONS)
     least, most = ITERATIONS
     count = min(most, max(least, -(-wanted // max(slots, len(code)))))
     count += count % 2
@@ -273,9 +274,9 @@ def _in_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, cou
     return ends, max(alone, ends[0])
 
 
-def cycles(kernel: Kernel, assembly: Assembly | str, machine: Machine, threads: int = 1, thread: int = 0) -> KernelCycles:
+def cycles(kernel: Kernel, assembly: Assembly | str, machine: Machine, threads: int = 1, thread: int = 0, comparisons: float = inf) -> KernelCycles:
     """Cycles of one thread for one call of a kernel: those of each block times its executions. Thread 0 has the largest share of every parallel loop,
-    and what is not parallel. `assembly` as for `matching.executed`.
+    and what is not parallel. `assembly` as for `matching.executed`; `comparisons` as for `matching.executions`.
 
     Raises:
         Unanalysable: where the flow of control cannot be followed.
@@ -283,7 +284,7 @@ def cycles(kernel: Kernel, assembly: Assembly | str, machine: Machine, threads: 
     """
     code = parse(assembly, machine.architecture) if isinstance(assembly, str) else assembly
     pipeline = PIPELINES[machine.pipeline]
-    found = executions(kernel, code, threads, thread)
+    found = executions(kernel, code, threads, thread, comparisons=comparisons)
     blocks: dict[int, tuple[float, BlockCycles]] = {}
     steady = starts = 0.0
     for number, count in found.items():

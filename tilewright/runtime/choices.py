@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tilewright import settings
-from tilewright.cost.choice import choose
+from tilewright.cost.choice import choose, rank
 from tilewright.cost.ranking import Choice
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
@@ -24,36 +24,42 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region
 from tilewright.partition.plan import Chooser
 from tilewright.runtime import plain
+from tilewright.runtime.code_choice import CodeScores
 from tilewright.runtime.problems import Problem, digest_of_files, generator
 
 
 @lru_cache(maxsize=1)
 def _models() -> str:
     """A digest of everything that ranks."""
-    return digest_of_files("cost/*.py", "cost/models/*.npz")
+    return digest_of_files("cost/*.py", "cost/models/*", "analysis/*.py")
 
 
-def remembered(atomics: bool = False) -> Chooser:
-    """Chooses as the models do; what they chose for a GPU before is read, not ranked again. `atomics` as for `cost.choice.rank`."""
+def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Chooser:
+    """Chooses as the models do, and for contractions of a CPU as `scores` do among the models' favourites; what was chosen before is read. Where the
+    models alone choose for a CPU, they are asked again, which is as quick. `atomics` as for `cost.choice.rank`."""
 
     def chosen(
         region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
     ) -> Choice:
-        if not machine.is_gpu:
+        if not machine.is_gpu and (scores is None or region.kind != "contraction"):
             return choose(region, layouts, values, constants, machine, threads)
-        path = place(Problem(region, layouts, values, constants), machine, atomics)
+        problem = Problem(region, layouts, values, constants)
+        path = place(problem, machine, atomics, 0 if machine.is_gpu else threads)
         known = _read(path)
         if known is None:
-            known = choose(region, layouts, values, constants, machine, threads, atomics)
+            if scores is None or machine.is_gpu:
+                known = choose(region, layouts, values, constants, machine, threads, atomics)
+            else:
+                known = scores.best(problem, rank(region, layouts, values, constants, machine, threads), threads)
             _write(path, known)
         return known
 
     return chosen
 
 
-def place(problem: Problem, machine: Machine, atomics: bool) -> Path:
-    """Where the choice is kept."""
-    key = hashlib.sha256(f"{problem.key} {generator(machine)} {_models()} {atomics}".encode()).hexdigest()[:40]
+def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -> Path:
+    """Where the choice is kept; `threads` of a CPU."""
+    key = hashlib.sha256(f"{problem.key} {generator(machine)} {_models()} {atomics} {threads}".encode()).hexdigest()[:40]
     return settings.cache_directory() / "choices" / f"{key}.json"
 
 

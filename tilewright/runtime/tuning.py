@@ -25,6 +25,7 @@ from tilewright.ir.region import Region, Unsuitable
 from tilewright.partition.plan import Chooser, plan_program
 from tilewright.runtime import plain
 from tilewright.runtime.choices import remembered
+from tilewright.runtime.code_choice import CodeScores, reads_code
 from tilewright.runtime.problems import Problem, code_of, generator
 from tilewright.runtime.records import Measurement, Records, default_path, measurement_of
 from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, TUNING_MODE, Job, Outcome, Trials
@@ -137,7 +138,11 @@ def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False
     if path is not None and not place.exists():
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
     if not place.exists():
-        yield remembered(atomics)
+        if reads_code(machine):
+            with CodeScores(machine) as scores:
+                yield remembered(atomics, scores)
+        else:
+            yield remembered(atomics)
         return
     with Records(place) as records:
         yield from_records(records, atomics)

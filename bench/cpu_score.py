@@ -1,0 +1,148 @@
+"""How well static analysis of code ranks measured CPU kernels: a linear combination (Tuna), a time made of named terms, and the models.
+
+    python -m bench.cpu_score [--data bench/data/cpu_train.jsonl.gz] [--rows FILE] [--jobs 2] [--first 8] [--write]
+
+Compiles and reads (`tilewright/cost/cpu_code.py`) every measured kernel of the file that bench/cpu_train.py made. The coefficients of the linear
+combination, none negative, have the least sum of squared relative errors; each layer is judged with those fitted to the other layers. "among n": what
+is lost by the choice of the best score among the models' first n candidates, which is how a compilation uses it. --write fits to all layers and
+writes the coefficients that the package ships. The analyses take about half a second a kernel; --rows keeps them in a file and reads them from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import nnls
+from scipy.stats import spearmanr
+
+from bench.common import write_results
+from bench.cpu_train import DATA, averaged
+from tilewright.analysis.assembly import disassembled
+from tilewright.analysis.loops_operations import Unanalysable
+from tilewright.codegen.lower import lower
+from tilewright.codegen.source import source_text
+from tilewright.cost.cpu_code import MODELS, code_terms, linear, together
+from tilewright.hardware import machine as find_machine
+from tilewright.runtime import dataset, plain
+from tilewright.runtime.tuning import ranking_of
+from tilewright.toolchain import Binary, SourceFile, compile_kernels
+
+Row = dict[str, Any]
+Score = Callable[[Sequence[Row]], np.ndarray]
+TOP = 10
+
+
+def rows_of(measured: Mapping[str, Any]) -> list[Row]:
+    """The measured kernels of a layer with their terms, and what the models predict."""
+    machine, threads = find_machine("native"), int(measured["threads"])
+    problem = dataset.layer_problem(measured["layer"])
+    ranking = ranking_of(problem, machine, threads=threads)
+    found: list[Row] = []
+    for text, seconds in measured["times"].items():
+        schedule = plain.schedule_of(text)
+        choice = ranking.find(schedule)
+        if choice is None:
+            continue
+        lowered = lower(problem.region, problem.layouts, problem.values, problem.constants, machine, schedule)
+        kernels = list({kernel.name: kernel for kernel in lowered.kernels}.values())
+        sources = [SourceFile(kernel.name, source_text(kernel), "c", (kernel.name,)) for kernel in kernels]
+        built = [binary for binary in compile_kernels(sources, machine, workers=1) if isinstance(binary, Binary)]
+        pairs = [(kernel, disassembled(binary.path, machine)) for kernel, binary in zip(kernels, built, strict=True)]
+        try:
+            terms = code_terms(pairs, machine, threads)
+        except Unanalysable as error:
+            print(f"{measured['layer']['name']}, {schedule}: {error}", file=sys.stderr)
+            continue
+        row = {"layer": measured["layer"]["name"], "schedule": text, "seconds": seconds, "models": choice.seconds}
+        found.append(row | {"terms": {name: float(f"{value:.6g}") for name, value in terms.items()}})
+    return found
+
+
+def fitted(rows: Sequence[Row]) -> dict[str, float]:
+    """Coefficients, none negative, of the least sum of squared relative errors."""
+    names = list(rows[0]["terms"])
+    terms = np.array([[row["terms"][name] for name in names] for row in rows])
+    seconds = np.array([row["seconds"] for row in rows])
+    weights, _ = nnls(terms / seconds[:, None], np.ones(len(rows)))
+    return dict(zip(names, map(float, weights), strict=True))
+
+
+def judged(rows: Sequence[Row], score: np.ndarray, first: int) -> dict[str, float]:
+    """Rank correlation; the paper's top-10 ratio: summed time of the true best ten over that of the ten with the best score; loss of the first choice
+    against the best measured, also where it is chosen among the models' first."""
+    seconds, models = np.array([row["seconds"] for row in rows]), np.array([row["models"] for row in rows])
+    order, best = np.argsort(score, kind="stable"), np.sort(seconds)
+    few = np.argsort(models, kind="stable")[:first]
+    return {
+        "rank correlation": float(spearmanr(score, seconds)[0]), "top-10 ratio": float(best[:TOP].sum() / seconds[order[:TOP]].sum()),
+        "loss": float(seconds[order[0]] / best[0] - 1), f"loss among {first}": float(seconds[few[np.argmin(score[few])]] / best[0] - 1),
+    }  # fmt: skip
+
+
+def analyses(options: argparse.Namespace) -> list[list[Row]]:
+    """Rows of each layer; those that the file of --rows has are not analysed again."""
+    kept: dict[str, list[Row]] = {}
+    if options.rows and options.rows.exists():
+        kept = {str(rows[0]["layer"]): rows for rows in map(json.loads, options.rows.read_text().splitlines())}
+    measured = averaged(options.data)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for rows in filter(None, pool.map(rows_of, [line for line in measured if line["layer"]["name"] not in kept])):
+            kept[str(rows[0]["layer"])] = rows
+            if options.rows:
+                with open(options.rows, "a") as file:
+                    file.write(json.dumps(rows) + "\n")
+    times = {line["layer"]["name"]: line["times"] for line in measured}
+    return [[{**row, "seconds": times[name][row["schedule"]]} for row in kept[name]] for name in times if name in kept]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--rows", type=Path, help="file of the analyses, a layer a line")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--first", type=int, default=8)
+    parser.add_argument("--write", action="store_true", help="write the coefficients fitted to all layers into the package")
+    parser.add_argument("--name", default="cpu_score")
+    options = parser.parse_args()
+    layers = analyses(options)
+    ways: dict[str, Callable[[int], Score]] = {
+        "linear": lambda number: _linear(fitted([row for at, rows in enumerate(layers) if at != number for row in rows])),
+        "terms": lambda _: lambda rows: np.array([together(row["terms"]) for row in rows]),
+        "models": lambda _: lambda rows: np.array([row["models"] for row in rows]),
+    }
+    figures = [{way: judged(rows, of(number)(rows), options.first) for way, of in ways.items()} for number, rows in enumerate(layers)]
+    names = list(figures[0]["models"])
+    mean = {way: {name: statistics.fmean(found[way][name] for found in figures) for name in names} for way in ways}
+    table = Table("layer", *(f"{way}: {name}" for way in ways for name in names))
+    for layer, found in [*((str(rows[0]["layer"]), found) for rows, found in zip(layers, figures, strict=True)), ("mean", mean)]:
+        table.add_row(layer, *(f"{found[way][name]:.3f}" for way in ways for name in names))
+    Console(width=220).print(table)
+    coefficients = fitted([row for rows in layers for row in rows])
+    print({name: round(value, 3) for name, value in coefficients.items()})
+    if options.write:
+        content = {"coefficients": coefficients, "fitted to": options.data.name, "kernels": sum(map(len, layers)), "layers": len(layers)}
+        (MODELS / f"cpu_{find_machine('native').architecture}.json").write_text(json.dumps(content, indent=1) + "\n")
+    if options.name:
+        settings = {"kernels": sum(map(len, layers)), "layers": len(layers), "coefficients of all layers": coefficients, "mean": mean}
+        results = [{"layer": rows[0]["layer"], "kernels": len(rows), **found} for rows, found in zip(layers, figures, strict=True)]
+        print(write_results(options.name, settings, results))
+    return 0
+
+
+def _linear(coefficients: Mapping[str, float]) -> Score:
+    return lambda rows: np.array([linear(row["terms"], coefficients) for row in rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

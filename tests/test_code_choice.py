@@ -1,0 +1,141 @@
+"""Choosing CPU schedules by their code: terms, scores, processes, and that what was chosen is compiled once."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tilewright.compile import source_files
+from tilewright.cost.cpu_code import coefficients_of, linear, together
+from tilewright.cost.ranking import Choice
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.passes import simplify
+from tilewright.hardware import catalogue, machine
+from tilewright.hardware.machine import Machine
+from tilewright.partition.plan import plan_program
+from tilewright.runtime import choices, code_choice
+from tilewright.runtime.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
+from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.score_worker import Server
+from tilewright.runtime.tuning import ranking_of
+from tilewright.toolchain.cache import KernelCache, kernel_key
+from tilewright.toolchain.compilers import CCompiler
+
+TARGETS = ("x86-avx512", "x86-avx2", "neoverse-n1", "cortex-a53")
+PROBLEM = convolution_problem(48, 20, 9, 11, 3)
+
+
+@pytest.fixture
+def worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small problems are worth the trouble, too."""
+    monkeypatch.setattr(code_choice, "WORTH_SECONDS", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def need(target: Machine) -> None:
+    missing = [tool for tool in (f"{target.target_triple}-gcc", f"{target.target_triple}-objdump") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+def terms_of(problem: Problem, target: Machine, choice: Choice, threads: int) -> dict[str, float]:
+    """The terms that a scoring process gives, asked in this one."""
+    server = Server()
+    server._machine, server._problem = target, (problem.region, problem.layouts, problem.values, problem.constants)
+    return server.terms(choice_text(choice), threads, choice.seconds, choice.terms)
+
+
+def choice_text(choice: Choice) -> str:
+    return choices.plain.schedule_text(choice.schedule)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_terms(name: str) -> None:
+    """Multiply-adds bound the pipeline from below; two threads have half of the work each and the same dispatch."""
+    target = machine(name)
+    need(target)
+    choice = ranking_of(PROBLEM, target, threads=2).first()
+    alone, both = (terms_of(PROBLEM, target, choice, threads) for threads in (1, 2))
+    least = 48 * 20 * 9 * 11 * 9 * 2 / (target.peak_flops["fp32"] / target.processors)
+    assert alone["multiply-adds"] >= 0.2 * least  # Winograd's algorithm needs a fourth of the products at best
+    assert alone["pipeline"] >= 0.99 * alone["multiply-adds"]
+    assert 0.4 * alone["pipeline"] < both["pipeline"] < 0.9 * alone["pipeline"] and both["dispatch"] == alone["dispatch"]
+    assert all(value >= 0 for value in alone.values()) and alone["memory"] > 0
+    assert together(alone) >= max(alone["pipeline"], alone["memory"])
+    known = coefficients_of(target.architecture)
+    assert set(known) <= set(alone) | {"level 3"} and all(value >= 0 for value in known.values())
+    assert linear(alone, {"pipeline": 2.0, "nothing": 5.0}) == pytest.approx(2 * alone["pipeline"])
+
+
+@pytest.mark.usefixtures("worth")
+def test_the_best_score_among_the_favourites() -> None:
+    """As scoring them here; the same with one process or two."""
+    target = machine("x86-avx512")
+    need(target)
+    ranking = ranking_of(PROBLEM, target, threads=2)
+    favourites = list(islice(ranking, 3))
+    coefficients = coefficients_of(target.architecture)
+    scores = [linear(terms_of(PROBLEM, target, choice, 2), coefficients) for choice in favourites]
+    scores[0] *= 1 - MARGIN
+    for workers in (1, 2):
+        with CodeScores(target, workers) as processes:
+            assert processes.best(PROBLEM, ranking, 2, count=3) == favourites[scores.index(min(scores))]
+
+
+@pytest.mark.usefixtures("worth")
+def test_the_models_decide_where_code_cannot_be_read() -> None:
+    ranking = ranking_of(PROBLEM, machine("x86-avx512"), threads=2)
+    with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as broken:
+        assert broken.best(PROBLEM, ranking, 2, count=2) == ranking.first()
+    assert not reads_code(machine("h200"))
+    assert all(reads_code(entry) for entry in catalogue().values() if not entry.is_gpu)
+    assert FAVOURITES > 1
+
+
+def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for another number of threads again."""
+    target = machine("x86-avx512")
+    need(target)
+    problem = convolution_problem(16, 8, 5, 5, 3)
+    arguments = (problem.region, problem.layouts, problem.values, problem.constants, target)
+    with CodeScores(target, 1) as processes:
+        first = choices.remembered(False, processes)(*arguments, 2)
+
+    class Never:
+        def best(self, *_: object) -> None:
+            raise AssertionError("scored again")
+
+    assert choices.remembered(False, Never())(*arguments, 2) == first  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="scored again"):
+        choices.remembered(False, Never())(*arguments, 1)  # type: ignore[arg-type]
+
+
+def test_small_regions_are_left_to_the_models() -> None:
+    ranking = ranking_of(PROBLEM, machine("x86-avx512"), threads=2)
+    assert ranking.first().seconds < code_choice.WORTH_SECONDS
+    with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as processes:
+        assert processes.best(PROBLEM, ranking, 2) == ranking.first()
+        assert processes._processes[0]._worker is None  # nothing was asked
+
+
+@pytest.mark.usefixtures("worth")
+def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
+    """The plan's kernel is in the cache when its turn to be built comes."""
+    target = machine("x86-avx512")
+    need(target)
+    graph, _ = simplify(import_module(nn.Conv2d(20, 48, 3), (torch.randn(1, 20, 11, 13),)).graph)
+    with CodeScores(target, 2) as processes:
+        program = plan_program(graph, target, 2, choices.remembered(False, processes))
+    (source,) = [source for source in source_files(program, target) if source.name.startswith(("contraction", "winograd"))]
+    found = KernelCache(cache / "kernels").load(kernel_key(source, CCompiler.find(target)), source)
+    assert found is not None

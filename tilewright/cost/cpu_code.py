@@ -1,0 +1,93 @@
+"""What a CPU kernel takes by its loops and by the code that the compiler made of it, without running it (Tuna, sections III and IV).
+
+Terms of one call, in seconds of the busiest thread, each as if nothing else took time::
+
+    pipeline    cycles of the executed blocks (`analysis/pipeline.py`)
+    starts      what first iterations of inner loops take longer than the others
+    level 2     lines that come into level 1, at level 2's bandwidth (`analysis/caches.py`); so "level 3"
+    memory      lines that come into the last level, for all threads, at the memory's bandwidth
+    multiply-adds, loads, stores, spills, integers    executed instructions of a class, at the core's rate for it (`analysis/matching.py`)
+    dispatch    parallel regions
+
+Two scores are made of them: a linear combination with coefficients per architecture (`linear`), as in the paper, and a time (`together`): the longest
+of what overlaps, and the rest on top. The coefficients are data (`models/cpu_ARCHITECTURE.json`): fitted once to measured kernels for x86-64; for
+AArch64, where none was measured, they are 1 for terms that are cycles by the published tables, and 0 for classes of instructions, which "pipeline"
+contains.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+from tilewright.analysis.assembly import parse
+from tilewright.analysis.caches import cache_misses
+from tilewright.analysis.instructions import total
+from tilewright.analysis.pipeline import cycles
+from tilewright.hardware.machine import Machine
+from tilewright.ir.kernel import Kernel
+
+MODELS = Path(__file__).parent / "models"
+OVERLAPPED = ("pipeline", "level 2", "level 3", "memory")
+
+
+COMPARISONS = 15_000
+"""Comparisons of iterations when the flow of control is followed (`loops_execution.Execution`): about a second. What needs more has no terms."""
+
+
+def code_terms(kernels: Iterable[tuple[Kernel, str]], machine: Machine, threads: int) -> dict[str, float]:
+    """The terms of kernels that run one after another, each with its assembly (`analysis.assembly.disassembled`).
+
+    Raises:
+        Unanalysable: where the flow of control of a kernel cannot be followed.
+        KeyError: for a machine without a table of its pipelines.
+    """
+    sums: dict[str, float] = {}
+    for kernel, assembly in kernels:
+        for name, seconds in _terms(kernel, assembly, machine, threads).items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    return sums
+
+
+def _terms(kernel: Kernel, assembly: str, machine: Machine, threads: int) -> dict[str, float]:
+    code = parse(assembly, machine.architecture)
+    found = cycles(kernel, code, machine, threads, comparisons=COMPARISONS)
+    counts = total({number: count for number, (count, _) in found.blocks.items()}, {block.number: block.counts for block in code.blocks})
+    # capacities only: how lines spread over the sets takes ten times as long to tell as the rest, and changes no order
+    misses = cache_misses(kernel, replace(machine, caches=tuple(replace(cache, ways=0) for cache in machine.caches)), threads)
+    cycle = 1 / machine.clock_hz
+    terms = {
+        "pipeline": found.steady * cycle,
+        "starts": found.starts * cycle,
+        "multiply-adds": counts.fma / machine.fma_ports * cycle,
+        "loads": counts.loads / machine.load_ports * cycle,
+        "stores": counts.stores / machine.store_ports * cycle,
+        "spills": counts.spills / machine.load_ports * cycle,
+        "integers": (counts.integer + counts.move + counts.branch) / machine.issue_width * cycle,
+    }
+    caches = sorted(machine.caches, key=lambda cache: cache.level)
+    for nearer, cache in zip(caches, caches[1:], strict=False):
+        terms[f"level {cache.level}"] = misses.level(nearer.level).bytes_moved / cache.bandwidth * cycle
+    terms["memory"] = misses.level(caches[-1].level).bytes_moved * min(threads, machine.processors) / machine.memory_bandwidth
+    return {**terms, "dispatch": machine.dispatch_seconds}
+
+
+def linear(terms: Mapping[str, float], coefficients: Mapping[str, float]) -> float:
+    """Seconds as a linear combination of the terms; a term without a coefficient does not count."""
+    return sum(coefficients.get(name, 0.0) * seconds for name, seconds in terms.items())
+
+
+def together(terms: Mapping[str, float]) -> float:
+    """Seconds, with no constant fitted: the longest of what overlaps, then starts and dispatch."""
+    return max(terms.get(name, 0.0) for name in OVERLAPPED) + terms["starts"] + terms["dispatch"]
+
+
+@lru_cache(maxsize=8)
+def coefficients_of(architecture: str) -> Mapping[str, float]:
+    """The coefficients shipped for an architecture ("x86-64", "aarch64"). Raises FileNotFoundError where there are none."""
+    content = json.loads((MODELS / f"cpu_{architecture}.json").read_text())
+    return MappingProxyType({name: float(value) for name, value in content["coefficients"].items()})

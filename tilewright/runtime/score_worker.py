@@ -1,0 +1,74 @@
+"""A child process that compiles candidates for a CPU and reads the code: `python -m tilewright.runtime.score_worker`.
+
+Questions (see `tilewright.runtime.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain form of region, layouts,
+values and constants}, which the candidates that follow are of; {"do": "score", "schedule": text, "threads": number, "seconds", "terms": what the
+models predict, which the kernels' headers say}. The answer to the last is {"terms": seconds by name (`cost/cpu_code.py`)} or {"error": why not}.
+Binaries go to the kernel cache, so that the candidate that is chosen is not compiled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewright.analysis.assembly import disassembled
+from tilewright.analysis.loops_operations import Unanalysable
+from tilewright.codegen.describe import prediction
+from tilewright.codegen.lower import lower
+from tilewright.codegen.source import source_text
+from tilewright.cost.cpu_code import code_terms
+from tilewright.errors import TilewrightError
+from tilewright.hardware.machine import Machine
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Region, Unsuitable
+from tilewright.runtime import plain
+from tilewright.runtime.workers import Message, serve
+from tilewright.toolchain import Binary, SourceFile, compile_kernels
+from tilewright.toolchain.compilers import language_of
+
+
+class Server:
+    """What the process knows: the machine, and the problem of the candidates that follow."""
+
+    def __init__(self) -> None:
+        self._machine: Machine | None = None
+        self._problem: tuple[Region, Mapping[str, Layout], Mapping[str, Value], frozenset[str]] | None = None
+        self._known: dict[tuple[str, ...], dict[str, float]] = {}
+
+    def __call__(self, message: Message) -> Message:
+        if message["do"] == "machine":
+            self._machine = plain.decode(message["machine"])
+            return {}
+        if message["do"] == "problem":
+            region, layouts, values, constants = plain.decode(message["problem"])
+            self._problem = (region, layouts, values, frozenset(constants))
+            return {}
+        try:
+            return {"terms": self.terms(message["schedule"], message["threads"], message["seconds"], message["terms"])}
+        except (Unsuitable, Unanalysable, TilewrightError, KeyError) as error:
+            return {"error": str(error)}
+
+    def terms(self, schedule: str, threads: int, seconds: float, predicted: Mapping[str, float]) -> dict[str, float]:
+        """Of one candidate."""
+        assert self._machine is not None and self._problem is not None
+        machine = self._machine
+        lowered = lower(*self._problem, machine, plain.schedule_of(schedule))
+        key = (str(threads), *(call.kernel for call in lowered.calls))
+        if key in self._known:  # schedules that differ in nothing that this problem shows
+            return self._known[key]
+        said = prediction(seconds, predicted, len(lowered.kernels))
+        kernels = [replace(kernel, header=f"{kernel.header}\n{said}") for kernel in {kernel.name: kernel for kernel in lowered.kernels}.values()]
+        sources = [SourceFile(kernel.name, source_text(kernel), language_of(machine), (kernel.name,)) for kernel in kernels]
+        built = compile_kernels(sources, machine, workers=1)
+        pairs = []
+        for kernel, binary in zip(kernels, built, strict=True):
+            if not isinstance(binary, Binary):
+                raise Unsuitable(f"does not compile: {binary}")
+            pairs.append((kernel, disassembled(binary.path, machine)))
+        self._known[key] = code_terms(pairs, machine, threads)
+        return self._known[key]
+
+
+if __name__ == "__main__":
+    serve(Server())
