@@ -297,7 +297,7 @@ def test_more_threads_than_blocks_are_no_obstacle() -> None:
     check(case, lower_amx(*parts(case), XEON, schedule_of(16, **row(rows, at))))
 
 
-def test_the_models_choose_tiles_for_a_layer_that_is_made_for_them() -> None:
+def test_tiles_take_the_place_of_vectors_where_factors_are_bfloat16() -> None:
     case = convolution(channels=64, outputs=64, size=(28, 28))
     choice = rank(*parts(case), XEON, 2).first()
     assert isinstance(choice.schedule, CpuAmxSchedule)
