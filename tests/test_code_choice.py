@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from bench import cpu_score, cpu_train
 from tilewright.compile import source_files
 from tilewright.cost.cpu_code import coefficients_of, linear, together
 from tilewright.cost.ranking import Choice
@@ -21,6 +25,7 @@ from tilewright.partition.plan import plan_program
 from tilewright.runtime import choices, code_choice
 from tilewright.runtime.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
 from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.sampling import JUDGED
 from tilewright.runtime.score_worker import Server
 from tilewright.runtime.tuning import ranking_of
 from tilewright.toolchain.cache import KernelCache, kernel_key
@@ -139,3 +144,35 @@ def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
     (source,) = [source for source in source_files(program, target) if source.name.startswith(("contraction", "winograd"))]
     found = KernelCache(cache / "kernels").load(kernel_key(source, CCompiler.find(target)), source)
     assert found is not None
+
+
+def test_the_benchmark_fits_and_judges(tmp_path: Path) -> None:
+    """Coefficients of an exact combination are found; a perfect order has no loss; runs of a layer are averaged."""
+    generator = np.random.default_rng(3)
+    wanted = {"pipeline": 1.5, "memory": 0.25, "starts": 0.0}
+    rows = []
+    for number in range(40):
+        terms = {name: float(generator.uniform(1, 9)) for name in wanted}
+        rows.append({"terms": terms, "seconds": linear(terms, wanted), "models": float(number)})
+    found = cpu_score.fitted(rows)
+    assert found == pytest.approx(wanted, abs=1e-9)
+    seconds = np.array([row["seconds"] for row in rows])
+    perfect, wrong = cpu_score.judged(rows, seconds, 8), cpu_score.judged(rows, -seconds, 8)
+    assert perfect["rank correlation"] == pytest.approx(1) and perfect["top-10 ratio"] == pytest.approx(1) and perfect["loss"] == 0
+    assert perfect["loss among 8"] == pytest.approx(seconds[:8].min() / seconds.min() - 1)
+    assert wrong["loss"] == pytest.approx(seconds.max() / seconds.min() - 1) and wrong["top-10 ratio"] < 0.5
+    layer = {"name": "a"}
+    file = tmp_path / "runs.jsonl.gz"
+    lines = [json.dumps({"layer": layer, "threads": 2, "times": times}) + "\n" for times in ({"x": 1.0, "y": 3.0}, {"x": 4.0})]
+    file.write_bytes(b"".join(gzip.compress(line.encode()) for line in lines))
+    (averaged,) = cpu_train.averaged(file)
+    assert averaged["times"] == pytest.approx({"x": 2.0, "y": 3.0})
+    assert cpu_train.averaged(tmp_path / "none") == []
+
+
+def test_training_layers_are_not_those_that_judge() -> None:
+    drawn = cpu_train.layers(30, 7)
+    assert len({layer["name"] for layer in drawn}) == 30
+    shapes = {tuple(layer[name] for name in ("outputs", "channels", "height", "filter", "stride")) for layer in drawn}
+    assert not shapes & JUDGED
+    assert {line["layer"]["name"] for line in cpu_train.averaged(cpu_train.DATA)} == {layer["name"] for layer in drawn}

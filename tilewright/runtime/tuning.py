@@ -6,7 +6,7 @@ What is recorded is not measured again, so that tuning that was interrupted goes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,10 @@ def is_current(problem: Problem, entry: Measurement, machine: Machine) -> bool:
         return False
 
 
-def from_records(records: Records, atomics: bool = False) -> Chooser:
+def from_records(records: Records, atomics: bool = False, models: Chooser | None = None) -> Chooser:
     """Chooses the schedule that was fastest in the records, where its code is still the same; else the models' favourite of those that did not
-    fail. Without `atomics` schedules that add in no fixed order are not chosen, however fast they were."""
+    fail, or what `models` choose where none is known to. Without `atomics` schedules that add in no fixed order are not chosen, however fast they
+    were."""
 
     def chosen(
         region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
@@ -108,7 +109,7 @@ def from_records(records: Records, atomics: bool = False) -> Chooser:
             if choice is not None and is_current(problem, entry, machine):
                 return replace(choice, measured_seconds=entry.seconds)
         if not failed:
-            return ranking.first()
+            return models(region, layouts, values, constants, machine, threads) if models is not None else ranking.first()
         for choice in ranking:
             known = failed.get(plain.schedule_text(choice.schedule), ())
             if not any(is_current(problem, entry, machine) for entry in known):
@@ -137,15 +138,10 @@ def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False
     place = Path(path) if path is not None else default_path()
     if path is not None and not place.exists():
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
-    if not place.exists():
-        if reads_code(machine):
-            with CodeScores(machine) as scores:
-                yield remembered(atomics, scores)
-        else:
-            yield remembered(atomics)
-        return
-    with Records(place) as records:
-        yield from_records(records, atomics)
+    with ExitStack() as open_ones:
+        scores = open_ones.enter_context(CodeScores(machine)) if reads_code(machine) else None
+        models = remembered(atomics, scores)
+        yield from_records(open_ones.enter_context(Records(place)), atomics, models) if place.exists() else models
 
 
 def tune(
