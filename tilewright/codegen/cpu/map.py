@@ -32,11 +32,14 @@ def lower_map(
     """out[index] = body, in the order of the output's layout, contiguous axes merged."""
     step = split_divided_axes(region.steps[-1])
     body, offset = flat_step(step, region, layouts)
-    axes, (body, offset) = merge_axes(storage_order(step.axes, offset), [body, offset])
-    if len(axes) > 1 and (axes[-1].extent or 0) < SHORT and any(coefficient(load.index[0], axes[-2]) == 1 for load in loads(body)):
-        axes = (*axes[:-2], axes[-1], axes[-2])  # an image's three channels go to their places one after the other, each in vectors
-
-    lets, (value, where) = bind_shared([body, offset])
+    order = storage_order(step.axes, offset)
+    axes, (flat, at) = merge_axes(order, [body, offset], lambda outer, inner: False)
+    if len(axes) > 1 and (axes[-1].extent or 0) < SHORT and any(coefficient(load.index[0], axes[-2]) == 1 for load in loads(flat)):
+        # an image's three channels go to their places one after the other, each in vectors, row by row
+        axes = (*axes[:-2], axes[-1], axes[-2])
+    else:
+        axes, (flat, at) = merge_axes(order, [body, offset])
+    lets, (value, where) = bind_shared([flat, at])
     element = block(lets, Store(region.outputs[0], where, value))
     return single(region, schedule, nest(axes, element, max(step.flops(), prod(step.shape))), layouts, values)
 
