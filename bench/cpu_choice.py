@@ -8,7 +8,7 @@ Loss: the time of the models' first choice over the least of everything measured
 once more in turns, and those times count. The ratio of k is Tuna's (section V): the summed times of the truly best k over those of the k
 that the models like best; of convolutions, also among the schedules of Winograd's algorithm alone, and of direct summation alone.
 `--beside` divides the machine's cores among so many measurements at a time, each of which has `--threads` cores of its own; `--data` keeps every
-measured time.
+measured time; `--random N` measures random problems instead, to fit models to.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import argparse
 import gzip
 import json
 import os
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from math import prod
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -46,8 +48,45 @@ WINOGRAD = "CpuWinogradSchedule"
 MEASURES = ("loss", "loss of ten", *(f"ratio of {k}" for k in KS))
 
 
+def drawn_names(count: int, seed: int) -> list[str]:
+    """Random problems, named by kind and sizes, like those of networks but none of them: half are convolutions, the rest depthwise and
+    products."""
+    draw = random.Random(seed)
+    names: list[str] = []
+    sizes: tuple[int, ...]
+    layers = ((k, c, size, size, f, stride) for k, c, size, f, stride in LAYERS.values())
+    judged = {*layers, *operators.DEPTHWISE.values(), *operators.PRODUCTS.values()}
+    while len(names) < count:
+        kind = ("conv2d", "conv2d", "depthwise", "product")[len(names) % 4]
+        size, filter_size, stride = draw.choice((7, 10, 13, 14, 17, 19, 20, 28, 35, 38, 40, 52, 56, 75, 80, 112)), draw.choice((1, 3, 3, 3, 5, 7)), 1
+        channels, outputs = (draw.choice((1, 2, 3, 4, 6, 8, 12, 16, 24, 32)) * draw.choice((4, 8, 16, 16, 32)) for _ in range(2))
+        if kind == "conv2d":
+            if draw.random() < 0.15:
+                channels, filter_size = draw.choice((3, 3, 1, 8)), draw.choice((3, 5, 7))
+            if filter_size > 1 and draw.random() < 0.25:
+                stride = 2
+            work = 2 * outputs * channels * size**2 * filter_size**2
+            sizes = (outputs, channels, size, size, filter_size, stride)
+        elif kind == "depthwise":
+            stride, filter_size = draw.choice((1, 1, 2)), draw.choice((3, 3, 5, 7))
+            work, sizes = 50 * channels * size**2 * filter_size**2 // stride**2, (channels, size, filter_size, stride)
+        else:
+            rows, reduced, columns = (draw.choice((32, 49, 64, 77, 96, 128, 196, 256, 384)) for _ in range(3))
+            sizes = (draw.choice((1, 4, 8, 12, 16, 32)), rows, reduced, columns)
+            work = 2 * prod(sizes)
+        if 4e6 < work < 1e9 and sizes not in judged:
+            names.append(f"{kind}:{','.join(map(str, sizes))}")
+    return names
+
+
 def problem(name: str, machine: Machine, threads: int) -> Problem:
-    """What is measured under a name of one of the KINDS."""
+    """What is measured under a name of one of the KINDS, or of `drawn_names`."""
+    kind, colon, text = name.partition(":")
+    if colon:
+        sizes = [int(size) for size in text.split(",")]
+        if kind == "conv2d":
+            return dataset.layer_problem(dict(zip(dataset.LAYER_FIELDS, sizes, strict=True)))
+        return operators.problem_of(kind, sizes, machine, threads)
     return dataset.layer_problem(layer(name)) if name in LAYERS else operators.problem(name, machine, threads)
 
 
@@ -58,9 +97,8 @@ def ratios(times: Mapping[int, float], order: Sequence[int]) -> dict[str, float]
     return {f"ratio of {k}": sum(best[:k]) / sum(liked[:k]) for k in KS if len(liked) >= k}
 
 
-def judge(name: str, trials: Trials, machine: Machine, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measures the candidates and judges the order: a row for all schedules, and for each way to convolve one; and every time by schedule."""
-    found = problem(name, machine, options.threads)
     ranking = ranking_of(found, machine, threads=options.threads)
     order = [int(position) for position in np.argsort(ranking.seconds, kind="stable")]
     first = order[: options.top]
@@ -75,7 +113,7 @@ def judge(name: str, trials: Trials, machine: Machine, options: argparse.Namespa
         if outcome.timing is not None:
             seconds[int(str(outcome.job.key))] = outcome.seconds
     best = min(seconds, key=lambda position: seconds[position])
-    kind = next(kind for kind, names in KINDS.items() if name in names)
+    kind = next((kind for kind, names in KINDS.items() if name in names), name.partition(":")[0])
     rows = [{
         "layer": name, "kind": kind, "candidates": ranking.candidates, "measured": len(seconds),
         "failed": {outcome.schedule: outcome.reason for outcome in outcomes.values() if outcome.timing is None},
@@ -98,9 +136,10 @@ def judge(name: str, trials: Trials, machine: Machine, options: argparse.Namespa
 
 def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespace) -> Any:
     """`judge` of every name, as they are ready; `options.beside` at a time, each with cores of its own."""
+    problems = {name: problem(name, machine, options.threads) for name in names}  # before any thread: PyTorch exports one model at a time
     if options.beside == 1:
         with Trials(machine, threads=options.threads) as trials:
-            yield from (judge(name, trials, machine, options) for name in names)
+            yield from (judge(name, found, trials, machine, options) for name, found in problems.items())
         return
     cores = sorted(os.sched_getaffinity(0))
     free: SimpleQueue[set[int]] = SimpleQueue()
@@ -112,7 +151,7 @@ def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespac
         os.sched_setaffinity(0, own)  # of this thread, and of the processes that it starts
         try:
             with Trials(machine, threads=options.threads) as trials:
-                return judge(name, trials, machine, options)
+                return judge(name, problems[name], trials, machine, options)
         finally:
             free.put(own)
 
@@ -134,6 +173,8 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=[name for names in KINDS.values() for name in names])
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="so many random problems in place of named ones")
+    parser.add_argument("--seed", type=int, default=0, help="of the random problems")
     parser.add_argument("--top", type=int, default=100)
     parser.add_argument("--evenly", type=int, default=200)
     parser.add_argument("--again", type=int, default=20)
@@ -145,7 +186,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     data: list[dict[str, Any]] = []
-    for judged, times in judge_all(options.names, find_machine("native"), options):
+    for judged, times in judge_all(drawn_names(options.random, options.seed) if options.random else options.names, find_machine("native"), options):
         rows += judged
         data.append(times)
         path = write_results(options.name, {**vars(options), "data": str(options.data)}, [*means(rows), *rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
@@ -34,19 +35,25 @@ class _Product(nn.Module):
 
 
 def problem(name: str, machine: Machine, threads: int) -> Problem:
-    """What is measured of an operator of DEPTHWISE or PRODUCTS: its region, as a model of that operator alone is partitioned for
-    the machine. A depthwise convolution stands between two pointwise ones, so that its input and output lie as in a network."""
+    """What is measured of an operator of DEPTHWISE or PRODUCTS."""
+    kind, sizes = ("depthwise", DEPTHWISE[name]) if name in DEPTHWISE else ("product", PRODUCTS[name])
+    return problem_of(kind, sizes, machine, threads)
+
+
+def problem_of(kind: str, sizes: Sequence[int], machine: Machine, threads: int) -> Problem:
+    """The region of a "depthwise" convolution or a "product" of such sizes (as DEPTHWISE and PRODUCTS have them), as a model of that operator alone
+    is partitioned for the machine. A depthwise convolution stands between two pointwise ones, so that its input and output lie as in a network."""
     module: nn.Module
-    if name in DEPTHWISE:
-        channels, size, filter_size, stride = DEPTHWISE[name]
+    if kind == "depthwise":
+        channels, size, filter_size, stride = sizes
         depthwise = nn.Conv2d(channels, channels, filter_size, stride, filter_size // 2, groups=channels)
         module = nn.Sequential(nn.Conv2d(8, channels, 1), depthwise, nn.ReLU6(), nn.Conv2d(channels, 8, 1))
         inputs: tuple[torch.Tensor, ...] = (torch.zeros(1, 8, size, size),)
     else:
-        batch, rows, reduced, columns = PRODUCTS[name]
+        batch, rows, reduced, columns = sizes
         module, inputs = _Product(), (torch.zeros(batch, rows, reduced), torch.zeros(batch, reduced, columns))
     graph, _ = simplify(read(module, inputs).graph)
-    kind = "window" if name in DEPTHWISE else "contraction"
-    found = [one for one in distinct_problems(graph, machine, threads) if one.region.kind == kind]
-    assert len(found) == 1, f"{name} has {len(found)} regions"
+    wanted = "window" if kind == "depthwise" else "contraction"
+    found = [one for one in distinct_problems(graph, machine, threads) if one.region.kind == wanted]
+    assert len(found) == 1, f"{kind} {sizes} has {len(found)} regions"
     return found[0]

@@ -521,20 +521,26 @@ def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:
 
 
 def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
-    """Bottom-up: children first, then `visit` on the node, rebuilt where a child changed. Shared nodes are visited once."""
+    """Bottom-up: children first, then `visit` on the node, rebuilt where a child changed. Shared nodes are visited once; what simplifies to one
+    of its new children, which was visited, is left at that."""
+    return _bottom_up(root, visit, visit)
+
+
+def _bottom_up(root: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr], Expr]) -> Expr:
     done: dict[int, Expr] = {}
+
+    def result_of(node: Expr, fresh: Sequence[Expr]) -> Expr:
+        if all(a is b for a, b in zip(children(node), fresh, strict=True)):
+            return inner(node)
+        rebuilt = rebuild(node, fresh)
+        return rebuilt if any(rebuilt is kid for kid in fresh) else inner(rebuilt)
 
     def changed(node: Expr) -> Expr:
         known = done.get(id(node))
         if known is not None:
             return known
         kids = children(node)
-        if kids:
-            fresh = [changed(kid) for kid in kids]
-            same = all(a is b for a, b in zip(kids, fresh, strict=True))
-            result = visit(node if same else rebuild(node, fresh))
-        else:
-            result = visit(node)
+        result = result_of(node, [changed(kid) for kid in kids]) if kids else leaf(node)
         done[id(node)] = result
         return result
 
@@ -543,13 +549,13 @@ def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
     except RecursionError:  # an expression deeper than Python's stack
         for node in walk(root):
             kids = children(node)
-            done[id(node)] = visit(rebuild(node, [done[id(kid)] for kid in kids]) if kids else node)
+            done[id(node)] = result_of(node, [done[id(kid)] for kid in kids]) if kids else leaf(node)
         return done[id(root)]
 
 
 def substitute(root: Expr, mapping: Mapping[Var, Expr]) -> Expr:
-    """The expression with variables replaced, simplified."""
-    return rewrite(root, lambda node: mapping.get(node, node) if isinstance(node, Var) else node)
+    """The expression with variables replaced, all at once, and simplified: with y + 1 for y, y - 1 becomes y."""
+    return _bottom_up(root, lambda node: mapping.get(node, node) if isinstance(node, Var) else node, lambda node: node)
 
 
 def replace_loads(root: Expr, mapping: Mapping[str, Expr]) -> Expr:

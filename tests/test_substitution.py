@@ -1,0 +1,56 @@
+"""Replacing parts of expressions: all at once, also where the result simplifies to what was put in."""
+
+from __future__ import annotations
+
+import torch
+from gpu_cases import Case, check
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tilewright.codegen.lower import lower
+from tilewright.compile import read
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.ir.expr import Load, Var, binary, index_const, replace_loads, rewrite, substitute
+from tilewright.runtime.trial_reference import region_results
+from tilewright.runtime.tuning import distinct_problems, ranking_of
+
+Y = Var("y", 10)
+
+
+@given(st.integers(1, 5))
+def test_what_is_put_in_is_not_replaced_again(step: int) -> None:
+    assert substitute(Y - step, {Y: Y + step}) == Y
+    assert substitute(binary("max", Y - step, index_const(0)), {Y: Y + step}) == Y
+
+
+def test_variables_change_places() -> None:
+    x = Var("x", 10)
+    assert substitute(x * 3 + Y, {x: Y, Y: x}) == Y * 3 + x
+
+
+def test_a_load_that_simplification_leaves_is_not_replaced_again() -> None:
+    load, zero = Load("a", (Y,), "i64"), index_const(0)
+    moved = rewrite(load + zero * Y, lambda node: Load("a", (node.index[0] + 1,), "i64") if isinstance(node, Load) else node)
+    assert moved == Load("a", (Y + 1,), "i64")
+    assert replace_loads(load * 1, {"a": load + 1}) == load + 1
+
+
+def test_windows_that_count_what_is_not_padding() -> None:
+    """A tile's second row divides by its own count, which is found from y + 1 - 1."""
+
+    module = nn.Sequential(nn.Conv2d(8, 64, 1), nn.AvgPool2d(3, 1, 1, count_include_pad=False), nn.Conv2d(64, 8, 1))
+    graph, _ = simplify(read(module.eval(), (torch.zeros(1, 8, 10, 10),)).graph)
+    target = machine("h200")
+    (problem,) = (one for one in distinct_problems(graph, target, 1) if one.region.kind == "window")
+    inputs = {name: torch.randn(problem.values[name].shape) for name in problem.region.inputs}
+    (expected,) = region_results(problem.region, problem.layouts, problem.constants, inputs).values()
+    arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
+    case = Case(problem.region, problem.layouts, problem.values, arrays, expected.numpy(), problem.constants)
+    ranking = ranking_of(problem, target)
+    tiles = [ranking.choice(at).schedule for at in range(ranking.candidates)]
+    tiles = [schedule for schedule in tiles if schedule.rows > 1 or schedule.items > 1]
+    assert tiles
+    for schedule in tiles[:4]:
+        check(case, lower(problem.region, problem.layouts, problem.values, problem.constants, target, schedule))
