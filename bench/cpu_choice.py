@@ -44,6 +44,8 @@ from tilewright.runtime.tuning import ranking_of
 KS = (10, 50)
 ROUNDS = 9
 KINDS = {"conv2d": LAYERS, "depthwise": operators.DEPTHWISE, "batched product": operators.PRODUCTS}
+KINDS_DRAWN = ("conv2d", "winograd", "depthwise", "product")
+"""Of random problems, in turns; "winograd": convolutions for that algorithm."""
 WINOGRAD = "CpuWinogradSchedule"
 MEASURES = ("loss", "loss of ten", *(f"ratio of {k}" for k in KS))
 
@@ -57,10 +59,14 @@ def drawn_names(count: int, seed: int) -> list[str]:
     layers = ((k, c, size, size, f, stride) for k, c, size, f, stride in LAYERS.values())
     judged = {*layers, *operators.DEPTHWISE.values(), *operators.PRODUCTS.values()}
     while len(names) < count:
-        kind = ("conv2d", "conv2d", "depthwise", "product")[len(names) % 4]
+        kind = KINDS_DRAWN[len(names) % len(KINDS_DRAWN)]
         size, filter_size, stride = draw.choice((7, 10, 13, 14, 17, 19, 20, 28, 35, 38, 40, 52, 56, 75, 80, 112)), draw.choice((1, 3, 3, 3, 5, 7)), 1
         channels, outputs = (draw.choice((1, 2, 3, 4, 6, 8, 12, 16, 24, 32)) * draw.choice((4, 8, 16, 16, 32)) for _ in range(2))
-        if kind == "conv2d":
+        if kind == "winograd":
+            channels, outputs = (-(-count // 16) * 16 for count in (channels, outputs))
+            kind, sizes = "conv2d", (outputs, channels, size, size, 3, 1)
+            work = 2 * prod(sizes) * 3
+        elif kind == "conv2d":
             if draw.random() < 0.15:
                 channels, filter_size = draw.choice((3, 3, 1, 8)), draw.choice((3, 5, 7))
             if filter_size > 1 and draw.random() < 0.25:
@@ -69,12 +75,13 @@ def drawn_names(count: int, seed: int) -> list[str]:
             sizes = (outputs, channels, size, size, filter_size, stride)
         elif kind == "depthwise":
             stride, filter_size = draw.choice((1, 1, 2)), draw.choice((3, 3, 5, 7))
+            channels = -(-channels // 16) * 16
             work, sizes = 50 * channels * size**2 * filter_size**2 // stride**2, (channels, size, filter_size, stride)
         else:
             rows, reduced, columns = (draw.choice((32, 49, 64, 77, 96, 128, 196, 256, 384)) for _ in range(3))
             sizes = (draw.choice((1, 4, 8, 12, 16, 32)), rows, reduced, columns)
             work = 2 * prod(sizes)
-        if 4e6 < work < 1e9 and sizes not in judged:
+        if 4e6 < work < 1.5e9 and sizes not in judged:
             names.append(f"{kind}:{','.join(map(str, sizes))}")
     return names
 
