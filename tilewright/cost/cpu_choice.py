@@ -12,6 +12,7 @@ from tilewright.codegen.cpu.winograd import cpu_winograd_form
 from tilewright.cost.cpu import estimate_contraction, estimate_loops
 from tilewright.cost.cpu_amx import estimate_amx
 from tilewright.cost.cpu_depthwise import estimate_depthwise
+from tilewright.cost.cpu_learned import corrected
 from tilewright.cost.cpu_winograd import estimate_winograd
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
@@ -32,11 +33,18 @@ from tilewright.schedule.cpu_winograd import schedule_of as winograd_schedule_of
 def rank(
     region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
 ) -> Ranking:
-    """The candidates of a region's schema with their predictions.
+    """The candidates of a region's schema with their predictions, those of the models corrected by what was learned.
 
     Raises:
         Unsuitable: where the region has no CPU schema.
     """
+    return corrected(modelled(region, layouts, values, constants, machine, threads), machine, threads)
+
+
+def modelled(
+    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
+) -> Ranking:
+    """As `rank`, by the models alone."""
     if region.kind == "contraction":
         tiles = rank_tiles(region, layouts, values, constants, machine, threads)
         if tiles is not None:

@@ -2,7 +2,8 @@
 
 The cheap stage, the models over the whole space in numpy, feeds the expensive one with its first few (`cost/search.py::rescored`): the spaces of CPU
 contractions have at most some ten thousand candidates, so all of them are ranked and no evolution is needed. Processes compile and read; what is
-chosen is in the kernel cache then. Where code cannot be read (no objdump for the target, a flow of control that depends on data), the models decide.
+chosen is in the kernel cache then. This is for machines on which nothing was measured: where a learned part ranks, it decides. Where code cannot be
+read (no objdump for the target, a flow of control that depends on data), the models do.
 """
 
 from __future__ import annotations
@@ -81,13 +82,15 @@ class CodeScores:
 
     def best(self, problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> Choice:
         """The candidate with the best score among the ranking's first `count`, or the ranking's first where that is as good but for `MARGIN`, has no
-        score, where the region is not worth it, or where the coefficients were not fitted to its schema.
+        score, where the region is not worth it, or where the coefficients were not fitted to its schema. What was learned from
+        measurements on the machine's core (`cost/cpu_learned.py`) ranks better, so that it decides alone where there is any.
 
         Raises:
             Unsuitable: where no candidate is feasible.
         """
         favourite = ranking.first()
-        if favourite.seconds < WORTH_SECONDS or not all(isinstance(choice.schedule, FITTED) for choice in islice(ranking, count)):
+        fitted = all(isinstance(choice.schedule, FITTED) for choice in islice(ranking, count))
+        if ranking.predicted is not None or favourite.seconds < WORTH_SECONDS or not fitted:
             return favourite
         coefficients = coefficients_of(self._machine.architecture)
 

@@ -1,0 +1,158 @@
+"""Trains the learned part of the ranking on CPUs, and judges the order that it gives.
+
+    python -m bench.cpu_learned [--data FILE] [--judge FILE] [--machine FILE] [--write] [--name cpu_learned]
+
+Training data is what this wrote on a machine with 16 of these cores, for seeds 1 and 5:
+
+    python -m bench.cpu_choice --random 96 --seed 5 --top 50 --evenly 50 --again 8 --beside 7 --data bench/data/cpu_random.jsonl.gz
+
+Files are what `bench.cpu_choice --data` wrote, `--machine` the description of the machine that measured them; `--write` puts the forest into the
+package. Judged on what it was not trained with: loss is the time of the first choice over the least of everything measured, less 1; of first choices
+that were not measured there is none, and they are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.common import write_results
+from bench.cpu_choice import KINDS, problem, ratios
+from tilewright.cost.cpu_choice import modelled
+from tilewright.cost.cpu_learned import VERSION, file_of, record, table
+from tilewright.cost.forest import Forest, fit, mean_of, save
+from tilewright.cost.ranking import Ranking
+from tilewright.hardware.machine import Machine
+from tilewright.runtime import plain
+from tilewright.runtime.problems import Problem
+from tilewright.schedule.cpu_winograd import CpuWinogradProblem
+
+DATA = Path(__file__).parent / "data"
+OPTIONS = {"max_iter": 600, "learning_rate": 0.05, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
+FORESTS = 6
+SLOW_WEIGHT = 2.0
+"""A kernel of twice the least time of its layer weighs 2**-this."""
+SLOWEST = 3.0
+"""Doublings above which weights fall no more."""
+FASTEST_PART = 4
+"""The fastest one in so many says how far the models are off for a whole layer; that part of the error changes no order and is not learned."""
+THREADS = 2
+MEASURES = ("loss", "loss of ten", "ratio of 10", "ratio of 50")
+
+
+def rankings(path: Path, machine: Machine) -> list[tuple[str, Ranking, np.ndarray]]:
+    """Name, candidates as the models rank them without a learned part, and the measured seconds of each (NaN of others)."""
+    result = []
+    for line in gzip.open(path, "rt"):
+        entry = json.loads(line)
+        found: Problem = problem(entry["layer"], machine, THREADS)
+        ranking = modelled(found.region, found.layouts, found.values, found.constants, machine, THREADS)
+        seconds = np.full(ranking.candidates, np.nan)
+        texts = {plain.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
+        for text, value in entry["times"].items():
+            if text in texts:
+                seconds[texts[text]] = value
+        if np.isfinite(seconds).any():
+            result.append((entry["layer"], ranking, seconds))
+    return result
+
+
+def trained(layers: Sequence[tuple[str, Ranking, np.ndarray]]) -> Forest:
+    """The forest of everything measured of the layers."""
+    kept: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]] = []
+    for _, ranking, seconds in layers:
+        off = np.log2(seconds / ranking.seconds)
+        fastest = np.argsort(seconds)[: max(5, int(np.isfinite(seconds).sum()) // FASTEST_PART)]
+        common, best = np.nanmean(off[fastest]), np.nanmin(seconds)
+        for start, part in zip(ranking.starts, ranking.parts, strict=False):
+            columns = record(part)
+            own = np.s_[start : start + len(part.estimate.seconds)]
+            known = np.isfinite(seconds[own])
+            if columns is not None and known.any():
+                slow = np.minimum(np.log2(seconds[own][known] / best), SLOWEST)
+                weights = np.exp2(-SLOW_WEIGHT * slow)
+                kept.append(({name: column[known] for name, column in columns.items()}, off[own][known] - common, weights))
+    names = tuple(sorted({name for columns, _, _ in kept for name in columns}))
+    features = np.concatenate([table(columns, names) for columns, _, _ in kept])
+    goal, weights = (np.concatenate([entry[at] for entry in kept]) for at in (1, 2))
+    return mean_of([fit("gradient_boosting", features, goal, weights, names, VERSION, OPTIONS, seed) for seed in range(FORESTS)])
+
+
+def corrected_by(forest: Forest, ranking: Ranking) -> np.ndarray:
+    seconds = []
+    for part in ranking.parts:
+        columns = record(part)
+        seconds.append(part.estimate.seconds * (np.exp2(forest.predict(table(columns, forest.names))) if columns is not None else 1.0))
+    return np.concatenate(seconds)
+
+
+def judged(name: str, ranking: Ranking, predicted: np.ndarray, seconds: np.ndarray) -> list[dict[str, Any]]:
+    """A row for the layer, and of convolutions for each way to compute them."""
+    order = np.argsort(predicted, kind="stable")
+    times = {int(position): float(seconds[position]) for position in np.flatnonzero(np.isfinite(seconds))}
+    liked = [times[int(position)] for position in order if int(position) in times]
+    best = min(liked)
+    kind = next((kind for kind, names in KINDS.items() if name in names), name.partition(":")[0])
+    known = int(order[0]) in times
+    row = {"layer": name, "kind": kind, "first measured": known, "loss of ten": min(liked[:10]) / best - 1}
+    row |= {"loss": liked[0] / best - 1} if known else {}
+    rows = [row | ratios(times, [int(position) for position in order])]
+    if len(ranking.parts) > 1:
+        winograd = np.concatenate([np.full(len(part.estimate.seconds), isinstance(part.problem, CpuWinogradProblem)) for part in ranking.parts])
+        for way, own in (("winograd conv2d", winograd), ("direct conv2d", ~winograd)):
+            rows.append({"layer": name, "kind": way, **ratios(times, [int(position) for position in order if own[position]])})
+    return rows
+
+
+def means(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, Any]]:
+    result = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = [row for row in rows if row["kind"] == kind]
+        shared = {key: [row[key] for row in own if key in row] for key in MEASURES}
+        first = sum(not row.get("first measured", True) for row in own)
+        mean = {key: statistics.fmean(found) for key, found in shared.items() if found}
+        result.append({"layer": "all", "kind": kind, "ranked by": ranked, "layers": len(own), **mean, "first choices not measured": first})
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, nargs="+", default=[DATA / "cpu_random.jsonl.gz"])
+    parser.add_argument("--judge", type=Path, nargs="+", default=[DATA / "cpu_layers.jsonl.gz"])
+    parser.add_argument("--machine", type=Path, default=DATA / "cpu_layers_machine.json")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--name", default="cpu_learned")
+    options = parser.parse_args()
+    machine: Machine = plain.decode(json.loads(options.machine.read_text()))
+    layers = [entry for path in options.data for entry in rankings(path, machine)]
+    forest = trained(layers)
+    if options.write:
+        path = file_of(machine, THREADS)
+        save(forest, path, {"threads": THREADS, "layers": len(layers), "kernels": int(sum(np.isfinite(seconds).sum() for *_, seconds in layers))})
+        print(path, path.stat().st_size)
+    rows: dict[str, list[dict[str, Any]]] = {"models": [], "models and forest": []}
+    for name, ranking, seconds in (entry for path in options.judge for entry in rankings(path, machine)):
+        rows["models"] += judged(name, ranking, ranking.seconds, seconds)
+        rows["models and forest"] += judged(name, ranking, corrected_by(forest, ranking), seconds)
+    found = [mean for ranked, own in rows.items() for mean in means(own, ranked)]
+    shown = Table("kind", "ranked by", "layers", *MEASURES, "first not measured", box=None)
+    for row in found:
+        cells = [f"{row[key]:.3f}" if key in row else "–" for key in MEASURES]
+        shown.add_row(row["kind"], row["ranked by"], str(row["layers"]), *cells, str(row["first choices not measured"]))
+    Console(width=150).print(shown)
+    files = {"trained on": [path.name for path in options.data], "judged on": [path.name for path in options.judge]}
+    settings = {**files, "measured on": f"{machine.description}, {machine.processors} cores"}
+    print(write_results(options.name, settings, [*found, *({**row, "ranked by": ranked} for ranked, own in rows.items() for row in own)]))
+
+
+if __name__ == "__main__":
+    main()
