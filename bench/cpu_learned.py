@@ -28,7 +28,7 @@ from rich.table import Table
 from bench.common import write_results
 from bench.cpu_choice import KINDS, problem, ratios
 from tilewright.cost.cpu_choice import modelled
-from tilewright.cost.cpu_learned import VERSION, file_of, record, table
+from tilewright.cost.cpu_learned import VERSION, file_of, record, suits, table
 from tilewright.cost.forest import Forest, fit, mean_of, save
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
@@ -50,7 +50,8 @@ MEASURES = ("loss", "loss of ten", "ratio of 10", "ratio of 50")
 
 
 def rankings(path: Path, machine: Machine) -> list[tuple[str, Ranking, np.ndarray]]:
-    """Name, candidates as the models rank them without a learned part, and the measured seconds of each (NaN of others)."""
+    """Name, candidates as the models rank them without a learned part, and the measured seconds of each (NaN of others), of layers that the forest is
+    for."""
     result = []
     for line in gzip.open(path, "rt"):
         entry = json.loads(line)
@@ -61,7 +62,7 @@ def rankings(path: Path, machine: Machine) -> list[tuple[str, Ranking, np.ndarra
         for text, value in entry["times"].items():
             if text in texts:
                 seconds[texts[text]] = value
-        if np.isfinite(seconds).any():
+        if suits(ranking) and np.isfinite(seconds).any():
             result.append((entry["layer"], ranking, seconds))
     return result
 

@@ -1,8 +1,8 @@
 """The learned part of the ranking on CPUs: how far the models' times are off, from their terms, the schedule's axes, and the problem's sizes.
 
-A forest for a core (`Machine.pipeline`) and a number of threads, trained on measured schedules of random layers (`bench/cpu_learned.py`), predicts
-the logarithm of measured over modelled time for the schemas of SCHEMAS. Where there is no forest for core and threads, and for contractions that
-hold rows or sum pixels, which it has not seen, the models' times stand.
+It is for convolutions that suit Winograd's algorithm, whose candidates differ most from each other and from what the models say. A forest for a core
+(`Machine.pipeline`) and a number of threads, trained on measured schedules of random layers (`bench/cpu_learned.py`), predicts the logarithm of
+measured over modelled time. Where there is no forest for core and threads, and for all other regions, the models' times stand.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.schedule.columns import length
 from tilewright.schedule.cpu_contraction import CpuContractionProblem
-from tilewright.schedule.cpu_depthwise import CpuDepthwiseProblem
 from tilewright.schedule.cpu_winograd import CpuWinogradProblem
 
 MODELS = Path(__file__).parent / "models"
 VERSION = 1
 """Raised with every change of what `record` gives; a forest of another version is not used."""
-SCHEMAS = (CpuContractionProblem, CpuWinogradProblem, CpuDepthwiseProblem)
+SCHEMAS = (CpuContractionProblem, CpuWinogradProblem)
 MISSING = -64.0
 """In place of what a schema does not have."""
 
@@ -65,10 +64,15 @@ def forest_of(path: Path) -> Forest | None:
     return forest if forest is not None and forest.version == VERSION else None
 
 
+def suits(ranking: Ranking) -> bool:
+    """Whether the ranking is of a convolution that Winograd's algorithm computes too."""
+    return any(isinstance(part.problem, CpuWinogradProblem) for part in ranking.parts)
+
+
 def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
-    """The ranking with the times that the forest for the machine's core and so many threads predicts."""
-    forest = forest_of(file_of(machine, threads)) if machine.pipeline else None
-    if forest is None or not ranking.candidates:
+    """The ranking with the times that the forest for the machine's core and so many threads predicts, where it is for such regions."""
+    forest = forest_of(file_of(machine, threads)) if machine.pipeline and suits(ranking) else None
+    if forest is None:
         return ranking
     seconds = []
     for part in ranking.parts:
