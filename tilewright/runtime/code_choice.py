@@ -2,8 +2,8 @@
 
 The cheap stage, the models over the whole space in numpy, feeds the expensive one with its first few (`cost/search.py::rescored`): the spaces of CPU
 contractions have at most some ten thousand candidates, so all of them are ranked and no evolution is needed. Processes compile and read; what is
-chosen is in the kernel cache then. This is for machines on which nothing was measured: where a learned part ranks, it decides. Where code cannot be
-read (no objdump for the target, a flow of control that depends on data), the models do.
+chosen is in the kernel cache then. Where a learned part has ranked (`cost/cpu_learned.py`), it decides. Where
+code cannot be read (no objdump for the target, a flow of control that depends on data), the models do.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CodeScores:
     def best(self, problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> Choice:
         """The candidate with the best score among the ranking's first `count`, or the ranking's first where that is as good but for `MARGIN`, has no
         score, where the region is not worth it, or where the coefficients were not fitted to its schema. What was learned from
-        measurements on the machine's core (`cost/cpu_learned.py`) ranks better, so that it decides alone where there is any.
+        measurements ranks better (`cost/cpu_learned.py`), so that it decides alone where there is any.
 
         Raises:
             Unsuitable: where no candidate is feasible.
