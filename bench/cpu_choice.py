@@ -97,6 +97,11 @@ def problem(name: str, machine: Machine, threads: int) -> Problem:
     return dataset.layer_problem(layer(name)) if name in LAYERS else operators.problem(name, machine, threads)
 
 
+def kind_of(name: str) -> str:
+    """Of a name of one of the KINDS, or of `drawn_names`."""
+    return next((kind for kind, names in KINDS.items() if name in names), name.partition(":")[0])
+
+
 def ratios(times: Mapping[int, float], order: Sequence[int]) -> dict[str, float]:
     """Of each k of KS that so many were measured of; `order` is the models', and all in it count that were measured."""
     liked = [times[position] for position in order if position in times]
@@ -120,9 +125,8 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
         if outcome.timing is not None:
             seconds[int(str(outcome.job.key))] = outcome.seconds
     best = min(seconds, key=lambda position: seconds[position])
-    kind = next((kind for kind, names in KINDS.items() if name in names), name.partition(":")[0])
     rows = [{
-        "layer": name, "kind": kind, "candidates": ranking.candidates, "measured": len(seconds),
+        "layer": name, "kind": kind_of(name), "candidates": ranking.candidates, "measured": len(seconds),
         "failed": {outcome.schedule: outcome.reason for outcome in outcomes.values() if outcome.timing is None},
         "chosen": plain.schedule_text(ranking.choice(first[0]).schedule), "chosen us": 1e6 * seconds[first[0]],
         "predicted us": 1e6 * float(ranking.seconds[first[0]]),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.cpu_choice import KINDS, problem, ratios
+from bench.cpu_choice import MEASURES, kind_of, means, problem, ratios
 from tilewright.cost.cpu_choice import modelled
-from tilewright.cost.cpu_learned import VERSION, file_of, record, suits, table
+from tilewright.cost.cpu_learned import VERSION, file_of, predicted, record, suits, table
 from tilewright.cost.forest import Forest, fit, mean_of, save
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
@@ -46,7 +46,6 @@ SLOWEST = 3.0
 FASTEST_PART = 4
 """The fastest one in so many says how far the models are off for a whole layer; that part of the error changes no order and is not learned."""
 THREADS = 2
-MEASURES = ("loss", "loss of ten", "ratio of 10", "ratio of 50")
 
 
 def rankings(path: Path, machine: Machine) -> list[tuple[str, Ranking, np.ndarray]]:
@@ -88,23 +87,14 @@ def trained(layers: Sequence[tuple[str, Ranking, np.ndarray]]) -> Forest:
     return mean_of([fit("gradient_boosting", features, goal, weights, names, VERSION, OPTIONS, seed) for seed in range(FORESTS)])
 
 
-def corrected_by(forest: Forest, ranking: Ranking) -> np.ndarray:
-    seconds = []
-    for part in ranking.parts:
-        columns = record(part)
-        seconds.append(part.estimate.seconds * (np.exp2(forest.predict(table(columns, forest.names))) if columns is not None else 1.0))
-    return np.concatenate(seconds)
-
-
-def judged(name: str, ranking: Ranking, predicted: np.ndarray, seconds: np.ndarray) -> list[dict[str, Any]]:
+def judged(name: str, ranking: Ranking, expected: np.ndarray, seconds: np.ndarray) -> list[dict[str, Any]]:
     """A row for the layer, and of convolutions for each way to compute them."""
-    order = np.argsort(predicted, kind="stable")
+    order = np.argsort(expected, kind="stable")
     times = {int(position): float(seconds[position]) for position in np.flatnonzero(np.isfinite(seconds))}
     liked = [times[int(position)] for position in order if int(position) in times]
     best = min(liked)
-    kind = next((kind for kind, names in KINDS.items() if name in names), name.partition(":")[0])
     known = int(order[0]) in times
-    row = {"layer": name, "kind": kind, "first measured": known, "loss of ten": min(liked[:10]) / best - 1}
+    row = {"layer": name, "kind": kind_of(name), "first measured": known, "loss of ten": min(liked[:10]) / best - 1}
     row |= {"loss": liked[0] / best - 1} if known else {}
     rows = [row | ratios(times, [int(position) for position in order])]
     if len(ranking.parts) > 1:
@@ -114,15 +104,10 @@ def judged(name: str, ranking: Ranking, predicted: np.ndarray, seconds: np.ndarr
     return rows
 
 
-def means(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, Any]]:
-    result = []
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        own = [row for row in rows if row["kind"] == kind]
-        shared = {key: [row[key] for row in own if key in row] for key in MEASURES}
-        first = sum(not row.get("first measured", True) for row in own)
-        mean = {key: statistics.fmean(found) for key, found in shared.items() if found}
-        result.append({"layer": "all", "kind": kind, "ranked by": ranked, "layers": len(own), **mean, "first choices not measured": first})
-    return result
+def summary(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, Any]]:
+    """Means of each kind, and how many first choices were not measured."""
+    unknown = Counter(row["kind"] for row in rows if not row.get("first measured", True))
+    return [{**mean, "ranked by": ranked, "first choices not measured": unknown[mean["kind"]]} for mean in means(rows)]
 
 
 def main() -> None:
@@ -143,8 +128,8 @@ def main() -> None:
     rows: dict[str, list[dict[str, Any]]] = {"models": [], "models and forest": []}
     for name, ranking, seconds in (entry for path in options.judge for entry in rankings(path, machine)):
         rows["models"] += judged(name, ranking, ranking.seconds, seconds)
-        rows["models and forest"] += judged(name, ranking, corrected_by(forest, ranking), seconds)
-    found = [mean for ranked, own in rows.items() for mean in means(own, ranked)]
+        rows["models and forest"] += judged(name, ranking, predicted(forest, ranking), seconds)
+    found = [mean for ranked, own in rows.items() for mean in summary(own, ranked)]
     shown = Table("kind", "ranked by", "layers", *MEASURES, "first not measured", box=None)
     for row in found:
         cells = [f"{row[key]:.3f}" if key in row else "–" for key in MEASURES]

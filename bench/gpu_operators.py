@@ -29,23 +29,16 @@ from bench.common import write_results
 from bench.operators import DEPTHWISE, PRODUCTS
 from bench.operators import problem as operator_problem
 from bench.top_ratio import KS
-from tilewright.cost.gpu_choice import rank
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import dataset, plain
-from tilewright.runtime.problems import Problem
 from tilewright.runtime.sampling import evenly
 from tilewright.runtime.trials import Job, Trials
+from tilewright.runtime.tuning import ranking_of
 
 KINDS = {"depthwise": DEPTHWISE, "batched product": PRODUCTS}
 ALTERNATING = tuple(name for name in chain(*zip_longest(DEPTHWISE, PRODUCTS)) if name is not None)
 """Both kinds in turns, so that an interrupted run has some of either."""
-
-
-def ranking_of(problem: Problem, machine: Machine) -> Ranking:
-    """As it chooses without measuring."""
-    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine)
 
 
 def measured(trials: Trials, machine: Machine, name: str, options: argparse.Namespace) -> dataset.MeasuredLayer:

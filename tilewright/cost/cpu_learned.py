@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +38,8 @@ def record(part: Part) -> dict[str, np.ndarray] | None:
     columns = {"schema": np.full(count, float(SCHEMAS.index(type(problem)))), "seconds": np.log2(total)}
     for field in fields(problem):
         value = getattr(problem, field.name)
-        if isinstance(value, (int, float, tuple)):
-            size = prod(value) if isinstance(value, tuple) else float(value)
-            columns[f"problem {field.name}"] = np.full(count, np.log2(max(size, 2.0**-10)))
+        if isinstance(value, (int, float)):
+            columns[f"problem {field.name}"] = np.full(count, np.log2(max(float(value), 2.0**-10)))
     columns |= {f"axis {name}": np.asarray(column, dtype=np.float64) for name, column in part.rows.items()}
     columns |= {f"term {name}": np.log2(np.maximum(term, 1e-12) / total) for name, term in part.estimate.terms.items()}
     return columns
@@ -69,14 +67,17 @@ def suits(ranking: Ranking) -> bool:
     return any(isinstance(part.problem, CpuWinogradProblem) for part in ranking.parts)
 
 
-def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
-    """The ranking with the times that the forest for the machine's core and so many threads predicts, where it is for such regions."""
-    forest = forest_of(file_of(machine, threads)) if machine.pipeline and suits(ranking) else None
-    if forest is None:
-        return ranking
+def predicted(forest: Forest, ranking: Ranking) -> np.ndarray:
+    """Seconds of all candidates, those of parts that the forest knows corrected by it."""
     seconds = []
     for part in ranking.parts:
         columns = record(part)
         factor = np.exp2(forest.predict(table(columns, forest.names))) if columns is not None and length(part.rows) else 1.0
         seconds.append(part.estimate.seconds * factor)
-    return replace(ranking, predicted=np.concatenate(seconds))
+    return np.concatenate(seconds)
+
+
+def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
+    """The ranking with the times that the forest for the machine's core and so many threads predicts, where it is for such regions."""
+    forest = forest_of(file_of(machine, threads)) if machine.pipeline and suits(ranking) else None
+    return ranking if forest is None else replace(ranking, predicted=predicted(forest, ranking))
