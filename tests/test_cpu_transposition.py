@@ -1,4 +1,4 @@
-"""Results whose channels do not lie side by side (a graph's output, row-major) leave a CPU contraction transposed: against PyTorch in float64."""
+"""Copies between row-major and channels-last storage, and results of CPU contractions that leave transposed: against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu_cases import check, convolution_case
+from gpu_cases import Case, check, convolution_case, double, make_case, random, relu, tensor
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tilewright.codegen.cpu.contraction import lower_contraction
+from tilewright.codegen.cpu.map import lower_map
 from tilewright.codegen.cpu.transposition import copied, transposed
 from tilewright.hardware import machine
+from tilewright.ir.computation import StepBuilder
 from tilewright.ir.expr import Load, index_const
 from tilewright.ir.kernel import Store, expressions, statements
-from tilewright.ir.layout import row_major
+from tilewright.ir.layout import channels_last, row_major
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule
+from tilewright.schedule.cpu_loops import LoopSchedule
 
 NEON, AVX2, AVX512 = machine("neoverse-n1"), machine("x86-avx2"), machine("x86-avx512")
 
@@ -96,3 +99,50 @@ def test_few_vectors_copy_a_row(count: int, widths: list[int]) -> None:
         assert start - 5 == int(copy.value.index[0].value) - 7  # type: ignore[union-attr]
         reached += range(start, start + copy.value.lanes)
     assert reached == list(range(5, 5 + count))
+
+
+def copy_case(shape: tuple[int, int, int, int], to_channels_last: bool, halo: tuple[int, int], scaled: bool, seed: int = 0) -> Case:
+    """relu(x) (times a factor a channel) from row-major to channels-last storage, or back."""
+    builder = StepBuilder("out")
+    arrays = {"x": random(seed, *shape), "scale": random(seed + 1, shape[1])}
+    x, scale = (tensor(name, array) for name, array in arrays.items())
+    result = builder.map(shape, lambda n, c, y, z: relu(x(n, c, y, z)) * scale(c) if scaled else relu(x(n, c, y, z)))
+    expected = double(arrays["x"]).clamp(min=0) * (double(arrays["scale"])[:, None, None] if scaled else 1)
+    last = channels_last(shape).with_halo(((0, 0), (0, 0), halo, halo))
+    inputs = arrays if scaled else {"x": arrays["x"]}
+    return make_case("map", builder, result, inputs, expected.numpy(), {"out" if to_channels_last else "x": last})
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, phases=(Phase.generate,))
+@given(
+    target=st.sampled_from([NEON, AVX2, AVX512]),
+    shape=st.tuples(st.integers(1, 2), st.sampled_from([1, 3, 4, 5, 8, 16, 19, 24, 32, 50]), st.integers(1, 9), st.integers(1, 37)),
+    to_channels_last=st.booleans(),
+    halo=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    scaled=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_random_copies(target, shape, to_channels_last, halo, scaled, seed) -> None:  # noqa: ANN001
+    case = copy_case(shape, to_channels_last, halo, scaled, seed)
+    check(case, lower_map(case.region, case.layouts, case.values, case.constants, target, LoopSchedule(target.vector_lanes())))
+
+
+@pytest.mark.parametrize("to_channels_last", [True, False])
+@pytest.mark.parametrize("target", [NEON, AVX2, AVX512], ids=["neon", "avx2", "avx512"])
+def test_copies_are_transposed_in_whole_vectors(target, to_channels_last: bool) -> None:  # noqa: ANN001
+    """Also where neither axis is a whole number of vectors, and where threads share the rows."""
+    case = copy_case((1, 22, 24, 37), to_channels_last, (1, 1), True)
+    lanes = target.vector_lanes()
+    lowered = lower_map(case.region, case.layouts, case.values, case.constants, target, LoopSchedule(lanes))
+    assert interleavings(lowered)
+    stores = [s for kernel in lowered.kernels for s in statements(kernel.body) if isinstance(s, Store)]
+    assert {store.value.lanes for store in stores} == {lanes}
+    check(case, lowered)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 24, 40), (1, 64, 3, 3)])
+def test_short_axes_are_not_transposed(shape: tuple[int, int, int, int]) -> None:
+    case = copy_case(shape, True, (1, 1), False)
+    lowered = lower_map(case.region, case.layouts, case.values, case.constants, AVX512, LoopSchedule(16))
+    assert not interleavings(lowered)
+    check(case, lowered)
