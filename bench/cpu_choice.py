@@ -44,22 +44,24 @@ from tilewright.runtime.tuning import ranking_of
 KS = (10, 50)
 ROUNDS = 9
 KINDS = {"conv2d": LAYERS, "depthwise": operators.DEPTHWISE, "batched product": operators.PRODUCTS}
-KINDS_DRAWN = ("conv2d", "winograd", "depthwise", "product")
-"""Of random problems, in turns; "winograd": convolutions for that algorithm."""
+KINDS_DRAWN = ("conv2d", "winograd", "depthwise", "product", "block", "linear")
+"""Of random problems, in turns; "winograd": convolutions for that algorithm; "block" and "linear" with what follows them in a network."""
+CHANNELS = (16, 24, 32, 40, 48, 64, 64, 80, 96, 128, 128, 160, 192, 224, 256, 256, 320, 384, 512, 512, 576, 640, 768, 960, 1024, 1280, 1536, 2048)
+ROWS = (1, 16, 49, 64, 77, 96, 128, 128, 196, 197, 256, 384, 512)
+FEATURES = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 768, 1024, 1000, 1536, 2048, 3072, 4096)
 WINOGRAD = "CpuWinogradSchedule"
 MEASURES = ("loss", "loss of ten", *(f"ratio of {k}" for k in KS))
 
 
-def drawn_names(count: int, seed: int) -> list[str]:
-    """Random problems, named by kind and sizes, like those of networks but none of them: half are convolutions, the rest depthwise and
-    products."""
+def drawn_names(count: int, seed: int, kinds: Sequence[str] = KINDS_DRAWN) -> list[str]:
+    """Random problems of each kind in turns, named by kind and sizes, like those of networks but none of those that judge."""
     draw = random.Random(seed)
     names: list[str] = []
     sizes: tuple[int, ...]
     layers = ((k, c, size, size, f, stride) for k, c, size, f, stride in LAYERS.values())
     judged = {*layers, *operators.DEPTHWISE.values(), *operators.PRODUCTS.values()}
     while len(names) < count:
-        kind = KINDS_DRAWN[len(names) % len(KINDS_DRAWN)]
+        kind = kinds[len(names) % len(kinds)]
         size, filter_size, stride = draw.choice((7, 10, 13, 14, 17, 19, 20, 28, 35, 38, 40, 52, 56, 75, 80, 112)), draw.choice((1, 3, 3, 3, 5, 7)), 1
         channels, outputs = (draw.choice((1, 2, 3, 4, 6, 8, 12, 16, 24, 32)) * draw.choice((4, 8, 16, 16, 32)) for _ in range(2))
         if kind == "winograd":
@@ -77,6 +79,17 @@ def drawn_names(count: int, seed: int) -> list[str]:
             stride, filter_size = draw.choice((1, 1, 2)), draw.choice((3, 3, 5, 7))
             channels = -(-channels // 16) * 16
             work, sizes = 50 * channels * size**2 * filter_size**2 // stride**2, (channels, size, filter_size, stride)
+        elif kind == "block":
+            filter_size, stride = draw.choice((1, 1, 3)), draw.choice((1, 1, 1, 1, 2))
+            channels, outputs = (draw.choice(CHANNELS) for _ in range(2))
+            if (outputs, channels, size, size, filter_size, stride) in judged:
+                continue
+            sizes = (outputs, channels, size, filter_size, stride, draw.choice((0, 0, 1)))
+            work = 2 * outputs * channels * size**2 * filter_size**2
+        elif kind == "linear":
+            rows, reduced, columns = draw.choice(ROWS), draw.choice(FEATURES), draw.choice(FEATURES)
+            sizes = (rows, reduced, columns, draw.choice((0, 0, 1)))
+            work = 2 * rows * reduced * columns
         else:
             rows, reduced, columns = (draw.choice((32, 49, 64, 77, 96, 128, 196, 256, 384)) for _ in range(3))
             sizes = (draw.choice((1, 4, 8, 12, 16, 32)), rows, reduced, columns)
@@ -142,7 +155,7 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
             own = [position for position in order if position in ways and (ways[position] == WINOGRAD) == winograd]
             rows.append({"layer": name, "kind": way, "measured": len(own), **ratios(seconds, own)})
     times = {plain.schedule_text(schedules[position]): float(f"{value:.5g}") for position, value in seconds.items()}
-    return rows, {"layer": name, "threads": options.threads, "mode": options.mode, "times": times}
+    return rows, {"layer": name, "machine": plain.encode(machine), "threads": options.threads, "mode": options.mode, "times": times}
 
 
 def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespace) -> Any:
@@ -186,6 +199,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[name for names in KINDS.values() for name in names])
     parser.add_argument("--random", type=int, default=0, metavar="N", help="so many random problems in place of named ones")
     parser.add_argument("--seed", type=int, default=0, help="of the random problems")
+    parser.add_argument("--kinds", nargs="+", default=KINDS_DRAWN, choices=KINDS_DRAWN, help="of the random problems, in turns")
     parser.add_argument("--top", type=int, default=100)
     parser.add_argument("--evenly", type=int, default=200)
     parser.add_argument("--again", type=int, default=20)
@@ -197,7 +211,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     data: list[dict[str, Any]] = []
-    for judged, times in judge_all(drawn_names(options.random, options.seed) if options.random else options.names, find_machine("native"), options):
+    for judged, times in judge_all(drawn_names(options.random, options.seed, options.kinds) if options.random else options.names, find_machine("native"), options):
         rows += judged
         data.append(times)
         path = write_results(options.name, {**vars(options), "data": str(options.data)}, [*means(rows), *rows])

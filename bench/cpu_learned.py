@@ -1,13 +1,12 @@
 """Trains the learned part of the ranking on CPUs, and judges the order that it gives.
 
-    python -m bench.cpu_learned [--data FILE] [--judge FILE] [--machine FILE] [--write] [--name cpu_learned]
+    python -m bench.cpu_learned [--data FILE ...] [--judge FILE ...] [--write] [--name cpu_learned]
 
 Training data is what this wrote on a machine with 16 of these cores, for seeds 1 and 5:
 
     python -m bench.cpu_choice --random 96 --seed 5 --top 50 --evenly 50 --again 8 --beside 7 --data bench/data/cpu_random.jsonl.gz
 
-Files are what `bench.cpu_choice --data` wrote, `--machine` the description of the machine that measured them; `--write` puts the forest into the
-package. Judged on what it was not trained with: loss is the time of the first choice over the least of everything measured, less 1; of first choices
+Files are what `bench.cpu_choice --data` wrote; `--write` puts the forest into the package. Judged on what it was not trained with: loss is the time of the first choice over the least of everything measured, less 1; of first choices
 that were not measured there is none, and they are counted.
 """
 
@@ -18,6 +17,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from rich.table import Table
 from bench.common import write_results
 from bench.cpu_choice import MEASURES, kind_of, means, problem, ratios
 from tilewright.cost.cpu_choice import modelled
-from tilewright.cost.cpu_learned import VERSION, file_of, predicted, record, suits, table
+from tilewright.cost.cpu_learned import VERSION, file_of, predicted, record, table
 from tilewright.cost.forest import Forest, fit, mean_of, save
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
@@ -37,8 +37,8 @@ from tilewright.runtime.problems import Problem
 from tilewright.schedule.cpu_winograd import CpuWinogradProblem
 
 DATA = Path(__file__).parent / "data"
-OPTIONS = {"max_iter": 600, "learning_rate": 0.05, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
-FORESTS = 6
+OPTIONS = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_nodes": 16, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
+FORESTS = 3
 SLOW_WEIGHT = 2.0
 """A kernel of twice the least time of its layer weighs 2**-this."""
 SLOWEST = 3.0
@@ -48,12 +48,22 @@ FASTEST_PART = 4
 THREADS = 2
 
 
-def rankings(path: Path, machine: Machine) -> list[tuple[str, Ranking, np.ndarray]]:
-    """Name, candidates as the models rank them without a learned part, and the measured seconds of each (NaN of others), of layers that the forest is
-    for."""
+@dataclass(frozen=True)
+class Measured:
+    """A problem's candidates as the models rank them without a learned part, and the measured seconds of each (NaN of others)."""
+
+    name: str
+    machine: Machine
+    ranking: Ranking
+    seconds: np.ndarray
+
+
+def rankings(path: Path) -> list[Measured]:
+    """Of each line."""
     result = []
     for line in gzip.open(path, "rt"):
         entry = json.loads(line)
+        machine: Machine = plain.decode(entry["machine"])
         found: Problem = problem(entry["layer"], machine, THREADS)
         ranking = modelled(found.region, found.layouts, found.values, found.constants, machine, THREADS)
         seconds = np.full(ranking.candidates, np.nan)
@@ -61,20 +71,21 @@ def rankings(path: Path, machine: Machine) -> list[tuple[str, Ranking, np.ndarra
         for text, value in entry["times"].items():
             if text in texts:
                 seconds[texts[text]] = value
-        if suits(ranking) and np.isfinite(seconds).any():
-            result.append((entry["layer"], ranking, seconds))
+        if np.isfinite(seconds).any():
+            result.append(Measured(entry["layer"], machine, ranking, seconds))
     return result
 
 
-def trained(layers: Sequence[tuple[str, Ranking, np.ndarray]]) -> Forest:
+def trained(layers: Sequence[Measured]) -> Forest:
     """The forest of everything measured of the layers."""
     kept: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]] = []
-    for _, ranking, seconds in layers:
+    for layer in layers:
+        ranking, seconds = layer.ranking, layer.seconds
         off = np.log2(seconds / ranking.seconds)
         fastest = np.argsort(seconds)[: max(5, int(np.isfinite(seconds).sum()) // FASTEST_PART)]
         common, best = np.nanmean(off[fastest]), np.nanmin(seconds)
         for start, part in zip(ranking.starts, ranking.parts, strict=False):
-            columns = record(part)
+            columns = record(part, layer.machine, THREADS)
             own = np.s_[start : start + len(part.estimate.seconds)]
             known = np.isfinite(seconds[own])
             if columns is not None and known.any():
@@ -87,20 +98,21 @@ def trained(layers: Sequence[tuple[str, Ranking, np.ndarray]]) -> Forest:
     return mean_of([fit("gradient_boosting", features, goal, weights, names, VERSION, OPTIONS, seed) for seed in range(FORESTS)])
 
 
-def judged(name: str, ranking: Ranking, expected: np.ndarray, seconds: np.ndarray) -> list[dict[str, Any]]:
+def judged(layer: Measured, expected: np.ndarray) -> list[dict[str, Any]]:
     """A row for the layer, and of convolutions for each way to compute them."""
     order = np.argsort(expected, kind="stable")
-    times = {int(position): float(seconds[position]) for position in np.flatnonzero(np.isfinite(seconds))}
+    times = {int(position): float(layer.seconds[position]) for position in np.flatnonzero(np.isfinite(layer.seconds))}
     liked = [times[int(position)] for position in order if int(position) in times]
     best = min(liked)
     known = int(order[0]) in times
-    row = {"layer": name, "kind": kind_of(name), "first measured": known, "loss of ten": min(liked[:10]) / best - 1}
+    row = {"layer": layer.name, "kind": kind_of(layer.name), "first measured": known, "loss of ten": min(liked[:10]) / best - 1}
     row |= {"loss": liked[0] / best - 1} if known else {}
     rows = [row | ratios(times, [int(position) for position in order])]
-    if len(ranking.parts) > 1:
-        winograd = np.concatenate([np.full(len(part.estimate.seconds), isinstance(part.problem, CpuWinogradProblem)) for part in ranking.parts])
+    parts = layer.ranking.parts
+    if len(parts) > 1:
+        winograd = np.concatenate([np.full(len(part.estimate.seconds), isinstance(part.problem, CpuWinogradProblem)) for part in parts])
         for way, own in (("winograd conv2d", winograd), ("direct conv2d", ~winograd)):
-            rows.append({"layer": name, "kind": way, **ratios(times, [int(position) for position in order if own[position]])})
+            rows.append({"layer": layer.name, "kind": way, **ratios(times, [int(position) for position in order if own[position]])})
     return rows
 
 
@@ -114,21 +126,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, nargs="+", default=[DATA / "cpu_random.jsonl.gz"])
     parser.add_argument("--judge", type=Path, nargs="+", default=[DATA / "cpu_layers.jsonl.gz"])
-    parser.add_argument("--machine", type=Path, default=DATA / "cpu_layers_machine.json")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--name", default="cpu_learned")
     options = parser.parse_args()
-    machine: Machine = plain.decode(json.loads(options.machine.read_text()))
-    layers = [entry for path in options.data for entry in rankings(path, machine)]
+    layers = [entry for path in options.data for entry in rankings(path)]
     forest = trained(layers)
     if options.write:
-        path = file_of(machine, THREADS)
-        save(forest, path, {"threads": THREADS, "layers": len(layers), "kernels": int(sum(np.isfinite(seconds).sum() for *_, seconds in layers))})
+        path = file_of(layers[0].machine, THREADS)
+        save(forest, path, {"threads": THREADS, "layers": len(layers), "kernels": int(sum(np.isfinite(layer.seconds).sum() for layer in layers))})
         print(path, path.stat().st_size)
     rows: dict[str, list[dict[str, Any]]] = {"models": [], "models and forest": []}
-    for name, ranking, seconds in (entry for path in options.judge for entry in rankings(path, machine)):
-        rows["models"] += judged(name, ranking, ranking.seconds, seconds)
-        rows["models and forest"] += judged(name, ranking, predicted(forest, ranking), seconds)
+    layers = [entry for path in options.judge for entry in rankings(path)]
+    for layer in layers:
+        rows["models"] += judged(layer, layer.ranking.seconds)
+        corrected = predicted(forest, layer.ranking, layer.machine, THREADS)
+        rows["models and forest"] += judged(layer, layer.ranking.seconds if corrected is None else corrected)
     found = [mean for ranked, own in rows.items() for mean in summary(own, ranked)]
     shown = Table("kind", "ranked by", "layers", *MEASURES, "first not measured", box=None)
     for row in found:
@@ -136,7 +148,7 @@ def main() -> None:
         shown.add_row(row["kind"], row["ranked by"], str(row["layers"]), *cells, str(row["first choices not measured"]))
     Console(width=150).print(shown)
     files = {"trained on": [path.name for path in options.data], "judged on": [path.name for path in options.judge]}
-    settings = {**files, "measured on": f"{machine.description}, {machine.processors} cores"}
+    settings = {**files, "measured on": sorted({f"{layer.machine.description}, {layer.machine.processors} cores" for layer in layers})}
     print(write_results(options.name, settings, [*found, *({**row, "ranked by": ranked} for ranked, own in rows.items() for row in own)]))
 
 

@@ -40,20 +40,51 @@ def problem(name: str, machine: Machine, threads: int) -> Problem:
     return problem_of(kind, sizes, machine, threads)
 
 
+class _Block(nn.Module):
+    """A convolution with bias and ReLU between pointwise ones, which may add what another branch computed, as in a residual network."""
+
+    def __init__(self, outputs: int, channels: int, filter_size: int, stride: int, residual: bool) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(8, channels, 1)
+        self.branch = nn.Conv2d(8, outputs, 1, stride) if residual else None
+        self.convolution = nn.Conv2d(channels, outputs, filter_size, stride, filter_size // 2)
+        self.after = nn.Conv2d(outputs, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch = torch.relu(self.branch(x)) if self.branch is not None else None
+        result = self.convolution(torch.relu(self.before(x)))
+        return self.after(torch.relu(result if branch is None else result + branch))
+
+
+def _depthwise(channels: int, size: int, filter_size: int, stride: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    depthwise = nn.Conv2d(channels, channels, filter_size, stride, filter_size // 2, groups=channels)
+    return nn.Sequential(nn.Conv2d(8, channels, 1), depthwise, nn.ReLU6(), nn.Conv2d(channels, 8, 1)), (torch.zeros(1, 8, size, size),)
+
+
+def _product(batch: int, rows: int, reduced: int, columns: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return _Product(), (torch.zeros(batch, rows, reduced), torch.zeros(batch, reduced, columns))
+
+
+def _block(outputs: int, channels: int, size: int, filter_size: int, stride: int, residual: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return _Block(outputs, channels, filter_size, stride, bool(residual)), (torch.zeros(1, 8, size * stride, size * stride),)
+
+
+def _linear(rows: int, reduced: int, columns: int, gelu: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    activation = nn.GELU() if gelu else nn.Identity()
+    return nn.Sequential(nn.Linear(8, reduced), nn.Linear(reduced, columns), activation, nn.Linear(columns, 8)), (torch.zeros(rows, 8),)
+
+
+MODULES = MappingProxyType({"depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear})
+"""By kind, the model in which an operator stands, and its inputs."""
+
+
 def problem_of(kind: str, sizes: Sequence[int], machine: Machine, threads: int) -> Problem:
-    """The region of a "depthwise" convolution or a "product" of such sizes (as DEPTHWISE and PRODUCTS have them), as a model of that operator alone
-    is partitioned for the machine. A depthwise convolution stands between two pointwise ones, so that its input and output lie as in a network."""
-    module: nn.Module
-    if kind == "depthwise":
-        channels, size, filter_size, stride = sizes
-        depthwise = nn.Conv2d(channels, channels, filter_size, stride, filter_size // 2, groups=channels)
-        module = nn.Sequential(nn.Conv2d(8, channels, 1), depthwise, nn.ReLU6(), nn.Conv2d(channels, 8, 1))
-        inputs: tuple[torch.Tensor, ...] = (torch.zeros(1, 8, size, size),)
-    else:
-        batch, rows, reduced, columns = sizes
-        module, inputs = _Product(), (torch.zeros(batch, rows, reduced), torch.zeros(batch, reduced, columns))
+    """The region of an operator of such sizes as a model is partitioned for the machine: a "depthwise" convolution or a "product" (as DEPTHWISE and
+    PRODUCTS have them), a "block" (outputs, channels, height and width of the result, filter, stride, whether something is added), or a "linear"
+    layer (rows, reduced extent, columns, whether GELU follows). Small pointwise convolutions or linear layers stand before and behind, so that input
+    and output lie as in a network; the operator does most of the work."""
+    module, inputs = MODULES[kind](*sizes)
     graph, _ = simplify(read(module, inputs).graph)
     wanted = "window" if kind == "depthwise" else "contraction"
     found = [one for one in distinct_problems(graph, machine, threads) if one.region.kind == wanted]
-    assert len(found) == 1, f"{kind} {sizes} has {len(found)} regions"
-    return found[0]
+    return max(found, key=lambda one: one.region.flops())

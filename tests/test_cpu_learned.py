@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench import operators
 from tilewright.cost import cpu_learned
 from tilewright.cost.cpu_choice import modelled, rank
 from tilewright.cost.cpu_learned import corrected, file_of, forest_of, record, table
@@ -14,20 +15,26 @@ from tilewright.cost.forest import fit, save
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime.problems import convolution_problem
+from tilewright.runtime.problems import Problem, convolution_problem
 
 SAPPHIRE_RAPIDS = machine("xeon-sapphire-rapids")
 LAYERS = ((64, 32, 20, 20, 3), (96, 64, 14, 14, 3), (32, 16, 28, 28, 3))
+POINTWISE = (96, 64, 14, 14, 1)
+OPERATORS = (("depthwise", (48, 14, 3, 1)), ("product", (4, 49, 32, 64)), ("block", (64, 32, 14, 1, 1, 1)), ("linear", (16, 64, 96, 1)))
 
 
 def both(sizes: tuple[int, ...], target: Machine, threads: int = 2) -> tuple[Ranking, Ranking]:
-    """By the models alone, and as it chooses."""
-    problem = convolution_problem(*sizes)  # type: ignore[arg-type]
+    """Of a convolution, by the models alone, and as it chooses."""
+    return of_problem(convolution_problem(*sizes), target, threads)  # type: ignore[arg-type]
+
+
+def of_problem(problem: Problem, target: Machine, threads: int = 2) -> tuple[Ranking, Ranking]:
+    """As `both`."""
     facts = (problem.region, problem.layouts, problem.values, problem.constants, target, threads)
     return modelled(*facts), rank(*facts)
 
 
-@pytest.mark.parametrize("sizes", LAYERS)
+@pytest.mark.parametrize("sizes", (*LAYERS, POINTWISE))
 def test_the_core_it_was_trained_for_is_corrected(sizes: tuple[int, ...]) -> None:
     before, after = both(sizes, SAPPHIRE_RAPIDS)
     assert after.predicted is not None
@@ -38,29 +45,44 @@ def test_the_core_it_was_trained_for_is_corrected(sizes: tuple[int, ...]) -> Non
     assert "learned correction" in choice.terms
 
 
+@pytest.mark.parametrize(("kind", "sizes"), OPERATORS)
+def test_every_schema_is_corrected(kind: str, sizes: tuple[int, ...]) -> None:
+    before, after = of_problem(operators.problem_of(kind, sizes, SAPPHIRE_RAPIDS, 2), SAPPHIRE_RAPIDS)
+    assert after.predicted is not None
+    assert len(after.predicted) == before.candidates
+    assert not np.allclose(before.seconds, after.seconds)
+
+
 def test_others_are_left_to_the_models() -> None:
-    pointwise, filtered = (96, 64, 14, 14, 1), LAYERS[0]
-    cases = ((filtered, machine("neoverse-n1"), 2), (filtered, machine("x86-avx2"), 2), (filtered, SAPPHIRE_RAPIDS, 3), (pointwise, SAPPHIRE_RAPIDS, 2))
-    for sizes, target, threads in cases:
-        before, after = both(sizes, target, threads)
+    for target, threads in ((machine("neoverse-n1"), 2), (machine("x86-avx2"), 2), (SAPPHIRE_RAPIDS, 3)):
+        before, after = both(LAYERS[0], target, threads)
         assert after.predicted is None
         assert (before.seconds == after.seconds).all()
+
+
+def test_what_follows_a_convolution_is_told_apart() -> None:
+    """What is added is read, too."""
+    alone, added = (operators.problem_of("block", (64, 32, 14, 1, 1, residual), SAPPHIRE_RAPIDS, 2) for residual in (0, 1))
+    first, second = (record(of_problem(one, SAPPHIRE_RAPIDS)[0].parts[0], SAPPHIRE_RAPIDS, 2) for one in (alone, added))
+    assert first is not None and second is not None
+    assert 2.0 ** second["problem epilogue_bytes"][0] - 2.0 ** first["problem epilogue_bytes"][0] == pytest.approx(4 * 64 * 14 * 14)
 
 
 def test_what_it_has_not_seen_is_no_part() -> None:
     before, _ = both(LAYERS[1], SAPPHIRE_RAPIDS)
     part = before.parts[0]
-    assert record(part) is not None
-    assert record(replace(part, problem=replace(part.problem, whole_rows=True))) is None
-    assert record(replace(part, problem=replace(part.problem, images=4))) is None
-    assert record(replace(part, problem=None)) is None
+    assert record(part, SAPPHIRE_RAPIDS, 2) is not None
+    for problem in (replace(part.problem, whole_rows=True), replace(part.problem, images=4), None):
+        unknown = replace(part, problem=problem)
+        assert record(unknown, SAPPHIRE_RAPIDS, 2) is None
+        assert corrected(Ranking((part, unknown), {}), SAPPHIRE_RAPIDS, 2).predicted is None
 
 
 def test_a_forest_learns_what_the_models_are_off_by(tmp_path, monkeypatch) -> None:  # noqa: ANN001
     """Kernels that take twice the modelled time where a tile has few vectors."""
     monkeypatch.setattr(cpu_learned, "MODELS", tmp_path)
     rankings = [both(sizes, SAPPHIRE_RAPIDS)[0] for sizes in LAYERS]
-    columns = [record(part) for ranking in rankings for part in ranking.parts[:1]]
+    columns = [record(part, SAPPHIRE_RAPIDS, 2) for ranking in rankings for part in ranking.parts[:1]]
     names = tuple(sorted({name for own in columns if own is not None for name in own}))
     features = np.concatenate([table(own, names) for own in columns if own is not None])
     few = features[:, names.index("axis vectors")] < 2

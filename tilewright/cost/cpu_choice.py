@@ -80,9 +80,8 @@ def with_winograd(
     except Unsuitable:
         return ranking
     rows, rejected = cpu_winograd_space(problem, machine, threads)
-    more = {f"winograd: {reason}": count for reason, count in rejected.items()}
     part = Part(partial(winograd_schedule_of, machine.vector_lanes()), rows, estimate_winograd(problem, rows, machine, threads), problem)
-    return Ranking((*ranking.parts, part) if length(rows) else ranking.parts, {**ranking.rejected, **more})
+    return ranking.joined("winograd", part, rejected)
 
 
 def of_depthwise(

@@ -24,7 +24,6 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region, Unsuitable
-from tilewright.schedule.columns import length
 from tilewright.schedule.gpu_contraction import (
     ContractionProblem,
     ContractionSchedule,
@@ -98,9 +97,7 @@ def with_direct(
     except Unsuitable:
         return ranking
     rows, rejected = direct_space(problem, machine, atomics)
-    parts = (Part(DirectSchedule, rows, direct_cost(rows, problem, machine), problem),) if length(rows) else ()
-    more = {f"direct: {reason}": count for reason, count in rejected.items()}
-    return Ranking((*ranking.parts, *parts), {**ranking.rejected, **more})
+    return ranking.joined("direct", Part(DirectSchedule, rows, direct_cost(rows, problem, machine), problem), rejected)
 
 
 def with_winograd(
@@ -117,25 +114,17 @@ def with_winograd(
     except Unsuitable:
         return ranking
     rows, rejected = winograd_space(problem, machine)
-    parts = [Part(WinogradSchedule, rows, winograd_cost(rows, problem, machine), problem)]
-    more = {f"winograd: {reason}": count for reason, count in rejected.items()}
+    ranking = ranking.joined("winograd", Part(WinogradSchedule, rows, winograd_cost(rows, problem, machine), problem), rejected)
     rows, rejected = fused_winograd_space(problem, machine)
-    if length(rows):
-        parts.append(Part(FusedWinogradSchedule, rows, fused_winograd_cost(rows, problem, machine), problem))
-    more |= {f"winograd fused: {reason}": count for reason, count in rejected.items()}
-    return Ranking((*ranking.parts, *parts), {**ranking.rejected, **more})
+    return ranking.joined("winograd fused", Part(FusedWinogradSchedule, rows, fused_winograd_cost(rows, problem, machine), problem), rejected)
 
 
 def rank_contraction(problem: ContractionProblem, machine: Machine, atomics: bool = False) -> Ranking:
     """Tiled candidates and those for few rows together."""
     tiled, rejected = contraction_space(problem, machine, atomics)
-    few, more = gemv_space(problem, machine)
     cost = contraction_cost(tiled, problem, machine)
     if problem.row_stages:
         cost = with_row_stages(cost, tiled, problem, machine)
-    parts = [Part(ContractionSchedule, tiled, cost, problem)]
-    if length(few):
-        parts.append(Part(GemvSchedule, few, gemv_cost(few, problem, machine), problem))
-    for reason, count in more.items():
-        rejected[f"gemv: {reason}"] = count
-    return Ranking(tuple(parts), rejected)
+    ranking = Ranking((Part(ContractionSchedule, tiled, cost, problem),), rejected)
+    few, rejected = gemv_space(problem, machine)
+    return ranking.joined("gemv", Part(GemvSchedule, few, gemv_cost(few, problem, machine), problem), rejected)

@@ -69,6 +69,11 @@ class Ranking:
             return self.predicted
         return np.concatenate([part.estimate.seconds for part in self.parts])
 
+    def joined(self, name: str, part: Part, rejected: Mapping[str, int]) -> Ranking:
+        """With the candidates of another schema, if there are any; what it rejected is counted under its name. Predictions are the models'."""
+        parts = (*self.parts, part) if length(part.rows) else self.parts
+        return Ranking(parts, {**self.rejected, **{f"{name}: {reason}": count for reason, count in rejected.items()}})
+
     def __iter__(self) -> Iterator[Choice]:
         for position in np.argsort(self.seconds, kind="stable"):
             yield self.choice(int(position))

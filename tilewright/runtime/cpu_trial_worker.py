@@ -58,8 +58,8 @@ class CpuServer(Server):
     def __init__(self, threads: int) -> None:
         self.device, self.problem, self.threads = torch.device("cpu"), None, threads
 
-    def recover(self, error: BaseException) -> None:
-        """A kernel that fails without ending the process has left nothing behind."""
+    def finish(self) -> None:
+        """Every call has waited already, and one that fails without ending the process leaves nothing behind."""
 
     def start(self, message: Message) -> Message:
         machine: Machine = plain.decode(message["machine"])
@@ -71,11 +71,6 @@ class CpuServer(Server):
         self.cold_bytes = CACHE_SIZES * self.threads * (level_2.bytes if level_2 is not None else 1 << 21)
         name = read_cpu_identity().properties.get("model name", platform.machine())
         return {"gpu": f"{name}, {self.threads} threads", "driver": platform.release(), "torch": torch.__version__}
-
-    def set_problem(self, message: Message) -> Message:
-        self.problem = None
-        self.problem = trial_worker.Problem(message["problem"], message["seed"], self.device, self.cold_bytes)
-        return {"sets": self.problem.sets}
 
     def load(self, data: Mapping[str, Any], mode: str) -> Loaded:  # type: ignore[override]
         program, rows = self.buffers(data)

@@ -218,9 +218,13 @@ class Server:
     def recover(self, error: BaseException) -> None:
         """After an error: raises Fatal where it has left the GPU's context unusable."""
         try:
-            torch.cuda.synchronize(self.device)
+            self.finish()
         except RuntimeError as fault:
             raise Fatal(f"{(str(error).strip() or 'no message').splitlines()[0]} ({str(fault).splitlines()[0]})") from error
+
+    def finish(self) -> None:
+        """Waits until the device has done what it was told."""
+        torch.cuda.synchronize(self.device)
 
     def start(self, message: Message) -> Message:
         machine: Machine = plain.decode(message["machine"])
@@ -234,13 +238,13 @@ class Server:
         self.other = torch.zeros(self.cold_bytes // 4, device=self.device)
         for _ in range(200):  # brings the clocks up
             self.other.sum()
-        torch.cuda.synchronize(self.device)
+        self.finish()
         return {"gpu": torch.cuda.get_device_name(self.device), "driver": "{}.{}".format(*self.driver.version), "torch": torch.__version__}
 
     def set_problem(self, message: Message) -> Message:
         self.problem = None  # its memory is free before the next one's is taken
         self.problem = Problem(message["problem"], message["seed"], self.device, self.cold_bytes)
-        torch.cuda.synchronize(self.device)
+        self.finish()
         return {"sets": self.problem.sets}
 
     def trial(self, message: Message) -> Message:

@@ -19,7 +19,8 @@ class CpuContractionProblem:
     `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32. With `whole_rows` reductions over N
     follow in the same kernel, so that one tile has to hold all of N; `row_operations` counts their arithmetic and that of the maps between.
     With `images` a sum over the pixels of each image follows: a thread then owns one panel of one of so many images (0: nothing is summed).
-    `b`: how the second factor lies; CONSTANT is packed when compiling, ALONG_N is read as it is where panels divide N, else and ACROSS_N copied."""
+    `b`: how the second factor lies; CONSTANT is packed when compiling, ALONG_N is read as it is where panels divide N, else and ACROSS_N copied.
+    `epilogue_bytes`: all else that is read; `single_stores`: results do not lie along N."""
 
     outer: int
     rows: int
@@ -32,6 +33,8 @@ class CpuContractionProblem:
     row_operations: int = 0
     images: int = 0
     b: str = CONSTANT
+    epilogue_bytes: int = 0
+    single_stores: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from tilewright.codegen.cpu.second_factor import SecondFactor, depends_on, how_b
 from tilewright.codegen.cpu.tile_stores import Pixels, TileStores, over_pixels
 from tilewright.codegen.describe import problem
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, index_const, loads, substitute
+from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, coefficient, index_const, loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout
@@ -50,6 +50,7 @@ def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants
     a_bytes = sum(layouts[name].size for name in a_values if name in layouts) * 4
     b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
     operations = sum(step.flops() for step in region.steps[1:]) if nest.stages or nest.final is not None else 0
+    others = {load.buffer for step in region.steps[1:] for load in loads(*step.bodies)} & layouts.keys()
     return CpuContractionProblem(
         outer,
         rows,
@@ -62,6 +63,8 @@ def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants
         operations,
         images if nest.final is not None else 0,
         how_b_lies(nest.found, nest.n, layouts, constants),
+        4 * sum(layouts[name].size for name in others),
+        coefficient(nest.offset, nest.n) != 1,
     )
 
 
