@@ -44,10 +44,10 @@ from tilewright.runtime.tuning import ranking_of
 KS = (10, 50)
 ROUNDS = 9
 KINDS = {"conv2d": LAYERS, "depthwise": operators.DEPTHWISE, "batched product": operators.PRODUCTS}
-KINDS_DRAWN = ("conv2d", "winograd", "depthwise", "product", "block", "linear")
+KINDS_DRAWN = ("conv2d", "block", "winograd", "depthwise", "block", "product", "linear", "block")
 """Of random problems, in turns; "winograd": convolutions for that algorithm; "block" and "linear" with what follows them in a network."""
 CHANNELS = (16, 24, 32, 40, 48, 64, 64, 80, 96, 128, 128, 160, 192, 224, 256, 256, 320, 384, 512, 512, 576, 640, 768, 960, 1024, 1280, 1536, 2048)
-ROWS = (1, 16, 49, 64, 77, 96, 128, 128, 196, 197, 256, 384, 512)
+ROWS = (16, 49, 64, 77, 96, 128, 128, 196, 197, 256, 384, 512)
 FEATURES = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 768, 1024, 1000, 1536, 2048, 3072, 4096)
 WINOGRAD = "CpuWinogradSchedule"
 MEASURES = ("loss", "loss of ten", *(f"ratio of {k}" for k in KS))
@@ -88,14 +88,15 @@ def drawn_names(count: int, seed: int, kinds: Sequence[str] = KINDS_DRAWN) -> li
             work = 2 * outputs * channels * size**2 * filter_size**2
         elif kind == "linear":
             rows, reduced, columns = draw.choice(ROWS), draw.choice(FEATURES), draw.choice(FEATURES)
-            sizes = (rows, reduced, columns, draw.choice((0, 0, 1)))
+            sizes = (rows, reduced, columns, draw.choice((0, 1, 2)))
             work = 2 * rows * reduced * columns
         else:
             rows, reduced, columns = (draw.choice((32, 49, 64, 77, 96, 128, 196, 256, 384)) for _ in range(3))
             sizes = (draw.choice((1, 4, 8, 12, 16, 32)), rows, reduced, columns)
             work = 2 * prod(sizes)
-        if 4e6 < work < 1.5e9 and sizes not in judged:
-            names.append(f"{kind}:{','.join(map(str, sizes))}")
+        name = f"{kind}:{','.join(map(str, sizes))}"
+        if 4e6 < work < 1.5e9 and sizes not in judged and name not in names:
+            names.append(name)
     return names
 
 

@@ -2,12 +2,12 @@
 
     python -m bench.cpu_learned [--data FILE ...] [--judge FILE ...] [--write] [--name cpu_learned]
 
-Training data is what this wrote on a machine with 16 of these cores, for seeds 1 and 5:
+Files are what `bench.cpu_choice --data` wrote; training data so, in several runs, on two cores and on 16 (there with --beside 7):
 
-    python -m bench.cpu_choice --random 96 --seed 5 --top 50 --evenly 50 --again 8 --beside 7 --data bench/data/cpu_random.jsonl.gz
+    python -m bench.cpu_choice --random 200 --seed 31 --top 40 --evenly 25 --again 5 --data FILE
 
-Files are what `bench.cpu_choice --data` wrote; `--write` puts the forest into the package. Judged on what it was not trained with: loss is the time of the first choice over the least of everything measured, less 1; of first choices
-that were not measured there is none, and they are counted.
+`--write` puts the forest into the package. Judged on what it was not trained with: loss is the time of the first choice over the least of everything
+measured, less 1; of first choices that were not measured there is none, and they are counted.
 """
 
 from __future__ import annotations

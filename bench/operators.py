@@ -69,9 +69,23 @@ def _block(outputs: int, channels: int, size: int, filter_size: int, stride: int
     return _Block(outputs, channels, filter_size, stride, bool(residual)), (torch.zeros(1, 8, size * stride, size * stride),)
 
 
-def _linear(rows: int, reduced: int, columns: int, gelu: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    activation = nn.GELU() if gelu else nn.Identity()
-    return nn.Sequential(nn.Linear(8, reduced), nn.Linear(reduced, columns), activation, nn.Linear(columns, 8)), (torch.zeros(rows, 8),)
+class _Linear(nn.Module):
+    """A linear layer between two small ones, which GELU follows, or what another branch computed is added to, as in a transformer."""
+
+    def __init__(self, reduced: int, columns: int, gelu: bool, residual: bool) -> None:
+        super().__init__()
+        self.before, self.linear, self.after = nn.Linear(8, reduced), nn.Linear(reduced, columns), nn.Linear(columns, 8)
+        self.activation = nn.GELU() if gelu else nn.Identity()
+        self.branch = nn.Linear(8, columns) if residual else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch = self.branch(x) if self.branch is not None else None
+        result = self.activation(self.linear(self.before(x)))
+        return self.after(result if branch is None else result + branch)
+
+
+def _linear(rows: int, reduced: int, columns: int, follows: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return _Linear(reduced, columns, follows == 1, follows == 2), (torch.zeros(rows, 8),)
 
 
 MODULES = MappingProxyType({"depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear})
@@ -81,7 +95,7 @@ MODULES = MappingProxyType({"depthwise": _depthwise, "product": _product, "block
 def problem_of(kind: str, sizes: Sequence[int], machine: Machine, threads: int) -> Problem:
     """The region of an operator of such sizes as a model is partitioned for the machine: a "depthwise" convolution or a "product" (as DEPTHWISE and
     PRODUCTS have them), a "block" (outputs, channels, height and width of the result, filter, stride, whether something is added), or a "linear"
-    layer (rows, reduced extent, columns, whether GELU follows). Small pointwise convolutions or linear layers stand before and behind, so that input
+    layer (rows, reduced extent, columns, and what follows: 1 GELU, 2 an addition). Small pointwise convolutions or linear layers stand before and behind, so that input
     and output lie as in a network; the operator does most of the work."""
     module, inputs = MODULES[kind](*sizes)
     graph, _ = simplify(read(module, inputs).graph)

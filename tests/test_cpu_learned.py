@@ -72,7 +72,7 @@ def test_what_it_has_not_seen_is_no_part() -> None:
     before, _ = both(LAYERS[1], SAPPHIRE_RAPIDS)
     part = before.parts[0]
     assert record(part, SAPPHIRE_RAPIDS, 2) is not None
-    for problem in (replace(part.problem, whole_rows=True), replace(part.problem, images=4), None):
+    for problem in (replace(part.problem, whole_rows=True), replace(part.problem, images=4), replace(part.problem, outer=1, rows=1, columns=1), None):
         unknown = replace(part, problem=problem)
         assert record(unknown, SAPPHIRE_RAPIDS, 2) is None
         assert corrected(Ranking((part, unknown), {}), SAPPHIRE_RAPIDS, 2).predicted is None

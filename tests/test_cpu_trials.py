@@ -45,6 +45,27 @@ def test_candidates_are_checked_and_timed() -> None:
         assert [outcome.timing.count for outcome in again] == [3, 3]
 
 
+@pytest.mark.parametrize(("mode", "writes"), [("network", 3), ("warm", 0), ("cold", 0)])
+def test_activations_are_written_before_each_call_as_in_a_network(tmp_path: Path, mode: str, writes: int) -> None:
+    """And neither weights nor anything's value."""
+    compiler, server = Compiler(), CpuServer(1)
+    problem = plain.encode((SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants))
+    compiler({"do": "machine", "machine": plain.encode(NATIVE)})
+    compiler({"do": "problem", "problem": problem})
+    server({"do": "start", "machine": plain.encode(NATIVE)})
+    server({"do": "problem", "problem": problem, "seed": 3})
+    good = compiler({"do": "compile", "schedule": plain.schedule_text(spread(1)[0]), "folder": str(tmp_path)})
+    loaded = server.load(good["program"], mode)
+    rows = {name: server.problem.rows(name, good["program"]) for _, arguments in good["program"]["calls"] for name in arguments}
+    before = {name: (own.clone(), own._version) for name, own in rows.items()}
+    assert server.make_replay(loaded, 3).seconds() > 0
+    (activation,) = {name for name in SMALL.region.inputs if name not in SMALL.constants}
+    for name, own in rows.items():
+        value, version = before[name]
+        assert own._version - version == (writes if name == activation else 0)
+        assert name in SMALL.region.outputs or torch.equal(own, value)
+
+
 def test_a_wrong_candidate_is_rejected(tmp_path: Path) -> None:
     """The code of a convolution with one row of taps less: it runs, and is not timed."""
     schedule = spread(1)[0]

@@ -37,7 +37,7 @@ MISSING = -64.0
 def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
     """Features by name, a column for each; None for a part that the forest does not know. Sizes and times are logarithms (base 2)."""
     problem, rows = part.problem, part.rows
-    if not isinstance(problem, SCHEMAS) or (isinstance(problem, CpuContractionProblem) and (problem.whole_rows or problem.images)):
+    if not isinstance(problem, SCHEMAS) or (isinstance(problem, CpuContractionProblem) and _is_special(problem)):
         return None
     total, count, lanes = part.estimate.seconds, length(rows), machine.vector_lanes()
     columns = {"schema": np.full(count, float(SCHEMAS.index(type(problem)))), "seconds": np.log2(total)}
@@ -49,6 +49,11 @@ def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] 
     if isinstance(problem, CpuWinogradProblem):
         return columns | _of_winograd(problem, rows, lanes)
     return columns | _of_depthwise(problem, rows, threads)
+
+
+def _is_special(problem: CpuContractionProblem) -> bool:
+    """Products of a single row take what memory takes; the others reduce rows or pixels as well. None of these was trained with."""
+    return problem.whole_rows or bool(problem.images) or problem.outer * problem.rows * problem.columns == 1
 
 
 def _sizes(problem: Any) -> Iterator[tuple[str, float]]:
