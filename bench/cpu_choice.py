@@ -212,7 +212,8 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     data: list[dict[str, Any]] = []
-    for judged, times in judge_all(drawn_names(options.random, options.seed, options.kinds) if options.random else options.names, find_machine("native"), options):
+    names = drawn_names(options.random, options.seed, options.kinds) if options.random else options.names
+    for judged, times in judge_all(names, find_machine("native"), options):
         rows += judged
         data.append(times)
         path = write_results(options.name, {**vars(options), "data": str(options.data)}, [*means(rows), *rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -88,15 +88,17 @@ def _linear(rows: int, reduced: int, columns: int, follows: int) -> tuple[nn.Mod
     return _Linear(reduced, columns, follows == 1, follows == 2), (torch.zeros(rows, 8),)
 
 
-MODULES = MappingProxyType({"depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear})
+MODULES: Mapping[str, Callable[..., tuple[nn.Module, tuple[torch.Tensor, ...]]]] = MappingProxyType({"depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear})
 """By kind, the model in which an operator stands, and its inputs."""
 
 
 def problem_of(kind: str, sizes: Sequence[int], machine: Machine, threads: int) -> Problem:
     """The region of an operator of such sizes as a model is partitioned for the machine: a "depthwise" convolution or a "product" (as DEPTHWISE and
     PRODUCTS have them), a "block" (outputs, channels, height and width of the result, filter, stride, whether something is added), or a "linear"
-    layer (rows, reduced extent, columns, and what follows: 1 GELU, 2 an addition). Small pointwise convolutions or linear layers stand before and behind, so that input
-    and output lie as in a network; the operator does most of the work."""
+    layer (rows, reduced extent, columns, and what follows: 1 GELU, 2 an addition).
+
+    Small pointwise convolutions or linear layers stand before and behind, so that input and output lie as in a network; the operator does most of
+    the work."""
     module, inputs = MODULES[kind](*sizes)
     graph, _ = simplify(read(module, inputs).graph)
     wanted = "window" if kind == "depthwise" else "contraction"

@@ -72,13 +72,22 @@ def _balance(units: np.ndarray, threads: int) -> np.ndarray:
     return units / (ceil_divided(units, threads) * threads)
 
 
+def _read_by_thread(a_bytes: float, b_bytes: float, share_pixels: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the bytes of both factors that each thread reads: threads share the pixels, or else the channels."""
+    return np.log2(np.where(share_pixels, a_bytes / threads, a_bytes)), np.log2(np.where(share_pixels, b_bytes, b_bytes / threads))
+
+
 def _of_contraction(problem: CpuContractionProblem, rows: Columns, lanes: int, threads: int) -> dict[str, np.ndarray]:
     height, width, vectors = rows["tile_rows"], rows["tile_columns"], rows["vectors"]
     pixels, panel = height * width, vectors * lanes
     panels, down, across = ceil_divided(problem.n, panel), ceil_divided(problem.rows, height), ceil_divided(problem.columns, width)
     units = np.where(rows["order"] == ORDERS.index("n"), panels, problem.outer * (down if problem.rows > 1 else across))
     a_row = problem.a_bytes / (problem.outer * problem.rows)
+    a, b = _read_by_thread(problem.a_bytes, problem.b_bytes, (rows["order"] == ORDERS.index("m")) & (units > 1), threads)
     return {
+        "first factor of a thread": a,
+        "second factor of a thread": b,
+        "factors of a thread": np.logaddexp2(a, b),
         "pixels": pixels.astype(np.float64),
         "accumulators": (pixels * vectors).astype(np.float64),
         "loads": (pixels + vectors) / (pixels * vectors),
@@ -101,7 +110,12 @@ def _of_winograd(problem: CpuWinogradProblem, rows: Columns, lanes: int) -> dict
     tiles, panel = problem.tiles(size), vectors * lanes
     panels, own = ceil_divided(problem.outputs, panel), ceil_divided(tiles, rows["tile_parts"])
     filters = 4.0 * problem.channels * panel
+    image = 4.0 * problem.images * problem.height * problem.width * problem.channels
+    a, b = np.log2(image / rows["tile_parts"]), np.log2(filters * panels * (size + 2) ** 2 / rows["panel_parts"])
     return {
+        "first factor of a thread": a,
+        "second factor of a thread": b,
+        "factors of a thread": np.logaddexp2(a, b),
         "accumulators": (tile * vectors).astype(np.float64),
         "loads": (tile + vectors) / (tile * vectors),
         "channels filled": problem.outputs / (panels * panel),

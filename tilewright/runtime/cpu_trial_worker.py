@@ -1,8 +1,9 @@
 """A child process that checks and times candidates on this CPU: `python -m tilewright.runtime.cpu_trial_worker --device THREADS`.
 
 It answers the questions of `trial_worker` in the same way; what is different is how kernels are loaded and called. Mode "cold" and "network" are as
-there, with the level-2 caches of the threads in place of that of a GPU (code is small beside them and stays); a replay is a loop of calls. In mode "network"
-all threads write the activations anew before each call: a core reads what another has just written more slowly than its own.
+there, with the level-2 caches of the threads in place of that of a GPU, but at least NETWORK_BYTES (code is small beside them and stays); a replay is
+a loop of calls. In mode "network" all threads write the activations anew before each call: a core reads what another has just written more slowly
+than its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from tilewright.hardware.host import read_cpu_identity
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import plain, trial_worker
+from tilewright.runtime import plain
 from tilewright.runtime.cpu import share_openmp
 from tilewright.runtime.trial_worker import CACHE_SIZES, Server
 from tilewright.runtime.workers import Message, serve
