@@ -88,7 +88,9 @@ def _linear(rows: int, reduced: int, columns: int, follows: int) -> tuple[nn.Mod
     return _Linear(reduced, columns, follows == 1, follows == 2), (torch.zeros(rows, 8),)
 
 
-MODULES: Mapping[str, Callable[..., tuple[nn.Module, tuple[torch.Tensor, ...]]]] = MappingProxyType({"depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear})
+MODULES: Mapping[str, Callable[..., tuple[nn.Module, tuple[torch.Tensor, ...]]]] = MappingProxyType(
+    {"depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear}
+)
 """By kind, the model in which an operator stands, and its inputs."""
 
 
