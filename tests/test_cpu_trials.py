@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,17 @@ def spread(count: int) -> list[object]:
     return [ranking.choice(position).schedule for position in positions]
 
 
+def prepared(schedule: object, folder: Path) -> tuple[CpuServer, dict[str, Any]]:
+    """A measuring server that knows SMALL, and the compiling server's answer for the schedule."""
+    compiler, server = Compiler(), CpuServer(1)
+    problem = plain.encode((SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants))
+    compiler({"do": "machine", "machine": plain.encode(NATIVE)})
+    compiler({"do": "problem", "problem": problem})
+    server({"do": "start", "machine": plain.encode(NATIVE)})
+    server({"do": "problem", "problem": problem, "seed": 3})
+    return server, compiler({"do": "compile", "schedule": plain.schedule_text(schedule), "folder": str(folder)})
+
+
 def test_candidates_are_checked_and_timed() -> None:
     schedules = spread(2)
     with Trials(NATIVE, threads=2) as trials:
@@ -48,13 +60,7 @@ def test_candidates_are_checked_and_timed() -> None:
 @pytest.mark.parametrize(("mode", "writes"), [("network", 3), ("warm", 0), ("cold", 0)])
 def test_activations_are_written_before_each_call_as_in_a_network(tmp_path: Path, mode: str, writes: int) -> None:
     """And neither weights nor anything's value."""
-    compiler, server = Compiler(), CpuServer(1)
-    problem = plain.encode((SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants))
-    compiler({"do": "machine", "machine": plain.encode(NATIVE)})
-    compiler({"do": "problem", "problem": problem})
-    server({"do": "start", "machine": plain.encode(NATIVE)})
-    server({"do": "problem", "problem": problem, "seed": 3})
-    good = compiler({"do": "compile", "schedule": plain.schedule_text(spread(1)[0]), "folder": str(tmp_path)})
+    server, good = prepared(spread(1)[0], tmp_path)
     loaded = server.load(good["program"], mode)
     rows = {name: server.problem.rows(name, {"storage": {}}) for name in SMALL.region.inputs}
     before = {name: (own.clone(), own._version) for name, own in rows.items()}
@@ -68,14 +74,7 @@ def test_activations_are_written_before_each_call_as_in_a_network(tmp_path: Path
 
 def test_a_wrong_candidate_is_rejected(tmp_path: Path) -> None:
     """The code of a convolution with one row of taps less: it runs, and is not timed."""
-    schedule = spread(1)[0]
-    compiler, server = Compiler(), CpuServer(1)
-    problem = plain.encode((SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants))
-    compiler({"do": "machine", "machine": plain.encode(NATIVE)})
-    compiler({"do": "problem", "problem": problem})
-    server({"do": "start", "machine": plain.encode(NATIVE)})
-    server({"do": "problem", "problem": problem, "seed": 3})
-    good = compiler({"do": "compile", "schedule": plain.schedule_text(schedule), "folder": str(tmp_path)})
+    server, good = prepared(spread(1)[0], tmp_path)
     assert server({"do": "trial", "program": good["program"], "mode": "cold"})["times"]
     source = tmp_path / "kernel.c"
     text = source.read_text()
