@@ -25,6 +25,7 @@ from tilewright.schedule.cpu_contraction import ACROSS_N, ALONG_N, CONSTANT, ORD
 from tilewright.schedule.cpu_depthwise import ORDERS as DEPTHWISE_ORDERS
 from tilewright.schedule.cpu_depthwise import CpuDepthwiseProblem, reach
 from tilewright.schedule.cpu_winograd import CpuWinogradProblem, working_bytes
+from tilewright.schedule.gpu_winograd import FILTER
 
 MODELS = Path(__file__).parent / "models"
 VERSION = 2
@@ -48,7 +49,7 @@ def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] 
         return columns | _of_contraction(problem, rows, lanes, threads)
     if isinstance(problem, CpuWinogradProblem):
         return columns | _of_winograd(problem, rows, lanes)
-    return columns | _of_depthwise(problem, rows, threads)
+    return columns | _of_depthwise(problem, rows, lanes, threads)
 
 
 def _is_special(problem: CpuContractionProblem) -> bool:
@@ -110,8 +111,9 @@ def _of_winograd(problem: CpuWinogradProblem, rows: Columns, lanes: int) -> dict
     tiles, panel = problem.tiles(size), vectors * lanes
     panels, own = ceil_divided(problem.outputs, panel), ceil_divided(tiles, rows["tile_parts"])
     filters = 4.0 * problem.channels * panel
+    all_filters = filters * panels * (size + FILTER - 1) ** 2
     image = 4.0 * problem.images * problem.height * problem.width * problem.channels
-    a, b = np.log2(image / rows["tile_parts"]), np.log2(filters * panels * (size + 2) ** 2 / rows["panel_parts"])
+    a, b = np.log2(image / rows["tile_parts"]), np.log2(all_filters / rows["panel_parts"])
     return {
         "first factor of a thread": a,
         "second factor of a thread": b,
@@ -125,13 +127,13 @@ def _of_winograd(problem: CpuWinogradProblem, rows: Columns, lanes: int) -> dict
         "panel bytes": np.log2(filters),
         "bytes of a tile": np.log2(4.0 * tile * problem.channels),
         "bytes of a block": np.log2(working_bytes(rows, problem, lanes)),
-        "bytes of all filters": np.log2(filters * panels * (size + 2) ** 2),
+        "bytes of all filters": np.log2(all_filters),
         "units": own / (tile * rows["blocks"]),
         "balance": panels / (ceil_divided(panels, rows["panel_parts"]) * rows["panel_parts"]),
     }
 
 
-def _of_depthwise(problem: CpuDepthwiseProblem, rows: Columns, threads: int) -> dict[str, np.ndarray]:
+def _of_depthwise(problem: CpuDepthwiseProblem, rows: Columns, lanes: int, threads: int) -> dict[str, np.ndarray]:
     height, width, vectors = rows["tile_rows"], rows["tile_columns"], rows["vectors"]
     pixels, taps = height * width, problem.taps[0] * problem.taps[1]
     span, lines = reach(problem.input_columns, width), reach(problem.input_rows, height)
@@ -146,8 +148,8 @@ def _of_depthwise(problem: CpuDepthwiseProblem, rows: Columns, threads: int) -> 
         "pixels filled": problem.rows * problem.columns / (down * across * pixels),
         "last column": (problem.columns % width) / width,
         "last row": (problem.rows % height) / height,
-        "bytes of a tile": np.log2(64.0 * vectors * span),
-        "bytes of its rows": np.log2(64.0 * vectors * lines * problem.columns * max(problem.input_columns[0], 1)),
+        "bytes of a tile": np.log2(4.0 * lanes * vectors * span),
+        "bytes of its rows": np.log2(4.0 * lanes * vectors * lines * problem.columns * max(problem.input_columns[0], 1)),
         "units": np.log2(units),
         "balance": _balance(units, threads),
     }
