@@ -4,7 +4,7 @@
 
 Files are what `bench.cpu_choice --data` wrote; training data so, in several runs, on two cores and on 16 (there with --beside 7):
 
-    python -m bench.cpu_choice --random 200 --seed 31 --top 40 --evenly 25 --again 5 --data FILE
+    python -m bench.cpu_choice --random 200 --seed 31 --top 40 --evenly 25 --again 15 --data FILE
 
 `--write` puts the forest into the package. Judged on what it was not trained with: loss is the time of the first choice over the least of everything
 measured, less 1; of first choices that were not measured there is none, and they are counted.
@@ -37,15 +37,17 @@ from tilewright.runtime.problems import Problem
 from tilewright.schedule.cpu_winograd import CpuWinogradProblem
 
 DATA = Path(__file__).parent / "data"
-OPTIONS = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_nodes": 16, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
+OPTIONS = {"max_iter": 500, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
 FORESTS = 3
-SLOW_WEIGHT = 2.0
+SLOW_WEIGHT = 1.5
 """A kernel of twice the least time of its layer weighs 2**-this."""
 SLOWEST = 3.0
 """Doublings above which weights fall no more."""
 FASTEST_PART = 4
 """The fastest one in so many says how far the models are off for a whole layer; that part of the error changes no order and is not learned."""
 THREADS = 2
+ALONE_WEIGHT = 3.0
+"""Of what was measured on a machine that had no cores for another measurement beside it."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +56,32 @@ class Measured:
 
     name: str
     machine: Machine
+    problem: Problem
     ranking: Ranking
     seconds: np.ndarray
 
 
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Of a file that `bench.cpu_choice --data` wrote."""
+    with gzip.open(path, "rt") as file:
+        return list(map(json.loads, file))
+
+
+def measured(line: Mapping[str, Any]) -> Measured:
+    machine: Machine = plain.decode(line["machine"])
+    found = problem(line["layer"], machine, THREADS)
+    ranking = modelled(found.region, found.layouts, found.values, found.constants, machine, THREADS)
+    seconds = np.full(ranking.candidates, np.nan)
+    texts = {plain.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
+    for text, value in line["times"].items():
+        if text in texts:
+            seconds[texts[text]] = value
+    return Measured(line["layer"], machine, found, ranking, seconds)
+
+
 def rankings(path: Path) -> list[Measured]:
-    """Of each line."""
-    result = []
-    for line in gzip.open(path, "rt"):
-        entry = json.loads(line)
-        machine: Machine = plain.decode(entry["machine"])
-        found: Problem = problem(entry["layer"], machine, THREADS)
-        ranking = modelled(found.region, found.layouts, found.values, found.constants, machine, THREADS)
-        seconds = np.full(ranking.candidates, np.nan)
-        texts = {plain.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
-        for text, value in entry["times"].items():
-            if text in texts:
-                seconds[texts[text]] = value
-        if np.isfinite(seconds).any():
-            result.append(Measured(entry["layer"], machine, ranking, seconds))
-    return result
+    """Of each line, where any of its schedules is still a candidate."""
+    return [layer for layer in map(measured, lines(path)) if np.isfinite(layer.seconds).any()]
 
 
 def trained(layers: Sequence[Measured]) -> Forest:
@@ -90,7 +98,7 @@ def trained(layers: Sequence[Measured]) -> Forest:
             known = np.isfinite(seconds[own])
             if columns is not None and known.any():
                 slow = np.minimum(np.log2(seconds[own][known] / best), SLOWEST)
-                weights = np.exp2(-SLOW_WEIGHT * slow)
+                weights = np.exp2(-SLOW_WEIGHT * slow) * (ALONE_WEIGHT if layer.machine.processors == THREADS else 1.0)
                 kept.append(({name: column[known] for name, column in columns.items()}, off[own][known] - common, weights))
     names = tuple(sorted({name for columns, _, _ in kept for name in columns}))
     features = np.concatenate([table(columns, names) for columns, _, _ in kept])

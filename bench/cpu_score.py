@@ -1,11 +1,13 @@
 """How well static analysis of code ranks measured CPU kernels: a linear combination (Tuna), a time made of named terms, and the models.
 
-    python -m bench.cpu_score [--data bench/data/cpu_train.jsonl.gz] [--rows FILE] [--jobs 2] [--first 8] [--write]
+    python -m bench.cpu_score [--data bench/data/cpu_random.jsonl.gz] [--layers 60] [--each 24] [--rows FILE] [--jobs 2] [--first 8] [--write]
 
-Compiles and reads (`tilewright/cost/cpu_code.py`) every measured kernel of the file that bench/cpu_train.py made. The coefficients of the linear
-combination, none negative, have the least sum of squared relative errors; each layer is judged with those fitted to the other layers. "among n": what
-is lost by the choice of the best score among the models' first n candidates, which is how a compilation uses it. --write fits to all layers and
-writes the coefficients that the package ships. The analyses take about half a second a kernel; --rows keeps them in a file and reads them from it.
+Compiles and reads (`tilewright/cost/cpu_code.py`) measured kernels of the file that `bench.cpu_choice --random` made: of its last --layers
+contractions that were measured with nothing beside them, half of --each the models' favourites, half spread evenly over the others. The coefficients
+of the linear combination, none negative, have the least sum of squared relative errors; each layer is judged with those fitted to the other layers.
+"among n": what is lost by the choice of the best score among the models' first n candidates, which is how a compilation uses it. --write fits to all
+layers and writes the coefficients that the package ships. The analyses take about half a second a kernel; --rows keeps them in a file and reads them
+from it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +30,16 @@ from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
 from bench.common import write_results
-from bench.cpu_train import DATA, averaged
+from bench.cpu_choice import kind_of
+from bench.cpu_learned import DATA, THREADS, lines, measured
 from tilewright.analysis.assembly import disassembled
 from tilewright.analysis.loops_operations import Unanalysable
 from tilewright.codegen.lower import lower
 from tilewright.codegen.source import source_text
 from tilewright.cost.cpu_code import MODELS, code_terms, linear, together
 from tilewright.hardware import machine as find_machine
-from tilewright.runtime import dataset, plain
-from tilewright.runtime.tuning import ranking_of
+from tilewright.hardware.machine import Machine
+from tilewright.runtime import plain
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 Row = dict[str, Any]
@@ -43,29 +47,38 @@ Score = Callable[[Sequence[Row]], np.ndarray]
 TOP = 10
 
 
-def rows_of(measured: Mapping[str, Any]) -> list[Row]:
-    """The measured kernels of a layer with their terms, and what the models predict."""
-    machine, threads = find_machine("native"), int(measured["threads"])
-    problem = dataset.layer_problem(measured["layer"])
-    ranking = ranking_of(problem, machine, threads=threads)
+def suits(line: Mapping[str, Any]) -> bool:
+    """Whether it has the times of a contraction, measured with nothing beside it: code of no other region is read."""
+    machine: Machine = plain.decode(line["machine"])
+    return kind_of(line["layer"]) != "depthwise" and machine.processors == THREADS
+
+
+def sample(seconds: np.ndarray, models: np.ndarray, each: int) -> list[int]:
+    """Measured candidates: the models' favourites, and as many spread evenly over the others."""
+    order = [int(position) for position in np.argsort(models, kind="stable") if np.isfinite(seconds[position])]
+    rest = order[each // 2 :]
+    return order[: each // 2] + rest[:: max(1, -(-len(rest) // (each // 2)))]
+
+
+def rows_of(line: Mapping[str, Any], each: int) -> list[Row]:
+    """Measured kernels of a layer with their terms, and what the models predict."""
+    layer = measured(line)
+    problem, machine, ranking = layer.problem, layer.machine, layer.ranking
     found: list[Row] = []
-    for text, seconds in measured["times"].items():
-        schedule = plain.schedule_of(text)
-        choice = ranking.find(schedule)
-        if choice is None:
-            continue
+    for position in sample(layer.seconds, ranking.seconds, each):
+        schedule = ranking.choice(position).schedule
         lowered = lower(problem.region, problem.layouts, problem.values, problem.constants, machine, schedule)
         kernels = list({kernel.name: kernel for kernel in lowered.kernels}.values())
         sources = [SourceFile(kernel.name, source_text(kernel), "c", (kernel.name,)) for kernel in kernels]
         built = [binary for binary in compile_kernels(sources, machine, workers=1) if isinstance(binary, Binary)]
         pairs = [(kernel, disassembled(binary.path, machine)) for kernel, binary in zip(kernels, built, strict=True)]
         try:
-            terms = code_terms(pairs, machine, threads)
+            terms = code_terms(pairs, machine, THREADS)
         except Unanalysable as error:
-            print(f"{measured['layer']['name']}, {schedule}: {error}", file=sys.stderr)
+            print(f"{layer.name}, {schedule}: {error}", file=sys.stderr)
             continue
-        row = {"layer": measured["layer"]["name"], "schedule": text, "seconds": seconds, "models": choice.seconds}
-        found.append(row | {"terms": {name: float(f"{value:.6g}") for name, value in terms.items()}})
+        row = {"layer": layer.name, "schedule": plain.schedule_text(schedule), "seconds": float(layer.seconds[position])}
+        found.append(row | {"models": float(ranking.seconds[position]), "terms": {name: float(f"{value:.6g}") for name, value in terms.items()}})
     return found
 
 
@@ -95,20 +108,22 @@ def analyses(options: argparse.Namespace) -> list[list[Row]]:
     kept: dict[str, list[Row]] = {}
     if options.rows and options.rows.exists():
         kept = {str(rows[0]["layer"]): rows for rows in map(json.loads, options.rows.read_text().splitlines())}
-    measured = averaged(options.data)
+    chosen = [line for line in lines(options.data) if suits(line)][-options.layers :]
     with ProcessPoolExecutor(options.jobs) as pool:
-        for rows in filter(None, pool.map(rows_of, [line for line in measured if line["layer"]["name"] not in kept])):
+        missing = [line for line in chosen if line["layer"] not in kept]
+        for rows in filter(None, pool.map(partial(rows_of, each=options.each), missing)):
             kept[str(rows[0]["layer"])] = rows
             if options.rows:
                 with open(options.rows, "a") as file:
                     file.write(json.dumps(rows) + "\n")
-    times = {line["layer"]["name"]: line["times"] for line in measured}
-    return [[{**row, "seconds": times[name][row["schedule"]]} for row in kept[name]] for name in times if name in kept]
+    return [kept[line["layer"]] for line in chosen if line["layer"] in kept]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--data", type=Path, default=DATA / "cpu_random.jsonl.gz")
+    parser.add_argument("--layers", type=int, default=60)
+    parser.add_argument("--each", type=int, default=24)
     parser.add_argument("--rows", type=Path, help="file of the analyses, a layer a line")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--first", type=int, default=8)

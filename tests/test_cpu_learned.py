@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench import operators
+from bench import cpu_choice, operators
+from bench import cpu_learned as training
 from tilewright.cost import cpu_learned
 from tilewright.cost.cpu_choice import modelled, rank
 from tilewright.cost.cpu_learned import corrected, file_of, forest_of, record, table
@@ -15,6 +16,7 @@ from tilewright.cost.forest import fit, save
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
+from tilewright.runtime import plain
 from tilewright.runtime.problems import Problem, convolution_problem
 
 SAPPHIRE_RAPIDS = machine("xeon-sapphire-rapids")
@@ -94,3 +96,32 @@ def test_a_forest_learns_what_the_models_are_off_by(tmp_path, monkeypatch) -> No
     expected = np.where(rankings[1].parts[0].rows["vectors"] < 2, 2.0, 1.0)
     assert np.allclose(found.seconds[:count] / rankings[1].seconds[:count], expected, rtol=0.05)
     forest_of.cache_clear()
+
+
+def test_what_judges_is_not_trained_with() -> None:
+    judged = {(k, c, size, f, stride) for k, c, size, f, stride in cpu_choice.LAYERS.values()}
+    drawn = set(cpu_choice.drawn_names(400, 5))
+    assert len(drawn) == 400
+    for name in drawn | {line["layer"] for line in training.lines(training.DATA / "cpu_random.jsonl.gz")}:
+        kind, _, text = name.partition(":")
+        sizes = tuple(map(int, text.split(",")))
+        if kind == "conv2d":
+            outputs, channels, height, width, filter_size, stride = sizes
+            assert (outputs, channels, height, filter_size, stride) not in judged or height != width, name
+        elif kind == "block":
+            assert sizes[:5] not in judged, name
+        else:
+            assert sizes not in {*operators.DEPTHWISE.values(), *operators.PRODUCTS.values()}, name
+
+
+def test_a_line_gives_the_times_of_candidates_that_there_are_still() -> None:
+    """Forests are trained on any lines, and what is no candidate any more is left out."""
+    ranking, _ = both(LAYERS[0], SAPPHIRE_RAPIDS)
+    texts = [plain.schedule_text(ranking.choice(position).schedule) for position in range(12)]
+    times = {text: 1e-3 + 1e-5 * number for number, text in enumerate(texts)} | {texts[0].replace("16", "17"): 1.0}
+    line = {"layer": "conv2d:64,32,20,20,3,1", "machine": plain.encode(SAPPHIRE_RAPIDS), "times": times}
+    layer = training.measured(line)
+    assert np.flatnonzero(np.isfinite(layer.seconds)).tolist() == list(range(12))
+    assert layer.seconds[3] == pytest.approx(1.03e-3)
+    (row,) = [row for row in training.judged(layer, layer.seconds) if row["kind"] == "conv2d"]
+    assert row["ratio of 10"] == pytest.approx(1) and row["loss of ten"] == 0

@@ -12,9 +12,9 @@ from torch import nn
 import tilewright
 from tilewright.errors import TargetNotPresent
 from tilewright.hardware import machine
-from tilewright.runtime import plain
+from tilewright.runtime import cpu_trial_worker, plain
 from tilewright.runtime.compile_worker import Server as Compiler
-from tilewright.runtime.cpu_trial_worker import CpuServer
+from tilewright.runtime.cpu_trial_worker import CpuServer, Loaded, Replay
 from tilewright.runtime.problems import convolution_problem
 from tilewright.runtime.records import Records
 from tilewright.runtime.trials import Job, Trials
@@ -55,6 +55,24 @@ def test_candidates_are_checked_and_timed() -> None:
             assert "2 threads" in outcome.environment["gpu"] and outcome.environment["compiler"]
         again = trials.remeasure([Job(SMALL, schedule) for schedule in schedules[:2]], rounds=3)
         assert [outcome.timing.count for outcome in again] == [3, 3]
+
+
+def test_an_interrupted_call_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own: calls of 3 s, but the second of 50; what is written before each takes 7."""
+    now = [0.0]
+    lengths = iter((3.0, 50.0, 3.0, 3.0, 3.0))
+
+    class Written:
+        def mul_(self, factor: int) -> None:
+            now[0] += 7.0
+
+    def call(*_: object) -> None:
+        now[0] += next(lengths)
+
+    monkeypatch.setattr(cpu_trial_worker.time, "perf_counter", lambda: now[0])
+    loaded = Loaded([(call, [(), ()])], [Written()], [])  # type: ignore[list-item]
+    assert Replay(loaded, 5, 2).seconds() == 3.0
+    assert now[0] == 62.0 + 5 * 7.0
 
 
 @pytest.mark.parametrize(("mode", "writes"), [("network", 3), ("warm", 0), ("cold", 0)])

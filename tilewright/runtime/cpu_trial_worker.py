@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import platform
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,17 +50,17 @@ class Replay:
         self._calls = [[(function, arguments[number % sets]) for function, arguments in loaded.calls] for number in range(count)]
 
     def seconds(self) -> float:
-        """Of one call, the mean. What the kernel before has written is written before each and not timed: every thread a part, so that most of it
-        is in the cache of a core, and not always of the one that reads it."""
-        spent = 0.0
+        """Of one call, the median: other processes interrupt some. What the kernel before has written is written before each and not timed: every
+        thread a part, so that most of it is in the cache of a core, and not always of the one that reads it."""
+        spent = []
         for calls in self._calls:
             for tensor in self._written_before:
                 tensor.mul_(1)
             start = time.perf_counter()
             for function, arguments in calls:
                 function(arguments, None)
-            spent += time.perf_counter() - start
-        return spent / self.count
+            spent.append(time.perf_counter() - start)
+        return statistics.median(spent)
 
     def destroy(self) -> None:
         """Nothing is held."""
@@ -68,7 +69,7 @@ class Replay:
 class CpuServer(Server):
     """What the process knows: how many threads there are, and the problem of the questions that follow."""
 
-    coarse_seconds, fine_seconds = 0.01, 0.02
+    coarse_seconds, fine_seconds = 0.01, 0.01
 
     def __init__(self, threads: int) -> None:
         self.device, self.problem, self.threads = torch.device("cpu"), None, threads
