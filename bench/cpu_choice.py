@@ -1,15 +1,16 @@
 """How good the schedules are that the models choose for this CPU: their favourites and an even sample of the rest, measured.
 
-    python -m bench.cpu_choice [R2 W3 ...] [--top 100] [--evenly 200] [--again 50] [--threads 2] [--beside 1] [--name cpu_choice] [--data FILE]
+    python -m bench.cpu_choice [R2 W3 ...] [--top 100] [--evenly 200] [--again 50] [--only direct] [--beside 1] [--data FILE] [--name NAME]
 
 Without names: the twenty convolution layers of `bench.layers`, and the depthwise convolutions and batched matrix products of `bench.operators`.
 
 Loss: the time of the models' first choice over the least of everything measured, minus 1. The fastest `--again` and as many favourites are measured
 once more in turns, and those times count; each is the lower quartile, since what else runs on the machine can only add. The ratio of k is Tuna's
 (section V): the summed times of the truly best k over those of the k that the models like best; of convolutions, also among the schedules of
-Winograd's algorithm alone, and of direct summation alone.
+Winograd's algorithm alone. `--only` measures one of the WAYS to convolve, so that also the best of the slower one are measured in turns.
 `--beside` divides the machine's cores among so many measurements at a time, each of which has `--threads` cores of its own; `--data` keeps every
-measured time; `--random N` measures random problems instead, to fit models to.
+measured time in a new file (files may be joined with `cat`); `--random N` measures random problems instead, to fit models to. What is kept
+`bench.cpu_learned` judges again, with whatever ranks then; `--name` writes the figures of this run.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from queue import SimpleQueue
@@ -34,6 +36,7 @@ from rich.table import Table
 from bench import operators
 from bench.common import write_results
 from bench.layers import LAYERS, layer
+from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import dataset, plain
@@ -41,6 +44,7 @@ from tilewright.runtime.problems import Problem
 from tilewright.runtime.sampling import evenly
 from tilewright.runtime.trials import Job, Trials
 from tilewright.runtime.tuning import ranking_of
+from tilewright.schedule.cpu_winograd import CpuWinogradProblem
 
 KS = (10, 50)
 ROUNDS = 9
@@ -49,9 +53,12 @@ KINDS_DRAWN = ("conv2d", "block", "winograd", "depthwise", "block", "product", "
 """Of random problems, in turns; "winograd": convolutions for that algorithm; "block" and "linear" with what follows them in a network."""
 SIZES = (7, 10, 13, 14, 17, 19, 20, 28, 35, 38, 40, 52, 56, 75, 80, 112, 150, 224)
 CHANNELS = (16, 24, 32, 40, 48, 64, 64, 80, 96, 128, 128, 160, 192, 224, 256, 256, 320, 384, 512, 512, 576, 640, 768, 960, 1024, 1280, 1536, 2048)
+LEAST_WORK, MOST_WORK = 4e6, 4e9
+"""Operations: of less a call's own time is most, and more takes too long to measure."""
 ROWS = (16, 49, 64, 77, 96, 128, 128, 196, 197, 256, 384, 512)
 FEATURES = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 768, 1024, 1000, 1536, 2048, 3072, 4096)
-WINOGRAD = "CpuWinogradSchedule"
+WAYS = {"direct": "direct conv2d", "winograd": "winograd conv2d"}
+"""To convolve, and what the rows of those schedules alone are called."""
 MEASURES = ("loss", "loss of ten", *(f"ratio of {k}" for k in KS))
 
 
@@ -97,7 +104,7 @@ def drawn_names(count: int, seed: int, kinds: Sequence[str] = KINDS_DRAWN) -> li
             sizes = (draw.choice((1, 4, 8, 12, 16, 32)), rows, reduced, columns)
             work = 2 * prod(sizes)
         name = f"{kind}:{','.join(map(str, sizes))}"
-        if 4e6 < work < 4e9 and sizes not in judged and name not in names:
+        if LEAST_WORK < work < MOST_WORK and sizes not in judged and name not in names:
             names.append(name)
     return names
 
@@ -125,9 +132,29 @@ def ratios(times: Mapping[int, float], order: Sequence[int]) -> dict[str, float]
     return {f"ratio of {k}": sum(best[:k]) / sum(liked[:k]) for k in KS if len(liked) >= k}
 
 
+def winograd(ranking: Ranking) -> np.ndarray:
+    """Whether each candidate is of that algorithm."""
+    return np.repeat([isinstance(part.problem, CpuWinogradProblem) for part in ranking.parts], np.diff(ranking.starts))
+
+
+def of_way(ranking: Ranking, way: str | None) -> Ranking:
+    """The candidates for one of the WAYS; all for None.
+
+    Raises:
+        ValueError: where there are none.
+    """
+    if way is None:
+        return ranking
+    parts = tuple(part for part in ranking.parts if isinstance(part.problem, CpuWinogradProblem) == (way == "winograd"))
+    if not parts:
+        raise ValueError(f"there are no candidates for {WAYS[way]}")
+    own = winograd(ranking) == (way == "winograd")
+    return replace(ranking, parts=parts, predicted=None if ranking.predicted is None else ranking.predicted[own])
+
+
 def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measures the candidates and judges the order: a row for all schedules, and for each way to convolve one; and every time by schedule."""
-    ranking = ranking_of(found, machine, threads=options.threads)
+    """Measures the candidates and judges the order: a row for all schedules, and of convolutions one for Winograd's; and every time by schedule."""
+    ranking = of_way(ranking_of(found, machine, threads=options.threads), options.only)
     order = [int(position) for position in np.argsort(ranking.seconds, kind="stable")]
     first = order[: options.top]
     rest = [int(position) for position in evenly(ranking, min(options.evenly, ranking.candidates), seed=1) if int(position) not in set(first)]
@@ -141,24 +168,22 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
         if outcome.timing is not None:
             seconds[int(str(outcome.job.key))] = outcome.timing.lower
     best = min(seconds, key=lambda position: seconds[position])
-    rows = [{
-        "layer": name, "kind": kind_of(name), "candidates": ranking.candidates, "measured": len(seconds),
+    rows: list[dict[str, Any]] = [{
+        "layer": name, "kind": WAYS[options.only] if options.only else kind_of(name), "candidates": ranking.candidates, "measured": len(seconds),
         "failed": {outcome.schedule: outcome.reason for outcome in outcomes.values() if outcome.timing is None},
-        "chosen": plain.schedule_text(ranking.choice(first[0]).schedule), "chosen us": 1e6 * seconds[first[0]],
-        "predicted us": 1e6 * float(ranking.seconds[first[0]]),
-        "best": plain.schedule_text(ranking.choice(best).schedule), "best us": 1e6 * seconds[best],
-        "loss": seconds[first[0]] / seconds[best] - 1, "place of the best": order.index(best) + 1,
+        "predicted us": 1e6 * float(ranking.seconds[first[0]]), "chosen": plain.schedule_text(ranking.choice(first[0]).schedule),
+        "best": plain.schedule_text(ranking.choice(best).schedule), "best us": 1e6 * seconds[best], "place of the best": order.index(best) + 1,
         "loss of ten": min(seconds[position] for position in first[:10] if position in seconds) / seconds[best] - 1,
         **ratios(seconds, order),
     }]  # fmt: skip
-    schedules = {position: ranking.choice(position).schedule for position in seconds}
-    ways = {position: type(schedule).__name__ for position, schedule in schedules.items()}
-    if WINOGRAD in ways.values():
-        for way, winograd in (("winograd conv2d", True), ("direct conv2d", False)):
-            own = [position for position in order if position in ways and (ways[position] == WINOGRAD) == winograd]
-            rows.append({"layer": name, "kind": way, "measured": len(own), **ratios(seconds, own)})
-    times = {plain.schedule_text(schedules[position]): float(f"{value:.5g}") for position, value in seconds.items()}
-    return rows, {"layer": name, "machine": plain.encode(machine), "threads": options.threads, "mode": options.mode, "times": times}
+    if first[0] in seconds:
+        rows[0] |= {"chosen us": 1e6 * seconds[first[0]], "loss": seconds[first[0]] / seconds[best] - 1}
+    if len(ranking.parts) > 1:
+        own = winograd(ranking)
+        rows.append({"layer": name, "kind": WAYS["winograd"], **ratios(seconds, [position for position in order if own[position]])})
+    times = {plain.schedule_text(ranking.choice(position).schedule): float(f"{value:.5g}") for position, value in seconds.items()}
+    facts = {"machine": plain.encode(machine), "threads": options.threads, "mode": options.mode, "only": options.only}
+    return rows, {"layer": name, **facts, "times": times}
 
 
 def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespace) -> Any:
@@ -205,23 +230,29 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=KINDS_DRAWN, choices=KINDS_DRAWN, help="of the random problems, in turns")
     parser.add_argument("--top", type=int, default=100)
     parser.add_argument("--evenly", type=int, default=200)
-    parser.add_argument("--again", type=int, default=max(KS))
+    parser.add_argument("--again", type=int, default=max(KS), help="as many as the greatest k: both sums of its ratio are then of times in turns")
+    parser.add_argument("--only", choices=WAYS, help="the convolutions' schedules that are measured; all without it")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--beside", type=int, default=1)
     parser.add_argument("--mode", default="network", choices=("network", "cold", "warm"))
-    parser.add_argument("--name", default="cpu_choice")
+    parser.add_argument("--name", help="of the file of results; none without it")
     parser.add_argument("--data", type=Path, help="a file of JSON lines, compressed: the times of each layer's schedules")
     options = parser.parse_args()
+    if options.data and options.data.exists():
+        parser.error(f"{options.data} is there already: give another name, and join the files afterwards")
     rows: list[dict[str, Any]] = []
     data: list[dict[str, Any]] = []
     names = drawn_names(options.random, options.seed, options.kinds) if options.random else options.names
+    if options.only and any(kind_of(name) != "conv2d" for name in names):
+        parser.error("--only is for convolutions: name those that are to be measured")
     for judged, times in judge_all(names, find_machine("native"), options):
         rows += judged
         data.append(times)
-        path = write_results(options.name, {**vars(options), "data": str(options.data)}, [*means(rows), *rows])
+        if options.name:
+            write_results(options.name, {**vars(options), "data": str(options.data)}, [*means(rows), *rows])
         if options.data:
             options.data.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in data).encode(), mtime=0))
-        print(f"{judged[0]['layer']}: loss {100 * judged[0]['loss']:.1f} % ({path})", flush=True)
+        print(f"{judged[0]['layer']}: loss {100 * judged[0].get('loss', float('nan')):.1f} %", flush=True)
     headings = ("chosen us", "predicted us", "best us", "loss", "loss of ten", "place of the best", *(f"ratio of {k}" for k in KS))
     title = f"of {options.top} favourites and {options.evenly} others, {options.threads} threads"
     table = Table("layer", "kind", *headings, "best", box=None, title=title)

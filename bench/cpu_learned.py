@@ -6,7 +6,12 @@ Files are what `bench.cpu_choice --data` wrote; training data so, in several run
 
     python -m bench.cpu_choice --random 200 --seed 31 --top 40 --evenly 25 --again 15 --data FILE
 
-`--write` puts the forest into the package. Judged on what it was not trained with: loss is the time of the first choice over the least of everything
+(the first 333 lines of cpu_random are of a time when replays gave means and --again was 5). What judges, and is not trained with:
+
+    python -m bench.cpu_choice --data FILE
+    python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
+
+`--write` puts the forest into the package. Loss is the time of the first choice over the least of everything
 measured, less 1; of first choices that were not measured there is none, and they are counted.
 """
 
@@ -26,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.cpu_choice import MEASURES, kind_of, means, problem, ratios
+from bench.cpu_choice import MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd
 from tilewright.cost.cpu_choice import modelled
 from tilewright.cost.cpu_learned import VERSION, file_of, predicted, record, table
 from tilewright.cost.forest import Forest, fit, mean_of, save
@@ -34,7 +39,6 @@ from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import plain
 from tilewright.runtime.problems import Problem
-from tilewright.schedule.cpu_winograd import CpuWinogradProblem
 
 DATA = Path(__file__).parent / "data"
 OPTIONS = {"max_iter": 500, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
@@ -46,19 +50,25 @@ SLOWEST = 3.0
 FASTEST_PART = 4
 """The fastest one in so many says how far the models are off for a whole layer; that part of the error changes no order and is not learned."""
 THREADS = 2
-ALONE_WEIGHT = 3.0
-"""Of what was measured on a machine that had no cores for another measurement beside it."""
+UNDISTURBED_WEIGHT = 3.0
+"""Of what was measured with nothing beside it: it has less noise, and is of the machine that judges (1 was a little worse in cross-validation)."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A problem's candidates as the models rank them without a learned part, and the measured seconds of each (NaN of others)."""
+    """A problem's candidates as the models rank them without a learned part, and the measured seconds of each (NaN of others). `kind`: as judged."""
 
     name: str
+    kind: str
     machine: Machine
     problem: Problem
     ranking: Ranking
     seconds: np.ndarray
+
+
+def undisturbed(machine: Machine) -> bool:
+    """Whether the machine has no cores on which another problem could have been measured at the same time (`bench.cpu_choice --beside`)."""
+    return machine.processors == THREADS
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -68,15 +78,17 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def measured(line: Mapping[str, Any]) -> Measured:
+    """Of a line; schedules that are candidates no more are left out."""
     machine: Machine = plain.decode(line["machine"])
     found = problem(line["layer"], machine, THREADS)
-    ranking = modelled(found.region, found.layouts, found.values, found.constants, machine, THREADS)
+    only = line.get("only")
+    ranking = of_way(modelled(found.region, found.layouts, found.values, found.constants, machine, THREADS), only)
     seconds = np.full(ranking.candidates, np.nan)
     texts = {plain.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
     for text, value in line["times"].items():
         if text in texts:
             seconds[texts[text]] = value
-    return Measured(line["layer"], machine, found, ranking, seconds)
+    return Measured(line["layer"], WAYS[only] if only else kind_of(line["layer"]), machine, found, ranking, seconds)
 
 
 def rankings(path: Path) -> list[Measured]:
@@ -98,7 +110,7 @@ def trained(layers: Sequence[Measured]) -> Forest:
             known = np.isfinite(seconds[own])
             if columns is not None and known.any():
                 slow = np.minimum(np.log2(seconds[own][known] / best), SLOWEST)
-                weights = np.exp2(-SLOW_WEIGHT * slow) * (ALONE_WEIGHT if layer.machine.processors == THREADS else 1.0)
+                weights = np.exp2(-SLOW_WEIGHT * slow) * (UNDISTURBED_WEIGHT if undisturbed(layer.machine) else 1.0)
                 kept.append(({name: column[known] for name, column in columns.items()}, off[own][known] - common, weights))
     names = tuple(sorted({name for columns, _, _ in kept for name in columns}))
     features = np.concatenate([table(columns, names) for columns, _, _ in kept])
@@ -107,20 +119,18 @@ def trained(layers: Sequence[Measured]) -> Forest:
 
 
 def judged(layer: Measured, expected: np.ndarray) -> list[dict[str, Any]]:
-    """A row for the layer, and of convolutions for each way to compute them."""
+    """A row for the layer, and of convolutions one for the schedules of Winograd's algorithm alone."""
     order = np.argsort(expected, kind="stable")
     times = {int(position): float(layer.seconds[position]) for position in np.flatnonzero(np.isfinite(layer.seconds))}
     liked = [times[int(position)] for position in order if int(position) in times]
     best = min(liked)
     known = int(order[0]) in times
-    row = {"layer": layer.name, "kind": kind_of(layer.name), "first measured": known, "loss of ten": min(liked[:10]) / best - 1}
+    row = {"layer": layer.name, "kind": layer.kind, "first measured": known, "loss of ten": min(liked[:10]) / best - 1}
     row |= {"loss": liked[0] / best - 1} if known else {}
     rows = [row | ratios(times, [int(position) for position in order])]
-    parts = layer.ranking.parts
-    if len(parts) > 1:
-        winograd = np.concatenate([np.full(len(part.estimate.seconds), isinstance(part.problem, CpuWinogradProblem)) for part in parts])
-        for way, own in (("winograd conv2d", winograd), ("direct conv2d", ~winograd)):
-            rows.append({"layer": layer.name, "kind": way, **ratios(times, [int(position) for position in order if own[position]])})
+    if len(layer.ranking.parts) > 1:
+        own = winograd(layer.ranking)
+        rows.append({"layer": layer.name, "kind": WAYS["winograd"], **ratios(times, [int(position) for position in order if own[position]])})
     return rows
 
 
@@ -138,6 +148,8 @@ def main() -> None:
     parser.add_argument("--name", default="cpu_learned")
     options = parser.parse_args()
     layers = [entry for path in options.data for entry in rankings(path)]
+    if any(layer.kind in WAYS.values() for layer in layers):
+        parser.error("lines of --only are for judging: they do not tell how much faster the other way is")
     forest = trained(layers)
     if options.write:
         path = file_of(layers[0].machine, THREADS)

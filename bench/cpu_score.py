@@ -1,13 +1,12 @@
 """How well static analysis of code ranks measured CPU kernels: a linear combination (Tuna), a time made of named terms, and the models.
 
-    python -m bench.cpu_score [--data bench/data/cpu_random.jsonl.gz] [--layers 60] [--each 24] [--rows FILE] [--jobs 2] [--first 8] [--write]
+    python -m bench.cpu_score [--data bench/data/cpu_random.jsonl.gz] [--layers 40] [--each 24] [--jobs 2] [--first 8] [--write]
 
 Compiles and reads (`tilewright/cost/cpu_code.py`) measured kernels of the file that `bench.cpu_choice --random` made: of its last --layers
 contractions that were measured with nothing beside them, half of --each the models' favourites, half spread evenly over the others. The coefficients
 of the linear combination, none negative, have the least sum of squared relative errors; each layer is judged with those fitted to the other layers.
-"among n": what is lost by the choice of the best score among the models' first n candidates, which is how a compilation uses it. --write fits to all
-layers and writes the coefficients that the package ships. The analyses take about half a second a kernel; --rows keeps them in a file and reads them
-from it.
+"among n": what is lost by the choice of the best score among the first n of these that the models like best, as a compilation chooses among its
+first. --write fits to all layers and writes the coefficients that the package ships. The analyses take about half a second a kernel.
 """
 
 from __future__ import annotations
@@ -31,13 +30,12 @@ from scipy.stats import spearmanr
 
 from bench.common import write_results
 from bench.cpu_choice import kind_of
-from bench.cpu_learned import DATA, THREADS, lines, measured
+from bench.cpu_learned import DATA, THREADS, lines, measured, undisturbed
 from tilewright.analysis.assembly import disassembled
 from tilewright.analysis.loops_operations import Unanalysable
 from tilewright.codegen.lower import lower
 from tilewright.codegen.source import source_text
 from tilewright.cost.cpu_code import MODELS, code_terms, linear, together
-from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import plain
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
@@ -48,16 +46,15 @@ TOP = 10
 
 
 def suits(line: Mapping[str, Any]) -> bool:
-    """Whether it has the times of a contraction, measured with nothing beside it: code of no other region is read."""
-    machine: Machine = plain.decode(line["machine"])
-    return kind_of(line["layer"]) != "depthwise" and machine.processors == THREADS
+    """Whether it has times of contractions, measured with nothing beside them; code of no other region is read."""
+    return kind_of(line["layer"]) != "depthwise" and undisturbed(plain.decode(line["machine"]))
 
 
 def sample(seconds: np.ndarray, models: np.ndarray, each: int) -> list[int]:
-    """Measured candidates: the models' favourites, and as many spread evenly over the others."""
+    """Measured candidates, `each` if there are so many: half the models' favourites, half spread evenly over the others."""
     order = [int(position) for position in np.argsort(models, kind="stable") if np.isfinite(seconds[position])]
-    rest = order[each // 2 :]
-    return order[: each // 2] + rest[:: max(1, -(-len(rest) // (each // 2)))]
+    favourites, rest = order[: each // 2], order[each // 2 :]
+    return favourites + [rest[at] for at in np.linspace(0, len(rest) - 1, min(each - each // 2, len(rest))).astype(int)]
 
 
 def rows_of(line: Mapping[str, Any], each: int) -> list[Row]:
@@ -103,34 +100,25 @@ def judged(rows: Sequence[Row], score: np.ndarray, first: int) -> dict[str, floa
     }  # fmt: skip
 
 
-def analyses(options: argparse.Namespace) -> list[list[Row]]:
-    """Rows of each layer; those that the file of --rows has are not analysed again."""
-    kept: dict[str, list[Row]] = {}
-    if options.rows and options.rows.exists():
-        kept = {str(rows[0]["layer"]): rows for rows in map(json.loads, options.rows.read_text().splitlines())}
-    chosen = [line for line in lines(options.data) if suits(line)][-options.layers :]
+def analyses(options: argparse.Namespace) -> tuple[Machine, list[list[Row]]]:
+    """The machine, and rows of each layer; of one that was measured twice the last line counts."""
+    chosen = {line["layer"]: line for line in lines(options.data) if suits(line)}
+    last = list(chosen.values())[-options.layers :]
     with ProcessPoolExecutor(options.jobs) as pool:
-        missing = [line for line in chosen if line["layer"] not in kept]
-        for rows in filter(None, pool.map(partial(rows_of, each=options.each), missing)):
-            kept[str(rows[0]["layer"])] = rows
-            if options.rows:
-                with open(options.rows, "a") as file:
-                    file.write(json.dumps(rows) + "\n")
-    return [kept[line["layer"]] for line in chosen if line["layer"] in kept]
+        return plain.decode(last[0]["machine"]), list(filter(None, pool.map(partial(rows_of, each=options.each), last)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA / "cpu_random.jsonl.gz")
-    parser.add_argument("--layers", type=int, default=60)
+    parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--each", type=int, default=24)
-    parser.add_argument("--rows", type=Path, help="file of the analyses, a layer a line")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--first", type=int, default=8)
     parser.add_argument("--write", action="store_true", help="write the coefficients fitted to all layers into the package")
     parser.add_argument("--name", default="cpu_score")
     options = parser.parse_args()
-    layers = analyses(options)
+    machine, layers = analyses(options)
     ways: dict[str, Callable[[int], Score]] = {
         "linear": lambda number: _linear(fitted([row for at, rows in enumerate(layers) if at != number for row in rows])),
         "terms": lambda _: lambda rows: np.array([together(row["terms"]) for row in rows]),
@@ -147,7 +135,7 @@ def main() -> int:
     print({name: round(value, 3) for name, value in coefficients.items()})
     if options.write:
         content = {"coefficients": coefficients, "fitted to": options.data.name, "kernels": sum(map(len, layers)), "layers": len(layers)}
-        (MODELS / f"cpu_{find_machine('native').architecture}.json").write_text(json.dumps(content, indent=1) + "\n")
+        (MODELS / f"cpu_{machine.architecture}.json").write_text(json.dumps(content, indent=1) + "\n")
     if options.name:
         settings = {"kernels": sum(map(len, layers)), "layers": len(layers), "coefficients of all layers": coefficients, "mean": mean}
         results = [{"layer": rows[0]["layer"], "kernels": len(rows), **found} for rows, found in zip(layers, figures, strict=True)]

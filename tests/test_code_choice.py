@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.machine import Machine
 from tilewright.partition.plan import plan_program
-from tilewright.runtime import choices, code_choice
+from tilewright.runtime import choices, code_choice, plain
 from tilewright.runtime.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
 from tilewright.runtime.problems import Problem, convolution_problem
 from tilewright.runtime.score_worker import Server
@@ -163,8 +164,14 @@ def test_the_benchmark_fits_and_judges() -> None:
 def test_the_benchmark_takes_favourites_and_others() -> None:
     models = np.arange(40.0)[::-1]
     seconds = np.where(np.arange(40) % 4 == 1, np.nan, 1.0)  # not measured
-    found = cpu_score.sample(seconds, models, 12)
     order = [position for position in range(39, -1, -1) if position % 4 != 1]
-    assert found[:6] == order[:6] and set(found[6:]) <= set(order[6:])
-    assert len(found) == len(set(found)) == 12  # half of it, and every fourth of the 24 behind them
-    assert cpu_score.sample(seconds[:4], models[:4], 12) == [3, 2, 0]
+    assert cpu_score.sample(seconds, models, 10) == order[:5] + [order[at] for at in (5, 11, 17, 23, 29)]
+    assert cpu_score.sample(seconds[:4], models[:4], 10) == [3, 2, 0]
+    assert sorted(cpu_score.sample(seconds, models, 99)) == sorted(order)
+
+
+def test_the_benchmark_takes_contractions_that_nothing_disturbed() -> None:
+    small, large = (plain.encode(replace(machine("x86-avx512"), processors=count)) for count in (2, 16))
+    names = ("conv2d:64,32,20,20,3,1", "depthwise:48,14,3,1", "R2", "W3", "B1")
+    lines = [{"layer": name, "machine": small} for name in names] + [{"layer": "R2", "machine": large}]
+    assert [cpu_score.suits(line) for line in lines] == [True, False, True, False, True, False]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,30 +102,85 @@ def test_a_forest_learns_what_the_models_are_off_by(tmp_path, monkeypatch) -> No
     forest_of.cache_clear()
 
 
+JUDGED = {
+    "conv2d": {(k, c, size, size, f, stride) for k, c, size, f, stride in cpu_choice.LAYERS.values()},
+    "block": {(k, c, size, f, stride) for k, c, size, f, stride in cpu_choice.LAYERS.values()},
+    "depthwise": set(operators.DEPTHWISE.values()),
+    "product": set(operators.PRODUCTS.values()),
+}
+
+
+def kind_and_sizes(name: str) -> tuple[str, tuple[int, ...]]:
+    kind, _, text = name.partition(":")
+    sizes = tuple(map(int, text.split(",")))
+    return kind, sizes[:5] if kind == "block" else sizes
+
+
 def test_what_judges_is_not_trained_with() -> None:
-    judged = {(k, c, size, f, stride) for k, c, size, f, stride in cpu_choice.LAYERS.values()}
-    drawn = set(cpu_choice.drawn_names(400, 5))
-    assert len(drawn) == 400
-    for name in drawn | {line["layer"] for line in training.lines(training.DATA / "cpu_random.jsonl.gz")}:
-        kind, _, text = name.partition(":")
-        sizes = tuple(map(int, text.split(",")))
-        if kind == "conv2d":
-            outputs, channels, height, width, filter_size, stride = sizes
-            assert (outputs, channels, height, filter_size, stride) not in judged or height != width, name
-        elif kind == "block":
-            assert sizes[:5] not in judged, name
-        else:
-            assert sizes not in {*operators.DEPTHWISE.values(), *operators.PRODUCTS.values()}, name
+    for line in training.lines(training.DATA / "cpu_random.jsonl.gz"):
+        kind, sizes = kind_and_sizes(line["layer"])
+        assert sizes not in JUDGED.get(kind, ()), line["layer"]
+
+
+@pytest.mark.parametrize(("kind", "judges"), [("depthwise", "DEPTHWISE"), ("product", "PRODUCTS"), ("conv2d", "LAYERS"), ("block", "LAYERS")])
+def test_what_judges_is_not_drawn(kind: str, judges: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would have been drawn is not, once it judges."""
+    before = cpu_choice.drawn_names(30, 5, (kind,))
+    sizes = kind_and_sizes(before[7])[1]
+    judging = sizes if kind != "conv2d" else (*sizes[:3], *sizes[4:])
+    monkeypatch.setattr(cpu_choice if judges == "LAYERS" else operators, judges, {"it": judging})
+    after = cpu_choice.drawn_names(30, 5, (kind,))
+    assert before[:7] == after[:7] and len(after) == 30
+    assert sizes not in {kind_and_sizes(name)[1] for name in after}
 
 
 def test_a_line_gives_the_times_of_candidates_that_there_are_still() -> None:
-    """Forests are trained on any lines, and what is no candidate any more is left out."""
     ranking, _ = both(LAYERS[0], SAPPHIRE_RAPIDS)
     texts = [plain.schedule_text(ranking.choice(position).schedule) for position in range(12)]
-    times = {text: 1e-3 + 1e-5 * number for number, text in enumerate(texts)} | {texts[0].replace("16", "17"): 1.0}
-    line = {"layer": "conv2d:64,32,20,20,3,1", "machine": plain.encode(SAPPHIRE_RAPIDS), "times": times}
-    layer = training.measured(line)
+    stranger = texts[0].replace("16", "17")
+    assert stranger not in texts
+    times = {text: 1e-3 + 1e-5 * number for number, text in enumerate(texts)} | {stranger: 1.0}
+    layer = training.measured({"layer": "conv2d:64,32,20,20,3,1", "machine": plain.encode(SAPPHIRE_RAPIDS), "times": times})
     assert np.flatnonzero(np.isfinite(layer.seconds)).tolist() == list(range(12))
     assert layer.seconds[3] == pytest.approx(1.03e-3)
-    (row,) = [row for row in training.judged(layer, layer.seconds) if row["kind"] == "conv2d"]
-    assert row["ratio of 10"] == pytest.approx(1) and row["loss of ten"] == 0
+    right, wrong = (training.judged(layer, order)[0] for order in (np.arange(1.0, 1 + ranking.candidates), -np.arange(float(ranking.candidates))))
+    assert right["kind"] == "conv2d" and right["ratio of 10"] == pytest.approx(1) and right["loss"] == right["loss of ten"] == 0
+    assert wrong["ratio of 10"] == pytest.approx(sum(range(100, 110)) / sum(range(102, 112))) and wrong["loss of ten"] == pytest.approx(0.02)
+
+
+def test_ways_to_convolve_alone() -> None:
+    ranking = both(LAYERS[0], SAPPHIRE_RAPIDS)[1]
+    own = cpu_choice.winograd(ranking)
+    assert 0 < own.sum() < ranking.candidates
+    for way, expected in (("winograd", own), ("direct", ~own)):
+        alone = cpu_choice.of_way(ranking, way)
+        assert (alone.seconds == ranking.seconds[expected]).all() and cpu_choice.winograd(alone).all() == (way == "winograd")
+    assert cpu_choice.of_way(ranking, None) is ranking
+    with pytest.raises(ValueError, match="no candidates for winograd conv2d"):
+        cpu_choice.of_way(both(POINTWISE, SAPPHIRE_RAPIDS)[1], "winograd")
+
+
+def test_lines_of_one_way_are_judged_and_not_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    direct = cpu_choice.of_way(both(LAYERS[0], SAPPHIRE_RAPIDS)[0], "direct")
+    times = {plain.schedule_text(direct.choice(position).schedule): 1e-3 + 1e-5 * position for position in range(12)}
+    line = {"layer": "conv2d:64,32,20,20,3,1", "machine": plain.encode(SAPPHIRE_RAPIDS), "only": "direct", "times": times}
+    layer = training.measured(line)
+    (row,) = training.judged(layer, direct.seconds)
+    assert row["kind"] == "direct conv2d" and np.isfinite(layer.seconds).sum() == 12
+    file = tmp_path / "lines.jsonl.gz"
+    file.write_bytes(gzip.compress(json.dumps(line).encode()))
+    monkeypatch.setattr(sys, "argv", ["cpu_learned", "--data", str(file)])
+    with pytest.raises(SystemExit):
+        training.main()
+    assert "for judging" in capsys.readouterr().err
+
+
+def test_measured_times_are_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "there.jsonl.gz"
+    file.write_bytes(b"what took hours")
+    for arguments, reason in ((["R2", "--data", str(file)], "is there already"), (["R2", "W1", "--only", "direct"], "is for convolutions")):
+        monkeypatch.setattr(sys, "argv", ["cpu_choice", *arguments])
+        with pytest.raises(SystemExit):
+            cpu_choice.main()
+        assert reason in capsys.readouterr().err
+    assert file.read_bytes() == b"what took hours"

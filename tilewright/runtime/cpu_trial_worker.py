@@ -26,6 +26,8 @@ from tilewright.runtime.cpu import share_openmp
 from tilewright.runtime.trial_worker import CACHE_SIZES, Server
 from tilewright.runtime.workers import Message, serve
 
+LEAST_CALLS = 3
+"""Of a replay: the median of fewer is their mean."""
 NETWORK_BYTES = 96 << 20
 """What a network moves between two uses of a weight, about as much as ResNet-50's weights: shared caches do not hold it."""
 Call = tuple[Any, Sequence[Any]]
@@ -45,7 +47,6 @@ class Replay:
     """`count` calls of a candidate one after another, over sets of buffers in turn."""
 
     def __init__(self, loaded: Loaded, count: int, sets: int) -> None:
-        self.count = count
         self._written_before = loaded.written_before
         self._calls = [[(function, arguments[number % sets]) for function, arguments in loaded.calls] for number in range(count)]
 
@@ -112,7 +113,7 @@ class CpuServer(Server):
 
     def make_replay(self, loaded: Loaded, count: int) -> Replay:  # type: ignore[override]
         assert self.problem is not None
-        return Replay(loaded, count, self.problem.sets)
+        return Replay(loaded, max(count, LEAST_CALLS), self.problem.sets)
 
     def seconds(self, replay: Replay, cold: bool) -> float:  # type: ignore[override]
         return replay.seconds()
