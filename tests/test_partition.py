@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from operator_cases import Dense, Function, Inverted, Residual, SharedHalo, normal, randomised
 from torch import Tensor, nn
 
+from tilewright import zoo
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.ir.expr import loads
@@ -62,6 +64,20 @@ def test_inputs_and_results_are_row_major() -> None:
         graph, result = laid_out(module, x)
         for name in (*graph.inputs, *graph.outputs):
             assert result.layouts[name].is_row_major
+
+
+@pytest.mark.parametrize("network", ["resnet18", "mobilenet_v2", "inception_v3"])
+def test_whole_networks_convert_their_input_alone(network: str) -> None:
+    """Every other image has its channels innermost, so that no kernel reads one order and writes another, but where the result is the caller's."""
+    module, inputs = zoo.build(network, 1, 0)
+    graph, _ = simplify(import_module(module, inputs).graph)
+    result = lay_out(graph)
+    images = {name for name, layout in result.layouts.items() if len(layout.shape) == 4 and layout.shape[2:] != (1, 1) and name not in graph.constants}
+    row_major_images = {name for name in images if channels_last(result.layouts[name].shape).order != result.layouts[name].order}
+    assert row_major_images == set(graph.inputs)
+    (reader,) = [region for region in result.regions if set(region.inputs) & row_major_images]
+    padded = network != "inception_v3"  # there the first convolution has no padding and reads the input as it is
+    assert reader.kind == ("map" if padded else "contraction")
 
 
 def test_views_are_never_stored() -> None:
