@@ -243,6 +243,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     data: list[dict[str, Any]] = []
     names = drawn_names(options.random, options.seed, options.kinds) if options.random else options.names
+    known = [name for kind in KINDS.values() for name in kind]
+    for name in names:
+        if name not in known and name.partition(":")[0] not in KINDS_DRAWN:
+            parser.error(f"there is no problem {name!r}: one of {', '.join(known)}, or a kind and its sizes as in linear:128,768,768,1")
     if options.only and any(kind_of(name) != "conv2d" for name in names):
         parser.error("--only is for convolutions: name those that are to be measured")
     for judged, times in judge_all(names, find_machine("native"), options):

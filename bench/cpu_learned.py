@@ -147,6 +147,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--name", default="cpu_learned")
     options = parser.parse_args()
+    for path in (*options.data, *options.judge):
+        if not path.is_file():
+            parser.error(f"there is no file {path}: bench.cpu_choice --data makes one")
     layers = [entry for path in options.data for entry in rankings(path)]
     if any(layer.kind in WAYS.values() for layer in layers):
         parser.error("lines of --only are for judging: they do not tell how much faster the other way is")

@@ -169,16 +169,21 @@ def test_lines_of_one_way_are_judged_and_not_trained_with(tmp_path: Path, monkey
     assert row["kind"] == "direct conv2d" and np.isfinite(layer.seconds).sum() == 12
     file = tmp_path / "lines.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps(line).encode()))
-    monkeypatch.setattr(sys, "argv", ["cpu_learned", "--data", str(file)])
-    with pytest.raises(SystemExit):
-        training.main()
-    assert "for judging" in capsys.readouterr().err
+    for path, reason in ((file, "for judging"), (tmp_path / "none", "there is no file")):
+        monkeypatch.setattr(sys, "argv", ["cpu_learned", "--data", str(path)])
+        with pytest.raises(SystemExit):
+            training.main()
+        assert reason in capsys.readouterr().err
 
 
-def test_measured_times_are_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_questions_are_refused_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "there.jsonl.gz"
     file.write_bytes(b"what took hours")
-    for arguments, reason in ((["R2", "--data", str(file)], "is there already"), (["R2", "W1", "--only", "direct"], "is for convolutions")):
+    for arguments, reason in (
+        (["R2", "--data", str(file)], "is there already"),
+        (["R2", "W1", "--only", "direct"], "is for convolutions"),
+        (["R2", "X1"], "there is no problem 'X1'"),
+    ):
         monkeypatch.setattr(sys, "argv", ["cpu_choice", *arguments])
         with pytest.raises(SystemExit):
             cpu_choice.main()
