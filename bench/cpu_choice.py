@@ -120,8 +120,10 @@ def problem(name: str, machine: Machine, threads: int) -> Problem:
     return dataset.layer_problem(layer(name)) if name in LAYERS else operators.problem(name, machine, threads)
 
 
-def kind_of(name: str) -> str:
-    """Of a name of one of the KINDS, or of `drawn_names`."""
+def kind_of(name: str, only: str | None = None) -> str:
+    """Of a name of one of the KINDS, or of `drawn_names`; where one of the WAYS alone was measured, that."""
+    if only is not None:
+        return WAYS[only]
     return next((kind for kind, names in KINDS.items() if name in names), name.partition(":")[0])
 
 
@@ -152,6 +154,14 @@ def of_way(ranking: Ranking, way: str | None) -> Ranking:
     return replace(ranking, parts=parts, predicted=None if ranking.predicted is None else ranking.predicted[own])
 
 
+def winograd_rows(name: str, ranking: Ranking, times: Mapping[int, float], order: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for the schedules of that algorithm alone, where there are others."""
+    if len(ranking.parts) == 1:
+        return []
+    own = winograd(ranking)
+    return [{"layer": name, "kind": WAYS["winograd"], **ratios(times, [position for position in order if own[position]])}]
+
+
 def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measures the candidates and judges the order: a row for all schedules, and of convolutions one for Winograd's; and every time by schedule."""
     ranking = of_way(ranking_of(found, machine, threads=options.threads), options.only)
@@ -169,7 +179,7 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
             seconds[int(str(outcome.job.key))] = outcome.timing.lower
     best = min(seconds, key=lambda position: seconds[position])
     rows: list[dict[str, Any]] = [{
-        "layer": name, "kind": WAYS[options.only] if options.only else kind_of(name), "candidates": ranking.candidates, "measured": len(seconds),
+        "layer": name, "kind": kind_of(name, options.only), "candidates": ranking.candidates, "measured": len(seconds),
         "failed": {outcome.schedule: outcome.reason for outcome in outcomes.values() if outcome.timing is None},
         "predicted us": 1e6 * float(ranking.seconds[first[0]]), "chosen": plain.schedule_text(ranking.choice(first[0]).schedule),
         "best": plain.schedule_text(ranking.choice(best).schedule), "best us": 1e6 * seconds[best], "place of the best": order.index(best) + 1,
@@ -178,9 +188,7 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
     }]  # fmt: skip
     if first[0] in seconds:
         rows[0] |= {"chosen us": 1e6 * seconds[first[0]], "loss": seconds[first[0]] / seconds[best] - 1}
-    if len(ranking.parts) > 1:
-        own = winograd(ranking)
-        rows.append({"layer": name, "kind": WAYS["winograd"], **ratios(seconds, [position for position in order if own[position]])})
+    rows += winograd_rows(name, ranking, seconds, order)
     times = {plain.schedule_text(ranking.choice(position).schedule): float(f"{value:.5g}") for position, value in seconds.items()}
     facts = {"machine": plain.encode(machine), "threads": options.threads, "mode": options.mode, "only": options.only}
     return rows, {"layer": name, **facts, "times": times}

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from bench.cpu_choice import MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd
+from bench.cpu_choice import MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd_rows
 from tilewright.cost.cpu_choice import modelled
 from tilewright.cost.cpu_learned import VERSION, file_of, predicted, record, table
 from tilewright.cost.forest import Forest, fit, mean_of, save
@@ -88,7 +88,7 @@ def measured(line: Mapping[str, Any]) -> Measured:
     for text, value in line["times"].items():
         if text in texts:
             seconds[texts[text]] = value
-    return Measured(line["layer"], WAYS[only] if only else kind_of(line["layer"]), machine, found, ranking, seconds)
+    return Measured(line["layer"], kind_of(line["layer"], only), machine, found, ranking, seconds)
 
 
 def rankings(path: Path) -> list[Measured]:
@@ -127,11 +127,8 @@ def judged(layer: Measured, expected: np.ndarray) -> list[dict[str, Any]]:
     known = int(order[0]) in times
     row = {"layer": layer.name, "kind": layer.kind, "first measured": known, "loss of ten": min(liked[:10]) / best - 1}
     row |= {"loss": liked[0] / best - 1} if known else {}
-    rows = [row | ratios(times, [int(position) for position in order])]
-    if len(layer.ranking.parts) > 1:
-        own = winograd(layer.ranking)
-        rows.append({"layer": layer.name, "kind": WAYS["winograd"], **ratios(times, [int(position) for position in order if own[position]])})
-    return rows
+    positions = [int(position) for position in order]
+    return [row | ratios(times, positions), *winograd_rows(layer.name, layer.ranking, times, positions)]
 
 
 def summary(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, Any]]:
