@@ -1,0 +1,52 @@
+"""Mutated files of each kind: a fixed few hundred in each run. ``python tests/fuzz/campaign.py`` runs more."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from harness import FAULTS, SUBJECTS, Case, Server
+from hypothesis import HealthCheck, given, settings
+
+CASES = 100
+
+
+@pytest.mark.parametrize(
+    ("what", "verdict"),
+    [
+        ("nothing", "accepted"),
+        ("refuse", "refused"),
+        ("lines", "several lines"),
+        ("raise", "raw exception"),
+        ("memory", "raw exception"),
+        ("exit", "raw exception"),
+        ("crash", "crash"),
+        ("vanish", "crash"),
+        ("hang", "hang"),
+        ("break", "broken promise"),
+        ("payload", "foreign code"),
+    ],
+)
+def test_the_harness_notices(misbehaving: Server, what: str, verdict: str) -> None:
+    outcome = misbehaving.run({"do": what.encode()})
+    assert outcome.verdict == verdict, outcome
+    assert outcome.fault == (verdict in FAULTS)
+
+
+@pytest.fixture(scope="module")
+def misbehaving():  # noqa: ANN201 - a generator of one server
+    with Server("misbehaving", seconds=5) as server:
+        yield server
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_mutated_files(subject: str) -> None:
+    with Server(subject) as server:
+
+        @settings(max_examples=CASES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+        @given(importlib.import_module(subject).cases())
+        def check(case: Case) -> None:
+            outcome = server.run(case)
+            assert not outcome.fault, f"{outcome.verdict}: {outcome.detail}"
+
+        check()
