@@ -16,7 +16,7 @@ from runtime_programs import ProgramBuilder, chain
 
 from tilewright.errors import KernelFailed, TargetNotPresent
 from tilewright.runtime import gpu as gpu_module
-from tilewright.runtime.artifact import PrivateFolder, SavedBinary
+from tilewright.runtime.artifact import SavedBinary
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.driver import PROTOTYPES, Driver, KernelNodeParams
 from tilewright.runtime.gpu import STAGED_FROM, Extent, GpuEngine, GpuLibrary, ParameterBlock, dependencies, node_params
@@ -182,10 +182,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
 
 def fake_engine(program: LoadableProgram, in_order: bool = False) -> tuple[GpuEngine, FakeLibrary]:
     library = FakeLibrary()
-    folder = PrivateFolder()
-    path = Path(folder.path) / "0.cubin"
-    path.write_bytes(b"cubin")
-    binary = SavedBinary(path, tuple(program.kernels), "cubin", folder)
+    binary = SavedBinary(Path("0.cubin"), tuple(program.kernels), "cubin", b"cubin")
     loaded = GpuLibrary(Driver(library), [binary], program.kernels, 5)
     return GpuEngine(Buffers(program, torch.device("cpu"), 256), loaded, in_order), library
 
@@ -327,16 +324,15 @@ def test_a_tensor_that_many_nodes_touch_is_copied(stream: FakeStream) -> None:
     assert "cuGraphExecKernelNodeSetParams_v2" not in library.names()
 
 
-def test_dynamic_shared_memory_is_asked_for_and_missing_kernels_named(stream: FakeStream, tmp_path: Path) -> None:
-    (tmp_path / "0.cubin").write_bytes(b"cubin")
+def test_dynamic_shared_memory_is_asked_for_and_missing_kernels_named(stream: FakeStream) -> None:
     kernel = LoadableKernel("k", (True,), shared_bytes=100_000)
-    folder = PrivateFolder()
+    binary = SavedBinary(Path("0.cubin"), ("k",), "cubin", b"cubin")
     library = FakeLibrary()
-    GpuLibrary(Driver(library), [SavedBinary(tmp_path / "0.cubin", ("k",), "cubin", folder)], {"k": kernel}, 5)
+    GpuLibrary(Driver(library), [binary], {"k": kernel}, 5)
     ((arguments),) = [arguments for name, arguments in library.calls if name == "cuFuncSetAttribute"]
     assert arguments[1:] == (8, 100_000)
     with pytest.raises(KernelFailed, match="kernel k"):
         GpuLibrary(Driver(FakeLibrary()), [], {"k": kernel}, 5)
     with pytest.raises(KernelFailed, match="0.cubin cannot be loaded"):
         failing = Driver(FakeLibrary("cuModuleLoadData"))
-        GpuLibrary(failing, [SavedBinary(tmp_path / "0.cubin", ("k",), "cubin", folder)], {"k": kernel}, 5)
+        GpuLibrary(failing, [binary], {"k": kernel}, 5)

@@ -138,7 +138,7 @@ def test_library_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(2):
         out = np.zeros(4, np.float32)
         assert run(kernel, [out]).is_clean and (out == 1.5).all()
-    assert len(list((tmp_path / "interpreter").glob("*.so"))) == 1
+    assert len(list((tmp_path / "interpreter").glob("*.hashed"))) == 1
 
 
 # --- one fault each ---------------------------------------------------------------------------------------------------

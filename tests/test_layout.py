@@ -14,7 +14,7 @@ import tilewright
 
 PACKAGE = Path(__file__).parent.parent / "tilewright"
 ORDER = (
-    "ir", "hardware", "graph", "frontend", "schedule", "codegen", "toolchain", "analysis", "cost", "partition", "runtime", "report",
+    "system", "ir", "hardware", "graph", "frontend", "schedule", "codegen", "toolchain", "analysis", "cost", "partition", "runtime", "report",
 )  # fmt: skip
 """A folder imports from those before it and from itself."""
 EVERYWHERE = ("errors", "settings")

@@ -64,6 +64,7 @@ from tilewright.ir.kernel import (
     WithTiles,
     statements,
 )
+from tilewright.system.libraries import mapped
 
 _FLAGS = ("-O1", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")
 _FAULTS = 64  # as TW_FAULTS in interpreter_runtime.h
@@ -496,26 +497,36 @@ def _library(source: str) -> ctypes.CDLL:
     compiler = _compiler()
     key = hashlib.sha256("\0".join((compiler, *_FLAGS, source)).encode()).hexdigest()[:32]
     folder = settings.cache_directory() / "interpreter"
-    path = folder / f"{key}.so"
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:  # it is not there, or damaged
-        pass
+    path = folder / f"{key}.hashed"
+    content = _read(path)
+    if content is not None:
+        return mapped(content, "interpreter")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            os.replace(_built(compiler, source, Path(work)), path)
-        return ctypes.CDLL(str(path))
+            content = _built(compiler, source, Path(work)).read_bytes()
+            (Path(work) / "hashed").write_bytes(hashlib.sha256(content).digest() + content)
+            os.replace(Path(work) / "hashed", path)
+        return mapped(content, "interpreter")
     except OSError:  # full or read-only
         pass
     try:
         with tempfile.TemporaryDirectory() as work:
-            return ctypes.CDLL(str(_built(compiler, source, Path(work))))  # stays mapped when its name is gone
+            return mapped(_built(compiler, source, Path(work)).read_bytes(), "interpreter")
     except OSError as error:
         raise CacheError(
             f"neither {folder} nor the temporary folder can be written: {' '.join(str(error).split())}",
             "free some space, or set TILEWRIGHT_CACHE or TMPDIR to a folder that can be written",
         ) from error
+
+
+def _read(path: Path) -> bytes | None:
+    """The shared object in a file that begins with its hash; None where there is none, or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    return content[32:] if hashlib.sha256(content[32:]).digest() == content[:32] else None
 
 
 def _built(compiler: str, source: str, folder: Path) -> Path:

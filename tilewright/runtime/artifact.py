@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import tempfile
-import weakref
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -51,22 +50,14 @@ STATE_PREFIX = "state:"
 """Before the names of states in the weights; graph constants have their own names."""
 
 
-class PrivateFolder:
-    """A temporary folder that is removed when nothing refers to it."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="tilewright-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-
 @dataclass(frozen=True)
 class SavedBinary:
-    """A binary of a loaded artifact, in a private folder that lives as long as it does."""
+    """A binary of a loaded artifact; `path` is its place in it, for messages."""
 
     path: Path
     entries: tuple[str, ...]
     kind: str
-    folder: PrivateFolder = field(compare=False, repr=False)
+    content: bytes = field(repr=False)
 
 
 # Saving
@@ -139,7 +130,7 @@ def _files(image: Image) -> dict[str, bytes]:
     binaries = []
     for index, binary in enumerate(image.binaries):
         name = f"binaries/{index:04}{'.cubin' if image.machine.is_gpu else '.so'}"
-        files[name] = Path(binary.path).read_bytes()
+        files[name] = binary.content
         binaries.append({"file": name, "entries": list(binary.entries)})
     for index, (name, text) in enumerate(image.sources.items()):
         files[f"sources/{index:04}_{re.sub('[^A-Za-z0-9_.-]', '_', Path(name).name)[-80:]}"] = text.encode()
@@ -214,7 +205,7 @@ def _opened(path: str | Path) -> tuple[Image, str]:
             raise _broken(path, f"it holds {surplus[0]}, which its manifest does not list")
         contents = {name: _checked(reader, path, name, digest) for name, digest in hashes.items()}
     try:
-        return _decode(manifest, contents), _release(manifest["requires"]["cuda_driver"])
+        return _decode(path, manifest, contents), _release(manifest["requires"]["cuda_driver"])
     except TilewrightError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, safetensors.SafetensorError) as error:
@@ -337,7 +328,7 @@ def _checked(reader: Mapping[str, Any], path: str | Path, name: str, digest: Any
     return data
 
 
-def _decode(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Image:
+def _decode(path: str | Path, manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Image:
     machine = decode_machine(manifest["machine"])
     if machine.digest != manifest["machine_digest"]:
         raise ValueError("the machine's facts do not have the machine's digest")
@@ -345,13 +336,10 @@ def _decode(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Image
     program = decode_program(manifest["program"], weights)
     states = {str(name): weights[STATE_PREFIX + name] for name in manifest["states"]}
     sources = {name.removeprefix("sources/"): data.decode() for name, data in contents.items() if name.startswith("sources/")}
-    folder = PrivateFolder()
     binaries = []
-    for index, entry in enumerate(manifest["binaries"]):
+    for entry in manifest["binaries"]:
         name = entry["file"]
         if not name.startswith("binaries/"):
             raise ValueError(f"the binary {name}")
-        private = folder.path / f"{index}{Path(name).suffix}"
-        private.write_bytes(contents[name])
-        binaries.append(SavedBinary(private, tuple(map(str, entry["entries"])), "cubin" if machine.is_gpu else "so", folder))
+        binaries.append(SavedBinary(Path(path) / name, tuple(map(str, entry["entries"])), "cubin" if machine.is_gpu else "so", contents[name]))
     return Image(program, decode_signature(manifest["signature"]), machine, tuple(binaries), sources, states)

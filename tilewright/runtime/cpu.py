@@ -20,6 +20,7 @@ from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware import host_cpu
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.loadable import LoadableProgram
+from tilewright.system.libraries import mapped
 from tilewright.toolchain import SourceFile, compile_kernels
 
 RUNNER_SOURCE = """\
@@ -75,6 +76,8 @@ class Compiled(Protocol):
     def path(self) -> Path: ...
     @property
     def entries(self) -> tuple[str, ...]: ...
+    @property
+    def content(self) -> bytes: ...
 
 
 def openmp_libraries() -> tuple[str, ...]:
@@ -105,22 +108,19 @@ def tiles_permitted() -> bool:
 
 
 class Library:
-    """The loaded shared objects of a program and the addresses of their entries. They stay mapped for the process's
-    life: worker threads of OpenMP may still be inside them."""
+    """The shared objects of a program, mapped, and the addresses of their entries."""
 
     def __init__(self, binaries: Sequence[Compiled]) -> None:
         self.openmp = share_openmp()
-        self._handles = []
         self.entries: dict[str, int] = {}
         for binary in binaries:
             try:
-                handle = ctypes.CDLL(str(binary.path))
+                handle = mapped(binary.content, binary.entries[0] if binary.entries else "kernel")
             except OSError as error:
                 raise KernelFailed(f"{binary.path} cannot be loaded: {error}", "compile the model again") from error
-            self._handles.append(handle)
             for name in binary.entries:
                 try:
-                    self.entries[name] = ctypes.cast(getattr(handle, name), ctypes.c_void_p).value or 0
+                    self.entries[name] = ctypes.cast(handle[name], ctypes.c_void_p).value or 0
                 except AttributeError as error:
                     raise KernelFailed(f"{binary.path} has no function {name}", "compile the model again") from error
         if any(name.startswith("amx_") for name in self.entries) and not tiles_permitted():
@@ -144,7 +144,7 @@ def _load_runner() -> ctypes._NamedFuncPointer | None:
         return None
     if isinstance(built, KernelFailed):
         return None
-    function = ctypes.CDLL(str(built.path)).tilewright_run
+    function = mapped(built.content, "tilewright_run").tilewright_run
     function.argtypes, function.restype = [ctypes.c_void_p], None
     return function
 

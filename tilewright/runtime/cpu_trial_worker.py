@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from tilewright.runtime import plain
 from tilewright.runtime.cpu import share_openmp
 from tilewright.runtime.trial_worker import CACHE_SIZES, Server
 from tilewright.runtime.workers import Message, serve
+from tilewright.system.libraries import mapped
 
 LEAST_CALLS = 3
 """Of a replay: the median of fewer is their mean."""
@@ -92,7 +94,7 @@ class CpuServer(Server):
     def load(self, data: Mapping[str, Any], mode: str) -> Loaded:  # type: ignore[override]
         program, rows = self.buffers(data)
         try:
-            library = ctypes.CDLL(data["binary"])
+            library = mapped(Path(data["binary"]).read_bytes(), next(iter(data["kernels"]), "candidate"))
         except OSError as error:
             raise RuntimeError(f"the binary cannot be loaded: {error}") from error
         calls = [
@@ -105,7 +107,7 @@ class CpuServer(Server):
         return Loaded(calls, [tensor for tensor in written if tensor.dtype != torch.bool], [library, *rows.values()])
 
     def unload(self, loaded: Loaded) -> None:  # type: ignore[override]
-        """Threads of OpenMP may still be inside a library: it stays."""
+        """Its library stays mapped."""
 
     def once(self, loaded: Loaded) -> None:  # type: ignore[override]
         for function, arguments in loaded.calls:

@@ -114,7 +114,7 @@ class GpuLibrary:
         self.functions: dict[str, int] = {}
         for binary in binaries:
             try:
-                module = driver.load_module(binary.path.read_bytes())
+                module = driver.load_module(binary.content)
             except KernelFailed as error:
                 raise KernelFailed(f"{binary.path} cannot be loaded: {error.cause}", "compile for this GPU") from error
             self.modules.append(module)

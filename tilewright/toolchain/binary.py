@@ -41,13 +41,15 @@ class Binary:
     """A compiled source file."""
 
     path: Path
-    """The shared object or cubin."""
+    """Where the shared object or cubin lies, for people and for tools that read it."""
     kind: str
     """"so" or "cubin"."""
     entries: tuple[str, ...]
     command: tuple[str, ...]
     log: str
     """What the compiler wrote, warnings included."""
+    content: bytes = field(repr=False)
+    """Of the file when it was checked: this is what is loaded and saved, whatever becomes of the file."""
     resources: Mapping[str, Resources] = field(default_factory=dict)
     """By entry; empty for CPU code."""
 
