@@ -240,7 +240,7 @@ def test_usage_that_is_refused_before_anything_is_compiled(tmp_path: Path, capfd
     capfd.readouterr()
     for arguments, words in (
         (["compile", "zoo:lenet5", "-o", str(tmp_path / "thesis")], "no artifact"),
-        (["compile", "zoo:lenet5", "-o", ""], "no artifact"),
+        (["compile", "zoo:lenet5", "-o", ""], "names nothing"),
         (["compile", str(tmp_path / "m.pt2"), "--input", "2x2"], "--input"),
         (["compile", "torch.nn:Linear"], "raised TypeError"),
         (["bench", "some.zip"], "no PyTorch module"),

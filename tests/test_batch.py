@@ -339,7 +339,7 @@ def test_errors_before_anything_is_compiled(tmp_path: Path, capsys: pytest.Captu
     assert "another machine on each worker" in error_line(capsys, *start, "--targets", "native", *rest, "--scheduler", "tcp://127.0.0.1:9")
     assert "both be written to lenet5-h200.zip" in error_line(capsys, *start, "timm:lenet5", "--targets", "h200", *rest)
     assert "leave it out" in error_line(capsys, *start, "--targets", "h200", *rest, "--scheduler", "tcp://127.0.0.1:9", "--workers", "2")
-    assert "use 1 or more" in error_line(capsys, *start, "--targets", "h200", *rest, "--workers", "0")
+    assert "no whole number from 1 up" in error_line(capsys, *start, "--targets", "h200", *rest, "--workers", "0")
     (tmp_path / "lenet5-h200.zip").mkdir()
     assert "no artifact" in error_line(capsys, *start, "--targets", "h200", *rest)
     tune = ["tune", "zoo:lenet5", "--scheduler", "tcp://127.0.0.1:9"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +169,6 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "did you mean lenet5" in error_line(capsys, "compile", "zoo:lenet4")
     assert "zoo:lenet5" in error_line(capsys, "explain", "lenet5")
     assert "did you mean h200" in error_line(capsys, "compile", "zoo:lenet5", "--target", "h20")
-    assert "no number of candidates" in error_line(capsys, "compile", "zoo:lenet5", "--trials", "-1")
     assert "not supported yet" in error_line(capsys, "compile", "zoo:lenet5", "--precision", "fp16")
     assert "needs AMX" in error_line(capsys, "compile", "zoo:lenet5", "--precision", "bf16", "--target", "x86-avx512")
     assert "not offered yet" in error_line(capsys, "compile", "zoo:lenet5", "--vendor")
@@ -178,7 +177,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "artifact" in error_line(capsys, "verify", str(tmp_path))
     assert "no meaning" in error_line(capsys, "cache", "show", "--all")
     (tmp_path / "file").write_text("")
-    assert "check the path" in error_line(capsys, "explain", "sample_models:fixed", "--html", str(tmp_path / "file" / "page.html"))
+    assert "cannot be written" in error_line(capsys, "explain", "sample_models:fixed", "--html", str(tmp_path / "file" / "page.html"))
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -200,13 +199,10 @@ def test_unexpected_errors_are_one_line_too(capsys: pytest.CaptureFixture[str], 
         raise ZeroDivisionError("first\nsecond")
 
     monkeypatch.setattr(models, "resolve", fail)
-    assert error_line(capsys, "compile", "zoo:lenet5").startswith("unexpected ZeroDivisionError: first; this is a fault")
+    assert error_line(capsys, "compile", "zoo:lenet5").startswith("unexpected ZeroDivisionError with zoo:lenet5: first; this is a fault")
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    assert main(["compile", "zoo:lenet5", "--batch", "0"]) == 2
-    assert "not a positive whole number" in capsys.readouterr().err
     assert main(["tune", "zoo:lenet5"]) == 2
     capsys.readouterr()
     assert main(["--help"]) == 0
@@ -216,6 +212,75 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"tilewright {tilewright.__version__}\n"
+
+
+WRONG_USAGE: dict[str, tuple[Sequence[str], str]] = {
+    "nothing": ([], "required: COMMAND; see `tilewright --help`"),
+    "no such command": (["compyle"], "invalid choice"),
+    "no model": (["compile"], "required: MODEL; see `tilewright compile --help`"),
+    "an unknown option": (["compile", "zoo:lenet5", "--speed", "9"], "unrecognized arguments: --speed 9"),
+    "lines and escapes": (["targets", "--\n\x1b[2J"], "-- \\x1b[2J"),
+    "a target with a space": (["compile", "zoo:lenet5", "--target", "h 200"], "did you mean h200"),
+    "an empty target": (["compile", "zoo:lenet5", "--target", ""], "names nothing"),
+    "an empty model": (["explain", ""], "names nothing"),
+    "a blank model": (["verify", " "], "names nothing"),
+    "a model with a NUL": (["verify", "a\0.onnx"], "names nothing"),
+    "a tune of nothing": (["tune", ""], "names nothing"),
+    "a batch of nothing": (["batch", "", "--targets", "h200", "-o", "x"], "names nothing"),
+    "batch 0": (["compile", "zoo:lenet5", "--batch", "0"], "'0' is no whole number from 1 up"),
+    "batch -1": (["batch", "zoo:lenet5", "--targets", "h200", "-o", "x", "--batch", "-1"], "'-1' is no whole number from 1 up"),
+    "a superscript": (["tune", "zoo:lenet5", "--batch", "²"], "'²' is no whole number"),
+    "a huge batch": (["compile", "zoo:lenet5", "--batch", "9" * 5000], "is no whole number"),
+    "a huge input": (["compile", "zoo:lenet5", "--input", "99999999999999999999x3"], "elements"),
+    "too large an input": (["compile", "zoo:lenet5", "--input", "1000000x1000000x1000000"], "elements"),
+    "an input of an odd dtype": (["verify", "zoo:lenet5", "--input", "2:quint8"], "quint8"),
+    "threads 0": (["bench", "zoo:lenet5", "--threads", "0"], "no whole number from 1 up"),
+    "threads": (["compile", "zoo:lenet5", "--threads", "99999"], "pass a whole number from 1 to 1024"),
+    "trials": (["compile", "zoo:lenet5", "--trials", "-1"], "no whole number from 0 up"),
+    "trials of tune": (["tune", "zoo:lenet5", "--trials", "0"], "no whole number from 1 up"),
+    "seed": (["verify", "zoo:lenet5", "--seed", "-1"], "'-1' is no whole number from 0 to 9223372036854775807"),
+    "a huge seed": (["train", "--seed", str(1 << 64)], "no whole number"),
+    "tolerance": (["verify", "zoo:lenet5", "--tolerance", "nan"], "'nan' is no number from 0 up"),
+    "endless rounds": (["bench", "zoo:lenet5", "--seconds", "inf"], "'inf' is no number from 0 up"),
+    "a limit": (["cache", "prune", "--limit", "-3"], "'-3' is no number from 0 up"),
+    "an action": (["cache", "burn"], "invalid choice: 'burn'"),
+    "devices": (["tune", "zoo:lenet5", "--target", "h200", "--devices", "²"], "no list of indices"),
+    "a part": (["tune", "zoo:lenet5", "--target", "h200", "--part", "²/3"], "is no part"),
+    "no target at all": (["batch", "zoo:lenet5", "--targets", "h200,,", "-o", "x"], "unknown target ''"),
+    "a scheduler": (["batch", "zoo:lenet5", "--targets", "h200", "-o", "x", "--scheduler", ""], "names nothing"),
+    "seconds": (["train", "--collect", "x", "--seconds", "nan"], "no number from 0 up"),
+    "export into a folder": (["tune", "--export", "{folder}"], "is a directory"),
+    "export over what is imported": (["tune", "--import", "{file}", "--export", "{file}"], "is read by the same command"),
+    "export over the records": (["tune", "--records", "{file}", "--export", "{file}"], "is read by the same command"),
+    "export below a file": (["tune", "--export", "{file}/x"], "cannot be written"),
+    "a page over a model": (["explain", "{file}", "--html", "{file}"], "is read by the same command"),
+    "a page below a file": (["explain", "zoo:lenet5", "--html", "{file}/x"], "cannot be written"),
+    "an artifact below a file": (["compile", "zoo:lenet5", "-o", "{file}/x.zip"], "cannot be written"),
+    "an artifact over a model": (["compile", "{file}", "-o", "{file}"], "is no artifact"),
+    "a trained model over its data": (["train", "{file}", "--model", "{file}"], "is read by the same command"),
+    "a page in a device": (["explain", "zoo:lenet5", "--html", "/dev/null"], "no regular file"),
+    "a long name": (["explain", "x" * 5000 + ".onnx"], "File name too long"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_USAGE)
+def test_wrong_usage_is_one_line(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, words = WRONG_USAGE[what]
+    file = tmp_path / "file.onnx"
+    file.write_text("some model")
+    monkeypatch.chdir(tmp_path)
+    line = error_line(capsys, *(argument.replace("{file}", str(file)).replace("{folder}", str(tmp_path)) for argument in arguments))
+    assert words in line and "fault in tilewright" not in line and line.isprintable()
+    assert file.read_text() == "some model" and {path.name for path in tmp_path.iterdir()} <= {"file.onnx", "sample_models.py", "__pycache__"}
+
+
+def test_what_goes_nowhere_is_quiet(cache: Path) -> None:
+    for output in ("| head -c 1", ">&-", "| true"):
+        command = f"set -o pipefail; {sys.executable} -m tilewright targets --sources {output}; echo $? >&2"
+        done = subprocess.run(["bash", "-c", command], capture_output=True)
+        assert done.stderr == b"0\n", output
+    done = subprocess.run(["bash", "-c", f"{sys.executable} -m tilewright targets > /dev/full"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("tilewright: error: ") and done.stderr.count("\n") == 1 and "No space left" in done.stderr
 
 
 def test_targets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -467,7 +467,7 @@ def test_tune_command_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         return error
 
     assert "nothing to tune" in line()
-    assert "at least one" in line("zoo:lenet5", "--trials", "0")
+    assert "no whole number from 1 up" in line("zoo:lenet5", "--trials", "0")
     assert "no list of indices" in line("zoo:lenet5", "--target", "h200", "--devices", "first")
     assert "cannot be read" in line(str(tmp_path / "none.json"), "--target", "h200")
     assert "cannot be read" in line("--import", str(tmp_path / "none.jsonl"))

@@ -246,9 +246,9 @@ def test_train_command_errors(layers: list[dataset.MeasuredLayer], tmp_path: Pat
     assert "3 layers are too few" in error(capsys, few)
     assert "measurements of h200 and of a100" in error(capsys, mixed)
     assert "abacus" in error(capsys, foreign)
-    assert "one part only" in error(capsys, few, "--folds", "1")
-    for name in ("--folds", "--layers", "--each", "--trees"):
-        assert "not a positive whole number" in error(capsys, few, name, "0")
+    assert "no whole number from 2 up" in error(capsys, few, "--folds", "1")
+    for name in ("--layers", "--each", "--trees"):
+        assert "no whole number from 1 up" in error(capsys, few, name, "0")
     collecting = ("--collect", tmp_path / "new", "--target", "h200")
     assert "no list of indices" in error(capsys, *collecting, "--devices", "first")
     assert "there are none" in error(capsys, *collecting, "--favourites", tmp_path / "model")

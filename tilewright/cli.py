@@ -11,12 +11,14 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright import cli_batch, cli_train, cli_tune
+from tilewright.cli_options import ERROR_CODE, Parser, amount, error_line, seed, whole
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOption
+from tilewright.files import check_output, check_place, first_line, written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from tilewright.models import Model
     from tilewright.runtime.executable import Executable, Image
 
-ERROR_CODE = 2
 WRONG_CODE = 1
 """`verify` found a wrong region, or `cache check` a problem."""
 INTERRUPTED_CODE = 130
@@ -44,38 +45,53 @@ EXAMPLES = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. Errors are one line on the standard error stream, unless --debug is given."""
-    parser = _parser()
+    options = argparse.Namespace(debug=False)
     try:
-        options = parser.parse_args(argv)
+        _parser().parse_args(argv, options)
+        code = options.command(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return stop.code if isinstance(stop.code, int) else ERROR_CODE
-    try:
-        return options.command(options)
     except KeyboardInterrupt:
         print("tilewright: interrupted", file=sys.stderr)
         return INTERRUPTED_CODE
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return 0
     except Exception as error:
         if options.debug:
             raise
-        print(f"tilewright: error: {' '.join(_message(error).split())}", file=sys.stderr)
+        print(error_line(_message(error, getattr(options, "model", None))), file=sys.stderr)
+        if isinstance(error, OSError):
+            _silence_output()
         return ERROR_CODE
 
 
-def _message(error: Exception) -> str:
-    """Cause and remedy of any error."""
+def _silence_output() -> None:
+    """What is still to be written to a standard output that fails is dropped, instead of failing again when the process ends."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        return
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _message(error: Exception, subject: object) -> str:
+    """Cause and remedy of any error; one that nobody foresaw names what the command was about."""
     if isinstance(error, TilewrightError):
         return str(error)
+    about = f" with {subject}" if subject else ""
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return f"the memory does not suffice{about}; use a smaller batch or fewer processes"
     if isinstance(error, OSError):
         return f"{error.filename or 'the system'}: {error.strerror or error}; check the path and the free space"
-    first = (str(error).strip() or "no message").splitlines()[0]
-    return f"unexpected {type(error).__name__}: {first}; this is a fault in tilewright, --debug shows where"
+    return f"unexpected {type(error).__name__}{about}: {first_line(error)}; this is a fault in tilewright, --debug shows where"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tilewright",
         description="A deep-learning compiler that plans instead of searching.",
         epilog=EXAMPLES,
@@ -84,21 +100,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks, warnings and log messages")
-    building = argparse.ArgumentParser(add_help=False, parents=[common])
+    building = Parser(add_help=False, parents=[common])
     building.add_argument("--target", metavar="T", help="native (this CPU, the default), cuda (the GPU here), or a name of `tilewright targets`")
-    building.add_argument("--batch", type=_positive, metavar="N", help="first extent of the example inputs (default 1)")
+    building.add_argument("--batch", type=whole(), metavar="N", help="first extent of the example inputs (default 1)")
     building.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224 or 1x128:int64; repeat")
-    building.add_argument("--threads", type=_positive, metavar="N", help="threads of CPU code")
+    building.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code")
     building.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default), or bf16 on a CPU with AMX")
-    building.add_argument("--trials", type=int, default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
+    building.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
     building.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
     building.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
     building.add_argument("--vendor", action="store_true", help="consider library kernels too (not offered yet)")
     building.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")
 
-    def command(name: str, function: Any, text: str, parent: argparse.ArgumentParser = building) -> argparse.ArgumentParser:
+    def command(name: str, function: Any, text: str, parent: Parser = building) -> Parser:
         added = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", parents=[parent])
         added.set_defaults(command=function)
         return added
@@ -109,17 +125,17 @@ def _parser() -> argparse.ArgumentParser:
     bench = command("bench", _bench, "time a model against other ways of running it, in turns")
     bench.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     bench.add_argument("--against", default="eager,eager_cl", metavar="NAMES", help="of eager, eager_cl, inductor, onnxruntime, openvino")
-    bench.add_argument("--rounds", type=_positive, default=10, help="turns of each contender (default 10)")
-    bench.add_argument("--seconds", type=_amount, default=0.3, help="least time of one turn (default 0.3)")
-    bench.add_argument("--tolerance", type=_amount, help="largest error relative to the largest output (default 1e-3, of bf16 5e-2)")
+    bench.add_argument("--rounds", type=whole(), default=10, help="turns of each contender (default 10)")
+    bench.add_argument("--seconds", type=amount, default=0.3, help="least time of one turn (default 0.3)")
+    bench.add_argument("--tolerance", type=amount, help="largest error relative to the largest output (default 1e-3, of bf16 5e-2)")
     explain = command("explain", _explain, "explain region by region what a compiled model does, and why")
     explain.add_argument("model", metavar="PATH|MODEL", help=f"an artifact, or {MODEL_HELP}")
     explain.add_argument("--html", metavar="FILE", help="write the explanation as a web page too")
     verify = command("verify", _verify, "check each region's output against PyTorch in float64, worst first")
     verify.add_argument("model", metavar="PATH|MODEL", help=f"an artifact, or {MODEL_HELP}")
     verify.add_argument("--all", action="store_true", help="list every value, not the 20 worst")
-    verify.add_argument("--seed", type=int, default=1, help="of the random inputs (default 1)")
-    verify.add_argument("--tolerance", type=_amount, help="replaces the tolerance that each dtype implies")
+    verify.add_argument("--seed", type=seed, default=1, help="of the random inputs (default 1)")
+    verify.add_argument("--tolerance", type=amount, help="replaces the tolerance that each dtype implies")
     cli_batch.add_options(command("batch", _batch, cli_batch.DESCRIPTION, common))
     cli_tune.add_options(command("tune", _tune, cli_tune.DESCRIPTION, common))
     cli_train.add_options(command("train", _train, cli_train.DESCRIPTION, common))
@@ -128,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     targets.add_argument("--sources", action="store_true", help="show where each fact is from")
     cache = command("cache", _cache, "show, check or prune the cache of compiled kernels", common)
     cache.add_argument("action", choices=("show", "check", "prune"), nargs="?", default="show")
-    cache.add_argument("--older-than", type=_amount, metavar="DAYS", help="prune: entries older than this")
-    cache.add_argument("--limit", type=_amount, metavar="MB", help="prune: the oldest entries beyond this size")
+    cache.add_argument("--older-than", type=amount, metavar="DAYS", help="prune: entries older than this")
+    cache.add_argument("--limit", type=amount, metavar="MB", help="prune: the oldest entries beyond this size")
     cache.add_argument("--all", action="store_true", help="prune: every entry")
     return parser
 
@@ -144,34 +160,20 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
-
-
-def _amount(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
-    return value
-
-
 def _console(error: bool = False) -> Console:
     """A console that does not fold tables where its output goes into a file or pipe."""
     from rich.console import Console
 
-    console = Console(stderr=error, highlight=False)
-    return console if console.is_terminal else Console(stderr=error, highlight=False, width=160)
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = Output(stderr=error, highlight=False)
+    return console if console.is_terminal else Output(stderr=error, highlight=False, width=160)
 
 
 def _check_options(options: argparse.Namespace) -> None:
     """Refuses at once what `compile` would refuse after minutes of building a model."""
-    if options.trials < 0:
-        raise UnsupportedOption(f"--trials {options.trials} is no number of candidates", "use 0: the models and records decide")
     if options.vendor:
         raise UnsupportedOption("--vendor: library kernels are not offered yet", "leave it out")
     from tilewright.hardware import machine
@@ -267,6 +269,7 @@ def _compile(options: argparse.Namespace) -> int:
         from tilewright.runtime.artifact import check_path
 
         check_path(options.output)
+        check_place(options.output)
     console = _console()
     start = time.perf_counter()
     executable = _compiled(_resolve(options), options, _console(error=True))
@@ -307,13 +310,16 @@ def _train(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from tilewright.report.explanation import explanation
 
+    if options.html is not None:
+        check_output(options.html, options.model)
     text = explanation(_image(options), options.model)
     _console().print(text, markup=False, soft_wrap=True)
-    if options.html:
+    if options.html is not None:
         import html
 
         page = f"<!doctype html>\n<meta charset=utf-8>\n<title>{html.escape(options.model)}</title>\n<pre>{html.escape(text)}</pre>\n"
-        Path(options.html).write_text(page)
+        with written(options.html) as file:
+            file.write(page.encode(errors="replace"))
     return 0
 
 

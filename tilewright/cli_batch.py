@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewright.cli_options import path, whole
 from tilewright.errors import UnsupportedOption
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("models", nargs="+", metavar="MODEL", help="models as for `compile`; files are sent to the workers")
     parser.add_argument("--targets", required=True, metavar="LIST", help="names of `tilewright targets`, such as neoverse-n1,x86-avx512,h200")
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FOLDER", help="where the artifacts MODEL-TARGET.zip are written")
+    parser.add_argument("-o", "--output", required=True, type=path, metavar="FOLDER", help="where the artifacts MODEL-TARGET.zip are written")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask scheduler, such as tcp://host:8786 (default: processes on this machine)")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes on this machine (default: one a core)")
-    parser.add_argument("--batch", type=int, metavar="N", help="first extent of the example inputs (default 1)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of CPU code (default: as `compile` here)")
+    parser.add_argument("--workers", type=whole(), metavar="N", help="processes on this machine (default: one a core)")
+    parser.add_argument("--batch", type=whole(), metavar="N", help="first extent of the example inputs (default 1)")
+    parser.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code (default: as `compile` here)")
     parser.add_argument("--precision", metavar="P", help="as for `compile`")
     parser.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
     parser.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")
@@ -50,9 +50,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     check_precision(options.precision or "fp32")
     targets = read_targets(options.targets, options.scheduler is not None)
-    if options.workers is not None and (options.workers < 1 or options.scheduler):
-        cause = "--workers counts processes on this machine, and --scheduler names others" if options.scheduler else f"--workers {options.workers}"
-        raise UnsupportedOption(cause, "leave it out" if options.scheduler else "use 1 or more")
+    if options.workers is not None and options.scheduler:
+        raise UnsupportedOption("--workers counts processes on this machine, and --scheduler names others", "leave it out")
     # said to the workers, which may have other cores: the same artifact wherever it is made
     arguments = ["--threads", str(options.threads or settings.threads())]
     for name in ("batch", "precision"):

@@ -7,7 +7,9 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewright.cli_options import amount, path, seed, whole
 from tilewright.errors import InvalidInput
+from tilewright.files import check_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,25 +19,19 @@ DESCRIPTION = "collect measurements of random convolutions on a GPU, and train t
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="measured layers (.jsonl.gz) to train with")
+    parser.add_argument("files", nargs="*", type=path, metavar="FILE", help="measured layers (.jsonl.gz) to train with")
     parser.add_argument("--target", default="cuda", help="the machine measured, or trained for: a name of `tilewright targets`")
-    parser.add_argument("--collect", type=Path, metavar="FILE", help="measure random layers and append them to FILE; what it holds already is kept")
-    parser.add_argument("--layers", type=_positive, default=150, help="random layers that FILE is to hold in the end (default %(default)s)")
-    parser.add_argument("--each", type=_positive, default=80, help="schedules measured of each layer (default %(default)s)")
+    parser.add_argument("--collect", type=path, metavar="FILE", help="measure random layers and append them to FILE; what it holds already is kept")
+    parser.add_argument("--layers", type=whole(), default=150, help="random layers that FILE is to hold in the end (default %(default)s)")
+    parser.add_argument("--each", type=whole(), default=80, help="schedules measured of each layer (default %(default)s)")
     parser.add_argument("--like-networks", action="store_true", help="collect layers of the kinds that networks have most")
-    parser.add_argument("--favourites", type=Path, metavar="MODEL", help="collect what this model likes best of the layers in FILES, not samples")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
-    parser.add_argument("--seed", type=int, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
+    parser.add_argument("--favourites", type=path, metavar="MODEL", help="collect what this model likes best of the layers in FILES, not samples")
+    parser.add_argument("--seconds", type=amount, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
+    parser.add_argument("--seed", type=seed, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
     parser.add_argument("--devices", default="0", help="indices of the GPUs to measure on, such as 0,1,2,3")
-    parser.add_argument("--model", type=Path, metavar="FILE", help="where the trained model goes (.npz); without it the model is only evaluated")
-    parser.add_argument("--folds", type=_positive, default=5, help="parts of the layers, each predicted from the others, for the evaluation")
-    parser.add_argument("--trees", type=_positive, help="of the model (default: as the models that come with the package)")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
+    parser.add_argument("--model", type=path, metavar="FILE", help="where the trained model goes (.npz); without it the model is only evaluated")
+    parser.add_argument("--folds", type=whole(2), default=5, help="parts of the layers, each predicted from the others, for the evaluation")
+    parser.add_argument("--trees", type=whole(), help="of the model (default: as the models that come with the package)")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -46,6 +42,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """
     if not options.files and options.collect is None:
         raise InvalidInput("nothing to train with", "give files of measured layers, or --collect FILE on a machine with the GPU")
+    if options.collect is not None:
+        check_output(options.collect, options.model, options.favourites)
+    if options.model is not None:
+        check_output(options.model, *options.files, options.favourites)
     files = list(options.files)
     if options.collect is not None:
         _collect(options, console)
@@ -104,8 +104,6 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     from tilewright.runtime import dataset
     from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples, with_trees
 
-    if options.folds < 2:
-        raise InvalidInput("layers are predicted from the other parts, and there is one part only", "use --folds 2 or more")
     layers = dataset.read(*files)
     if len(layers) < 2 * options.folds:
         raise InvalidInput(f"{len(layers)} layers are too few to train and judge a model", f"measure {2 * options.folds} at least")

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright import settings
+from tilewright.cli_options import is_count, path, whole
 from tilewright.errors import InvalidInput, UnsupportedOption
+from tilewright.files import check_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,16 +37,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("model", nargs="?", metavar="MODEL|LAYERS.json", help="a model as for `compile`, or a list of convolutions (docs/usage.md)")
     parser.add_argument("--target", default="cuda", metavar="T", help="the GPU here (cuda, the default), its name, or native: this CPU")
-    parser.add_argument("--trials", type=int, default=10, metavar="N", help="candidates measured of each region (default %(default)s)")
-    parser.add_argument("--records", type=Path, metavar="FILE", help="the file of records (default: the user's, in the cache folder)")
+    parser.add_argument("--trials", type=whole(), default=10, metavar="N", help="candidates measured of each region (default %(default)s)")
+    parser.add_argument("--records", type=path, metavar="FILE", help="the file of records (default: the user's, in the cache folder)")
     parser.add_argument("--devices", default="0", metavar="LIST", help="indices of the GPUs to measure on, such as 0,1,2,3")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="measure on the workers of a Dask scheduler, such as tcp://host:8786, one a GPU")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="measure only every Nth region, from the Ith on (default: all)")
     parser.add_argument("--nondeterministic", action="store_true", help="candidates that add the parts of a sum in any order are measured too")
-    parser.add_argument("--batch", type=int, metavar="N", help="first extent of the model's example inputs")
+    parser.add_argument("--batch", type=whole(), metavar="N", help="first extent of the model's example inputs")
     parser.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224; repeat")
-    parser.add_argument("--import", dest="imported", type=Path, metavar="FILE", help="add the records of a file of JSON lines (.gz too) first")
-    parser.add_argument("--export", type=Path, metavar="FILE", help="write all records as JSON lines (compressed where FILE ends in .gz) at the end")
+    parser.add_argument("--import", dest="imported", type=path, metavar="FILE", help="add the records of a file of JSON lines (.gz too) first")
+    parser.add_argument("--export", type=path, metavar="FILE", help="write all records as JSON lines (compressed where FILE ends in .gz) at the end")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -57,10 +59,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """
     if options.model is None and options.imported is None and options.export is None:
         raise UnsupportedOption("nothing to tune", "name a model or a list of layers, or use --import or --export")
-    if options.trials < 1:
-        raise UnsupportedOption(f"--trials {options.trials}: at least one candidate is measured", "leave it out for 10")
     from tilewright.runtime.records import Records
 
+    if options.export is not None:
+        check_output(options.export, options.imported, options.records, options.model)
     code = 0
     with Records(options.records) as records:
         if options.imported is not None:
@@ -228,7 +230,7 @@ def read_part(text: str) -> tuple[int, int]:
         UnsupportedOption: for any other text.
     """
     first, slash, parts = text.partition("/")
-    if not (slash and first.isdigit() and parts.isdigit() and 1 <= int(first) <= int(parts)):
+    if not (slash and is_count(first) and is_count(parts) and 1 <= int(first) <= int(parts)):
         raise UnsupportedOption(f"--part {text} is no part", "use 1/4 for the first of four parts")
     return int(first), int(parts)
 
@@ -240,7 +242,7 @@ def read_devices(text: str) -> Sequence[int]:
         UnsupportedOption: for any other text.
     """
     parts = text.split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    if not all(is_count(part.strip()) for part in parts):
         raise UnsupportedOption(f"--devices {text} is no list of indices", "use a list such as 0,1")
     return [int(part) for part in parts]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import InvalidModel, TilewrightError, UnknownModel, UnsupportedOption
+from tilewright.files import first_line
 
 if TYPE_CHECKING:
     import torch
 
+MOST_ELEMENTS = 1 << 40
+"""Of an example input: more is a slip of the keyboard."""
 INPUT_PATTERN = re.compile(r"(\d+(?:x\d+)*|scalar)(?::(\w+))?")
 
 
@@ -84,7 +88,9 @@ def _drawn(texts: Sequence[str]) -> Callable[[int], tuple[Any, ...]]:
         match = INPUT_PATTERN.fullmatch(text)
         if match is None:
             raise UnsupportedOption(f"input {text!r} is no shape", 'write it as "1x3x224x224" or "1x128:int64"')
-        shape = () if match[1] == "scalar" else tuple(int(extent) for extent in match[1].split("x"))
+        shape = () if match[1] == "scalar" else tuple(int(extent[-20:]) for extent in match[1].split("x"))
+        if math.prod(shape) > MOST_ELEMENTS or max(map(len, match[1].split("x"))) > 20:
+            raise UnsupportedOption(f"input {text[:80]!r} has more than {MOST_ELEMENTS} elements", "give a smaller one")
         parts.append((shape, match[2] or "float32"))
 
     def draw(seed: int) -> tuple[Any, ...]:
@@ -96,7 +102,10 @@ def _drawn(texts: Sequence[str]) -> Callable[[int], tuple[Any, ...]]:
             dtype = getattr(torch, name, None)
             if not isinstance(dtype, torch.dtype):
                 raise UnsupportedOption(f"{name!r} is no dtype", "float32, float16, bfloat16, int64, int32, bool, ...")
-            tensors.append(random_tensor(shape, dtype, generator))
+            try:
+                tensors.append(random_tensor(shape, dtype, generator))
+            except (RuntimeError, TypeError) as error:
+                raise UnsupportedOption(f"no random tensor {shape} of {name}: {first_line(error)}", "give a smaller one, or another dtype") from error
         return tuple(tensors)
 
     return draw

@@ -46,7 +46,7 @@ def threads() -> int:
         if not text:
             continue
         first = text.split(",")[0].strip()  # OMP_NUM_THREADS may be a list: one number a nesting level
-        if not first.isdigit() or int(first) == 0:
+        if not (first.isascii() and first.isdigit() and len(first) < 10) or int(first) == 0:
             raise UnsupportedOption(f"{variable}={text!r} is not a positive integer", f"unset {variable} or correct it")
         return int(first)
     return available_cores()
