@@ -115,8 +115,8 @@ def test_models_are_as_good_as_autocast(number: int) -> None:
 def test_a_process_without_permission_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     module, inputs = model_cases()[0]
     executable = tilewright.compile(module, inputs, precision="bf16", threads=2)
-    assert cpu.tiles_permitted()
-    monkeypatch.setattr(cpu, "tiles_permitted", lambda: False)
+    assert cpu.permit_tiles()
+    monkeypatch.setattr(cpu, "permit_tiles", lambda: False)
     with pytest.raises(KernelFailed, match="does not let this process.*fp32"):
         cpu.Library(executable.image.binaries)
 

@@ -20,7 +20,7 @@ from tilewright.hardware import machine
 from tilewright.hardware.host import host_cpu
 from tilewright.toolchain.compilers import C_FLAGS
 
-FLAGS = tuple(flag for flag in C_FLAGS if flag not in ("-shared", "-fPIC", "-O2"))
+FLAGS = tuple(flag for flag in C_FLAGS if flag not in ("-shared", "-nostartfiles", "-fPIC", "-O2"))
 
 
 def lenet() -> Case:

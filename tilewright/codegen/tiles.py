@@ -77,11 +77,6 @@ OPERATIONS = """\
 #define TW_TILE_LOAD(t, from, bytes) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(from), "r"((int64_t)(bytes)) : "memory")
 #define TW_TILE_STORE(t, to, bytes) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(to), "r"((int64_t)(bytes)) : "memory")
 #define TW_TILE_MULTIPLY(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
-// arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA): without it the first tile instruction is an illegal one
-__attribute__((constructor)) static void tw_ask_for_tiles(void) {
-    long result, number = 158, request = 0x1023, feature = 18;
-    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(request), "S"(feature) : "rcx", "r11", "memory");
-}
 """
 
 

@@ -100,11 +100,12 @@ def share_openmp() -> ctypes.CDLL | None:
     return None
 
 
-def tiles_permitted() -> bool:
-    """Whether Linux lets this process use the tile registers (AMX), for which a kernel that was loaded has asked."""
-    arch_prctl, get_permitted, tile_data = 158, 0x1022, 18
-    mask = ctypes.c_uint64()
-    return ctypes.CDLL(None).syscall(arch_prctl, get_permitted, ctypes.byref(mask)) == 0 and bool(mask.value >> tile_data & 1)
+def permit_tiles() -> bool:
+    """Asks Linux to let this process use the tile registers (AMX), without which their first instruction is an illegal one; whether it does."""
+    arch_prctl, get_permitted, request, tile_data = 158, 0x1022, 0x1023, 18
+    mask, syscall = ctypes.c_uint64(), ctypes.CDLL(None).syscall
+    syscall(arch_prctl, request, tile_data)
+    return syscall(arch_prctl, get_permitted, ctypes.byref(mask)) == 0 and bool(mask.value >> tile_data & 1)
 
 
 class Library:
@@ -123,7 +124,7 @@ class Library:
                     self.entries[name] = ctypes.cast(handle[name], ctypes.c_void_p).value or 0
                 except AttributeError as error:
                     raise KernelFailed(f"{binary.path} has no function {name}", "compile the model again") from error
-        if any(name.startswith("amx_") for name in self.entries) and not tiles_permitted():
+        if any(name.startswith("amx_") for name in self.entries) and not permit_tiles():
             raise KernelFailed("Linux does not let this process use the tile registers (AMX)", 'compile the model with precision="fp32"')
         self.runner = _load_runner()
 

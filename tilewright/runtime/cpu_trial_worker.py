@@ -23,7 +23,7 @@ import torch
 from tilewright.hardware.host import read_cpu_identity
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import plain
-from tilewright.runtime.cpu import share_openmp
+from tilewright.runtime.cpu import permit_tiles, share_openmp
 from tilewright.runtime.trial_worker import CACHE_SIZES, Server
 from tilewright.runtime.workers import Message, serve
 from tilewright.system.libraries import mapped
@@ -86,6 +86,7 @@ class CpuServer(Server):
         if openmp is not None:
             openmp.omp_set_num_threads(self.threads)
         torch.set_num_threads(self.threads)
+        permit_tiles()
         level_2 = machine.cache(2)
         self.cold_bytes = max(CACHE_SIZES * self.threads * (level_2.bytes if level_2 is not None else 1 << 21), NETWORK_BYTES)
         name = read_cpu_identity().properties.get("model name", platform.machine())

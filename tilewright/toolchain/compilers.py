@@ -22,6 +22,7 @@ from tilewright.toolchain.binary import SourceFile
 
 C_FLAGS = (
     "-O2", "-ftree-vectorize", "-std=gnu11", "-fPIC", "-shared", "-fopenmp",
+    "-nostartfiles",  # no constructors: loading a kernel runs nothing (toolchain/elf.py holds it to that)
     "-fno-math-errno",  # lets square roots and exponentials be vectorised
     "-fno-trapping-math",  # lets branches become masked operations; values are not changed
     "-ffp-contract=fast",  # a * b + c becomes one fused operation

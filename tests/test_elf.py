@@ -1,0 +1,168 @@
+"""Binaries before they are loaded: ours pass, and nothing that the loader would stumble over, or that would run while it loads, does."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewright.hardware import host_cpu, machine
+from tilewright.toolchain.compilers import C_FLAGS
+from tilewright.toolchain.elf import check_cubin, check_shared_object
+
+KERNEL = """
+#include <math.h>
+#include <stdint.h>
+static float scale = 2;
+float *table[1] = {&scale};
+void k(void *const *arguments, const int64_t *scalars) {
+    float *y = arguments[0];
+#pragma omp parallel for
+    for (int64_t i = 0; i < scalars[0]; i++) y[i] = scale * expf(y[i]);
+}
+"""
+LOAD = """
+import ctypes, sys
+from pathlib import Path
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    print(path.name, flush=True)
+    try:
+        ctypes.CDLL(str(path))
+    except OSError:
+        pass
+"""
+
+
+def built(folder: Path, text: str = KERNEL, *flags: str, compiler: str = "gcc") -> bytes:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    (folder / "k.c").write_text(text)
+    command = [compiler, *C_FLAGS, "-o", "k.so", "k.c", *flags, "-lm"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return (folder / "k.so").read_bytes()
+
+
+def dynamic_entry(data: bytes, tag: int) -> int:
+    """Offset in the file of an entry of the dynamic section."""
+    offset, count = struct.unpack_from("<Q", data, 32)[0], struct.unpack_from("<H", data, 56)[0]
+    for at in range(offset, offset + 56 * count, 56):
+        kind, _, start, _, _, size = struct.unpack_from("<IIQQQQ", data, at)
+        if kind == 2:
+            return next(entry for entry in range(start, start + size, 16) if struct.unpack_from("<Q", data, entry)[0] == tag)
+    raise AssertionError
+
+
+def changed(data: bytes, at: int, form: str, value: int) -> bytes:
+    return data[:at] + struct.pack("<" + form, value) + data[at + struct.calcsize("<" + form) :]
+
+
+def test_kernels_pass(tmp_path: Path) -> None:
+    host = host_cpu()
+    check_shared_object(built(tmp_path), host.architecture, ["k"])
+    check_shared_object(built(tmp_path, KERNEL, "-Wl,--hash-style=sysv"), host.architecture, ["k"])
+    with pytest.raises(ValueError, match="no function kk"):
+        check_shared_object(built(tmp_path), host.architecture, ["k", "kk"])
+    with pytest.raises(ValueError, match="scale is no function"):
+        check_shared_object(built(tmp_path, KERNEL.replace("static", "")), host.architecture, ["scale"])
+
+
+def test_kernels_for_aarch64_pass(tmp_path: Path) -> None:
+    data = built(tmp_path, compiler="aarch64-linux-gnu-gcc")
+    check_shared_object(data, "aarch64", ["k"])
+    with pytest.raises(ValueError, match="machine 183"):
+        check_shared_object(data, "x86-64", ["k"])
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "words"),
+    [
+        ("__attribute__((constructor)) void f(void) { scale = 3; }", (), "0x19|0x1b"),
+        ("__attribute__((destructor)) void f(void) { scale = 3; }", (), "0x1a|0x1c"),
+        ("void _init(void) {}", ("-Wl,-init,_init",), "0xc"),
+        ("__thread int x; int *f(void) { return &x; }", (), "kind 0x7|relocation|kernels do not have"),
+        ("static void g(void) {} static void *f(void) { return g; } void h(void) __attribute__((ifunc(\"f\")));", (), "kernels do not have"),
+        ("", ("-Wl,--no-as-needed", "-lresolv"), "library libresolv"),
+        ("", ("-Wl,-rpath,/tmp",), "entry 0x"),
+        ("", ("-Wl,-z,execstack",), "stack"),
+        ("", ("-Wl,-z,nodelete",), "loaded in a way"),
+        ("", ("-Wl,-z,initfirst",), "loaded in a way"),
+        ("static char big[1 << 29]; char *f(int i) { return big + i; }", (), "larger"),
+    ],
+)
+def test_what_runs_or_reaches_out_is_refused(tmp_path: Path, text: str, flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_shared_object(built(tmp_path, KERNEL + text, *flags), host_cpu().architecture, ["k"])
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    data, architecture = built(tmp_path), host_cpu().architecture
+    for length in (*range(0, len(data), 97), len(data) - 1):
+        with pytest.raises(ValueError, match=r"ends beyond|no ELF|no string"):
+            check_shared_object(data[:length], architecture, ["k"])
+
+
+def test_tables_that_the_loader_follows_stay_inside(tmp_path: Path) -> None:
+    data, architecture = built(tmp_path), host_cpu().architecture
+    gnu_hash, strings, size, symbols, relocations, versions = (dynamic_entry(data, tag) + 8 for tag in (0x6FFFFEF5, 5, 10, 6, 23, 0x6FFFFFFE))
+    for at in (gnu_hash, strings, size, symbols, relocations, versions):
+        for value in (1, 1 << 20, 1 << 40, (1 << 64) - 8):
+            with pytest.raises(ValueError):
+                check_shared_object(changed(data, at, "Q", value), architecture, ["k"])
+    table = struct.unpack_from("<Q", data, gnu_hash)[0]  # of the first segment, which begins the file
+    for word, value in ((0, 0), (0, 1 << 31), (1, 1 << 31), (2, 3), (2, 0), (2, 1 << 30), (3, 64)):
+        with pytest.raises(ValueError):
+            check_shared_object(changed(data, table + 4 * word, "I", value), architecture, ["k"])
+    first = struct.unpack_from("<Q", data, relocations)[0]
+    for at, form, value in ((0, "Q", 0), (0, "Q", 1 << 30), (8, "I", 37), (12, "I", 1 << 20)):
+        with pytest.raises(ValueError):
+            check_shared_object(changed(data, first + at, form, value), architecture, ["k"])
+
+
+def test_changed_bytes_never_end_the_process_that_loads(tmp_path: Path) -> None:
+    data, architecture = built(tmp_path), host_cpu().architecture
+    folder = tmp_path / "accepted"
+    folder.mkdir()
+    draw = random.Random(1)
+    refused = 0
+    for number in range(1500):
+        # three quarters in what the loader reads: the beginning, with headers and tables, and the dynamic section
+        start, end = draw.choice(((0, 2048), (0, 2048), (dynamic_entry(data, 5) - 256, dynamic_entry(data, 5) + 256), (0, len(data))))
+        at = draw.randrange(start, end)
+        damaged = changed(data, at, "B", draw.choice((data[at] ^ 1 << draw.randrange(8), draw.randrange(256), 0, 255)))
+        try:
+            check_shared_object(damaged, architecture, ["k"])
+        except ValueError:
+            refused += 1
+        else:
+            (folder / f"{number:04}.so").write_bytes(damaged)
+    assert 100 < refused < 1400
+    done = subprocess.run([sys.executable, "-c", LOAD, str(folder)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, (done.returncode, done.stdout.splitlines()[-1:], done.stderr[-300:])
+
+
+def test_cubins(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from tilewright.errors import CompilerMissing
+    from tilewright.toolchain.binary import SourceFile
+    from tilewright.toolchain.compilers import NvrtcCompiler
+
+    for target in ("v100", "a100", "h200"):
+        chosen = machine(target)
+        compiler = NvrtcCompiler.find(chosen)
+        try:
+            _, _, data = compiler.translated(SourceFile("k", 'extern "C" __global__ void k(float *x) { x[threadIdx.x] = 1; }', "cuda", ("k",)))
+        except CompilerMissing:  # this release of CUDA has dropped the architecture
+            continue
+        check_cubin(data, chosen.architecture, ["k"])
+        with pytest.raises(ValueError, match="no kernel kk"):
+            check_cubin(data, chosen.architecture, ["kk"])
+        with pytest.raises(ValueError, match="not sm_10"):
+            check_cubin(data, "sm_10", ["k"])
+        for length in (*range(0, len(data), 53), len(data) - 1):
+            with pytest.raises(ValueError):
+                check_cubin(data[:length], chosen.architecture, ["k"])
