@@ -135,7 +135,23 @@ def _file(text: str, batch: int | None, chosen: Callable[[int], tuple[Any, ...]]
     if chosen is not None:
         raise UnsupportedOption("--input is given, and an exported program has the shapes that it was exported with", "leave it out, or export again")
     program = load_exported(path)
-    return Model(path.stem, program, _like(program.example_inputs[0]) if program.example_inputs else None)
+    return Model(path.stem, program, lambda seed: _arguments(program, seed))
+
+
+def _arguments(program: Any, seed: int) -> tuple[Any, ...]:
+    """Random positional arguments of an exported program's shapes and dtypes; constants are those that it was exported with."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    generator = torch.Generator().manual_seed(seed)
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    leaves = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind.name == "USER_INPUT":
+            like = nodes[spec.arg.name].meta["val"]
+            leaves.append(random_tensor(like.shape, like.dtype, generator) if isinstance(like, torch.Tensor) else like)
+    arguments, _ = pytree.tree_unflatten(leaves, program.call_spec.in_spec)
+    return tuple(arguments)
 
 
 def _like(examples: Sequence[Any]) -> Callable[[int], tuple[Any, ...]]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import operator
 import re
 import weakref
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +27,7 @@ from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, ate
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.frontend.quiet import quiet_exporter
+from tilewright.frontend.reading import printable, reading, said
 from tilewright.frontend.torch_call import call_recipe
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
@@ -41,6 +40,9 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
         for target, handler in family.HANDLERS.table.items()
     }
 )
+
+_FILE = "tilewright.file"
+"""Key of a program's metadata: the file that it was read from."""
 
 
 @cache
@@ -124,40 +126,39 @@ def import_file(path: str | Path) -> Imported:
 
 
 def load_exported(path: str | Path) -> ExportedProgram:
-    """The exported program in a .pt2 file. `torch.export.load` reads a graph as JSON and weights as tensors with `weights_only`; it runs no
-    code of the file, but operators of extension libraries must be registered before. PyTorch does not look at the checksums in the file, so
-    they are compared first.
+    """The exported program in a .pt2 file, with no example inputs. Nothing of the file is run, imported or unpickled: the archive is read by
+    `pt2_archive`, and PyTorch's deserialiser gets what `pt2_program` has checked and built again.
 
-    Raises InvalidModel naming the file where it is missing, truncated, damaged or not an exported program."""
+    Raises InvalidModel naming the file where it is missing, truncated, damaged, not an exported program, or one with pickled tensors, and
+    UnsupportedOperator for operators and containers that are not read from files."""
+    from torch._export.serde import schema, serialize
+
+    from tilewright.frontend import pt2_archive
+
     file = Path(path)
-    again = "write it again with torch.export.save"
     if not file.is_file():
         raise InvalidModel(f"{file} is not a file", "give the path of a file written by torch.export.save")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError, EOFError, zlib.error) as error:
-        raise InvalidModel(f"{file} cannot be read as an exported program: {error}", again) from error
-    if damaged is not None:
-        raise InvalidModel(f"{file} is damaged: the checksum of {damaged} is not the one that was written", again)
-    try:
-        with quiet_exporter():
-            return torch.export.load(str(file))
-    except Exception as error:
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        raise InvalidModel(f"{file} cannot be read as an exported program: {first[0]}", again) from error
+    with reading(file, pt2_archive.AGAIN), quiet_exporter():
+        archive = pt2_archive.read(file)
+        program = serialize._dict_to_dataclass(schema.ExportedProgram, archive.program)
+        exported = serialize.ExportedProgramDeserializer().deserialize(program, dict(archive.weights), dict(archive.constants))
+        exported.graph_module.meta[_FILE] = str(file)
+        return exported
 
 
 def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None) -> Imported:
     """Reads an exported program. `sources` are the live parameters and buffers of the module by name, watched for changes.
 
     Raises InvalidModel for symbolic sizes, and UnsupportedOperator for complex or quantised tensors."""
-    try:
-        with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape():
-            program = program.run_decompositions(dict(_decompositions()))
-    except Exception as error:
-        raise InvalidModel(f"the exported program cannot be made functional: {error}", "export the module again with this PyTorch release") from error
-    return _Importer(program, sources or {}).run()
+    file = program.graph_module.meta.get(_FILE)
+    again = "export the module again with this PyTorch release"
+    with reading(file, again) if file else nullcontext():
+        try:
+            with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape():
+                program = program.run_decompositions(dict(_decompositions()))
+        except Exception as error:
+            raise InvalidModel(f"{file or 'the exported program'} cannot be made functional: {said(error)}", again) from error
+        return _Importer(program, sources or {}).run()
 
 
 class _Importer:
@@ -362,7 +363,7 @@ def place_of(node: torch.fx.Node) -> str:
     modules = node.meta.get("nn_module_stack") or {}
     path = next((entry[0] for entry in reversed(list(modules.values())) if entry and entry[0]), "")
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return " ".join(part for part in (path, f"({lines[-1][0]}:{lines[-1][1]})" if lines else "") if part)
+    return printable(" ".join(part for part in (path, f"({lines[-1][0]}:{lines[-1][1]})" if lines else "") if part))
 
 
 def _type_of(tensor: torch.Tensor, name: str) -> tuple[tuple[int, ...], str]:
