@@ -42,11 +42,14 @@ def packed(program: Program, storage: Storage) -> np.ndarray:
     return pack(constant, storage.layout).astype(numpy_type(storage))
 
 
-def run_program(program: Program, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Values of the graph's outputs by name, and what the interpreter reports."""
+def run_program(
+    program: Program, inputs: Mapping[str, np.ndarray], out_of_range: dict[str, list[int]] | None = None
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Values of the graph's outputs by name, and what the interpreter reports. `out_of_range` receives the indices that kernels found out of range."""
     storage: dict[str, Storage] = dict(program.storage)
     for lowered in program.regions:
         storage.update({name: entry for name, entry in lowered.storage.items() if name not in program.storage})
+    checked = {name for lowered in program.regions for name in lowered.checks}
     memory: dict[str, np.ndarray] = {}
     written: set[str] = set()
 
@@ -62,6 +65,8 @@ def run_program(program: Program, inputs: Mapping[str, np.ndarray]) -> tuple[dic
             elif entry.source is not None:
                 memory[name] = packed(program, entry)
                 written.add(name)
+            elif name in checked:
+                memory[name] = np.zeros(entry.layout.size, np.int64)
             else:
                 memory[name] = poisoned(entry)
         return memory[name]
@@ -84,6 +89,8 @@ def run_program(program: Program, inputs: Mapping[str, np.ndarray]) -> tuple[dic
                 report = run(kernel, arrays, [step] * len(kernel.scalars), ready)
                 faults += report.faults
                 written.update(name for parameter, name in pairs if parameter.writable)
+    if out_of_range is not None:
+        out_of_range.update((name, memory[name].tolist()) for name in checked & memory.keys())
     results = {}
     for name in program.graph.outputs:
         entry = storage[name]

@@ -16,7 +16,8 @@ import tilewright
 from tilewright import models
 from tilewright.cli import main
 from tilewright.errors import InvalidModel, UnknownModel, UnsupportedOption
-from tilewright.report.explanation import explanation, layout_text, place_text
+from tilewright.ir.graph import place_text
+from tilewright.report.explanation import explanation, layout_text
 from tilewright.report.figures import program_figures
 from tilewright.report.units import scaled, seconds_text
 

@@ -41,6 +41,15 @@ class InvalidInput(TilewrightError):
     """An input tensor has the wrong shape, dtype or device."""
 
 
+class IndexOutOfRange(TilewrightError, IndexError):
+    """An index that a model computed or was given lies outside of what it indexes."""
+
+    @classmethod
+    def at(cls, place: str, index: int, extent: int) -> IndexOutOfRange:
+        """Of an index in an operator of the user's model, into a dimension of `extent` elements."""
+        return cls(f"index {index} is out of range for a dimension of {extent} elements, in {place}", "pass indices of elements that are there")
+
+
 class InvalidModel(TilewrightError):
     """The model file or module is malformed."""
 

@@ -11,10 +11,12 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from tilewright.codegen.describe import parameter, problem
+from tilewright.codegen.lifting import lift_checks
 from tilewright.codegen.source import source_text
-from tilewright.ir.expr import Expr, Load, loads, rewrite, variables
+from tilewright.ir.expr import INDEX, Expr, Load, checks, constants, loads, rewrite, variables
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
+    FAULTS,
     Allocate,
     Block,
     Buffer,
@@ -47,8 +49,9 @@ def assemble(
     cluster: int = 1,
 ) -> tuple[Kernel, tuple[str, ...]]:
     """The kernel of a body whose loads and stores name stored values, and the values its parameters stand for, in order: what it
-    reads by first use, then what it writes. Variables that no loop binds become scalars. `header` is text for the reader, to which every parameter
-    adds a line; `roles` says of values what they are in it."""
+    reads by first use, then what it writes, and FAULTS where indices are checked. Variables that no loop binds become scalars. `header` is text for
+    the reader, to which every parameter adds a line; `roles` says of values what they are in it."""
+    body = lift_checks(body)
     used = list(dict.fromkeys(load.buffer for load in loads(*expressions(body)) if load.buffer in layouts and load.buffer not in written))
     arguments = (*used, *written)
     names = {name: f"in{i}" for i, name in enumerate(used)}
@@ -56,15 +59,18 @@ def assemble(
     parameters = tuple(
         Buffer(names[name], dtypes[name], layouts[name].size, "global", 1, name in written) for name in arguments
     )
+    sites = [site for check in checks(*expressions(body)) for site in constants(check.args[3:])]
+    faults = (Buffer(FAULTS, INDEX, 1 + max(sites), writable=True),) if sites else ()
     body = map_expressions(body, _renaming(names), lambda name: names.get(name, name))
     bound = {s.variable for s in statements(body) if isinstance(s, (For, Let))}
     special = ("thread_", "block_")
     free = {v for e in expressions(body) for v in variables(e)} - bound
     scalars = tuple(sorted((v for v in free if not v.name.startswith(special)), key=lambda v: v.name))
-    kernel = Kernel("kernel", parameters, body, launch, scalars, "", blocks_per_processor, cluster)
+    kernel = Kernel("kernel", (*parameters, *faults), body, launch, scalars, "", blocks_per_processor, cluster)
     lines = (parameter(buffer, layouts[name], roles.get(name, "")) for buffer, name in zip(parameters, arguments, strict=True))
-    text = "\n".join(line for line in (header, *lines) if line)
-    return replace(kernel, name=f"{kind}_{_digest(kernel)}", header=text), tuple(arguments)
+    last = (f"{FAULTS}: indices out of range, by place",) if faults else ()
+    text = "\n".join(line for line in (header, *lines, *last) if line)
+    return replace(kernel, name=f"{kind}_{_digest(kernel)}", header=text), (*arguments, *(buffer.name for buffer in faults))
 
 
 def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, HelperTable, ordered
+from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, HelperTable, ordered
 from tilewright.codegen.printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import used_variables
 from tilewright.codegen.tiles import (
@@ -52,7 +52,21 @@ FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "
 _REDUCTIONS = {"sum": "+", "prod": "*", "any": "||", "all": "&&"}
 
 
-_HELPERS = HelperTable(SINGLE_PRECISION, C_TYPES, "static inline")
+def _checking(name: str, inside: str) -> Helper:
+    """A position of a dimension, of an index that is data; one that is out of range is stored, and 0."""
+    return Helper(
+        f"""static inline int64_t {name}(int64_t index, int64_t extent, int64_t *fault) {{
+    const int64_t position = {inside};
+    if (__builtin_expect((uint64_t)position < (uint64_t)extent, 1))
+        return position;
+    __atomic_store_n(fault, index, __ATOMIC_RELAXED);
+    return 0;
+}}"""
+    )
+
+
+_CHECKS = {"tw_checked": _checking("tw_checked", "index"), "tw_counted": _checking("tw_counted", "index < 0 ? index + extent : index")}
+_HELPERS = HelperTable({**SINGLE_PRECISION, **_CHECKS}, C_TYPES, "static inline")
 
 
 def c_function(operation: str, dtype: str) -> str:

@@ -147,12 +147,29 @@ def _cluster_load(lanes: int) -> Helper:
     )
 
 
+def _checking(inside: str, dtype: str) -> Helper:
+    """A position of a dimension, of an index that is data; one that is out of range is stored, and 0."""
+    name = "tw_checked" if inside == "index" else "tw_counted"
+    kind = CUDA_TYPES[dtype]
+    return Helper(
+        f"""static __device__ __forceinline__ {kind} {name}_{dtype}(long long index, long long extent, long long *fault) {{
+    const long long position = {inside};
+    if ((unsigned long long)position < (unsigned long long)extent)
+        return ({kind})position;
+    *(volatile long long *)fault = index;
+    return 0;
+}}"""
+    )
+
+
 _BUILTIN: Mapping[str, Helper] = {
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_copy{count}": _asynchronous_copy(count) for count in (4, 8, 16)},
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
     **{f"tw_cluster_load{lanes}": _cluster_load(lanes) for lanes in (1, 2, 4)},
+    **{f"tw_checked_{dtype}": _checking("index", dtype) for dtype in ("i32", "i64")},
+    **{f"tw_counted_{dtype}": _checking("index < 0 ? index + extent : index", dtype) for dtype in ("i32", "i64")},
 }
 _HELPERS = HelperTable(_BUILTIN, CUDA_TYPES, "static __device__ __forceinline__")
 
@@ -210,6 +227,8 @@ class CudaPrinter(Printer):
         if isinstance(value, Const):
             return not -(2**31) <= int(value.value) < 2**31
         if isinstance(value, Apply):
+            if _is_checked(value):
+                return False
             return value.operation == "cast" or _outgrows(value) or any(self.needs_wide(a) for a in value.args if a.dtype == INDEX)
         return False
 
@@ -337,6 +356,11 @@ class CudaPrinter(Printer):
             code = super().expression(node)
             self.widen = False
             return code
+        if self.widen and node.dtype == INDEX and (id(node) in self.hoisted or _is_checked(node)) and not self.needs_wide(node):
+            self.widen = False
+            code = super().expression(node)
+            self.widen = True
+            return Code(f"(long long){code.at(UNARY)}", UNARY)
         if isinstance(node, Load) and self.widen:
             self.widen = False
             code = super().expression(node)
@@ -386,6 +410,9 @@ class CudaPrinter(Printer):
             lanes.append(self.apply(node).text)
         self.lane = None
         return self.gathered(lanes, node.dtype)
+
+    def position_function(self, name: str) -> str:
+        return f"{name}_{'i64' if self.wide_index else 'i32'}"
 
     def whole(self, node: Expr, lanes: int) -> Code:
         """The value as a vector; a scalar goes to every lane."""
@@ -460,6 +487,11 @@ class CudaPrinter(Printer):
         texts = ordered(self.helpers, _HELPERS)
         parts = ["\n".join(texts) + "\n"] if texts else []
         return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])
+
+
+def _is_checked(node: Expr) -> bool:
+    """Whether it is a checked index, which has the type of index arithmetic whatever it was made of."""
+    return isinstance(node, Apply) and node.operation == "checked"
 
 
 def _outgrows(node: Expr) -> bool:

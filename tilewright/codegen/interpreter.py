@@ -10,6 +10,8 @@ The kernel becomes C with a check on every access, which is compiled (unoptimise
 - vectors that are not aligned to their size (GPU);
 - barriers that some threads of a block do not reach, or reach another number of times; stores to parameters that are not writable.
 
+Indices out of range that a kernel checks for are not its faults: they are stored to its parameter FAULTS, as on the machine.
+
 Blocks run one after another, those of a cluster in lockstep (any barrier of one then counts as one of all of them).
 A block's body is split at its barriers: each piece runs for one thread after another, and what a thread keeps
 across a barrier (variables, register buffers) lives in arrays over the threads. Loops with barriers inside run in lockstep.
@@ -42,6 +44,7 @@ from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
 from tilewright.ir.kernel import (
+    FAULTS,
     Allocate,
     AtomicAdd,
     Barrier,
@@ -209,6 +212,12 @@ class CheckedPrinter(CPrinter):
         pointer = kind if value.lanes == 1 else f"{kind}_u"
         name = self.fresh("value")
         self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_write(s, {text}, {self.text(statement.offset)}, {value.lanes}) = {name};")
+
+    def fault(self, site: int) -> str:
+        """What a kernel reports by is no memory that it works with: any thread may store there."""
+        faults, buffer = self.buffer(FAULTS)
+        assert site < buffer.size
+        return f"(int64_t *){faults}->data + {site}"
 
     def atomic_add(self, root: AtomicAdd) -> None:
         self.prepare(root.offset, root.value)
@@ -566,7 +575,7 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
     for buffer, array in zip(kernel.parameters, arguments, strict=True):
         if array.dtype != np.dtype(_array_type(buffer.dtype)) or array.size < buffer.size or not array.flags.c_contiguous:
             raise ValueError(f"{kernel.name}: {buffer.name} needs {buffer.size} contiguous {buffer.dtype}, got {array.size} {array.dtype}")
-        flags.append(np.zeros(max(buffer.size, 1), np.uint8) if buffer.writable else None)
+        flags.append(np.zeros(max(buffer.size, 1), np.uint8) if buffer.writable and buffer.name != FAULTS else None)
     known = [None if b.name in initialised else f for b, f in zip(kernel.parameters, flags, strict=True)]
     source, buffers = _translated(kernel)
     faults, count = np.zeros((_FAULTS, 8), np.int64), np.zeros(1, np.int64)

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.codegen.sharing import Guard, guards, is_risky
+from tilewright.codegen.sharing import is_risky
 from tilewright.ir.dtypes import is_float
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, range_of, walk
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, constants, range_of, walk
+from tilewright.ir.guards import Guard, guards
 from tilewright.ir.kernel import (
+    FAULTS,
     Allocate,
     AtomicAdd,
     AwaitCopies,
@@ -298,6 +300,8 @@ class Printer(ABC):
             return self.expression(args[0])
         if operation == "cast":
             return self.cast(node)
+        if operation == "checked":
+            return self.position(node)
         if operation == "neg":
             return self.narrowed(Code("-" + self._operand_of_minus(args[0]), UNARY), node.dtype)
         if operation == "not":
@@ -330,6 +334,21 @@ class Printer(ABC):
             code = self.infix(symbol, level, [self.expression(arg) for arg in args], associative)
             return self.narrowed(code, node.dtype) if operation in ("add", "sub", "mul") else code
         return self.call(operation, dtype, args, 1, node.dtype)
+
+    def position(self, node: Apply) -> Code:
+        """A checked index: a call of `tw_checked`, or of `tw_counted` where negative indices count from the end."""
+        least, extent, site = constants(node.args[1:])
+        function = self.need(self.position_function("tw_counted" if least else "tw_checked"))
+        return Code(f"{function}({self.text(node.args[0])}, {extent}, {self.fault(site)})")
+
+    def position_function(self, name: str) -> str:
+        """The helper's name in this language."""
+        return name
+
+    def fault(self, site: int) -> str:
+        """The address to which a fault of the site is stored."""
+        faults, _ = self.buffer(FAULTS)
+        return f"{faults} + {site}" if site else faults
 
     def _operand_of_minus(self, arg: Expr) -> str:
         text = self.text(arg, UNARY)

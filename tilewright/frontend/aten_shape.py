@@ -239,14 +239,14 @@ def select_scatter(g: GraphBuilder, x: Value, values: Value, axis: int, position
 def gather(g: GraphBuilder, x: Value, axis: int, index: Value, _: bool = False) -> Value:
     if not x.shape:
         raise Unsupported("gather from a tensor without dimensions")
-    return g.op("gather", x, index, axis=axis % len(x.shape))
+    return g.op("gather", x, index, axis=axis % len(x.shape), negative=False)
 
 
 @HANDLERS.handles("index_select.default")
 def index_select(g: GraphBuilder, x: Value, axis: int, index: Value) -> Value:
     if not x.shape:
         return g.reshape(x, g.expected[0][0])
-    return g.op("index_select", x, g.reshape(index, (-1,)), axis=axis % len(x.shape))
+    return g.op("index_select", x, g.reshape(index, (-1,)), axis=axis % len(x.shape), negative=False)
 
 
 @HANDLERS.handles("index.Tensor")
@@ -266,9 +266,12 @@ def take(g: GraphBuilder, x: Value, index: Value) -> Value:
 
 @HANDLERS.handles("take_along_dim.default")
 def take_along_dim(g: GraphBuilder, x: Value, index: Value, axis: int | None) -> Value:
+    """Along a dimension any index is taken modulo its extent; without one, the flat tensor is gathered from."""
     if axis is None:
-        return g.op("take", x, g.reshape(index, (-1,)))
+        return g.op("take", x, g.reshape(index, (-1,)), negative=False)
     axis %= len(x.shape)
+    if x.shape[axis]:
+        index = g.pointwise("remainder", index, x.shape[axis])
     shape = [max(a, b) for a, b in zip(x.shape, index.shape, strict=True)]
     wide = g.expand(x, [x.shape[axis] if k == axis else s for k, s in enumerate(shape)])
     return g.op("gather", wide, g.expand(index, [index.shape[axis] if k == axis else s for k, s in enumerate(shape)]), axis=axis)
@@ -276,7 +279,7 @@ def take_along_dim(g: GraphBuilder, x: Value, index: Value, axis: int | None) ->
 
 @HANDLERS.handles("embedding.default")
 def embedding(g: GraphBuilder, weight: Value, index: Value, *_: Any) -> Value:
-    return g.op("index_select", weight, index, axis=0)
+    return g.op("index_select", weight, index, axis=0, negative=False)
 
 
 @HANDLERS.handles("embedding_bag.padding_idx", "embedding_bag.default", "_embedding_bag.default", "_embedding_bag_forward_only.default")

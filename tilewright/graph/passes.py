@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tilewright.errors import IndexOutOfRange
 from tilewright.graph import table
 from tilewright.graph.builder import GraphBuilder
+from tilewright.graph.index_checks import invalid
 from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.ir.graph import Graph, Node, Value
 
@@ -119,7 +121,10 @@ def _evaluate_exactly(graph: Graph, node: Node, inputs: list[torch.Tensor]) -> l
     attributes = {k: "f64" if v == "f32" else v for k, v in node.attributes.items()}
     arrays = [to_numpy(t) for t in inputs]
     arrays = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
-    results = evaluate_node(replace(graph, values=wide), replace(node, attributes=MappingProxyType(attributes)), arrays)
+    try:
+        results = evaluate_node(replace(graph, values=wide), replace(node, attributes=MappingProxyType(attributes)), arrays)
+    except IndexOutOfRange as error:
+        raise invalid(error) from error
     rounded = [r.astype(np.float32) if graph.values[n].dtype == "f32" else r for r, n in zip(results, node.outputs, strict=True)]
     return [torch.from_numpy(np.ascontiguousarray(r).reshape(r.shape).copy()) for r in rounded]
 

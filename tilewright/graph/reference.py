@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from tilewright.errors import IndexOutOfRange
 from tilewright.graph import table
 from tilewright.ir.computation import COMBINERS, Computation, Step
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, walk
 from tilewright.ir.graph import Graph, Node
+from tilewright.ir.guards import guards
 from tilewright.ir.scalar import OPERATIONS
 
 POINTS_AT_ONCE = 1 << 22  # iteration points evaluated together: bounds the memory of temporaries
@@ -38,12 +40,28 @@ def to_numpy(value: np.ndarray | torch.Tensor) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
 
 
+class _OutOfRange(Exception):
+    """A checked index is not in its range."""
+
+    def __init__(self, index: int, extent: int) -> None:
+        super().__init__(index, extent)
+        self.index, self.extent = index, extent
+
+
 def evaluate_node(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The node's results.
+
+    Raises:
+        IndexOutOfRange: where an index of an input is.
+    """
     if node.operator == "scan":
         return _evaluate_scan(node, inputs)
     if node.operator == "torch":
         return tuple(to_numpy(t) for t in call_torch(node, [torch.from_numpy(np.ascontiguousarray(v)).view(v.shape) for v in inputs]))
-    return run(table.computation(node, graph.values), dict(zip(node.inputs, inputs, strict=True)))
+    try:
+        return run(table.computation(node, graph.values), dict(zip(node.inputs, inputs, strict=True)), strict=True)
+    except _OutOfRange as fault:
+        raise IndexOutOfRange.at(node.described, fault.index, fault.extent) from None
 
 
 def _evaluate_scan(node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -87,15 +105,15 @@ def _argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor]) -> Any:
     return value
 
 
-def run(computation: Computation, inputs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The outputs of a computation, from the arrays that its steps load."""
+def run(computation: Computation, inputs: Mapping[str, np.ndarray], strict: bool = False) -> tuple[np.ndarray, ...]:
+    """The outputs of a computation, from the arrays that its steps load. `strict`: an index out of range is an error, else it is 0."""
     environment = dict(inputs)
     for step in computation.steps:
-        environment.update(zip(step.names, _run_step(step, environment), strict=True))
+        environment.update(zip(step.names, _run_step(step, environment, strict), strict=True))
     return tuple(environment[name] for name in computation.outputs)
 
 
-def _run_step(step: Step, environment: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+def _run_step(step: Step, environment: Mapping[str, np.ndarray], strict: bool) -> tuple[np.ndarray, ...]:
     dtypes = [np.dtype(ELEMENT_TYPES[d].numpy) for d in step.dtypes]
     extents = [axis.extent or 0 for axis in step.axes]
     reduced = [axis.extent or 0 for axis in step.reduction]
@@ -105,11 +123,13 @@ def _run_step(step: Step, environment: Mapping[str, np.ndarray]) -> tuple[np.nda
     rows = max(1, POINTS_AT_ONCE // max(prod(extents[1:]) * prod(reduced), 1)) if extents else 1
     for start in range(0, extents[0] if extents else 1, rows):
         window = (start, min(start + rows, extents[0])) if extents else (0, 1)
-        _run_block(step, environment, window, results)
+        _run_block(step, environment, window, results, strict)
     return tuple(results)
 
 
-def _run_block(step: Step, environment: Mapping[str, np.ndarray], window: tuple[int, int], results: list[np.ndarray]) -> None:
+def _run_block(
+    step: Step, environment: Mapping[str, np.ndarray], window: tuple[int, int], results: list[np.ndarray], strict: bool
+) -> None:
     """Evaluates the rows `window` of the first axis and stores them."""
     # a scan's axis is not iterated: the bodies are evaluated over the reduction variable, and accumulated along it
     axes = tuple(v for v in step.axes if v != step.scan)
@@ -119,7 +139,7 @@ def _run_block(step: Step, environment: Mapping[str, np.ndarray], window: tuple[
     for k, (var, extent) in enumerate(zip(space, shape, strict=True)):
         start = window[0] if step.axes and var == step.axes[0] else 0
         variables[var.name] = np.arange(start, start + extent, dtype=np.int64).reshape([-1 if j == k else 1 for j in range(len(space))])
-    bodies = [np.broadcast_to(value, shape) for value in evaluate_expressions(step.bodies, variables, environment)]
+    bodies = [np.broadcast_to(value, shape) for value in evaluate_expressions(step.bodies, variables, environment, strict)]
     count = len(step.reduction)
     if step.scan is not None:
         accumulate = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[step.combiner or ""]
@@ -162,13 +182,37 @@ def _combine(step: Step, bodies: Sequence[np.ndarray], count: int) -> list[np.nd
     return [np.take_along_axis(f, chosen[..., None], axis=-1)[..., 0] for f in flat]
 
 
-def evaluate_expressions(roots: Sequence[Expr], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Values of expressions over broadcastable index arrays. Guarded loads read a clamped position; the guard discards what they read."""
+def evaluate_expressions(
+    roots: Sequence[Expr], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray], strict: bool = False
+) -> list[np.ndarray]:
+    """Values of expressions over broadcastable index arrays. Guarded loads read a clamped position; the guard discards what they read. `strict`: a
+    checked index that is out of range where its guards let it be evaluated raises _OutOfRange."""
     done: dict[int, np.ndarray] = {}
     with np.errstate(all="ignore"):
         for node in walk(*roots):
             done[id(node)] = _value(node, done, variables, environment)
+    if strict:
+        for node in walk(*roots):
+            if isinstance(node, Apply) and node.operation == "checked":
+                _enforce(node, roots, done)
     return [done[id(root)] for root in roots]
+
+
+def _enforce(check: Apply, roots: Sequence[Expr], done: Mapping[int, np.ndarray]) -> None:
+    index, least, extent, _ = (done[id(argument)] for argument in check.args)
+    outside = (index < least) | (index >= extent)
+    if not outside.any():
+        return
+    paths = guards(roots)[id(check)] or ((),)
+    reached = np.zeros((), np.bool_)
+    for guard in paths:
+        taken = np.ones((), np.bool_)
+        for condition, outcome in guard:
+            taken = taken & (done[id(condition)] == outcome)
+        reached = reached | taken
+    index, wrong = np.broadcast_arrays(index, outside & reached)
+    if wrong.any():
+        raise _OutOfRange(int(index[wrong][0]), int(extent))
 
 
 def _value(node: Expr, done: Mapping[int, np.ndarray], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray]) -> np.ndarray:

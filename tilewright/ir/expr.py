@@ -9,6 +9,10 @@ Grammar::
 
 The same nodes serve two levels. In a `Step` (see `ir.computation`) a load's index has one expression for each logical dimension of the
 value; in a kernel (see `ir.kernel`) it is a single flat offset. Expressions are DAGs: traversals memoise by identity.
+
+One operation has an effect: `checked(index, least, extent, site)`, an index that is data, made safe. Its value is a position of a dimension
+of `extent` elements; an index that is not in least..extent - 1 gives 0, and is reported as a fault of the site (see `ir.kernel`). It
+belongs to the condition under which it is evaluated, as a load does.
 """
 
 from __future__ import annotations
@@ -253,6 +257,21 @@ def cast(a: Expr, dtype: str) -> Expr:
     return Apply("cast", (a,), dtype, a.lanes)
 
 
+def checked(index: Expr, extent: int, negative: bool, site: int = 0) -> Expr:
+    """The position that an index means in a dimension of that extent; `negative` ones count from the end. An index outside gives 0 and a fault
+    of the site; where the known range of the index excludes that nothing is checked."""
+    least = -extent if negative else 0
+    low, high = range_of(index)
+    if least <= low and high < extent:
+        return index if low >= 0 else select(compare("lt", index, 0), index + extent, index)
+    return Apply("checked", (index, index_const(least), index_const(extent), index_const(site)), INDEX)
+
+
+def checks(*roots: Expr) -> tuple[Apply, ...]:
+    """The distinct checked indices in expressions, children before parents."""
+    return tuple(dict.fromkeys(node for node in walk(*roots) if isinstance(node, Apply) and node.operation == "checked"))
+
+
 TRUE: Expr = Const(True, "bool")
 FALSE: Expr = Const(False, "bool")
 ZERO: Expr = index_const(0)
@@ -337,6 +356,8 @@ def _atom_range(atom: Expr) -> tuple[float, float]:
         if atom.operation == "floordiv":
             low, high = range_of(atom.args[0])
             return (low // divisor if low > float("-inf") else low, high // divisor if high < float("inf") else high)
+    if isinstance(atom, Apply) and atom.operation == "checked":
+        return 0, max(constants(atom.args[2:3])[0] - 1, 0)
     if isinstance(atom, Apply) and atom.operation in ("min", "max") and atom.dtype == INDEX:
         (low_a, high_a), (low_b, high_b) = range_of(atom.args[0]), range_of(atom.args[1])
         pick = min if atom.operation == "min" else max
@@ -345,6 +366,13 @@ def _atom_range(atom: Expr) -> tuple[float, float]:
         (low_a, high_a), (low_b, high_b) = range_of(atom.args[1]), range_of(atom.args[2])
         return min(low_a, low_b), max(high_a, high_b)
     return float("-inf"), float("inf")
+
+
+def constants(exprs: Sequence[Expr]) -> tuple[int, ...]:
+    """The numbers that constant indices are. Raises ValueError for anything else."""
+    if not all(isinstance(expr, Const) for expr in exprs):
+        raise ValueError("an expression stands where a constant has to")
+    return tuple(int(expr.value) for expr in exprs if isinstance(expr, Const))
 
 
 def _decide(operation: str, difference: tuple[float, float]) -> bool | None:
@@ -517,6 +545,9 @@ def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:
         return select(args[0], args[1], args[2])
     if node.operation == "cast":
         return cast(args[0], node.dtype)
+    if node.operation == "checked":
+        least, extent, site = constants(args[1:])
+        return checked(args[0], extent, least < 0, site)
     return Apply(node.operation, tuple(args), node.dtype, node.lanes)
 
 

@@ -49,6 +49,18 @@ class Node:
     attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     place: str = ""
 
+    @property
+    def described(self) -> str:
+        """For the reader of an error: the operator, and where in the user's model it is."""
+        operator = self.attributes["target"] if self.operator == "torch" else self.operator
+        return f"{operator} {self.name}" + (f" at {place_text(self.place)}" if self.place else "")
+
+
+def place_text(place: str) -> str:
+    """A node's place without the line of PyTorch's own source that called the operator: the module's name says it better."""
+    module, _, line = place.partition(" (")
+    return module if module and "/torch/nn/" in line else place
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -9,6 +9,9 @@ Grammar::
               | WithTiles(tiles, body) | TileZero(tile) | TileLoad(tile, source, stride) | TileMultiply(sums, a, b)
               | TileStore(tile, buffer, offset, stride)
 
+A kernel with checked indices (`ir.expr.checked`) has a last parameter FAULTS of 64-bit integers, one for each site: an index that is out of
+range is stored there, which it alone may be by several threads at once. Nothing of the kernel reads it; 0 is out of no range, and means none.
+
 A load may be of a wider type than its buffer holds, and a store's value too: an f32 loaded from a bf16 buffer is widened, one stored to it rounded.
 
 Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
@@ -22,6 +25,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tilewright.ir.expr import Expr, Load, Var, substitute
+
+FAULTS = "faults"
+"""The parameter to which kernels report indices that are out of range."""
 
 
 @dataclass(frozen=True)

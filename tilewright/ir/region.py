@@ -18,11 +18,22 @@ from tilewright.ir.space import SpaceCounts
 
 
 @dataclass(frozen=True)
+class IndexCheck:
+    """Indices that are checked when a kernel runs: those of `place` (an operator of the user's model) into a dimension of `extent` elements;
+    the least one allowed is 0, or -extent where negative ones count from the end."""
+
+    place: str
+    least: int
+    extent: int
+
+
+@dataclass(frozen=True)
 class Region:
     """kind: "contraction" (sum of products), "window" (small reductions, one output element a lane), "rows" (reductions over whole rows and
     the maps between them), "map", "scan" (a loop over a body program), "alias" (no code: a view), "torch" (runs through PyTorch).
 
-    `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel."""
+    `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel. `checks` says of each
+    site of checked indices in the steps what it is."""
 
     name: str
     kind: str
@@ -32,6 +43,7 @@ class Region:
     outputs: tuple[str, ...]
     reasons: tuple[str, ...] = ()
     body: Graph | None = None
+    checks: tuple[IndexCheck, ...] = ()
 
     def flops(self) -> int:
         return sum(step.flops() for step in self.steps)
@@ -67,7 +79,8 @@ class Lowered:
     """A region made into kernels. `storage` holds what the region adds beyond graph values: workspaces and packed constants; `space` counts the
     candidates among which the schedule was chosen; `measured_seconds` is from records.
 
-    The calls run in order, `repeat` times over; kernels with a scalar parameter get the number of the repetition (a scan's step)."""
+    The calls run in order, `repeat` times over; kernels with a scalar parameter get the number of the repetition (a scan's step). `checks` says
+    of storage that is kernels' FAULTS what its elements stand for."""
 
     region: Region
     schedule: str
@@ -79,6 +92,7 @@ class Lowered:
     repeat: int = 1
     space: SpaceCounts = field(default_factory=SpaceCounts)
     measured_seconds: float | None = None
+    checks: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ def _zipped(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.stack((a, b), axis=-1).reshape(*a.shape[:-1], 2 * a.shape[-1])
 
 
+def _checked(index: np.ndarray, least: np.ndarray, extent: np.ndarray, _: np.ndarray) -> np.ndarray:
+    inside = (least <= index) & (index < extent)
+    return np.where(inside, np.where(index < 0, index + extent, index), 0)
+
+
 _vector_erf = np.vectorize(_erf, otypes=[float])
 
 _TABLE = (
@@ -96,6 +101,7 @@ _TABLE = (
     ScalarOperation("shift_left", 2, np.left_shift),
     ScalarOperation("shift_right", 2, np.right_shift),
     ScalarOperation("select", 3, np.where, 1),
+    ScalarOperation("checked", 4, _checked),  # see ir.expr.checked: what lies outside becomes 0, and is reported
     ScalarOperation("cast", 1, lambda a: a, 1),
     ScalarOperation("broadcast", 1, lambda a: a, 0),  # one element to every lane of a vector
     ScalarOperation("zip_low", 2, lambda a, b: _zipped(a, b)[..., : a.shape[-1]], 0),  # the lanes of two vectors in turns: a0 b0 a1 b1...

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tilewright.ir.expr import Expr, Load, loads, rewrite
+from tilewright.ir.kernel import FAULTS
 from tilewright.ir.region import Call, Lowered, Region
 
 _SHORT = re.compile(r"\bvalue\d+\b")
@@ -46,8 +47,11 @@ def canonical(region: Region) -> Canonical:
 
 def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowered:
     """What lowering made of the canonical region, for the region itself. Storage that lowering added is called after actual values."""
+    faults = f"{region.outputs[0]}.{FAULTS}"
 
     def name(text: str) -> str:
+        if text == FAULTS:
+            return faults
         return actual[text] if text in actual else _SHORT.sub(lambda match: actual[match[0]], text)
 
     storage = {
@@ -57,4 +61,5 @@ def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowere
         for key, entry in lowered.storage.items()
     }
     calls = tuple(Call(call.kernel, tuple(name(argument) for argument in call.arguments)) for call in lowered.calls)
-    return replace(lowered, region=region, calls=calls, storage=MappingProxyType(storage))
+    checks = MappingProxyType({faults: region.checks} if faults in storage else {})
+    return replace(lowered, region=region, calls=calls, storage=MappingProxyType(storage), checks=checks)

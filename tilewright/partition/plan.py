@@ -10,7 +10,8 @@ from tilewright.codegen.describe import prediction
 from tilewright.codegen.lower import lower
 from tilewright.cost.choice import choose
 from tilewright.cost.ranking import Choice
-from tilewright.graph.table import OPERATORS, STRUCTURAL, computation
+from tilewright.graph.index_checks import IndexChecks
+from tilewright.graph.table import OPERATORS, STRUCTURAL
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
 from tilewright.ir.graph import Graph, Node, Value
@@ -74,15 +75,21 @@ def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser 
 
 
 def lay_out(graph: Graph, judge_rows: RowJudge | None = None) -> LaidOut:
-    """The graph's regions with the layouts of what they store. Without a judge no row reductions join a contraction."""
+    """The graph's regions with the layouts of what they store. Without a judge no row reductions join a contraction.
+
+    Raises:
+        InvalidModel: where a constant index is out of range.
+    """
+    checks = IndexChecks.of(graph)
 
     def steps(node: Node) -> Computation | None:
-        return None if node.operator in STRUCTURAL else computation(node, graph.values)
+        return None if node.operator in STRUCTURAL else checks.computation(node)
 
     def is_view(node: Node) -> bool:
         return node.operator in OPERATORS and OPERATORS[node.operator].view
 
-    return assign_layouts(graph, partition(graph, steps, is_view, judge_rows))
+    parts = partition(graph, steps, is_view, judge_rows)
+    return assign_layouts(graph, replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions)))
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:
@@ -156,6 +163,7 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
         MappingProxyType({}),
         loop.length,
         sum((part.space for part in steps), SpaceCounts()),
+        checks=MappingProxyType({name: checks for part in steps for name, checks in part.checks.items()}),
     )
     before = [replace(lower_region(part, inside), storage=MappingProxyType(storage)) for part in loop.before]
     return [*before, repeated, *(lower_region(part, inside) for part in loop.after)]

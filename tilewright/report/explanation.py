@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tilewright.frontend.imported import unsupported
+from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
 from tilewright.ir.space import SpaceCounts
 from tilewright.report.figures import program_figures, region_figures
@@ -64,12 +65,6 @@ def _nodes(program: LoadableProgram, region: LoadableRegion) -> list[str]:
         operator = node.attributes["target"] if node.operator == "torch" else node.operator
         texts.append(f"{operator} {name}" + (f"  at {place_text(node.place)}" if node.place else ""))
     return texts or ["none: it prepares storage"]
-
-
-def place_text(place: str) -> str:
-    """A node's place without the line of PyTorch's own source that called the operator: the module's name says it better."""
-    module, _, line = place.partition(" (")
-    return module if module and "/torch/nn/" in line else place
 
 
 def _space(space: SpaceCounts) -> list[str]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import torch
 
+from tilewright.errors import IndexOutOfRange
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.memory_plan import MemoryPlan, Places, assign_places, plan_memory
@@ -82,6 +83,11 @@ class Buffers:
         self.arena = torch.zeros(max(self.plan.bytes, 1) + alignment, dtype=torch.uint8, device=device)
         self._base = -self.arena.data_ptr() % alignment
         self._views: dict[str, torch.Tensor] = {}
+        # Indices out of range, 0 where there are none. Of a GPU in memory of the host that kernels write to: it is read without waiting for them.
+        self.faults = torch.zeros(len(program.index_checks), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._fault_places: dict[str, int] = {}
+        for name in program.faults:
+            self._fault_places[name] = self.faults.data_ptr() + 8 * sum(len(program.faults[other]) for other in self._fault_places)
 
     def external(self, name: str) -> int | None:
         """The number of the caller's tensor in which a buffer lies; None for the arena and constants."""
@@ -97,7 +103,18 @@ class Buffers:
         root = self.program.root(name)
         if root in self.constants:
             return self.constants[root].data_ptr()
+        if root in self._fault_places:
+            return self._fault_places[root]
         return self.arena.data_ptr() + self._base + self.plan.offsets[root]
+
+    def take_fault(self) -> IndexOutOfRange | None:
+        """The error of an index out of range that kernels have reported; forgets all of them."""
+        for number, index in enumerate(self.faults.tolist()):
+            if index:
+                self.faults.zero_()
+                check = self.program.index_checks[number]
+                return IndexOutOfRange.at(check.place, index, check.extent)
+        return None
 
     def extent(self, name: str) -> tuple[str, int, int]:
         """Where a buffer lies, for finding overlaps: (memory, first byte, end)."""

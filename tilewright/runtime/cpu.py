@@ -35,9 +35,11 @@ typedef struct {
     const patch *patches; int64_t patch_count;
     void *const *externals;
     int (*get_threads)(void); void (*set_threads)(int); int64_t threads;
+    const int64_t *faults; int64_t fault_count;
 } segment;
 
-void tilewright_run(const segment *s)
+// Whether a kernel has reported an index out of range.
+int tilewright_run(const segment *s)
 {
     for (int64_t i = 0; i < s->patch_count; i++)
         *s->patches[i].slot = s->externals[s->patches[i].external];
@@ -49,6 +51,9 @@ void tilewright_run(const segment *s)
     for (int64_t i = 0; i < s->record_count; i++)
         s->records[i].function(s->records[i].arguments, s->records[i].scalars);
     if (before && before != s->threads) s->set_threads(before);
+    for (int64_t i = 0; i < s->fault_count; i++)
+        if (s->faults[i]) return 1;
+    return 0;
 }
 """
 KERNEL_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -66,6 +71,8 @@ class SegmentStruct(ctypes.Structure):
         ("get_threads", ctypes.c_void_p),
         ("set_threads", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
+        ("faults", ctypes.c_void_p),
+        ("fault_count", ctypes.c_int64),
     ]
 
 
@@ -146,7 +153,7 @@ def _load_runner() -> ctypes._NamedFuncPointer | None:
     if isinstance(built, KernelFailed):
         return None
     function = mapped(built.content, "tilewright_run").tilewright_run
-    function.argtypes, function.restype = [ctypes.c_void_p], None
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
     return function
 
 
@@ -164,6 +171,8 @@ class _Segment:
             ctypes.addressof(owner.externals),
             *owner.library.thread_functions(),
             owner.threads,
+            owner.buffers.faults.data_ptr(),
+            owner.buffers.faults.numel(),
         )
         self.address = ctypes.addressof(self.struct)
 
@@ -236,16 +245,20 @@ class CpuEngine:
         self.externals[: len(pointers)] = list(pointers)
 
     def run(self, first: int, last: int) -> None:
-        """Run the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node."""
+        """Run the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node.
+
+        Raises:
+            IndexOutOfRange: where a kernel found an index out of range.
+        """
         segment = self._segments.get((first, last))
         if segment is None:
             segment = self._segments[first, last] = _Segment(self, first, last)
-        if self.library.runner is not None:
-            self.library.runner(segment.address)
-        else:
-            self._run_in_python(segment)
+        if self.library.runner(segment.address) if self.library.runner is not None else self._run_in_python(segment):
+            fault = self.buffers.take_fault()
+            assert fault is not None
+            raise fault
 
-    def _run_in_python(self, segment: _Segment) -> None:
+    def _run_in_python(self, segment: _Segment) -> bool:
         for slot, external in self.patches:
             self.arguments[(slot - self.arguments.ctypes.data) // 8] = self.externals[external] or 0
         before = 0
@@ -256,6 +269,7 @@ class CpuEngine:
             KERNEL_PROTOTYPE(function)(arguments, scalars)
         if self.library.openmp is not None:
             self.library.openmp.omp_set_num_threads(before)
+        return bool(self.buffers.faults.any())
 
     def finish(self) -> None:
         """Nothing to wait for: `run` returns when the kernels have."""

@@ -20,7 +20,7 @@ from tilewright.hardware import Cache, Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Call, Storage
+from tilewright.ir.region import Call, IndexCheck, Storage
 from tilewright.ir.space import SpaceCounts
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
 
@@ -182,6 +182,7 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
         "kernels": [asdict(kernel) for kernel in program.kernels.values()],
         "storage": {name: _encode_storage(storage) for name, storage in program.storage.items()},
         "aliases": dict(program.aliases),
+        "faults": {name: [[check.place, check.least, check.extent] for check in checks] for name, checks in program.faults.items()},
     }
 
 
@@ -235,6 +236,12 @@ def decode_program(data: Mapping[str, Any], weights: Mapping[str, torch.Tensor])
         MappingProxyType(kernels),
         MappingProxyType({str(name): _decode_storage(entry) for name, entry in data["storage"].items()}),
         MappingProxyType({str(name): str(root) for name, root in data["aliases"].items()}),
+        MappingProxyType(
+            {
+                str(name): tuple(IndexCheck(str(place), int(least), int(extent)) for place, least, extent in checks)
+                for name, checks in data.get("faults", {}).items()  # artifacts made before indices were checked have none
+            }
+        ),
     )
     check(program)
     return program

@@ -14,9 +14,10 @@ from types import MappingProxyType
 
 from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype
 from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import INDEX
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.kernel import Kernel
-from tilewright.ir.region import Call, Program, Storage
+from tilewright.ir.region import Call, IndexCheck, Program, Storage
 from tilewright.ir.space import SpaceCounts
 
 
@@ -59,7 +60,8 @@ class LoadableRegion:
 
 @dataclass(frozen=True)
 class LoadableProgram:
-    """A compiled model. `storage` holds every buffer that a call names, those of single regions included."""
+    """A compiled model. `storage` holds every buffer that a call names, those of single regions included. `faults` names the buffers to which
+    kernels report indices that are out of range, and says what each of their elements stands for."""
 
     graph: Graph
     target: str
@@ -67,6 +69,12 @@ class LoadableProgram:
     kernels: Mapping[str, LoadableKernel]
     storage: Mapping[str, Storage]
     aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    faults: Mapping[str, tuple[IndexCheck, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @cached_property
+    def index_checks(self) -> tuple[IndexCheck, ...]:
+        """Of every element of the buffers of `faults`, one buffer after another."""
+        return tuple(check for checks in self.faults.values() for check in checks)
 
     @cached_property
     def nodes(self) -> Mapping[str, Node]:
@@ -140,6 +148,7 @@ def loadable(program: Program) -> LoadableProgram:
         MappingProxyType(kernels),
         MappingProxyType(storage),
         MappingProxyType(dict(program.aliases)),
+        MappingProxyType({name: checks for lowered in program.regions for name, checks in lowered.checks.items()}),
     )
     check(result)
     return result
@@ -165,6 +174,10 @@ def check(program: LoadableProgram) -> None:
         for name in region.nodes:
             if name not in program.nodes:
                 raise ValueError(f"region {region.name} names the unknown node {name}")
+    for name, checks in program.faults.items():
+        entry = program.storage.get(name)
+        if entry is None or entry.value.dtype != INDEX or entry.layout.size > len(checks) or name in program.graph.values:
+            raise ValueError(f"{name} is no place for {len(checks)} indices that are out of range")
     for name in (*program.graph.inputs, *program.graph.outputs):
         if name not in program.graph.values:
             raise ValueError(f"the graph has no value {name}")

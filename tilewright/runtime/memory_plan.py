@@ -53,7 +53,7 @@ class MemoryPlan:
 @dataclass(frozen=True)
 class Places:
     """Which storage each root value of a program is given: the caller's inputs, fresh outputs, constants, or the
-    arena."""
+    arena. What reports indices out of range is none of these: see `buffers`."""
 
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
@@ -102,7 +102,7 @@ def assign_places(program: LoadableProgram) -> Places:
     used = used_buffers(program)
     extra = [program.root(name) for name in program.graph.outputs]
     for name in dict.fromkeys([*used, *extra]):
-        if name in inputs or name in outputs:
+        if name in inputs or name in outputs or name in program.faults:
             continue
         (constants if program.constant_source(name) is not None else arena).append(name)
     return Places(MappingProxyType(inputs), MappingProxyType(outputs), tuple(constants), tuple(arena))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.dtypes import is_float
-from tilewright.ir.expr import INDEX, Const, Expr, Operand, cast, compare, const, floordiv, mod, mul, select, wrap
+from tilewright.ir.expr import INDEX, Const, Expr, Operand, cast, compare, const, floordiv, mod, mul, wrap
 
 Define = Callable[..., Any]
 
@@ -107,12 +107,6 @@ def flatten(index: Sequence[Operand], shape: Sequence[int]) -> Expr:
 def in_bounds(position: Expr, extent: int) -> tuple[Expr, Expr]:
     """Conditions that 0 <= position < extent."""
     return compare("ge", position, 0), compare("lt", position, extent)
-
-
-def wrapped(position: Expr, extent: int) -> Expr:
-    """A position counted from the end where it is negative, as Python's indices."""
-    position = cast(position, INDEX)
-    return select(compare("lt", position, 0), position + extent, position)
 
 
 def number(position: Expr, dtype: str) -> Expr:

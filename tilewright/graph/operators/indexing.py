@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.graph.operators.definition import Operator, broadcast, broadcast_load, unflatten, wrapped
+from tilewright.graph.operators.definition import Operator, broadcast, broadcast_load, unflatten
 from tilewright.ir.computation import StepBuilder, Tensor
-from tilewright.ir.expr import INDEX, Expr, cast, compare, const, logical_and, select
+from tilewright.ir.expr import INDEX, Expr, cast, checked, compare, const, logical_and, select
 
 
-def _gather(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int) -> Tensor:
+def position(index: Expr, extent: int, negative: bool = True) -> Expr:
+    """The element that an index means, checked where it is data; `negative` ones count from the end."""
+    return checked(cast(index, INDEX), extent, negative)
+
+
+def _require_elements(indices: Sequence[Tensor], *extents: int) -> None:
+    """Raises ValueError where a dimension that is indexed has no elements: no index is right then."""
+    if 0 in extents and all(0 not in index.shape for index in indices):
+        raise ValueError("a dimension without elements is indexed")
+
+
+def _gather(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int, negative: bool = True) -> Tensor:
     """out[..., i, ...] = x[..., index[..., i, ...], ...] (torch.gather)"""
-    return b.map(index.shape, lambda *i: x(*i[:axis], wrapped(index(*i), x.shape[axis]), *i[axis + 1 :]))
+    _require_elements([index], x.shape[axis])
+    return b.map(index.shape, lambda *i: x(*i[:axis], position(index(*i), x.shape[axis], negative), *i[axis + 1 :]))
 
 
-def _index_select(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int) -> Tensor:
+def _index_select(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int, negative: bool = True) -> Tensor:
     """x at the positions of a tensor of any rank, whose dimensions take the axis's place."""
+    _require_elements([index], x.shape[axis])
     stop = axis + index.rank
     shape = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
-    return b.map(shape, lambda *i: x(*i[:axis], wrapped(index(*i[axis:stop]), x.shape[axis]), *i[stop:]))
+    return b.map(shape, lambda *i: x(*i[:axis], position(index(*i[axis:stop]), x.shape[axis], negative), *i[stop:]))
 
 
 def _index(b: StepBuilder, x: Tensor, *indices: Tensor, axes: Sequence[int]) -> Tensor:
     """Advanced indexing: index tensors broadcast together and stand at `axes`. Where these are adjacent the broadcast dimensions take their
     place, else they come first."""
+    _require_elements(indices, *(x.shape[axis] for axis in axes))
     common = broadcast(*(t.shape for t in indices))
     adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
     kept = [k for k in range(x.rank) if k not in axes]
@@ -34,22 +48,24 @@ def _index(b: StepBuilder, x: Tensor, *indices: Tensor, axes: Sequence[int]) -> 
     def body(*i: Expr) -> Expr:
         where = i[start : start + len(common)]
         rest = iter((*i[:start], *i[start + len(common) :]))
-        at = {axis: wrapped(broadcast_load(t, where), x.shape[axis]) for axis, t in zip(axes, indices, strict=True)}
+        at = {axis: position(broadcast_load(t, where), x.shape[axis]) for axis, t in zip(axes, indices, strict=True)}
         return x(*(at[k] if k in at else next(rest) for k in range(x.rank)))
 
     return b.map(shape, body)
 
 
-def _take(b: StepBuilder, x: Tensor, index: Tensor) -> Tensor:
+def _take(b: StepBuilder, x: Tensor, index: Tensor, *, negative: bool = True) -> Tensor:
     """Elements at flat positions."""
     size = 1
     for extent in x.shape:
         size *= extent
-    return b.map(index.shape, lambda *i: x(*unflatten(wrapped(index(*i), size), x.shape)))
+    _require_elements([index], size)
+    return b.map(index.shape, lambda *i: x(*unflatten(position(index(*i), size, negative), x.shape)))
 
 
 def _embedding_bag(b: StepBuilder, weight: Tensor, indices: Tensor, offsets: Tensor, *parameters: Tensor, mode: str, include_last: bool) -> Tensor:
     """Sum, mean or max of the rows `indices[offsets[i] : offsets[i + 1]]` for each bag i; a parameter holds weights of the rows."""
+    _require_elements([indices], weight.shape[0])
     bags = offsets.shape[0] - (1 if include_last else 0)
     total = indices.shape[0]
 
@@ -58,11 +74,11 @@ def _embedding_bag(b: StepBuilder, weight: Tensor, indices: Tensor, offsets: Ten
             return cast(offsets(bag + 1), INDEX)
         return select(compare("lt", bag, bags - 1), cast(offsets(select(compare("lt", bag, bags - 1), bag + 1, 0)), INDEX), total)
 
-    def body(bag: Expr, column: Expr, position: Expr) -> Expr:
-        row = weight(wrapped(indices(position), weight.shape[0]), column)
+    def body(bag: Expr, column: Expr, place: Expr) -> Expr:
+        row = weight(position(indices(place), weight.shape[0], negative=False), column)
         if parameters:
-            row = row * parameters[0](position)
-        inside = logical_and(compare("ge", position, cast(offsets(bag), INDEX)), compare("lt", position, stop(bag)))
+            row = row * parameters[0](place)
+        inside = logical_and(compare("ge", place, cast(offsets(bag), INDEX)), compare("lt", place, stop(bag)))
         return select(inside, row, const(float("-inf") if mode == "max" else 0, weight.dtype))
 
     shape = (bags, weight.shape[1])
@@ -77,11 +93,12 @@ def _embedding_bag(b: StepBuilder, weight: Tensor, indices: Tensor, offsets: Ten
 
 def _embedding_rows(b: StepBuilder, weight: Tensor, indices: Tensor, *parameters: Tensor, mode: str) -> Tensor:
     """Bags of equal length: indices [bags, length] -> [bags, columns]."""
+    _require_elements([indices], weight.shape[0])
     bags, length = indices.shape
 
-    def body(bag: Expr, column: Expr, position: Expr) -> Expr:
-        row = weight(wrapped(indices(bag, position), weight.shape[0]), column)
-        return row * parameters[0](bag, position) if parameters else row
+    def body(bag: Expr, column: Expr, place: Expr) -> Expr:
+        row = weight(position(indices(bag, place), weight.shape[0], negative=False), column)
+        return row * parameters[0](bag, place) if parameters else row
 
     (result,) = b.reduce("max" if mode == "max" else "sum", (bags, weight.shape[1]), (length,), body)
     return b.map(result.shape, lambda *i: result(*i) * (1.0 / max(length, 1))) if mode == "mean" else result

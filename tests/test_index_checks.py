@@ -1,0 +1,400 @@
+"""Indices that are data: in range as in PyTorch, out of range an error that names the operator, and nothing outside is read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreted import run_program
+from torch import nn
+
+import tilewright
+from tilewright.errors import IndexOutOfRange, InvalidModel, TilewrightError
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.builder import GraphBuilder
+from tilewright.graph.index_checks import IndexChecks, known_ranges, range_in
+from tilewright.graph.passes import simplify
+from tilewright.graph.reference import evaluate
+from tilewright.hardware import machine
+from tilewright.ir.expr import INDEX, Apply, Load, Var, cast, checked, checks, const
+from tilewright.ir.graph import Graph
+from tilewright.ir.kernel import FAULTS
+from tilewright.ir.region import Program
+from tilewright.partition.plan import plan_program
+from tilewright.runtime.executable import Executable
+
+ROWS, COLUMNS = 7, 12
+HUGE = (2**31, 2**32, 2**32 + 1, 2**62, -(2**63), 2**63 - 1)
+EDGES = (ROWS - 1, ROWS, -1, -ROWS, -ROWS - 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator: a function of a table [7, 12] and an index of four elements. `extent`: of what the index counts."""
+
+    name: str
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    extent: int = ROWS
+
+
+def _lengths(x: torch.Tensor, i: torch.Tensor, mode: str) -> torch.Tensor:
+    return F.embedding_bag(i, x, torch.tensor([0, 1]), mode=mode)
+
+
+CASES = (
+    Case("embedding", lambda x, i: F.embedding(i, x)),
+    Case("embedding_then", lambda x, i: F.embedding(i.reshape(2, 2), x).relu().sum(1)),
+    Case("embedding_product", lambda x, i: F.embedding(i, x) @ x.T),
+    Case("embedding_bag_sum", lambda x, i: _lengths(x, i, "sum")),
+    Case("embedding_bag_max", lambda x, i: _lengths(x, i, "max")),
+    Case("embedding_bag_rows", lambda x, i: F.embedding_bag(i.reshape(2, 2), x, mode="mean")),
+    Case("gather_rows", lambda x, i: x.gather(0, i[:, None].expand(4, COLUMNS))),
+    Case("gather_columns", lambda x, i: x.T.gather(1, i[None].expand(COLUMNS, 4))),
+    Case("index_select", lambda x, i: x.index_select(0, i)),
+    Case("index_columns", lambda x, i: x.T.contiguous().index_select(1, i)),
+    Case("index", lambda x, i: x[i]),
+    Case("index_second", lambda x, i: x.T[:, i]),
+    Case("index_two", lambda x, i: x[i, torch.tensor([0, 3, 2, 11])]),
+    Case("index_apart", lambda x, i: x.reshape(ROWS, 3, 4)[i, :, torch.tensor([0, 3, 2, 1])]),
+    Case("index_mean", lambda x, i: x[i].mean(1)),
+    Case("index_softmax", lambda x, i: x[i].softmax(1)),
+    Case("take", lambda x, i: x.take(i), ROWS * COLUMNS),
+    Case("take_along", lambda x, i: torch.take_along_dim(x, i[:, None], 0)),
+    Case("take_along_flat", lambda x, i: torch.take_along_dim(x, i), ROWS * COLUMNS),
+    Case("concatenated", lambda x, i: torch.cat([x * 2, x[i], x], 0)),
+    Case("padded", lambda x, i: F.pad(x[i], (1, 1, 2, 0))),
+    Case("int32", lambda x, i: F.embedding(i.clamp(-(2**31), 2**31 - 1).int(), x)),
+    Case("of_an_index", lambda x, i: x[torch.arange(ROWS).flip(0)[i]]),
+    Case("computed", lambda x, i: x.cumsum(0).index_select(0, i * 2 - i)),
+)
+
+
+NAMES = [case.name for case in CASES]
+
+
+class Operators(nn.Module):
+    """Every case as one module: of a table, then an index for each."""
+
+    def forward(self, x: torch.Tensor, *indices: torch.Tensor) -> list[torch.Tensor]:
+        return [case.function(x, index) for case, index in zip(CASES, indices, strict=True)]
+
+
+TABLE = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1))
+RIGHT = torch.tensor([2, 0, 5, 3])
+
+
+def values_of(case: Case) -> list[int]:
+    return [*(edge + (case.extent - ROWS) * (1 if edge > 0 else -1 if edge < -1 else 0) for edge in EDGES), *HUGE]
+
+
+def of_torch(case: Case, index: torch.Tensor) -> torch.Tensor | None:
+    """None where PyTorch refuses the index."""
+    try:
+        return case.function(TABLE, index)
+    except (IndexError, RuntimeError):
+        return None
+
+
+@cache
+def compiled() -> Executable:
+    return tilewright.compile(Operators(), (TABLE, *[RIGHT] * len(CASES)), "native", unsupported="error")
+
+
+def with_index(position: int, index: torch.Tensor) -> list[torch.Tensor]:
+    return [TABLE, *(index if k == position else RIGHT for k in range(len(CASES)))]
+
+
+@pytest.mark.parametrize("position", range(len(CASES)), ids=NAMES)
+def test_an_index_is_taken_or_refused_as_by_pytorch(position: int) -> None:
+    """Whatever is refused costs nothing: the next call is right."""
+    case, executable = CASES[position], compiled()
+    refused = 0
+    for value in values_of(case):
+        index = RIGHT.clone()
+        index[1] = value
+        wanted = of_torch(case, index)
+        if wanted is None:
+            with pytest.raises(IndexOutOfRange, match="is out of range for a dimension of") as error:
+                executable(*with_index(position, index))
+            assert isinstance(error.value, IndexError) and isinstance(error.value, TilewrightError)
+            if case.name not in ("int32", "computed"):
+                assert f"index {value} " in str(error.value) and f"of {case.extent} elements" in str(error.value)
+            assert "test_index_checks.py" in str(error.value)
+            refused += 1
+        else:
+            torch.testing.assert_close(executable(*with_index(position, index))[position], wanted)
+    assert refused >= len(HUGE) or case.name == "take_along"
+    for found, other in zip(executable(*with_index(0, RIGHT)), CASES, strict=True):
+        torch.testing.assert_close(found, other.function(TABLE, RIGHT))
+
+
+@pytest.mark.parametrize("position", range(len(CASES)), ids=NAMES)
+def test_the_definition_refuses_what_pytorch_does(position: int) -> None:
+    case = CASES[position]
+    graph = imported(position)
+    for value in values_of(case):
+        index = RIGHT.clone()
+        index[1] = value
+        inputs = [TABLE.numpy(), index.numpy()]
+        wanted = of_torch(case, index)
+        if wanted is None:
+            with pytest.raises(IndexOutOfRange):
+                evaluate(graph, inputs)
+        else:
+            np.testing.assert_allclose(evaluate(graph, inputs)[0], wanted.numpy(), atol=1e-5)
+
+
+class One(nn.Module):
+    def __init__(self, position: int) -> None:
+        super().__init__()
+        self.function = CASES[position].function
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return self.function(x, index)
+
+
+@cache
+def imported(position: int) -> Graph:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return simplify(import_module(One(position), (TABLE, RIGHT)).graph)[0]
+
+
+@cache
+def planned(position: int, target: str) -> Program:
+    return plan_program(imported(position), machine(target), 1)
+
+
+ON_CPU = ("embedding_product", "embedding_bag_max", "index_softmax", "take", "concatenated")
+PLANS = [(k, "h200") for k in range(len(CASES))] + [(NAMES.index(name), "x86-avx2") for name in ON_CPU]
+
+
+@pytest.mark.parametrize(("position", "target"), PLANS, ids=[f"{NAMES[k]}-{target}" for k, target in PLANS])
+def test_kernels_read_nothing_outside(position: int, target: str) -> None:
+    """In the interpreter, which reports every access out of bounds: kernels of a GPU, and of a CPU."""
+    case, program = CASES[position], planned(position, target)
+    assert not any(lowered.region.kind == "torch" for lowered in program.regions)
+    for value in (case.extent - 1, case.extent, -1, -case.extent - 1, 2**32, 2**62, -(2**63)):
+        index = RIGHT.clone()
+        index[1] = value
+        wanted = of_torch(case, index)
+        found: dict[str, list[int]] = {}
+        inputs = dict(zip(program.graph.inputs, (TABLE.numpy(), index.numpy()), strict=True))
+        results, faults = run_program(program, inputs, found)
+        assert not faults, faults
+        reported = [number for numbers in found.values() for number in numbers if number]
+        assert bool(reported) == (wanted is None), (value, found)
+        if wanted is not None:
+            np.testing.assert_allclose(results[program.graph.outputs[0]], wanted.numpy(), atol=1e-5)
+        elif case.name not in ("int32", "computed"):
+            assert reported == [value]
+
+
+# --- the right place --------------------------------------------------------------------------------------------------
+
+
+class Twins(nn.Module):
+    """Two layers of one shape, whose kernel is the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Embedding(5, 8), nn.Embedding(5, 8)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.first(a), self.second(b)
+
+
+def test_of_layers_that_share_a_kernel_the_right_one_is_named() -> None:
+    model, right, wrong = Twins(), torch.tensor([1, 4]), torch.tensor([1, 5])
+    executable = tilewright.compile(model, (right, right), "native")
+    assert len(executable.image.program.kernels) == 1 and len(executable.image.program.regions) == 2
+    for inputs, name in (((wrong, right), "first"), ((right, wrong), "second")):
+        with torch.no_grad(), pytest.raises(IndexOutOfRange, match=f"embedding.* at {name};"):
+            executable(*inputs)
+        with torch.no_grad(), pytest.raises(IndexOutOfRange, match=f"embedding.* at {name};"):
+            executable.verify(*inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(executable(right, right), model(right, right))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_every_type_of_index(dtype: torch.dtype) -> None:
+    """Types that PyTorch does not index with are cast by the model."""
+
+    class Cast(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            return x[i.long()]
+
+    table = torch.randn(100, 3)
+    executable = tilewright.compile(Cast(), (table, torch.zeros(2, dtype=dtype)), "native")
+    right = torch.tensor([99, 7], dtype=dtype)
+    torch.testing.assert_close(executable(table, right), table[right.long()])
+    with pytest.raises(IndexOutOfRange, match="index 101 "):
+        executable(table, torch.tensor([1, 101], dtype=dtype))
+    if dtype is not torch.uint8:
+        torch.testing.assert_close(executable(table, -right), table[-right.long()])
+
+
+def test_extents_of_nothing_and_of_one() -> None:
+    class Empty(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            return x[i] * 2
+
+    one = tilewright.compile(Empty(), (torch.ones(1, 3), torch.tensor([0, -1])), "native")
+    torch.testing.assert_close(one(torch.ones(1, 3), torch.tensor([0, -1])), torch.full((2, 3), 2.0))
+    with pytest.raises(IndexOutOfRange):
+        one(torch.ones(1, 3), torch.tensor([0, 1]))
+    none = torch.zeros(0, dtype=torch.long)
+    assert tilewright.compile(Empty(), (torch.ones(4, 3), none), "native")(torch.ones(4, 3), none).shape == (0, 3)
+    assert tilewright.compile(Empty(), (torch.ones(0, 3), none), "native")(torch.ones(0, 3), none).shape == (0, 3)
+    assert tilewright.compile(Empty(), (torch.ones(4, 0), RIGHT), "native")(torch.ones(4, 0), RIGHT).shape == (4, 0)
+
+
+# --- what is known when compiling -------------------------------------------------------------------------------------
+
+
+class Constant(nn.Module):
+    def __init__(self, index: list[int], known: bool) -> None:
+        super().__init__()
+        self.register_buffer("index", torch.tensor(index))
+        self.register_buffer("table", TABLE.clone() if known else None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[self.index] if self.table is None else x + self.table[self.index][0, 0]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_constants_are_checked_when_compiling(known: bool) -> None:
+    right = tilewright.compile(Constant([0, -1, ROWS - 1, -ROWS], known), (TABLE,), "native")
+    torch.testing.assert_close(right(TABLE), Constant([0, -1, ROWS - 1, -ROWS], known)(TABLE))
+    assert not right.image.program.index_checks
+    for wrong in (ROWS, -ROWS - 1, 2**62):
+        with pytest.raises(InvalidModel, match=rf"index {wrong} is out of range for a dimension of 7 elements, in index.*test_index_checks"):
+            tilewright.compile(Constant([0, wrong], known), (TABLE,), "native")
+
+
+def test_what_is_always_in_range_is_not_checked() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
+            return [
+                x[x.argmax(0)],
+                x.index_select(0, x.argmin(0)),
+                F.embedding(i.clamp(0, ROWS - 1), x),
+                F.embedding(i % ROWS, x),
+                x[(i > 3).long()],
+                x.repeat(40, 1)[i.to(torch.uint8).long()],
+                x[torch.arange(ROWS)],
+            ]
+
+    graph, _ = simplify(import_module(Model(), (TABLE, RIGHT)).graph)
+    program = plan_program(graph, machine("x86-avx2"), 1)
+    assert not any(lowered.checks for lowered in program.regions)
+    assert not any(parameter.name == FAULTS for kernel in program.kernels().values() for parameter in kernel.parameters)
+
+
+def test_ranges_of_expressions() -> None:
+    x, i = Load("x", (), INDEX), Var("i", 10)
+    ranges = {"x": (-3.0, 5.0), "big": (0.0, 2.0**62)}
+    assert range_in(x * 2 + i, ranges) == (-6, 19)
+    assert range_in(Apply("mul", (Load("big", (), INDEX), const(4, INDEX)), INDEX), ranges) == (-(2.0**63), 2.0**63 - 1)  # it may wrap
+    assert range_in(cast(Load("y", (), "u8"), INDEX), ranges) == (0, 255)
+    assert range_in(cast(cast(Load("x", (), INDEX), "u8"), INDEX), ranges) == (0, 255)
+    assert range_in(checked(x, 4, True), {}) == (0, 3)
+    assert checked(i, 10, False) == i and not checks(checked(i, 11, True))
+
+
+def test_known_ranges_of_a_graph() -> None:
+    b = GraphBuilder()
+    x = b.input("x", (6, 4), "f32")
+    _, best = b.emit("argmax_with_value", x, axis=0)
+    shifted = b.pointwise("add", best, 2)
+    ranges = known_ranges(b.finish([shifted]))
+    assert ranges[best.name] == (0, 5) and ranges[shifted.name] == (2, 7)
+
+
+# --- loops and artifacts ----------------------------------------------------------------------------------------------
+
+
+def loop() -> Graph:
+    """h = 0; for t: h = h + table[index[t]]"""
+    inner = GraphBuilder()
+    h, i, table = inner.input("h", (8,), "f32"), inner.input("i", (1,), "i64"), inner.input("table", (5, 8), "f32")
+    with inner.at("row", "model.py:3"):
+        row = inner.reshape(inner.op("index_select", table, i, axis=0, negative=False), (8,))
+    body = inner.finish([inner.pointwise("add", h, row)])
+    b = GraphBuilder()
+    start, indices, rows = b.input("start", (8,), "f32"), b.input("indices", (6, 1), "i64"), b.input("rows", (5, 8), "f32")
+    attributes = {"body": body, "states": 1, "sequences": 1, "length": 6}
+    (final,) = b.structural("scan", [start, indices, rows], [((8,), "f32")], attributes)
+    return b.finish([final])
+
+
+def test_an_index_in_a_loop() -> None:
+    graph = loop()
+    program = plan_program(graph, machine("x86-avx2"), 1)
+    start, rows = np.zeros(8, np.float32), np.arange(40, dtype=np.float32).reshape(5, 8)
+    for step, value in ((0, 4), (0, 5), (3, -1), (5, 2**62)):
+        indices = np.array([[k % 5] for k in range(6)])
+        indices[step] = value
+        found: dict[str, list[int]] = {}
+        results, faults = run_program(program, dict(zip(graph.inputs, (start, indices, rows), strict=True)), found)
+        assert not faults
+        if value < 5 and value >= 0:
+            assert not any(map(any, found.values()))
+            np.testing.assert_allclose(results[graph.outputs[0]], rows[indices[:, 0]].sum(0))
+        else:
+            assert [numbers for numbers in found.values() if any(numbers)] == [[value]]
+            with pytest.raises(IndexOutOfRange, match="row at model.py:3"):
+                evaluate(graph, (start, indices, rows))
+    (checks_of_loop,) = [lowered.checks for lowered in program.regions if lowered.checks]
+    assert [check.place for found in checks_of_loop.values() for check in found] == ["index_select row at model.py:3"]
+
+
+def test_a_saved_model_checks_and_names_the_place(tmp_path: object) -> None:
+    model, right = Twins(), torch.tensor([1, 4])
+    path = f"{tmp_path}/twins.zip"
+    tilewright.compile(model, (right, right), "native").save(path)
+    executable = tilewright.load(path)
+    for run in (executable, executable.clone()):
+        with torch.no_grad():
+            with pytest.raises(IndexOutOfRange, match="index -1 .*embedding.* at second;"):
+                run(right, torch.tensor([-1, 0]))
+            torch.testing.assert_close(run(right, right), model(right, right))
+
+
+def test_a_clone_does_not_see_the_fault_of_another() -> None:
+    model, right = Twins(), torch.tensor([1, 4])
+    first = tilewright.compile(model, (right, right), "native")
+    second = first.clone()
+    with torch.no_grad():
+        with pytest.raises(IndexOutOfRange):
+            first(torch.tensor([7, 7]), right)
+        torch.testing.assert_close(second(right, right), model(right, right))
+
+
+def test_a_region_that_the_definition_runs_names_the_place() -> None:
+    """As where no compiler accepts the kernel."""
+    checks_of = IndexChecks.of(loop().nodes[0].attributes["body"])
+    (node, *_) = checks_of.graph.nodes
+    assert checks_of.computation(node) and checks_of.found[0].place == "index_select row at model.py:3"
+
+
+def test_inputs_changed_in_place_stay_as_they_were() -> None:
+    class Counting(nn.Module):
+        def forward(self, seen: torch.Tensor, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            seen.add_(1)
+            return x[i] + seen
+
+    seen = torch.zeros(COLUMNS)
+    executable = tilewright.compile(Counting(), (seen.clone(), TABLE, RIGHT), "native")
+    with pytest.raises(IndexOutOfRange):
+        executable(seen, TABLE, torch.tensor([0, 1, ROWS, 2]))
+    assert not seen.any()
+    executable(seen, TABLE, RIGHT)
+    assert bool((seen == 1).all())

@@ -1,0 +1,202 @@
+"""Which indices of a graph are checked when it runs: those that its constants and the ranges of its integers leave in doubt.
+
+An operator's definition checks every index that is data (`ir.expr.checked`). Here what is known when compiling is taken from these: an index that a
+constant gives is checked now, one whose range lies within the dimension (argmax over as many elements, a byte into a table of 256 rows) needs no
+check, and what remains gets a site of its own, so that a fault can name the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, prod
+
+import numpy as np
+import torch
+
+from tilewright.errors import IndexOutOfRange, InvalidModel
+from tilewright.graph import table
+from tilewright.graph.reference import evaluate_expressions, to_numpy
+from tilewright.ir.computation import Computation, Step
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.expr import Apply, Const, Expr, Load, Var, checks, constants, index_const, loads, rewrite, select, variables, walk
+from tilewright.ir.graph import Graph, Node
+from tilewright.ir.region import IndexCheck, Region
+
+Range = tuple[float, float]
+UNKNOWN: Range = (-inf, inf)
+MOST_POINTS = 1 << 26
+"""Indices of one operator that are evaluated when compiling; more are left to the kernels."""
+
+
+@dataclass
+class IndexChecks:
+    """The checked indices of one graph, numbered as its nodes are asked for."""
+
+    graph: Graph
+    ranges: Mapping[str, Range]
+    found: list[IndexCheck] = field(default_factory=list)
+
+    @staticmethod
+    def of(graph: Graph) -> IndexChecks:
+        return IndexChecks(graph, known_ranges(graph))
+
+    def computation(self, node: Node) -> Computation:
+        """The node's steps, with a site for each index that is checked when they run.
+
+        Raises:
+            InvalidModel: where a constant index is out of range.
+        """
+        made = table.computation(node, self.graph.values)
+        if not checks(*(body for step in made.steps for body in step.bodies)):
+            return made
+        inner = dict(self.ranges)
+        steps = []
+        for step in made.steps:
+            steps.append(replace(step, bodies=tuple(rewrite(body, lambda part: self._settled(part, node, inner)) for body in step.bodies)))
+            inner.update(zip(step.names, _results(step, inner), strict=True))
+        return replace(made, steps=tuple(steps))
+
+    def numbered(self, region: Region) -> Region:
+        """The region with its sites counted from 0, which are then the same in equal regions."""
+        order = dict.fromkeys(_site(check) for step in region.steps for check in checks(*step.bodies))
+        if not order:
+            return region
+        numbers = {site: index_const(number) for number, site in enumerate(order)}
+
+        def fix(part: Expr) -> Expr:
+            if not _is_checked(part):
+                return part
+            assert isinstance(part, Apply)
+            return replace(part, args=(*part.args[:3], numbers[_site(part)]))
+
+        steps = tuple(replace(step, bodies=tuple(rewrite(body, fix) for body in step.bodies)) for step in region.steps)
+        return replace(region, steps=steps, checks=tuple(self.found[site] for site in order))
+
+    def _settled(self, part: Expr, node: Node, ranges: Mapping[str, Range]) -> Expr:
+        if not _is_checked(part):
+            return part
+        assert isinstance(part, Apply)
+        index = part.args[0]
+        least, extent, _ = constants(part.args[1:])
+        low, high = range_in(index, ranges)
+        if not (least <= low and high < extent):
+            values = self._constant(index)
+            if values is None:
+                check = IndexCheck(node.described, least, extent)
+                if check not in self.found:
+                    self.found.append(check)
+                return replace(part, args=(*part.args[:3], index_const(self.found.index(check))))
+            outside = values[(values < least) | (values >= extent)]
+            if outside.size:
+                raise invalid(IndexOutOfRange.at(node.described, int(outside.flat[0]), extent))
+            low = float(values.min(initial=0))
+        return index if low >= 0 else select(index < 0, index + extent, index)
+
+    def _constant(self, index: Expr) -> np.ndarray | None:
+        """Every value that the index takes, where constants alone decide it."""
+        read = {load.buffer for load in loads(index)}
+        axes = sorted(variables(index), key=lambda axis: axis.name)
+        extents = [axis.extent for axis in axes]
+        if not read <= self.graph.constants.keys() or None in extents or prod(extent or 0 for extent in extents) > MOST_POINTS:
+            return None
+        grid = {axis.name: np.arange(axis.extent or 0).reshape([-1 if j == k else 1 for j in range(len(axes))]) for k, axis in enumerate(axes)}
+        (values,) = evaluate_expressions([index], grid, {name: to_numpy(self.graph.constants[name]) for name in read})
+        return values
+
+
+def invalid(error: IndexOutOfRange) -> InvalidModel:
+    """What the model's own constants did."""
+    return InvalidModel(error.cause, "correct the model: PyTorch refuses this index as well")
+
+
+def _is_checked(part: Expr) -> bool:
+    return isinstance(part, Apply) and part.operation == "checked"
+
+
+def _site(check: Apply) -> int:
+    return constants(check.args[3:])[0]
+
+
+# --- ranges of integers -----------------------------------------------------------------------------------------------
+
+
+def known_ranges(graph: Graph) -> dict[str, Range]:
+    """Least and greatest value of the graph's integers and booleans, where its constants and operators bound them."""
+    ranges: dict[str, Range] = {}
+    for name, tensor in graph.constants.items():
+        if isinstance(tensor, torch.Tensor) and tensor.numel() and not tensor.is_floating_point():
+            ranges[name] = float(tensor.min()), float(tensor.max())
+    for node in graph.nodes:
+        if node.operator in table.STRUCTURAL or not any(_bounds_of(graph.values[name].dtype) != UNKNOWN for name in node.outputs):
+            continue
+        inner = dict(ranges)
+        for step in table.computation(node, graph.values).steps:
+            inner.update(zip(step.names, _results(step, inner), strict=True))
+        ranges.update((name, inner[name]) for name in node.outputs if name in inner)
+    return ranges
+
+
+def _results(step: Step, ranges: Mapping[str, Range]) -> tuple[Range, ...]:
+    """Of each result of a step."""
+    known = tuple(range_in(body, ranges) for body in step.bodies)
+    if step.combiner is None or step.combiner in ("max", "min", "argmax", "argmin") and all(axis.extent for axis in step.reduction):
+        return known
+    return tuple(_bounds_of(dtype) for dtype in step.dtypes)
+
+
+def _bounds_of(dtype: str) -> Range:
+    """Of every value of a type; unknown for floating-point numbers, and for 64-bit integers as good as that."""
+    if dtype == "bool":
+        return 0, 1
+    if ELEMENT_TYPES[dtype].kind == "int":
+        limits = np.iinfo(ELEMENT_TYPES[dtype].numpy)
+        return float(limits.min), float(limits.max)
+    return UNKNOWN
+
+
+def range_in(root: Expr, ranges: Mapping[str, Range]) -> Range:
+    """Least and greatest value of an integer expression, given those of what it loads; a result beyond its type wraps, and is any of the type's."""
+    done: dict[int, Range] = {}
+    for node in walk(root):
+        bounds = _bounds_of(node.dtype)
+        low, high = _range(node, done, ranges)
+        done[id(node)] = (low, high) if bounds[0] <= low and high <= bounds[1] else bounds
+    return done[id(root)]
+
+
+def _range(node: Expr, done: Mapping[int, Range], ranges: Mapping[str, Range]) -> Range:
+    if isinstance(node, Const):
+        return (float(node.value), float(node.value)) if node.value == node.value else UNKNOWN
+    if isinstance(node, Var):
+        return (0, max(node.extent - 1, 0)) if node.extent is not None else UNKNOWN
+    if isinstance(node, Load):
+        return ranges.get(node.buffer, UNKNOWN)
+    args = [done[id(arg)] for arg in node.args]
+    if node.operation == "checked":
+        return 0, max(constants(node.args[2:3])[0] - 1, 0)
+    if node.operation == "cast" and _bounds_of(node.args[0].dtype) != UNKNOWN:
+        return args[0]
+    if node.operation == "select":
+        return min(args[1][0], args[2][0]), max(args[1][1], args[2][1])
+    if node.operation == "mod" and args[1][0] > 0:
+        return 0, args[1][1] - 1
+    return _arithmetic(node.operation, args)
+
+
+def _arithmetic(operation: str, args: Sequence[Range]) -> Range:
+    """Of operations that are monotonic in each operand."""
+    functions: Mapping[str, Callable[[float, float], float]] = {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "mul": lambda a, b: a * b,
+        "min": min,
+        "max": max,
+    }
+    if operation in functions and all(abs(bound) < inf for arg in args for bound in arg):
+        corners = [functions[operation](a, b) for a in args[0] for b in args[1]]
+        return min(corners), max(corners)
+    if operation == "floordiv" and args[1][0] > 0 and all(abs(bound) < inf for arg in args for bound in arg):
+        corners = [a // b for a in args[0] for b in args[1]]
+        return min(corners), max(corners)
+    return UNKNOWN
