@@ -39,12 +39,14 @@ def test_a_choice_is_made_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> N
             choices.remembered(atomics)(*arguments(other))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schedule": "{}"}', '{"schedule": "{\\"type\\": \\"os.system\\"}", "terms": {}, "rejected": {}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"schedule": "{}"}', '{"schedule": "{\\"type\\": \\"os.system\\"}", "terms": {}, "rejected": {}}'])
 def test_a_damaged_file_is_made_again(kept: Path, text: str) -> None:
     problem = convolution_problem(16, 16, 9, 9, 3)
     first = choices.remembered()(*arguments(problem))
     (path,) = kept.iterdir()
     path.write_text(text)
+    assert choices.remembered()(*arguments(problem)) == first
+    path.write_text(path.read_text().replace("16", "17"))  # still a choice, and not the one that was written
     assert choices.remembered()(*arguments(problem)) == first
     path.unlink()
     kept.rmdir()

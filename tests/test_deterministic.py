@@ -33,8 +33,9 @@ from tilewright.partition.plan import IN_NO_ORDER, plan_program
 from tilewright.report.explanation import explanation
 from tilewright.runtime import plain, trials
 from tilewright.runtime.artifact import read as read_artifact
+from tilewright.runtime.measurement import Measurement
 from tilewright.runtime.problems import Problem, convolution_problem
-from tilewright.runtime.records import Measurement, Records
+from tilewright.runtime.records import Records
 from tilewright.runtime.tuning import chooser_for, current_code, from_records, ranking_of, tune
 
 SPLIT = convolution_problem(32, 256, 4, 4, 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -29,8 +28,9 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import plain, trials
+from tilewright.runtime.measurement import Measurement
 from tilewright.runtime.problems import Problem, generator
-from tilewright.runtime.records import Measurement, Records, default_path
+from tilewright.runtime.records import Records, default_path
 from tilewright.runtime.trials import Trials
 from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, may_beat, ranking_of, tune
 from tilewright.schedule.gpu_contraction import ContractionSchedule
@@ -149,29 +149,6 @@ def test_files_that_cannot_be_imported(tmp_path: Path) -> None:
         for name in ("missing", "cut.gz", "bytes"):
             with pytest.raises(CacheError, match=name):
                 records.import_lines(tmp_path / name)
-
-
-def test_damaged_stores_are_refused(tmp_path: Path, some: list[Measurement]) -> None:
-    (tmp_path / "text.sqlite").write_text("these are no records " * 400)
-    with pytest.raises(CacheError, match="text.sqlite cannot be used"):
-        Records(tmp_path / "text.sqlite")
-    with sqlite3.connect(tmp_path / "other.sqlite") as connection:
-        connection.execute("CREATE TABLE music (name TEXT)")
-    with pytest.raises(CacheError, match="no records of version"):
-        Records(tmp_path / "other.sqlite")
-    with sqlite3.connect(tmp_path / "later.sqlite") as connection:
-        connection.execute("PRAGMA user_version=7")
-    with pytest.raises(CacheError, match="its version is 7"):
-        Records(tmp_path / "later.sqlite")
-    with pytest.raises(CacheError, match="cannot be opened"):
-        Records(tmp_path)
-    with Records(tmp_path / "good.sqlite") as records:
-        records.add(some * 50 + [replace(some[0], date=f"2026-01-01T00:00:{k:02d}+00:00") for k in range(60)])
-    content = bytearray((tmp_path / "good.sqlite").read_bytes())
-    content[4096:] = b"\x5a" * (len(content) - 4096)
-    (tmp_path / "good.sqlite").write_bytes(content)
-    with Records(tmp_path / "good.sqlite") as records, pytest.raises(CacheError, match="good.sqlite cannot be used"):
-        list(records.all())
 
 
 def test_two_may_write_at_once(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from tilewright import settings
 from tilewright.cost.choice import choose, rank
 from tilewright.cost.ranking import Choice
+from tilewright.files import json_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
@@ -66,13 +68,20 @@ def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -
 def _read(path: Path) -> Choice | None:
     """The choice of a file; None where there is none, or it is damaged."""
     try:
-        content = json.loads(path.read_text())
+        content = json_of(path.read_bytes())
+        if content.pop("digest") != _digest(content):
+            return None
         terms = {str(name): float(seconds) for name, seconds in content["terms"].items()}
         rejected = {str(reason): int(count) for reason, count in content["rejected"].items()}
         schedule = plain.schedule_of(content["schedule"])
         return Choice(schedule, float(content["seconds"]), MappingProxyType(terms), rejected, int(content["candidates"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Finds damage: a schedule is not looked for in its space when it is read."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _write(path: Path, choice: Choice) -> None:
@@ -85,5 +94,5 @@ def _write(path: Path, choice: Choice) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
         with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file)
+            json.dump({**content, "digest": _digest(content)}, file)
         os.replace(partial, path)

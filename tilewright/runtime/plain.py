@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import tilewright.schedule
+from tilewright.files import json_of
 from tilewright.hardware.machine import Cache, Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import Apply, Const, Load, Var
@@ -27,6 +28,8 @@ from tilewright.ir.region import Region, Storage
 _TYPES: Mapping[str, type] = MappingProxyType(
     {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Machine, Cache)}
 )
+MOST_PARAMETERS = 64
+"""Of a schedule."""
 
 
 @lru_cache(maxsize=1)
@@ -109,9 +112,29 @@ def schedule_of(text: str) -> Any:
     Raises:
         ValueError, KeyError, TypeError: where it is none, or of a schema or a parameter that no longer exists.
     """
-    content = json.loads(text)
+    content = json_of(text)
     kind = schedule_types()[content.pop("type")]
     return kind(**{name: tuple(item) if isinstance(item, list) else item for name, item in content.items()})
+
+
+def check_schedule_text(text: str) -> None:
+    """Refuses what no schedule is written as, and parameters that no space holds: a tile of nothing, counts below zero or beyond 32 bits. A text
+    with a schema or parameter that there is not only has to be of that form: another release may know it.
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    content = json_of(text)
+    if not isinstance(content, dict) or not isinstance(content.get("type"), str) or len(content) > MOST_PARAMETERS:
+        raise ValueError("the schedule is no object with a type")
+    known = schedule_types().get(content["type"])
+    defaults = {field.name: field.default for field in fields(known)} if known is not None else {}
+    for name, value in content.items():
+        parts = value if isinstance(value, list) else [value]
+        least = 1 if name in defaults and defaults[name] != 0 else 0
+        good = (isinstance(part, (bool, str)) or (type(part) is int and least <= part < 1 << 31) for part in parts)
+        if len(parts) > MOST_PARAMETERS or not all(good):
+            raise ValueError(f"the schedule's {name[:40]} is {str(value)[:40]}")
 
 
 def digest(value: Any) -> str:

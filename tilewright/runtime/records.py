@@ -1,110 +1,30 @@
 """Records: every measurement of a candidate with all that it depends on, in one SQLite file.
 
 A measurement is never changed; measuring again adds another. Files of JSON lines carry records from one machine to another.
+
+The user's own file (that of `default_path`) costs nobody a compilation: where it is damaged it is set aside under another name, and where it
+cannot be read it is ignored; a warning says which. A file that was named explicitly is never moved, and what is wrong with it is an error.
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
-import math
 import sqlite3
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from tilewright import settings
 from tilewright.errors import CacheError
-from tilewright.hardware.machine import Machine
-from tilewright.runtime import plain
-from tilewright.runtime.problems import generator
-from tilewright.runtime.trials import MODES, TUNING_MODE, Outcome
+from tilewright.files import first_line, json_of, lines_of, reading, written
+from tilewright.runtime.measurement import COLUMNS, Measurement, checked
+from tilewright.runtime.record_file import VERSION, Damaged, connected, errors_of, set_aside, transaction
+from tilewright.runtime.trials import TUNING_MODE
 
-VERSION = 1
-"""Of the table's and the lines' form."""
-STATUSES = ("measured", "wrong", "failed")
 ERRORS_SHOWN = 5
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One measurement of one candidate. `region` is `Problem.key`, `schedule` the text of `plain.schedule_text`; `problem` and `description`
-    say the same for people. `code` names the generated code, `generator` what made it (`problems.generator`); `resources` is the compiler's
-    report by kernel, as JSON. Times are seconds of a call, None unless `status` is "measured"; `stopped`: timed once only. `date` is UTC."""
-
-    region: str
-    kind: str
-    problem: str
-    schedule: str
-    description: str
-    machine: str
-    gpu: str
-    driver: str
-    compiler: str
-    mode: str
-    code: str
-    generator: str
-    status: str
-    reason: str
-    median: float | None
-    lower: float | None
-    upper: float | None
-    count: int
-    stopped: bool
-    relative_error: float | None
-    resources: str
-    date: str
-
-    @property
-    def identity(self) -> str:
-        """A digest of everything: equal measurements are stored once."""
-        return hashlib.sha256(json.dumps(list(asdict(self).values())).encode()).hexdigest()[:32]
-
-    @property
-    def seconds(self) -> float:
-        return self.median if self.median is not None else math.inf
-
-
-_COLUMNS = tuple(field.name for field in fields(Measurement))
-_TYPES = {"count": "INTEGER", "stopped": "INTEGER", **dict.fromkeys(("median", "lower", "upper", "relative_error"), "REAL")}
-_OPTIONAL = frozenset(("median", "lower", "upper", "relative_error"))
-
-
-def measurement_of(outcome: Outcome, machine: Machine, name: str, date: str | None = None) -> Measurement:
-    """The record of an outcome; `date` as `now` writes it."""
-    problem, timing, known = outcome.job.problem, outcome.timing, outcome.environment
-    return Measurement(
-        region=problem.key,
-        kind=problem.region.kind,
-        problem=problem.text,
-        schedule=plain.schedule_text(outcome.job.schedule),
-        description=outcome.schedule,
-        machine=name,
-        gpu=known.get("gpu", ""),
-        driver=known.get("driver", ""),
-        compiler=known.get("compiler", ""),
-        mode=outcome.mode,
-        code=outcome.code,
-        generator=generator(machine),
-        status=outcome.status,
-        reason=outcome.reason,
-        median=timing.median if timing else None,
-        lower=timing.lower if timing else None,
-        upper=timing.upper if timing else None,
-        count=timing.count if timing else 0,
-        stopped=outcome.stopped,
-        relative_error=outcome.relative_error,
-        resources=json.dumps({name: dict(found) for name, found in outcome.resources.items()}, sort_keys=True),
-        date=date or now(),
-    )
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+TRUTHS = {0: False, 1: True}
 
 
 def default_path() -> Path:
@@ -115,59 +35,40 @@ def default_path() -> Path:
 class Records:
     """The records in one file; a context manager that closes it. Many processes may read and write at once.
 
+    Without a path, the user's. `write=False` makes and changes no file, and without a path it raises nothing: what cannot be read is empty then.
+
     Raises:
-        CacheError: where the file is no record store, of another version, or cannot be read or written.
+        CacheError: where the file is no record store, of a newer version, or cannot be read or written.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, *, write: bool = True) -> None:
         self.path = Path(path) if path is not None else default_path()
+        self._optional = path is None and not write
+        self._has_told = False
+        self._connection: sqlite3.Connection | None = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise CacheError(f"the records {self.path} cannot be opened: {error}", "name a file that can be written") from error
-        try:
-            self._prepare()
-        except BaseException:
-            self._connection.close()
-            raise
+            self._connection = connected(self.path, write)
+        except CacheError as error:
+            if path is not None:
+                raise
+            moved = self._give_up(error)
+            if write and not moved:
+                raise
+            if write:
+                self._connection = connected(self.path, write)
 
-    def _prepare(self) -> None:
-        with self._errors():
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if version == 0 and not tables:
-                columns = ", ".join(f"{name} {_TYPES.get(name, 'TEXT')}{'' if name in _OPTIONAL else ' NOT NULL'}" for name in _COLUMNS)
-                with self._transaction():
-                    self._connection.execute(f"CREATE TABLE IF NOT EXISTS measurements (identity TEXT PRIMARY KEY, {columns}) WITHOUT ROWID")
-                    self._connection.execute("CREATE INDEX IF NOT EXISTS of_a_region ON measurements (region, machine, mode)")
-                    self._connection.execute(f"PRAGMA user_version={VERSION}")
-            elif version != VERSION:
-                raise CacheError(
-                    f"{self.path} holds no records of version {VERSION} (its version is {version})",
-                    "name another file; `tilewright tune --export` with the version that wrote it carries them over",
-                )
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise CacheError(
-                f"the records {self.path} cannot be used: {error}", "name another file, or remove this one: what it holds is measured again"
-            ) from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
+    def _give_up(self, error: CacheError) -> bool:
+        """Says once why the user's records are of no use; a damaged file is set aside first. Whether it was."""
+        self.close()
+        aside, more = None, ""
+        if isinstance(error, Damaged):
+            try:
+                aside = set_aside(self.path)
+                more = f"; they are kept as {aside.name}" if aside else ""
+            except OSError as other:
+                more = f"; they cannot be set aside: {other.strerror}"
+        warnings.warn(f"{error.cause}{more}; going on without what they knew", stacklevel=2)
+        return isinstance(error, Damaged)
 
     def __enter__(self) -> Records:
         return self
@@ -176,16 +77,21 @@ class Records:
         self.close()
 
     def close(self) -> None:
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def __len__(self) -> int:
-        with self._errors():
+        if self._connection is None:
+            return 0
+        with errors_of(self.path):
             return int(self._connection.execute("SELECT count(*) FROM measurements").fetchone()[0])
 
     def add(self, measurements: Iterable[Measurement]) -> int:
         """Stores them in one transaction; how many were new."""
-        places = ", ".join("?" * (len(_COLUMNS) + 1))
-        with self._errors(), self._transaction():
+        places = ", ".join("?" * (len(COLUMNS) + 1))
+        assert self._connection is not None
+        with errors_of(self.path), transaction(self._connection):
             before = self._connection.total_changes
             self._connection.executemany(
                 f"INSERT OR IGNORE INTO measurements VALUES ({places})", ((entry.identity, *asdict(entry).values()) for entry in measurements)
@@ -210,17 +116,35 @@ class Records:
         return sorted(kept.values(), key=lambda entry: (entry.seconds, entry.schedule, entry.code))
 
     def _select(self, condition: str, *arguments: str) -> Iterator[Measurement]:
-        with self._errors():
-            for row in self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM measurements {condition}", arguments):
-                values = dict(zip(_COLUMNS, row, strict=True))
-                yield Measurement(**{**values, "stopped": bool(values["stopped"])})
+        """The rows that are measurements; the others cost themselves only."""
+        if self._connection is None:
+            return
+        try:
+            with errors_of(self.path):
+                for row in self._connection.execute(f"SELECT {', '.join(COLUMNS)} FROM measurements {condition}", arguments):
+                    values = dict(zip(COLUMNS, row, strict=True))
+                    try:
+                        entry = checked({**values, "stopped": TRUTHS.get(values["stopped"])})
+                    except ValueError as error:
+                        self._tell_of_row(error)
+                        continue
+                    yield entry
+        except CacheError as error:
+            if not self._optional:
+                raise
+            self._give_up(error)
+
+    def _tell_of_row(self, error: ValueError) -> None:
+        if not self._has_told:
+            warnings.warn(f"{self.path} holds rows that are no measurements, and these are ignored: {first_line(error)}", stacklevel=2)
+            self._has_told = True
 
     def export_lines(self, path: str | Path) -> int:
         """Writes every measurement as a line of JSON, compressed where the name ends in .gz; how many."""
         count = 0
-        with _opened(path, "wt") as file:
+        with written(path) as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if str(path).endswith(".gz") else raw as file:
             for entry in self.all():
-                file.write(json.dumps({"version": VERSION, **asdict(entry)}) + "\n")
+                file.write(json.dumps({"version": VERSION, **asdict(entry)}).encode() + b"\n")
                 count += 1
         return count
 
@@ -230,64 +154,32 @@ class Records:
         Raises:
             CacheError: where any line is no measurement, naming the lines; then nothing is stored.
         """
-        found: list[Measurement] = []
         wrong: list[str] = []
-        try:
-            with _opened(path, "rt") as file:
-                for number, line in enumerate(file, 1):
-                    if not line.strip():
-                        continue
-                    try:
-                        found.append(_measurement(json.loads(line)))
-                    except (ValueError, TypeError, KeyError) as error:
-                        wrong.append(f"line {number}: {error}")
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise CacheError(f"{path} cannot be read: {error}", "name a file that `tilewright tune --export` wrote") from error
-        if wrong:
-            shown = "; ".join(wrong[:ERRORS_SHOWN]) + (f"; and {len(wrong) - ERRORS_SHOWN} more" if len(wrong) > ERRORS_SHOWN else "")
-            raise CacheError(f"{path} holds lines that are no measurements: {shown}", "correct or remove them; nothing was imported")
-        return self.add(found)
+        count = 0
+
+        def found() -> Iterator[Measurement]:
+            nonlocal count
+            for number, line in lines_of(path):
+                if not line.strip():
+                    continue
+                try:
+                    yield _measurement(json_of(line))
+                except ValueError as error:
+                    count += 1
+                    wrong.extend([f"line {number}: {first_line(error)}"] if count <= ERRORS_SHOWN else [])
+            if wrong:
+                shown = "; ".join(wrong) + (f"; and {count - ERRORS_SHOWN} more" if count > ERRORS_SHOWN else "")
+                raise CacheError(f"{path} holds lines that are no measurements: {shown}", "correct or remove them; nothing was imported")
+
+        with reading(path, CacheError, "name a file that `tilewright tune --export` wrote"):
+            return self.add(found())
 
 
-def _opened(path: str | Path, mode: str) -> Any:
-    return gzip.open(path, mode, encoding="utf-8") if str(path).endswith(".gz") else open(path, mode, encoding="utf-8")
-
-
-def _measurement(data: Any) -> Measurement:
-    """A measurement of a line's content. Raises ValueError, TypeError or KeyError where it is none."""
+def _measurement(data: object) -> Measurement:
+    """A measurement of a line's content. Raises ValueError where it is none."""
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     version = data.pop("version", None)
     if version != VERSION:
-        raise ValueError(f"its version is {version!r}, not {VERSION}")
-    if set(data) != set(_COLUMNS):
-        raise ValueError(f"fields missing or unknown: {', '.join(sorted(set(data) ^ set(_COLUMNS)))}")
-    for name in _COLUMNS:
-        _check_field(name, data[name])
-    entry = Measurement(**data)
-    if entry.status not in STATUSES or entry.mode not in MODES:
-        raise ValueError(f"status {entry.status!r}, mode {entry.mode!r}")
-    if "type" not in json.loads(entry.schedule) or not isinstance(json.loads(entry.resources), dict):
-        raise ValueError("schedule or resources are malformed")
-    datetime.fromisoformat(entry.date)
-    times = (entry.lower, entry.median, entry.upper)
-    if entry.status != "measured":
-        if times != (None, None, None):
-            raise ValueError("times of what was not measured")
-    elif entry.lower is None or entry.median is None or entry.upper is None or not 0 < entry.lower <= entry.median <= entry.upper or entry.count < 1:
-        raise ValueError(f"times {times} of {entry.count} replays")
-    return entry
-
-
-def _check_field(name: str, value: Any) -> None:
-    kind = _TYPES.get(name, "TEXT")
-    if name == "stopped":
-        good = isinstance(value, bool)
-    elif kind == "INTEGER":
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    elif kind == "REAL":
-        good = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
-    else:
-        good = isinstance(value, str)
-    if not good:
-        raise ValueError(f"{name} is {value!r}")
+        raise ValueError(f"its version is {ascii(version)[:40]}, not {VERSION}")
+    return checked(data)

@@ -5,9 +5,10 @@ What is recorded is not measured again, so that tuning that was interrupted goes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,18 @@ from tilewright.partition.plan import Chooser, plan_program
 from tilewright.runtime import plain
 from tilewright.runtime.choices import remembered
 from tilewright.runtime.code_choice import CodeScores, reads_code
+from tilewright.runtime.measurement import Measurement, measurement_of
 from tilewright.runtime.problems import Problem, code_of, generator
-from tilewright.runtime.records import Measurement, Records, default_path, measurement_of
+from tilewright.runtime.records import Records, default_path
 from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, TUNING_MODE, Job, Outcome, Trials
 from tilewright.schedule.columns import length
 
 Report = Callable[[int, int, Outcome | None], None]
 """Called as report(done, total, outcome)."""
+
+
+OUTSIDE = "recorded, and no candidate of this region"
+"""Why a recorded schedule is not chosen: it is of another release, or somebody else wrote the record."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +107,20 @@ def from_records(records: Records, atomics: bool = False, models: Chooser | None
         problem = Problem(region, layouts, values, constants)
         ranking = rank(region, layouts, values, constants, machine, threads, atomics)
         failed: dict[str, list[Measurement]] = {}
+        outside = 0
         for entry in records.standing(problem.key, recorded_as(machine, threads)):
             if entry.status != "measured":
                 failed.setdefault(entry.schedule, []).append(entry)
                 continue
             choice = recorded_choice(entry, ranking)
+            outside += choice is None
             if choice is not None and is_current(problem, entry, machine):
                 return replace(choice, measured_seconds=entry.seconds)
+        if outside:
+            ranking = replace(ranking, rejected={**ranking.rejected, OUTSIDE: outside})
         if not failed:
-            return models(region, layouts, values, constants, machine, threads) if models is not None else ranking.first()
+            found = models(region, layouts, values, constants, machine, threads) if models is not None else ranking.first()
+            return replace(found, rejected=ranking.rejected)
         for choice in ranking:
             known = failed.get(plain.schedule_text(choice.schedule), ())
             if not any(is_current(problem, entry, machine) for entry in known):
@@ -141,7 +152,7 @@ def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False
     with ExitStack() as open_ones:
         scores = open_ones.enter_context(CodeScores(machine)) if reads_code(machine) else None
         models = remembered(atomics, scores)
-        yield from_records(open_ones.enter_context(Records(place)), atomics, models) if place.exists() else models
+        yield from_records(open_ones.enter_context(Records(path, write=False)), atomics, models) if place.exists() else models
 
 
 def tune(
@@ -165,17 +176,25 @@ def tune(
     """
     hopeless, place = 0, recorded_as(machine, threads)
     wanted: list[tuple[Problem, Any]] = []
+    strange: dict[str, set[str]] = {}
+
+    def standing(problem: Problem) -> list[Measurement]:
+        """Of the problem's candidates: a schedule that is none of them is never lowered, whoever recorded it."""
+        found = records.standing(problem.key, place)
+        return [entry for entry in found if entry.status == "measured" and entry.schedule not in strange[problem.key]]
+
     for problem in problems:
         ranking = ranking_of(problem, machine, atomics, threads)
+        strange[problem.key] = {entry.schedule for entry in records.standing(problem.key, place) if recorded_choice(entry, ranking) is None}
         first = np.argsort(ranking.seconds, kind="stable")[:trials]
-        promising = first[may_beat(ranking, machine, _fastest(problem, machine, records, place))[first]]
+        promising = first[may_beat(ranking, machine, _fastest(problem, machine, standing(problem)))[first]]
         wanted += [(problem, ranking.choice(int(position)).schedule) for position in promising]
         hopeless += len(first) - len(promising)
     jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records, place)]
     tell = report or (lambda done, total, outcome: None)
     known, measured, failed = len(wanted) - len(jobs), 0, 0
     tell(known, len(wanted), None)
-    if jobs or any(_finalists(problem, machine, records, place) for problem in problems):
+    if jobs or any(_finalists(problem, machine, standing(problem)) for problem in problems):
         with (start or (lambda: Trials(machine, threads=threads)))() as processes:
             done = known
             for outcome in processes.measure(jobs, TUNING_MODE, finals=True):
@@ -186,7 +205,7 @@ def tune(
                     failed += outcome.status != "measured"
                     tell(done, len(wanted), outcome)
             for problem in problems:  # those that an earlier, interrupted run left, or that came near the best of one
-                finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, records, place)]
+                finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, standing(problem))]
                 if finalists:
                     again = processes.remeasure(finalists, mode=TUNING_MODE)
                     records.add(measurement_of(outcome, machine, place) for outcome in again if outcome.timing)
@@ -204,10 +223,9 @@ def may_beat(ranking: Ranking, machine: Machine, seconds: float) -> np.ndarray:
     return np.concatenate(bounds) < seconds
 
 
-def _fastest(problem: Problem, machine: Machine, records: Records, place: str) -> float:
+def _fastest(problem: Problem, machine: Machine, standing: Iterable[Measurement]) -> float:
     """The least seconds recorded of code that would be generated today; infinite where there are none."""
-    standing = (entry for entry in records.standing(problem.key, place) if entry.status == "measured" and is_current(problem, entry, machine))
-    return next((entry.seconds for entry in standing), float("inf"))
+    return next((entry.seconds for entry in standing if is_current(problem, entry, machine)), float("inf"))
 
 
 def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records, place: str) -> bool:
@@ -217,10 +235,10 @@ def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Record
     return any(is_current(problem, entry, machine) for entry in found)
 
 
-def _finalists(problem: Problem, machine: Machine, records: Records, place: str) -> list[Measurement]:
+def _finalists(problem: Problem, machine: Machine, standing: Iterable[Measurement]) -> list[Measurement]:
     """The fastest of a problem where several are near each other and one of them was measured only roughly; else nothing."""
-    standing = [entry for entry in records.standing(problem.key, place) if entry.status == "measured"]
-    near = [entry for entry in standing[:FINALISTS] if entry.seconds <= NEAR * standing[0].seconds]
+    first = list(islice(standing, FINALISTS))
+    near = [entry for entry in first if entry.seconds <= NEAR * first[0].seconds]
     if all(entry.count >= ROUNDS for entry in near):
         return []
     current = [entry for entry in near if is_current(problem, entry, machine)]

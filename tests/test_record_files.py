@@ -1,0 +1,511 @@
+"""Files of records that are damaged, a stranger's, locked or hostile: what they cost, and what stays where it is."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_records import FAILURE, H200, measurement, stand_ins
+from test_trials import OTHER, SMALL
+from torch import nn
+
+import tilewright
+from tilewright.cli import main
+from tilewright.cost.ranking import Choice
+from tilewright.errors import CacheError
+from tilewright.files import lines_of
+from tilewright.runtime import plain, record_file
+from tilewright.runtime.measurement import COLUMNS, Measurement, checked
+from tilewright.runtime.problems import Problem
+from tilewright.runtime.record_file import SCHEMA, Damaged, set_aside
+from tilewright.runtime.records import Records, default_path
+from tilewright.runtime.tuning import OUTSIDE, chooser_for, from_records, ranking_of, tune
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+
+
+@lru_cache
+def sample(position: int = 0, problem: Problem = SMALL) -> Measurement:
+    """A measurement of a problem's candidate."""
+    return measurement(problem, position)
+
+
+def filled(path: Path, count: int = 200) -> list[Measurement]:
+    """A store of so many measurements."""
+    entries = [replace(sample(), reason=f"number {number}") for number in range(count)]
+    with Records(path) as records:
+        records.add(entries)
+    return entries
+
+
+def database(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def overwrite(path: Path, start: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(data)
+
+
+def without_not_null(path: Path, column: str, value: str) -> None:
+    """A table of columns without types, with one row of ours of which a column is an expression's value."""
+    filled(path.with_name("source"), 1)
+    database(
+        path, f"ATTACH '{path.with_name('source')}' AS other", f"CREATE TABLE measurements (identity, {', '.join(COLUMNS)})",
+        "INSERT INTO measurements SELECT * FROM other.measurements", f"UPDATE measurements SET {column} = {value}", SCHEMA["of_a_region"],
+        "PRAGMA user_version=1",
+    )  # fmt: skip
+
+
+def hostile(path: Path, *more: str) -> None:
+    database(path, *SCHEMA.values(), *more, "PRAGMA user_version=1")
+
+
+DAMAGED: dict[str, Callable[[Path], Any]] = {
+    "text": lambda path: path.write_text("these are no records " * 400),
+    "its header alone": lambda path: (filled(path), os.truncate(path, 100)),
+    "half of it": lambda path: (filled(path), os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)),
+    "an overwritten root page": lambda path: (filled(path), overwrite(path, 4096, b"\x5a" * 4096)),
+    "a stranger's tables": lambda path: database(path, "CREATE TABLE music (name TEXT)"),
+    "a stranger's tables of our version": lambda path: database(path, "CREATE TABLE music (name TEXT)", "PRAGMA user_version=1"),
+    "no tables of our version": lambda path: database(path, "PRAGMA user_version=1"),
+    "columns of other types": lambda path: without_not_null(path, "count", "'many'"),
+    "a view of our table's name": lambda path: database(
+        path, f"CREATE VIEW measurements AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {', '.join('x AS ' + c for c in COLUMNS)} FROM n",
+        "PRAGMA user_version=1",
+    ),
+    "a trigger": lambda path: hostile(path, "CREATE TRIGGER t AFTER INSERT ON measurements BEGIN DELETE FROM measurements; END"),
+    "one index more": lambda path: hostile(path, "CREATE INDEX more ON measurements (abs(count))"),
+    "a virtual table": lambda path: hostile(path, "CREATE VIRTUAL TABLE f USING fts5(a)"),
+    "a generated column": lambda path: database(
+        path, SCHEMA["measurements"].replace("reason TEXT NOT NULL", "reason TEXT AS (zeroblob(1000000000)) NOT NULL"), SCHEMA["of_a_region"], "PRAGMA user_version=1"
+    ),
+    "a malformed schema": lambda path: hostile(
+        path, "PRAGMA writable_schema=ON", "UPDATE sqlite_master SET sql = 'CREATE TABLE measurements (' WHERE name = 'measurements'"
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=DAMAGED)
+def damage(request: pytest.FixtureRequest) -> Callable[[Path], Any]:
+    return DAMAGED[request.param]
+
+
+def chosen(*problems: Problem) -> list[tuple[Any, float | None]]:
+    """What is chosen with the user's records."""
+    with chooser_for(H200, None) as chooser:
+        found = [chooser(p.region, p.layouts, p.values, p.constants, H200, 1) for p in problems or (SMALL,)]
+    return [(choice.schedule, choice.measured_seconds) for choice in found]
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and not path.name.endswith(("-shm", "-wal"))}
+
+
+def test_a_damaged_file_of_the_user_costs_the_records_and_is_kept(damage: Callable[[Path], Any]) -> None:
+    path = default_path()
+    damage(path)
+    before = path.read_bytes()
+    with pytest.warns(UserWarning) as caught:
+        found = chosen()
+    assert [schedule for schedule, seconds in found if seconds is None] == [schedule for schedule, _ in found]
+    (told,) = [str(w.message) for w in caught]
+    assert str(path) in told and "kept as records.sqlite.damaged-1" in told and "\n" not in told
+    aside = path.with_name("records.sqlite.damaged-1")
+    assert not path.exists() and aside.read_bytes() == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen() == found
+
+
+def test_a_damaged_file_that_is_named_is_an_error_and_stays(damage: Callable[[Path], Any], tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    damage(folder / "named.sqlite")
+    before = snapshot(folder)
+    for write in (True, False):
+        with pytest.raises(CacheError, match=r"named\.sqlite") as caught, Records(folder / "named.sqlite", write=write) as records:
+            list(records.all())
+        assert "\n" not in str(caught.value) and caught.value.remedy
+    assert snapshot(folder) == before
+
+
+def test_tuning_sets_the_users_damaged_file_aside_and_begins_another(damage: Callable[[Path], Any]) -> None:
+    path = default_path()
+    for number in (1, 2):
+        damage(path)
+        for name in ("source", "source-wal", "source-shm"):
+            path.with_name(name).unlink(missing_ok=True)
+        before = path.read_bytes()
+        with pytest.warns(UserWarning, match=f"kept as records.sqlite.damaged-{number}"), Records() as records:
+            assert len(records) == 0 and records.add([sample()]) == 1
+        assert path.with_name(f"records.sqlite.damaged-{number}").read_bytes() == before
+        with Records() as records:
+            assert len(records) == 1
+        path.unlink()
+
+
+def test_the_command_warns_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lines.py").write_text("import torch\ndef linear():\n    return torch.nn.Linear(4, 4), torch.randn(1, 4)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    default_path().write_text("no records")
+    assert main(["compile", "lines:linear"]) == 0
+    out, err = capfd.readouterr()
+    assert err.startswith("tilewright: warning: the records ") and err.count("\n") == 1 and "damaged-1" in err and "contraction" in out
+    assert main(["compile", "lines:linear", "--records", str(tmp_path / "lines.py")]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(f"tilewright: error: the records {tmp_path / 'lines.py'} cannot be used: ") and err.count("\n") == 1
+    assert (tmp_path / "lines.py").exists()
+
+
+def test_damage_that_is_found_while_reading() -> None:
+    """The schema is sound, and so is what the first region reads."""
+    path, problems = default_path(), (SMALL, OTHER)
+    with Records() as records:
+        records.add([replace(sample(0, problem), date=f"2026-01-01T00:00:00.{k:06d}+00:00") for problem in problems for k in range(300)])
+    size = path.stat().st_size
+    overwrite(path, 3 * 4096, b"\x5a" * (size - 3 * 4096))
+    with pytest.warns(UserWarning, match="kept as"):
+        assert all(seconds is None for _, seconds in chosen(*problems))
+    assert path.with_name("records.sqlite.damaged-1").stat().st_size == size and not path.exists()
+
+
+NOT_READABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a folder": (lambda path: path.mkdir(), "directory"),
+    "a pipe": (lambda path: os.mkfifo(path), "no regular file"),
+    "a newer version": (lambda path: database(path, "CREATE TABLE later (a)", "PRAGMA user_version=7"), "its version is 7"),
+    "a link to itself": (lambda path: path.symlink_to(path), "unable to open"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_READABLE)
+def test_what_is_not_damaged_is_ignored_and_stays(what: str) -> None:
+    make, words = NOT_READABLE[what]
+    make(default_path())
+    before = default_path().lstat()
+    if what != "a link to itself":  # which counts as no file
+        with pytest.warns(UserWarning, match=words):
+            assert all(seconds is None for _, seconds in chosen())
+    with pytest.raises(CacheError, match=words), pytest.warns(UserWarning, match=words):
+        Records()
+    assert default_path().lstat() == before and not list(default_path().parent.glob("*damaged*"))
+
+
+def test_an_empty_file_holds_no_records() -> None:
+    default_path().write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert all(seconds is None for _, seconds in chosen())
+        assert default_path().read_bytes() == b""
+        with Records() as records:
+            assert len(records) == 0
+
+
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", LOCK, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
+        yield
+        process.communicate()
+
+
+def test_a_file_that_another_process_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_file, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(record_file, "WRITE_SECONDS", 0.2)
+    entries = filled(default_path(), 3)
+    with locked(default_path()):
+        with pytest.warns(UserWarning, match="locked by another process"):
+            assert all(seconds is None for _, seconds in chosen())
+        with pytest.raises(CacheError, match="locked by another process"), pytest.warns(UserWarning, match="locked"):
+            Records()
+    with Records() as records:
+        assert sorted(records.all(), key=lambda e: e.identity) == sorted(entries, key=lambda e: e.identity)
+
+
+def test_a_full_disk_costs_what_is_added(tmp_path: Path) -> None:
+    entries = filled(tmp_path / "records.sqlite", 3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Records(tmp_path / "records.sqlite") as records:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+        try:
+            with pytest.raises(CacheError, match="cannot be used: .*check permissions and free space"):
+                records.add(replace(entries[0], reason=f"{number}" * 1000) for number in range(500))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert len(records) == 3 and records.add([sample(3)]) == 1
+
+
+def test_one_of_many_sets_a_damaged_file_aside() -> None:
+    """Threads of one process stand for processes: the lock is one of open files."""
+    path = default_path()
+    path.write_text("no records")
+    start, found = threading.Barrier(8), []
+
+    def open_and_add(number: int) -> None:
+        start.wait()
+        with Records() as records:
+            found.append(records.add([replace(sample(), reason=str(number))]))
+
+    threads = [threading.Thread(target=open_and_add, args=(number,)) for number in range(8)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [1] * 8
+    with Records() as records:
+        assert len(records) == 8
+    assert [p.name for p in path.parent.glob("*damaged*")] == ["records.sqlite.damaged-1"]
+
+
+def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:
+    path, text = tmp_path / "records.sqlite", "no records" * 1000
+    path.write_text(text)
+    path.with_name("records.sqlite.damaged-1").write_text("earlier")
+    path.with_name("records.sqlite.damaged-2").mkdir()
+    aside = set_aside(path)
+    assert aside is not None and aside.name == "records.sqlite.damaged-3" and aside.read_text() == text
+    assert (tmp_path / "records.sqlite.damaged-1").read_text() == "earlier"
+    assert not path.exists() and set_aside(path) is None
+    filled(path, 2)
+    assert set_aside(path) is None and path.exists()
+
+
+# Rows
+
+
+BAD_ROWS = {
+    "an empty text": ("region", "''"), "bytes": ("schedule", "x'00ff'"), "text for a number": ("count", "'many'"), "a large count": ("count", "1e18"),
+    "negative": ("median", "-1"), "infinity": ("upper", "9e999"), "nothing": ("median", "NULL"), "text for a time": ("lower", "'soon'"),
+    "no UTF-8": ("reason", "CAST(x'ff41' AS TEXT)"), "an escape": ("description", "char(27) || '[2J'"), "a long text": ("reason", "hex(zeroblob(60000))"),
+    "a schedule": ("schedule", "'{'"), "a deep schedule": ("schedule", "replace(hex(zeroblob(40000)), '0', '[')"), "a date": ("date", "'soon'"),
+    "tile 0": ("schedule", "replace(schedule, ': 16', ': 0')"), "a status": ("status", "'good'"), "stopped": ("stopped", "7"), "a blob of zeros": ("code", "zeroblob(9)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD_ROWS)
+def test_a_bad_row_costs_itself(what: str, tmp_path: Path) -> None:
+    column, value = BAD_ROWS[what]
+    path = tmp_path / "records.sqlite"
+    good, bad = sample(1), replace(sample(), reason="bad", schedule=re.sub(r": \d+", ": 16", sample().schedule))
+    with Records(path) as records:
+        records.add([good, bad])
+    database(path, f"UPDATE measurements SET {column} = {value} WHERE reason = 'bad'")
+    with Records(path, write=False) as records:
+        with pytest.warns(UserWarning, match="no measurements, and these are ignored"):
+            assert list(records.all()) == [good]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # said once
+            assert list(records.all()) == [good]
+    with Records(path) as records, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert records.export_lines(tmp_path / "lines") == 1
+        with Records(tmp_path / "other.sqlite") as other:
+            assert other.import_lines(tmp_path / "lines") == 1 and list(other.all()) == [good]
+
+
+def test_a_row_too_long_for_memory(tmp_path: Path) -> None:
+    path = default_path()
+    filled(path, 3)
+    database(path, "UPDATE measurements SET reason = hex(zeroblob(20000000)) WHERE rowid IN (SELECT 1) OR identity = (SELECT min(identity) FROM measurements)"
+             .replace("rowid IN (SELECT 1) OR ", ""))  # fmt: skip
+    with pytest.warns(UserWarning):
+        with Records(write=False) as records:
+            assert len(list(records.all())) <= 3
+
+
+# Lines
+
+
+def lines_with(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    with Records(tmp_path / "source.sqlite") as records:
+        records.add([sample(), sample(1)])
+        records.export_lines(tmp_path / "lines.jsonl")
+    first, second = (tmp_path / "lines.jsonl").read_text().splitlines()
+    changed = change(json.loads(second))
+    (tmp_path / "lines.jsonl").write_bytes(first.encode() + b"\n" + (changed if isinstance(changed, bytes) else json.dumps(changed).encode()) + b"\n")
+    return tmp_path / "lines.jsonl"
+
+
+def with_tile(value: Any) -> Callable[[dict[str, Any]], Any]:
+    def change(line: dict[str, Any]) -> Any:
+        schedule = json.loads(line["schedule"])
+        return {**line, "schedule": json.dumps({**schedule, next(name for name in schedule if name != "type"): value})}
+
+    return change
+
+
+HOSTILE_LINES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a count of 2^70": lambda line: {**line, "count": 1 << 70},
+    "a count as a float": lambda line: {**line, "count": 4.0},
+    "a median of 10^400": lambda line: {**line, "median": 10**400},
+    "a median of 1e400": lambda line: json.dumps(line).replace(f'"median": {line["median"]}', '"median": 1e400').encode(),
+    "NaN": lambda line: json.dumps({**line, "median": float("nan")}).encode(),
+    "a number of many digits": lambda line: json.dumps(line).replace(f'"median": {line["median"]}', f'"median": {"9" * 10000}').encode(),
+    "a time of 30 years": lambda line: {**line, "upper": 1e9},
+    "a lone surrogate": lambda line: {**line, "reason": "\ud800"},
+    "a lone surrogate as a name": lambda line: {**line, "\udfff": 1},
+    "a NUL": lambda line: {**line, "machine": "h200\0"},
+    "an escape sequence": lambda line: {**line, "description": "\x1b[2J"},
+    "no UTF-8": lambda line: b'{"version": 1, "reason": "\xff"}',
+    "depth": lambda line: b"[" * 200_000,
+    "depth in a text": lambda line: {**line, "schedule": "[" * 90_000},
+    "depth in resources": lambda line: {**line, "resources": '{"a":' * 15_000},
+    "a long text": lambda line: {**line, "reason": "a" * 200_000},
+    "a tile of 0": with_tile(0),
+    "a tile of -1": with_tile(-1),
+    "a tile of 2^70": with_tile(1 << 70),
+    "a tile of text in lists": with_tile([[]]),
+    "a tile of 1.5": with_tile(1.5),
+    "a tile of nothing": with_tile(None),
+    "many tiles": with_tile([1] * 1000),
+    "a schedule of many parameters": lambda line: {**line, "schedule": json.dumps({"type": "A", **{f"p{k}": 1 for k in range(1000)}})},
+    "a region": lambda line: {**line, "region": "'; DROP TABLE measurements"},
+    "a machine": lambda line: {**line, "machine": ""},
+    "null": lambda line: {**line, "gpu": None},
+    "a list": lambda line: {**line, "gpu": ["GPU"]},
+    "an error below zero": lambda line: {**line, "relative_error": -1.0},
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE_LINES)
+def test_hostile_lines_are_refused_and_nothing_is_imported(how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = lines_with(tmp_path, HOSTILE_LINES[how])
+    kept = filled(tmp_path / "records.sqlite", 3)
+    with Records(tmp_path / "records.sqlite") as records:
+        with pytest.raises(CacheError, match="line 2: ") as caught:
+            records.import_lines(path)
+        assert len(str(caught.value)) < 1000 and str(caught.value).isprintable()
+        assert sorted(e.identity for e in records.all()) == sorted(e.identity for e in kept)
+    assert main(["tune", "--records", str(tmp_path / "records.sqlite"), "--import", str(path)]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and "lines.jsonl" in err and "line 2" in err and "unexpected" not in err
+
+
+def test_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gzip
+
+    monkeypatch.setattr("tilewright.files.MOST_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr("tilewright.files.MOST_BYTES", 1 << 20)
+    for name, content in (("line", b"a" * (1 << 22)), ("lines", b"\n" * (1 << 22))):
+        (tmp_path / name).write_bytes(gzip.compress(content))
+        with Records(tmp_path / "records.sqlite") as records, pytest.raises(CacheError, match=f"{name} cannot be read: more than"):
+            records.import_lines(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError):
+            list(lines_of(place))
+
+
+def test_every_candidate_of_ours_passes() -> None:
+    """Also those of schemas and parameters that another release has."""
+    for problem in (SMALL, OTHER):
+        for choice in ranking_of(problem, H200):
+            plain.check_schedule_text(plain.schedule_text(choice.schedule))
+    for text in ('{"type": "AbacusSchedule", "beads": 0}', '{"type": "ContractionSchedule", "colour": "red", "shape": [1, 2]}'):
+        plain.check_schedule_text(text)
+
+
+def test_an_interrupted_export_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "records.sqlite", 3)
+    (tmp_path / "lines").write_text("before")
+
+    def broken(entry: Measurement) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tilewright.runtime.records.asdict", broken)
+    with Records(tmp_path / "records.sqlite") as records, pytest.raises(KeyboardInterrupt):
+        records.export_lines(tmp_path / "lines")
+    assert (tmp_path / "lines").read_text() == "before" and len(list(tmp_path.glob(".lines*"))) == 0
+
+
+# What plans and tuning make of strange schedules
+
+
+STRANGE = {
+    "another type of number": {"block_m": True}, "text": {"block_m": "16"}, "huge": {"block_m": (1 << 31) - 1, "block_n": (1 << 31) - 1}, "odd": {"block_m": 7},
+    "a list": {"stages": [1, 2]}, "many stages": {"stages": 1 << 20}, "an unknown parameter": {"colour": 1}, "another schema": {"type": "RowsSchedule"},
+}  # fmt: skip
+
+
+@lru_cache
+def tiled() -> str:
+    return next(plain.schedule_text(c.schedule) for c in ranking_of(SMALL, H200) if type(c.schedule).__name__ == "ContractionSchedule")
+
+
+def test_schedules_outside_the_space_are_never_lowered(tmp_path: Path) -> None:
+    def choice_of(*entries: Measurement) -> Choice:
+        with Records(tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite") as records:
+            records.add(entries)
+            return from_records(records)(SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants, H200, 1)
+
+    good = replace(sample(2), median=2e-6, lower=2e-6, upper=2e-6)
+    everything = [good]
+    for changes in STRANGE.values():
+        text = json.dumps({**json.loads(tiled()), **changes})
+        strange = checked({**asdict(good), "schedule": text, "median": 1e-9, "lower": 1e-9, "upper": 1e-9})
+        more = [strange, replace(strange, median=1.1e-9, upper=1.2e-9, code="", generator="other"), replace(strange, **{**FAILURE, "code": ""})]
+        assert choice_of(good, *more).measured_seconds == 2e-6
+        alone = choice_of(strange)
+        assert alone.measured_seconds is None and alone.rejected[OUTSIDE] == 1 and alone.schedule == next(iter(ranking_of(SMALL, H200))).schedule
+        everything += more
+    with Records(tmp_path / "all.sqlite") as records:
+        records.add(everything)
+        tuned = tune([SMALL], H200, 3, records, start=stand_ins)
+        assert tuned.measured + tuned.known + tuned.hopeless == 3 and tuned.failed == 0 and tuned.measured > 0
+
+
+def test_a_stranger_that_locks_the_folder_is_waited_for(tmp_path: Path) -> None:
+    """The lock under which a file is set aside is one of the folder, and leaves no file of its own."""
+    (tmp_path / "records.sqlite").write_text("no records")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    done = threading.Thread(target=set_aside, args=(tmp_path / "records.sqlite",))
+    done.start()
+    done.join(0.3)
+    assert done.is_alive() and (tmp_path / "records.sqlite").exists()
+    os.close(folder)
+    done.join()
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["records.sqlite.damaged-1"]
+
+
+def test_compiling_with_records_that_turn_bad(tmp_path: Path) -> None:
+    default_path().write_text("no records")
+    with pytest.warns(UserWarning, match="going on without"):
+        executable = tilewright.compile(nn.Linear(3, 2).eval().requires_grad_(False), torch.ones(1, 3))
+    assert executable(torch.ones(1, 3)).shape == (1, 2)
+    assert issubclass(Damaged, CacheError)
