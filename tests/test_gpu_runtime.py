@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_programs import ProgramBuilder, chain
 
-from tilewright.errors import KernelFailed, TargetNotPresent
+from tilewright.errors import IndexOutOfRange, KernelFailed, TargetNotPresent
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import row_major
+from tilewright.ir.region import IndexCheck, Storage
 from tilewright.runtime import gpu as gpu_module
 from tilewright.runtime.artifact import SavedBinary
 from tilewright.runtime.buffers import Buffers
@@ -336,3 +340,31 @@ def test_dynamic_shared_memory_is_asked_for_and_missing_kernels_named(stream: Fa
     with pytest.raises(KernelFailed, match="0.cubin cannot be loaded"):
         failing = Driver(FakeLibrary("cuModuleLoadData"))
         GpuLibrary(failing, [binary], {"k": kernel}, 5)
+
+
+def test_an_index_out_of_range_is_said_by_the_next_call_or_after_waiting(stream: FakeStream) -> None:
+    plain = diamond()
+    storage = {**plain.storage, "f": Storage(Value("f", (2,), "i64"), row_major((2,)))}
+    program = replace(plain, storage=storage, faults={"f": (IndexCheck("embedding a", 0, 5), IndexCheck("embedding b", -5, 5))})
+    engine, library = fake_engine(program)
+    engine.bind([0x1000, 0x2000])
+    engine.run(0, 3)
+    engine.finish()
+    library.calls.clear()
+    engine.check_indices(False)
+    assert not library.calls
+    engine.buffers.faults[1] = -6  # as a kernel does, by its address
+    assert engine.buffers.address("f") == engine.buffers.faults.data_ptr()
+    with pytest.raises(IndexOutOfRange, match="index -6 is out of range for a dimension of 5 elements, in embedding b;"):
+        engine.check_indices(False)
+    engine.check_indices(False)
+    assert not library.calls
+    engine.check_indices(True)
+    assert [name for name in library.names() if name.startswith("cuEvent")] == ["cuEventRecord", "cuEventSynchronize"]
+    stream.capturing = True
+    engine.bind([0x1000, 0x2000])
+    engine.run(0, 3)
+    engine.finish()
+    library.calls.clear()
+    engine.check_indices(True)
+    assert not library.calls

@@ -27,6 +27,7 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import FAULTS
 from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program
+from tilewright.report.explanation import explanation
 from tilewright.runtime.executable import Executable
 
 ROWS, COLUMNS = 7, 12
@@ -398,3 +399,19 @@ def test_inputs_changed_in_place_stay_as_they_were() -> None:
     assert not seen.any()
     executable(seen, TABLE, RIGHT)
     assert bool((seen == 1).all())
+
+
+def test_the_plan_says_what_is_checked() -> None:
+    executable = tilewright.compile(Twins(), (torch.tensor([1, 4]), torch.tensor([1, 4])), "native")
+    text = explanation(executable.image)
+    assert text.count("checked  indices of index_select embedding") == 2 and "at second: 0 to 4" in text
+
+
+def test_torch_compile_raises_an_index_error() -> None:
+    model, right = Twins(), torch.tensor([1, 4])
+    fast = torch.compile(model, backend="tilewright")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(right, right), model(right, right))
+        with pytest.raises(IndexError, match="index 5 "):
+            fast(right, torch.tensor([5, 0]))
+        torch.testing.assert_close(fast(right, right), model(right, right))

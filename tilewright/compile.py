@@ -46,6 +46,7 @@ def compile(
     threads: int | None = None,
     records: str | Path | None = None,
     deterministic: bool = True,
+    check: bool = False,
     progress: Progress | None = None,
 ) -> Executable:
     """Compiles a model for a target, from models of performance and what was measured before.
@@ -60,6 +61,8 @@ def compile(
         records: the file of measurements (default: the user's); what it knows decides before the models do, and trials are added to it.
         deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, where that is faster: two calls may then
             differ in the last bits. The choice of kernels is the same every time either way.
+        check: True lets each call on a GPU wait for its results and raise IndexOutOfRange itself, where else the next call or `synchronize` does. It
+            is the attribute `check` of the executable, which may be changed.
         unsupported: "warn" runs operators that are not covered through PyTorch and lists them once; "error" refuses the model.
         threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS, else OMP_NUM_THREADS, else the cores available).
         progress: called as progress(stage, done, total).
@@ -68,7 +71,7 @@ def compile(
         UnknownTarget, TargetNotPresent, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing, CacheError: each with cause
         and remedy.
     """
-    check_options(precision, trials, vendor, unsupported, threads, records, deterministic)
+    check_options(precision, trials, vendor, unsupported, threads, records, deterministic, check)
     report = progress or (lambda stage, done, total: None)
     if not isinstance(example_inputs, (torch.Tensor, Sequence, type(None))) or isinstance(example_inputs, str):
         raise InvalidInput(f"example_inputs is {described(example_inputs)}", "pass the model's positional inputs as a tuple")
@@ -89,7 +92,8 @@ def compile(
         program = plan_program(graph, machine, count, chooser, precision)
     program, binaries = build(program, machine, report)
     live = module if isinstance(module, torch.nn.Module) else None
-    return executable_of(program, imported, machine, binaries, _texts(program, machine), live, _parameters(module), threads, _defaults(module))
+    texts = _texts(program, machine)
+    return executable_of(program, imported, machine, binaries, texts, live, _parameters(module), threads, _defaults(module), check)
 
 
 def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:
@@ -163,6 +167,7 @@ def check_options(
     threads: int | None = None,
     records: str | Path | None = None,
     deterministic: bool = True,
+    check: bool = False,
 ) -> None:
     """Raises UnsupportedOption for values that `compile` does not offer."""
     check_precision(precision)
@@ -172,6 +177,8 @@ def check_options(
         raise UnsupportedOption(f"records is {described(records)}", "pass the path of a file of records, or None")
     if not isinstance(deterministic, bool):
         raise UnsupportedOption(f"deterministic is {described(deterministic)}", "use True, or False where sums may be added in any order")
+    if not isinstance(check, bool):
+        raise UnsupportedOption(f"check is {described(check)}", "use True to have calls on a GPU wait for errors of indices, or False")
     if vendor is not False:
         raise UnsupportedOption("vendor=True: library kernels are not candidates yet", "use vendor=False")
     if unsupported not in ("warn", "error"):

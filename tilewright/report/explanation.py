@@ -52,6 +52,7 @@ def region_lines(program: LoadableProgram, region: LoadableRegion, number: int) 
         ("work", [_work(program, region)]),
         ("layout", _layouts(program, region)),
         ("kernels", [", ".join(dict.fromkeys(call.kernel for call in region.calls))] if region.calls else []),
+        ("checked", _checked(program, region)),
         ("because", region.reasons),
     ):
         for index, text in enumerate(texts):
@@ -65,6 +66,12 @@ def _nodes(program: LoadableProgram, region: LoadableRegion) -> list[str]:
         operator = node.attributes["target"] if node.operator == "torch" else node.operator
         texts.append(f"{operator} {name}" + (f"  at {place_text(node.place)}" if node.place else ""))
     return texts or ["none: it prepares storage"]
+
+
+def _checked(program: LoadableProgram, region: LoadableRegion) -> list[str]:
+    names = dict.fromkeys(name for call in region.calls for name in call.arguments if name in program.faults)
+    found = (check for name in names for check in program.faults[name])
+    return [f"indices of {check.place}: {check.least} to {check.extent - 1}" for check in found]
 
 
 def _space(space: SpaceCounts) -> list[str]:

@@ -271,6 +271,9 @@ class CpuEngine:
             self.library.openmp.omp_set_num_threads(before)
         return bool(self.buffers.faults.any())
 
+    def check_indices(self, wait: bool) -> None:
+        """Nothing is left to say: `run` raises."""
+
     def finish(self) -> None:
         """Nothing to wait for: `run` returns when the kernels have."""
 

@@ -58,6 +58,7 @@ class Engine(Protocol):
     def bind(self, pointers: Sequence[int]) -> None: ...
     def run(self, first: int, last: int) -> None: ...
     def finish(self) -> None: ...
+    def check_indices(self, wait: bool) -> None: ...
     def abandon(self) -> None: ...
     def close(self) -> None: ...
 
@@ -107,6 +108,9 @@ class Executable:
         InvalidInput: for inputs of another number, nesting, shape, dtype or device than it was compiled for.
         TargetNotPresent: where the machine is not here.
         ExecutableClosed: after `close`.
+        IndexOutOfRange: for an index that lies outside of what it indexes. On a CPU the call itself raises it. On a GPU a call does not wait for
+            its kernels: with `check` it does, and raises; else the next call or `synchronize` raises, and the results of the call that had
+            the index are wrong (no memory outside of the tensors was read for them).
     """
 
     def __init__(
@@ -115,9 +119,11 @@ class Executable:
         stamp: ModuleStamp | None = None,
         threads: int | None = None,
         live: Mapping[str, Callable[[], torch.Tensor | None]] | None = None,
+        check: bool = False,
     ) -> None:
         """`live` gives a module's own parameter for a graph constant, for models that return a parameter itself."""
         self.image = image
+        self.check = check
         self._stamp = stamp
         self._threads = threads
         self._live = dict(live or {})
@@ -217,6 +223,8 @@ class Executable:
             engine = self._engine
             if engine is None:
                 engine = self._require_engine()
+            if self._gpu is not None:
+                engine.check_indices(False)
             outputs = self._allocate()
             try:
                 engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
@@ -228,6 +236,8 @@ class Executable:
             except BaseException:
                 engine.abandon()
                 raise
+            if self.check:
+                engine.check_indices(True)
             if self._single:
                 return outputs[self._direct[0]]  # type: ignore[index]
             if self._direct is not None:
@@ -406,6 +416,18 @@ class Executable:
                 other._start(shared=self)
         return other
 
+    def synchronize(self) -> None:
+        """Wait for everything that was enqueued on the GPU, and raise what no call has raised yet. On a CPU there is nothing to wait for.
+
+        Raises:
+            IndexOutOfRange: where a call, or a replay of a CUDA graph into which one was captured, had an index out of range.
+        """
+        engine = self._require_engine()
+        if self._gpu is not None:
+            torch.cuda.synchronize(self._device)
+        with self._lock:
+            engine.check_indices(False)
+
     def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> Verification:
         """Every stored value of each region against the graph evaluated in float64 for the same inputs.
 
@@ -489,6 +511,7 @@ def executable_of(
     parameters: Sequence[str] = (),
     threads: int | None = None,
     defaults: Mapping[str, Any] | None = None,
+    check: bool = False,
 ) -> Executable:
     """The executable of a program that was made of what a front end read, with its kernels compiled.
 
@@ -516,7 +539,7 @@ def executable_of(
     image = Image(ready, signature, machine, tuple(binaries), MappingProxyType(dict(sources or {})), states)
     sources_of_parameters = {p.value: p.source for p in imported.parameters if p.source is not None}
     stamp = ModuleStamp.of(module, states) if module is not None else None
-    return Executable(image, stamp, threads, sources_of_parameters)
+    return Executable(image, stamp, threads, sources_of_parameters, check)
 
 
 def check_threads(count: Any) -> None:

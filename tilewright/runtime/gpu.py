@@ -8,6 +8,9 @@ The caller's tensors are read and written in place: their addresses are node par
 changed one are updated before a launch. A tensor that very many nodes touch (a scan's input) has a copy of its own
 instead.
 
+Indices out of range are stored by kernels in memory of the host (`Buffers.faults`), which the next call looks at before it enqueues anything: nothing
+waits for a kernel. Of two calls in a row the second may be on its way before the first has found something; then the one after it says so.
+
 A call that the caller captures into a CUDA graph of its own puts its kernels there one by one. Replays of that graph use
 this executable's memory: the caller orders them against other calls.
 """
@@ -241,6 +244,9 @@ class GpuEngine:
         self.staging = self._staging_buffers(buffers.program)
         self._inputs = len(buffers.places.inputs)
         self._segments: dict[tuple[int, int], _Segment] = {}
+        faults = buffers.faults
+        self._faults = (ctypes.c_char * (8 * faults.numel())).from_address(faults.data_ptr()) if faults.numel() else None
+        self._no_faults = bytes(8 * faults.numel())
         self._event = self._driver.create_event()
         self._pointers: list[int] = []
         self._stream = 0  # of the call under way
@@ -349,6 +355,24 @@ class GpuEngine:
         if not self._lasting and not self._capturing:
             self._record(self._event, self._stream)  # what was enqueued is waited for all the same
         self._leave()
+
+    def check_indices(self, wait: bool) -> None:
+        """Raise what kernels have found so far; with `wait`, let the host wait for the call that was enqueued last, unless it was captured.
+
+        Raises:
+            IndexOutOfRange: where an index was out of range.
+        """
+        if self._faults is None:
+            return
+        if wait and not self._capturing:
+            self._enter()
+            self._driver.record_event(self._event, self._stream)
+            self._driver.wait_for_event(self._event)
+            self._leave()
+        if self._faults.raw != self._no_faults:
+            fault = self.buffers.take_fault()
+            if fault is not None:
+                raise fault
 
     def _enter(self) -> None:
         status = self._get_context(self._context_pointer)
