@@ -121,10 +121,12 @@ def test_other_damage_is_not_cut_off(tmp_path: Path) -> None:
     for content in (path.read_bytes()[:-6], b"no gzip at all", path.read_bytes()[:30] + b"\xff" * 8 + path.read_bytes()[38:]):
         path.write_bytes(content)
         assert dataset.without_remains(path) == 0 and path.read_bytes() == content
-        with pytest.raises(InvalidInput, match="cannot be read"):
+        with pytest.raises(InvalidInput, match="cannot be read|line 1 of .* is no measured layer"):
             dataset.read(path)
-    with pytest.raises(InvalidInput, match="cannot be read after line 0"):
-        dataset.read(tmp_path / "nothing")
+    for place in (tmp_path / "nothing", tmp_path, Path("/dev/zero")):
+        for read in (dataset.read, dataset.without_remains):
+            with pytest.raises(InvalidInput, match=f"{place} cannot be read"):
+                read(place)
 
 
 def changed(change: Callable[[dict[str, Any]], Any]) -> str:
@@ -146,6 +148,25 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a time of nothing": lambda line: line["schemas"]["ContractionSchedule"]["seconds"].__setitem__(0, 0.0),
     "a negative time": lambda line: line["schemas"]["ContractionSchedule"]["seconds"].__setitem__(0, -1.0),
     "no number": lambda line: line["schemas"]["ContractionSchedule"]["seconds"].__setitem__(0, "fast"),
+    "a time of 2^70": lambda line: line["schemas"]["ContractionSchedule"]["seconds"].__setitem__(0, 1 << 70),
+    "a time of 1e-300": lambda line: line["schemas"]["ContractionSchedule"]["seconds"].__setitem__(0, 1e-300),
+    "a time that is no number": lambda line: line["schemas"]["ContractionSchedule"]["seconds"].__setitem__(0, float("nan")),
+    "an endless time": lambda line: line["schemas"]["ContractionSchedule"]["seconds"].__setitem__(0, float("inf")),
+    "a truth for a time": lambda line: line["schemas"]["ContractionSchedule"]["seconds"].__setitem__(0, True),
+    "a tile of 0": lambda line: line["schemas"]["ContractionSchedule"]["block_m"].__setitem__(0, 0),
+    "a tile of 2^70": lambda line: line["schemas"]["ContractionSchedule"]["block_m"].__setitem__(0, 1 << 70),
+    "a tile of 1.5": lambda line: line["schemas"]["ContractionSchedule"]["block_m"].__setitem__(0, 1.5),
+    "a tile of text": lambda line: line["schemas"]["ContractionSchedule"]["block_m"].__setitem__(0, "16"),
+    "tiles in lists": lambda line: line["schemas"]["ContractionSchedule"].update(block_m=[[1]] * 12),
+    "no replays": lambda line: line["schemas"]["ContractionSchedule"]["rounds"].__setitem__(0, 0),
+    "a width of 2^70": lambda line: line["layer"].update(width=1 << 70),
+    "a width of 0": lambda line: line["layer"].update(width=0),
+    "a width of 1e400": lambda line: line["layer"].update(width=10**400),
+    "a name": lambda line: line["layer"].update(name=["one"]),
+    "half a surrogate pair": lambda line: line["layer"].update(name="\ud800"),
+    "an escape": lambda line: line.update(machine="\x1b[2J"),
+    "an environment": lambda line: line.update(environment={"gpu": 3}),
+    "no schemas": lambda line: line.update(schemas=[]),
     "failures": lambda line: line.update(failures=[["one"]]),
     "another layer of this name": lambda line: line["layer"].update(outputs=999),
 }
@@ -160,9 +181,10 @@ def test_bad_lines_are_named(how: str, tmp_path: Path) -> None:
         dataset.read(path)
 
 
-def test_lines_that_are_no_json_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b'{"schemas":' * 20_000, b"\xff", b"null", b"9" * 10_000])
+def test_lines_that_are_no_json_are_named(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(gzip.compress(b"{\n"))
+    path.write_bytes(gzip.compress(text + b"\n"))
     with pytest.raises(InvalidInput, match="line 1 of"):
         dataset.read(path)
 

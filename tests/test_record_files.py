@@ -181,6 +181,14 @@ def test_the_command_warns_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixt
     assert (tmp_path / "lines.py").exists()
 
 
+def test_names_are_no_markup(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "[bold").mkdir()
+    place = tmp_path / "[bold" / "red]" / "[" / "x]"
+    assert main(["tune", "--records", str(place / "records"), "--export", str(place / "lines")]) == 0
+    out, err = capfd.readouterr()
+    assert str(place / "lines") in out and err == ""
+
+
 def test_damage_that_is_found_while_reading() -> None:
     """The schema is sound, and so is what the first region reads."""
     path, problems = default_path(), (SMALL, OTHER)

@@ -256,4 +256,4 @@ def test_train_command_errors(layers: list[dataset.MeasuredLayer], tmp_path: Pat
     if not is_present(H200):
         assert "needs that machine" in error(capsys, *collecting)
     (tmp_path / "text").write_text("layers")
-    assert "cannot be read" in error(capsys, "--collect", tmp_path / "text", "--target", "h200")
+    assert "is no measured layer" in error(capsys, "--collect", tmp_path / "text", "--target", "h200")

@@ -161,15 +161,15 @@ class _Version(argparse.Action):
 
 
 def _console(error: bool = False) -> Console:
-    """A console that does not fold tables where its output goes into a file or pipe."""
+    """A console that does not fold tables where its output goes into a file or pipe, and takes no text for markup: names come from files."""
     from rich.console import Console
 
     class Output(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    console = Output(stderr=error, highlight=False)
-    return console if console.is_terminal else Output(stderr=error, highlight=False, width=160)
+    console = Output(stderr=error, highlight=False, markup=False)
+    return console if console.is_terminal else Output(stderr=error, highlight=False, markup=False, width=160)
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -313,7 +313,7 @@ def _explain(options: argparse.Namespace) -> int:
     if options.html is not None:
         check_output(options.html, options.model)
     text = explanation(_image(options), options.model)
-    _console().print(text, markup=False, soft_wrap=True)
+    _console().print(text, soft_wrap=True)
     if options.html is not None:
         import html
 
@@ -483,7 +483,7 @@ def _cache(options: argparse.Namespace) -> int:
     if options.action == "check":
         problems = cache.check()
         for problem in problems:
-            console.print(problem, markup=False, soft_wrap=True)
+            console.print(problem, soft_wrap=True)
         console.print(f"{len(problems)} problems in {cache.root}", soft_wrap=True)
         return WRONG_CODE if problems else 0
     if options.action == "prune":

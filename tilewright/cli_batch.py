@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         def report(compiled: Compiled) -> None:
             progress.advance(task)
             for note in compiled.notes:
-                progress.console.print(f"{compiled.job.model} for {compiled.job.target}: {note}", markup=False, soft_wrap=True)
+                progress.console.print(f"{compiled.job.model} for {compiled.job.target}: {note}", soft_wrap=True)
 
         results = compile_all(client, jobs, options.output, report)
     console.print(_table(results))
@@ -100,7 +100,6 @@ def read_targets(text: str, elsewhere: bool) -> Sequence[str]:
 
 
 def _table(results: Sequence[Compiled]) -> Table:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table("model", "target", "artifact, or what is wrong")
@@ -108,5 +107,5 @@ def _table(results: Sequence[Compiled]) -> Table:
     for compiled in results:
         what = compiled.path.name if compiled.path is not None else compiled.error
         cells = (compiled.job.model, compiled.job.target, what, f"{compiled.seconds:.1f}")
-        table.add_row(*map(escape, cells), style=None if compiled.path else "red")
+        table.add_row(*cells, style=None if compiled.path else "red")
     return table

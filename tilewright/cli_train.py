@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.cli_options import amount, path, seed, whole
 from tilewright.errors import InvalidInput
-from tilewright.files import check_output
+from tilewright.files import check_output, reading
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +84,7 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
         choose = sample_of(options.each, options.seed, machine)
     wanted = [layer for layer in layers if layer["name"] not in known]
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Trials(machine, devices) as trials, Progress(*columns, console=console, refresh_per_second=1) as bar:
         task = bar.add_task("layers", total=len(wanted))
 
@@ -111,7 +111,8 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     others = {measured.machine for measured in layers} - {machine.name}
     if others:
         raise InvalidInput(f"the files hold measurements of {machine.name} and of {', '.join(sorted(others))}", "train a model for each machine")
-    rows, _ = samples(layers, machine)
+    with reading(", ".join(map(str, files)), InvalidInput, dataset.REMEDY):
+        rows, _ = samples(layers, machine)
     console.print(f"{len(rows)} kernels of {len(layers)} layers on {machine.name}")
     table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="of each layer's measured kernels")
     recipe = RECIPE if options.trees is None else with_trees(RECIPE, options.trees)

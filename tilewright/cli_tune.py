@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright import settings
 from tilewright.cli_options import is_count, path, whole
 from tilewright.errors import InvalidInput, UnsupportedOption
-from tilewright.files import check_output
+from tilewright.files import check_output, content_of, json_of, reading
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +30,8 @@ PARTS_A_WORKER = 3
 FAILED_CODE = 1
 LARGEST = 1 << 20
 """Of any extent in a list of layers: a slip of the keyboard is found before memory is."""
+MOST_ELEMENTS = 1 << 36
+"""Of a layer's input, output or filters: more than any memory holds."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +97,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
         failures = _measured_by_workers(options, len(problems), records, console)
         console.print(_table(problems, machine, records, options.nondeterministic, threads))
         for failure in failures:
-            console.print(f"not measured: {failure}", markup=False, soft_wrap=True)
+            console.print(f"not measured: {failure}", soft_wrap=True)
         return FAILED_CODE if failures else 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -105,7 +106,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
         def report(done: int, total: int, outcome: Outcome | None) -> None:
             progress.update(task, completed=done, total=total)
             if outcome is not None and outcome.status != "measured":
-                progress.console.print(f"{outcome.status}: {outcome.schedule}: {outcome.reason}", markup=False, soft_wrap=True)
+                progress.console.print(f"{outcome.status}: {outcome.schedule}: {outcome.reason}", soft_wrap=True)
 
         wanted = list(problems.values())
         atomics = options.nondeterministic
@@ -184,10 +185,8 @@ def read_layers(path: Path) -> dict[str, Problem]:
     """
     from tilewright.runtime.problems import convolution_problem
 
-    try:
-        entries = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}", "give a JSON list of layers") from error
+    with reading(path, InvalidInput, "give a JSON list of layers"):
+        entries = json_of(content_of(path))
     if not isinstance(entries, list) or not entries:
         raise InvalidInput(f"{path} holds no list of layers", "give a JSON list of objects")
     problems: dict[str, Problem] = {}
@@ -214,12 +213,16 @@ def _layer(entry: Any) -> tuple[str, dict[str, int]]:
     if missing or unknown:
         raise ValueError("; ".join(f"{what} {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names))
     name = entry["name"]
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"the name {name!r}")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ValueError(f"the name {str(name)[:40]!r}")
     sizes = {key: value for key, value in entry.items() if key != "name"}
-    wrong = [f"{key} is {value!r}" for key, value in sizes.items() if type(value) is not int or not 1 <= value <= LARGEST]
+    wrong = [f"{key} is {repr(value)[:40]}" for key, value in sizes.items() if type(value) is not int or not 1 <= value <= LARGEST]
     if wrong:
         raise ValueError("; ".join(wrong))
+    filters = sizes["outputs"] * sizes["channels"] * sizes["filter"] ** 2
+    pixels = sizes.get("batch", 1) * sizes["height"] * sizes["width"]
+    if max(filters, pixels * sizes["outputs"], pixels * sizes["channels"] * sizes.get("stride", 1) ** 2) > MOST_ELEMENTS:
+        raise ValueError(f"a tensor has more than {MOST_ELEMENTS} elements")
     return name, sizes
 
 

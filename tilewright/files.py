@@ -76,6 +76,16 @@ def regular(path: str | Path) -> None:
         raise OSError(f"it is {'a directory' if stat.S_ISDIR(mode) else 'no regular file'}")
 
 
+def content_of(path: str | Path) -> bytes:
+    """All bytes of a file. Raises OSError where it cannot be read, ValueError where it is longer than MOST_LINE_BYTES."""
+    regular(path)
+    with open(path, "rb") as file:
+        content = file.read(MOST_LINE_BYTES + 1)
+    if len(content) > MOST_LINE_BYTES:
+        raise ValueError(f"more than {MOST_LINE_BYTES} bytes")
+    return content
+
+
 def lines_of(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers, from 1 on; one that starts as gzip does is decompressed.
 

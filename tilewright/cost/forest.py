@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tilewright.errors import InvalidModel, UnsupportedOption
+from tilewright.files import json_of, reading, regular
 
 FORMAT = 1
 """Of stored files; others are refused."""
@@ -206,19 +207,18 @@ def load(path: Path) -> tuple[Forest, dict[str, Any]]:
         InvalidModel: where the file cannot be read, or is not a forest of this format.
     """
     remedy = "train it again"
-    try:
+    with reading(path, InvalidModel, remedy):
+        regular(path)
         with zipfile.ZipFile(path) as archive:
             if sum(member.file_size for member in archive.infolist()) > MAX_STORED_BYTES:
                 raise InvalidModel(f"{path} would unpack to more than {MAX_STORED_BYTES} bytes", remedy)
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in (*DTYPES, "document")}
-        document = json.loads(arrays.pop("document").tobytes())
+        document = json_of(arrays.pop("document").tobytes())
         if not isinstance(document, dict) or document["format"] != FORMAT:
             raise InvalidModel(f"{path} is not of format {FORMAT}", remedy)
         names, base, version = tuple(map(str, document["names"])), float(document["base"]), int(document["version"])
         more = dict(document["more"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise InvalidModel(f"{path} cannot be read as a forest ({error})", remedy) from None
     reason = _fault(arrays, len(names), base)
     if reason:
         raise InvalidModel(f"{path} is damaged: {reason}", remedy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from tilewright.ir.graph import Node
 from tilewright.report.figures import program_figures, region_figures
@@ -59,7 +60,7 @@ def verification_table(verification: Verification, limit: int | None = None) -> 
             f"{value.relative_error:.2e}",
             f"{value.absolute_error:.2e}",
             f"{value.tolerance:.0e}",
-            "ok" if value.passed else "[bold red]wrong[/]",
+            "ok" if value.passed else Text("wrong", "bold red"),
         )
     return table
 

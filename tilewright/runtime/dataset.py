@@ -18,12 +18,19 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InvalidInput
+from tilewright.files import first_line, json_of, lines_of, reading, regular, written
 from tilewright.runtime import plain
 from tilewright.runtime.problems import Problem, convolution_problem
 from tilewright.runtime.trials import Outcome
 
 LAYER_FIELDS = ("outputs", "channels", "height", "width", "filter", "stride")
 MEASURES = ("seconds", "spread", "rounds")
+LEAST = {"seconds": 1e-12, "spread": 0.0, "rounds": 1}
+MOST_SECONDS, MOST_COUNT = 1e6, (1 << 31) - 1
+LARGEST = 1 << 20
+"""Of any extent of a layer."""
+MOST_MEMBER_BYTES = 1 << 28
+"""Of what `append` writes at once."""
 REMEDY = "give a file that `tilewright train --collect` made"
 
 
@@ -123,16 +130,18 @@ def append(path: Path, measured: MeasuredLayer) -> None:
 def without_remains(path: Path) -> int:
     """Cuts off the member at the end of a file that an interrupted `append` left incomplete; gives the number of bytes removed. A file that is
     damaged in another way stays as it is."""
-    data = path.read_bytes()
+    with reading(path, InvalidInput, REMEDY):
+        regular(path)
+        data = path.read_bytes()
     start = 0
     while start < len(data):
         member = zlib.decompressobj(wbits=31)
         try:
-            content = member.decompress(data[start:])
+            content = member.decompress(data[start:], MOST_MEMBER_BYTES)
         except zlib.error:
             return 0
         if not member.eof:
-            if content.count(b"\n") > 1:  # more than `append` writes at once
+            if content.count(b"\n") > 1 or member.unconsumed_tail:  # more than `append` writes at once
                 return 0
             with open(path, "r+b") as file:
                 file.truncate(start)
@@ -143,12 +152,9 @@ def without_remains(path: Path) -> int:
 
 def write(path: Path, layers: Iterable[MeasuredLayer]) -> None:
     """Replaces the file, all at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+    with written(path) as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
         for measured in layers:
             file.write((as_line(measured) + "\n").encode())
-    partial.replace(path)
 
 
 def read(*paths: Path) -> list[MeasuredLayer]:
@@ -161,40 +167,50 @@ def read(*paths: Path) -> list[MeasuredLayer]:
     for path in paths:
         for number, line in _lines(path):
             try:
-                measured = _parsed(json.loads(line))
+                measured = _parsed(json_of(line))
                 key = (measured.machine, str(measured.layer["name"]))
                 if key in found and found[key].layer != measured.layer:
                     raise ValueError(f"another layer is called {key[1]}")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InvalidInput(f"line {number} of {path} is no measured layer: {error}", REMEDY) from error
+                raise InvalidInput(f"line {number} of {path} is no measured layer: {first_line(error)}", REMEDY) from error
             found[key] = merged(found[key], measured) if key in found else measured
     return list(found.values())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number = 0
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                yield number, line
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise InvalidInput(f"{path} cannot be read after line {number}: {error}", REMEDY) from error
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with reading(path, InvalidInput, REMEDY):
+        yield from lines_of(path)
 
 
 def _parsed(content: Mapping[str, Any]) -> MeasuredLayer:
+    """A line's content. Raises ValueError, KeyError, TypeError or AttributeError where it is no measured layer."""
     schemas: dict[str, dict[str, np.ndarray]] = {}
     for kind, columns in content["schemas"].items():
         axes = {entry.name: entry.default for entry in fields(plain.schedule_types()[kind])}
-        arrays = {name: np.asarray(column, dtype=np.float64 if name in ("seconds", "spread") else np.int64) for name, column in columns.items()}
+        least = {**plain.least_parameters(kind), **LEAST}
+        arrays = {name: _column(name, column, least.get(name, 0)) for name, column in columns.items()}
         # an axis that came later had its default when this was measured
         arrays |= {name: np.full(arrays["seconds"].shape, value) for name, value in axes.items() if name not in arrays and value is not MISSING}
         if set(arrays) != {*axes, *MEASURES}:
             raise ValueError(f"columns of {kind} are {sorted(arrays)}")
-        if len({column.shape for column in arrays.values()}) != 1 or arrays["seconds"].ndim != 1:
+        if len({column.shape for column in arrays.values()}) != 1:
             raise ValueError(f"columns of {kind} differ in length")
-        if not (arrays["seconds"] > 0).all():
-            raise ValueError("a time is not positive")
         schemas[kind] = arrays
-    layer = {"name": str(content["layer"]["name"]), **{name: int(content["layer"][name]) for name in LAYER_FIELDS}}
-    failures = tuple((str(schedule), str(reason)) for schedule, reason in content["failures"])
+    sizes = {name: content["layer"][name] for name in LAYER_FIELDS}
+    if not all(type(size) is int and 1 <= size <= LARGEST for size in sizes.values()):
+        raise ValueError(f"the layer's sizes are {str(sizes)[:200]}")
+    reasons = [text for schedule, reason in content["failures"] for text in (schedule, reason)]
+    texts = (content["layer"]["name"], content["machine"], content["mode"], *content["environment"].values(), *reasons)
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise ValueError("a name or reason is no text")
+    layer = {"name": content["layer"]["name"], **sizes}
+    failures = tuple((schedule, reason) for schedule, reason in content["failures"])
     return MeasuredLayer(layer, content["machine"], schemas, failures, dict(content["environment"]), content["mode"])
+
+
+def _column(name: str, column: Any, least: float) -> np.ndarray:
+    """Numbers from `least` up, of the type that the column's have. Raises ValueError for anything else."""
+    kinds, most = ((int, float), MOST_SECONDS) if name in ("seconds", "spread") else ((int,), MOST_COUNT)
+    if not isinstance(column, list) or not all(type(number) in kinds and least <= number <= most for number in column):
+        raise ValueError(f"{name} holds other things than numbers from {least:g} to {most:g}")
+    return np.asarray(column, dtype=np.float64 if len(kinds) > 1 else np.int64)

@@ -117,6 +117,14 @@ def schedule_of(text: str) -> Any:
     return kind(**{name: tuple(item) if isinstance(item, list) else item for name, item in content.items()})
 
 
+@lru_cache
+def least_parameters(name: str) -> Mapping[str, int]:
+    """The least value of each parameter of a schema in any space, by the name of its schedules: 0 where that is the default and turns something off,
+    else 1. Nothing for a schema that there is not."""
+    known = schedule_types().get(name)
+    return MappingProxyType({field.name: int(field.default != 0 and field.type != "bool") for field in fields(known)} if known is not None else {})
+
+
 def check_schedule_text(text: str) -> None:
     """Refuses what no schedule is written as, and parameters that no space holds: a tile of nothing, counts below zero or beyond 32 bits. A text
     with a schema or parameter that there is not only has to be of that form: another release may know it.
@@ -127,11 +135,10 @@ def check_schedule_text(text: str) -> None:
     content = json_of(text)
     if not isinstance(content, dict) or not isinstance(content.get("type"), str) or len(content) > MOST_PARAMETERS:
         raise ValueError("the schedule is no object with a type")
-    known = schedule_types().get(content["type"])
-    defaults = {field.name: field.default for field in fields(known)} if known is not None else {}
+    least_values = least_parameters(content["type"])
     for name, value in content.items():
         parts = value if isinstance(value, list) else [value]
-        least = 1 if name in defaults and defaults[name] != 0 else 0
+        least = least_values.get(name, 0)
         good = (isinstance(part, (bool, str)) or (type(part) is int and least <= part < 1 << 31) for part in parts)
         if len(parts) > MOST_PARAMETERS or not all(good):
             raise ValueError(f"the schedule's {name[:40]} is {str(value)[:40]}")
