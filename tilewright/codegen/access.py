@@ -116,16 +116,45 @@ def needed_halo(expr: Expr, buffer: str, shape: Sequence[int]) -> tuple[tuple[in
 def split_divided_axes(step: Step) -> Step:
     """An axis v that occurs as v // c or v mod c (c divides its extent) becomes two, v = v_outer * c + v_inner, so that every
     index is linear again: reshapes and channel groups cost no division in the loops."""
+    return _split(step)[0]
+
+
+def split_divided_rows(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """As `split_divided_axes` for each of a region's steps. Where a step's own axis is split, later steps read its result at both parts, so that
+    they still find it where it lies."""
+    result: list[Step] = []
+    splits: dict[str, list[tuple[int, int]]] = {}
+
+    def at_parts(node: Expr) -> Expr:
+        if not isinstance(node, Load):
+            return node
+        index = list(node.index)
+        for position, divisor in splits.get(node.buffer, ()):
+            index[position : position + 1] = [floordiv(index[position], divisor), mod(index[position], divisor)]
+        return replace(node, index=tuple(index))
+
+    for step in steps:
+        fresh, own = _split(replace(step, bodies=tuple(rewrite(body, at_parts) for body in step.bodies)) if any(splits.values()) else step)
+        splits.update({name: own for name in step.names})
+        result.append(fresh)
+    return tuple(result)
+
+
+def _split(step: Step) -> tuple[Step, list[tuple[int, int]]]:
+    """The step without divided axes; and of its own axes the (position, divisor) of each split, in the order in which they were made."""
+    splits: list[tuple[int, int]] = []
     for _ in range(8):
         divided = _divided_axis(step)
         if divided is None:
-            return step
+            break
         axis, divisor = divided
         assert axis.extent is not None
         outer = Var(axis.name + "o", axis.extent // divisor)
         inner = Var(axis.name + "i", divisor)
         whole = outer * divisor + inner
         mapping: dict[Var, Expr] = {axis: whole}
+        if axis in step.axes:
+            splits.append((step.axes.index(axis), divisor))
 
         def expand(axes: tuple[Var, ...], axis: Var = axis, outer: Var = outer, inner: Var = inner) -> tuple[Var, ...]:
             return tuple(part for a in axes for part in ((outer, inner) if a == axis else (a,)))
@@ -137,7 +166,7 @@ def split_divided_axes(step: Step) -> Step:
             bodies=tuple(substitute(body, mapping) for body in step.bodies),
             index=tuple(substitute(i, mapping) for i in step.index),
         )
-    return step
+    return step, splits
 
 
 def _divided_axis(step: Step) -> tuple[Var, int] | None:
@@ -343,5 +372,6 @@ __all__ = [
     "mergeable",
     "needed_halo",
     "split_divided_axes",
+    "split_divided_rows",
     "vectorise",
 ]

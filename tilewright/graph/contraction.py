@@ -65,7 +65,7 @@ def contraction(step: Step, constants: frozenset[str] | set[str] = frozenset()) 
 def anchor(steps: Sequence[Step], constants: frozenset[str] | set[str] = frozenset()) -> Contraction | None:
     """The contraction that a region's steps begin with. Where row reductions follow, the factors are taken so that they reduce N, unless a sum
     over pixels follows that reduces M of the preferred factors."""
-    rows = next((step.reduction for step in steps[1:] if step.kind == "reduce"), ())
+    rows = next((step.reduction for step in steps[1:] if step.reduction), ())
     step = steps[0]
     found = contraction(step, constants)
     if found is None or not rows or set(rows) <= set(found.n) or sums_pixels(steps, found):
@@ -79,7 +79,7 @@ def anchor(steps: Sequence[Step], constants: frozenset[str] | set[str] = frozens
 
 def sums_pixels(steps: Sequence[Step], found: Contraction) -> bool:
     """Whether the steps are [sum of products, sum over some of its M axes, map?], as global average pooling behind a convolution is."""
-    return len(steps) > 1 and steps[1].kind == "reduce" and set(steps[1].reduction) <= set(found.m)
+    return len(steps) > 1 and bool(steps[1].reduction) and set(steps[1].reduction) <= set(found.m)
 
 
 def _with_factors(step: Step, a: Expr, b: Expr) -> Contraction | None:

@@ -19,7 +19,7 @@ from math import prod
 from types import MappingProxyType
 from typing import TypeAlias
 
-from tilewright.codegen.access import split_divided_axes
+from tilewright.codegen.access import split_divided_rows
 from tilewright.graph.contraction import contraction
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
@@ -321,7 +321,7 @@ class _Partitioner:
         if len(reduces) == 1 and _reads_at_own_axes(group.steps):
             points = prod(axis.extent or 0 for axis in reduces[0].reduction)
             return "rows" if points > WINDOW_POINTS else "window"
-        steps = tuple(split_divided_axes(step) for step in group.steps)
+        steps = split_divided_rows(group.steps)
         if rows_of(steps) is not None:
             group.steps = steps
             return "rows"

@@ -43,7 +43,8 @@ def owns_rows(steps: Sequence[Step]) -> bool:
 
 def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], constants: frozenset[str]) -> tuple[Step, ...] | str:
     """The host's steps followed by `steps`, which reduce the host's result `name`, all over the axes of the contraction; or why that is not
-    possible. A map that the host ends with stays a step of its own: what it makes of the sums is reduced."""
+    possible. A map that the host ends with stays a step of its own: what it makes of the sums is reduced. A step that takes each row's first element
+    becomes a reduction over no axes."""
     found = contraction(host[0], constants)
     assert found is not None
     if owns_rows(host):
@@ -64,12 +65,13 @@ def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], consta
     result: list[Step] = list(host)
     for step in steps:
         mapping: dict[Var, Expr] = {}
+        first = () if any(axis.extent != 1 for axis in step.reduction) else step.reduction
         read = [load for load in loads(*step.bodies) if load.buffer == name or load.buffer in reducers]
         for load in read:
             inner = reducers.get(load.buffer)
             held_at = places if inner is None else tuple(inner.values())
             for position, target, extent in zip(load.index, held_at, [p.extent for p in inner] if inner else last.shape, strict=True):
-                if extent == 1:
+                if extent == 1 or (target == channel and position in first):
                     continue
                 if not isinstance(position, Var) or mapping.setdefault(position, target) != target or position.extent != extent:
                     return f"does not read {name} row by row"
@@ -88,7 +90,7 @@ def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], consta
             step,
             axes=host[0].axes if whole else pixels,
             bodies=tuple(substitute(body, mapping) for body in step.bodies),
-            reduction=(channel,) if step.kind == "reduce" else (),
+            reduction=(channel,) if step.kind == "reduce" and not first else (),
             index=tuple(substitute(position, mapping) for position in step.index),
         )
         reducers[step.name] = {axis: mapping[axis] for axis in step.axes}
@@ -109,7 +111,7 @@ def _refuse_reduction(
     if any(mapping[axis] in pixels for axis in reduced):
         points = prod(axis.extent or 0 for axis in reduced if mapping[axis] in pixels)
         return f"reduces {points} pixels of {name}, and a tile holds whole rows of channels, not whole images"
-    if [mapping[axis] for axis in reduced] != [channel]:
+    if reduced and [mapping[axis] for axis in reduced] != [channel]:
         return f"does not reduce rows of {name}"
     return ""
 

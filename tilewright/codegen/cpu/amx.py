@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_rows, storage_order
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import bytes_touched, decode
 from tilewright.codegen.cpu.common import ACCUMULATOR, wide_epilogue
@@ -105,11 +105,14 @@ def amx_form(
         raise Unsuitable(f"{machine.name} has no AMX for bfloat16")
     if not any(value.dtype == "bf16" for value in values.values()):
         raise Unsuitable("no value is stored in bfloat16")
-    found = anchor((split_divided_axes(region.steps[0]), *region.steps[1:]), constants)
-    if found is None or len(region.steps) > 2 or any(step.kind != "map" for step in region.steps[1:]):
+    region_steps = split_divided_rows(region.steps)
+    found = anchor(region_steps, constants)
+    if found is None or len(region_steps) > 2 or any(step.kind != "map" for step in region_steps[1:]):
         raise Unsuitable("reductions follow the sum of products")
+    if region_steps[-1].axes != region_steps[0].axes:
+        raise Unsuitable("the map behind the sum of products divides other axes than the sum does")
     accumulated = Var(ACCUMULATOR, None, "f32")
-    last = region.steps[-1]
+    last = region_steps[-1]
     epilogue: Expr = accumulated
     if last.kind == "map":
         flat = flatten(last.bodies[0], layouts)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_rows, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.cpu.common import SERIAL_WORK, combined, loops, reduction
 from tilewright.graph.rows import rows_of
@@ -35,7 +36,7 @@ def lower_rows(
 ) -> Lowered:
     """Reductions over whole rows and the maps between them. Where neighbouring rows lie side by side in memory they fill the vector
     lanes; otherwise the lanes divide each row."""
-    steps = tuple(split_divided_axes(step) for step in region.steps)
+    steps = split_divided_rows(region.steps)
     if rows_of(steps) is None:
         steps = region.steps
     row_of_last = rows_of(steps)
@@ -54,7 +55,8 @@ def lower_rows(
         renamed[last.name] |= dict(zip(plain, columns, strict=True))
     flat = {name: [substitute(b, renamed[name]) for b in bodies] for name, bodies in flat.items()}
     where = substitute(offset, renamed[last.name])
-    lane = _contiguous_axis(flat[reduces[0].name], row_axes)
+    longest = max(reduces, key=lambda step: prod(axis.extent or 0 for axis in step.reduction))
+    lane = _contiguous_axis(flat[longest.name], row_axes)
     if lane is not None:
         statements = _rows_across(region, steps, reduces, flat, where, row_axes, lane, columns if last.kind == "map" else ())
         work = sum(step.flops() for step in steps)

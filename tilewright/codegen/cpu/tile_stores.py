@@ -15,7 +15,7 @@ from tilewright.codegen.cpu.common import ACCUMULATOR, reduction, wide_epilogue
 from tilewright.codegen.cpu.contraction_nest import TOTAL, Nest
 from tilewright.codegen.cpu.transposition import copied, transposed, vector_pieces
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, binary, coefficient, index_const, rewrite, substitute, variables
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store, substitute_in
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule
 
 
@@ -176,6 +176,11 @@ class TileStores:
             if stage.reduction is None or stage.result is None:
                 lets, (value,) = bind_shared([here(stage.body)])
                 parts.append(For(lane, index_const(extent), block(lets, Store("spill", held.index[0], value)), "simd"))
+                continue
+            if not stage.reduction.reduction:  # the row's first element
+                total = Var(f"{stage.result.name}_first", None, stage.result.dtype)
+                parts.append(Let(total, substitute(here(stage.body), {lane: ZERO})))
+                totals[stage.result] = total
                 continue
             reduce = replace(stage.reduction, reduction=(lane,))
             accumulate, results = reduction(reduce, [here(stage.body)], "simd", f"{stage.result.name}_")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.access import merge_axes, storage_order
-from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, flat, guarded_load, reduce_and_final, widest
-from tilewright.codegen.gpu.row_epilogue import RowStage
+from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, flat, guarded_load, reduce_and_final, vectors_fit, widest
+from tilewright.codegen.gpu.row_epilogue import FIRST, RowStage
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.ir.computation import Step
@@ -144,11 +144,18 @@ def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage
         return (*reduce_and_final(region), ())
     step, last = region.steps[0], region.steps[-1]
     held: dict[str, Expr] = {step.name: Load(step.name, (index_const(0),), step.dtypes[0])}
+    firsts: dict[str, Expr] = {step.name: Load(FIRST, (index_const(0),), step.dtypes[0])}
     stages: list[RowStage] = []
     for other in region.steps[1:]:
+        if other.kind == "reduce" and not other.reduction:
+            held[other.name] = firsts[other.name] = replace_loads(other.bodies[0], firsts)
+            continue
+        if other.kind == "map" and other is not last and len(firsts) > 1:
+            raise Unsuitable("a map overwrites elements that are read as the first of their rows")
         result = f"row_result{len(stages)}"
         stages.append(RowStage(replace_loads(other.bodies[0], held), other, result))
         held[other.name] = Load(result if other.kind == "reduce" else step.name, (index_const(0),), other.dtypes[0])
+        firsts[other.name] = held[other.name] if other.kind == "reduce" else firsts[step.name]
     element = held[last.name] if last.kind == "reduce" else stages.pop().body
     return step, element, last.index, tuple(stages)
 
@@ -187,16 +194,17 @@ def _operand(
     axes: tuple[Var, ...],
 ) -> Operand:
     """Vectors along r or along m (or n), whichever is wider; otherwise single elements along whichever is adjacent in memory."""
+    fastest = {along: candidates[-1] for along, candidates in (("own", own), ("r", r)) if candidates}
     choices: list[tuple[int, bool, str]] = []
-    for along, candidates in (("own", own), ("r", r)):
-        if candidates:
-            fastest = candidates[-1]
-            strides = [coefficient(load.index[0], fastest) for load in loads(expr) if len(load.index) == 1]
-            choices.append((widest(expr, fastest, layouts), 1 in strides, along))
+    for along, axis in fastest.items():
+        strides = [coefficient(load.index[0], axis) for load in loads(expr) if len(load.index) == 1]
+        choices.append((widest(expr, axis, layouts), 1 in strides, along))
     lanes, _, along = max(choices, key=lambda choice: choice[:2], default=(1, False, "own"))
     divisions = 2 * (len(r) - 1) if r else 0
     guarded = any(isinstance(node, Apply) and node.operation == "select" for node in walk(expr))
-    plain = guarded_load(expr) is not None
+    # one element for several lanes (an upsampled factor) is no vector in memory that could be copied
+    vector = vectors_fit(expr, fastest[along], lanes, layouts) if along in fastest else expr
+    plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None
     return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), values), divisions, guarded, plain)
 
 

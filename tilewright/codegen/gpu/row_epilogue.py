@@ -17,6 +17,8 @@ from tilewright.ir.expr import Expr, Load, Var, binary, compare, index_const, re
 from tilewright.ir.kernel import Allocate, Barrier, Buffer, For, If, Let, Statement, Store
 
 TILE = "row_tile"
+FIRST = "row_first"
+"""What bodies call the first element of the row."""
 UNROLLED_TURNS = 16
 
 
@@ -85,7 +87,7 @@ def row_epilogue(
 def _held(at: RowBlock, body: Expr, row: Expr, where: Expr, results: set[str]) -> Expr:
     """The body with the tile's element and the row's results where they lie in shared memory."""
     held: dict[str, Expr] = {name: Load(name, (row,), "f32") for name in results}
-    return replace_loads(body, {at.sum_name: Load(TILE, (where,), "f32"), **held})
+    return replace_loads(body, {at.sum_name: Load(TILE, (where,), "f32"), FIRST: Load(TILE, (row * at.ld,), "f32"), **held})
 
 
 def _kept(at: RowBlock, stage: RowStage, row: Expr, where: Expr, mapping: Mapping[Var, Expr], results: set[str]) -> list[Statement]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, merge_axes, split_divided_axes, storage_order
+from tilewright.codegen.access import bind_shared, merge_axes, split_divided_rows, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import (
     Walk,
@@ -21,6 +21,7 @@ from tilewright.codegen.common import (
     combine,
     decode,
     expression_flops,
+    extent_of,
     flat,
     main_offset,
     named,
@@ -68,6 +69,11 @@ class RowStage:
     def reduces(self) -> bool:
         return self.step.kind == "reduce"
 
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one column only: every thread of the row computes it, and nothing is shared."""
+        return self.space.points == 1
+
 
 @dataclass(frozen=True)
 class RowsForm:
@@ -82,7 +88,7 @@ class RowsForm:
 
 def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> RowsForm:
     """Raises Unsuitable where the region's reductions do not share rows."""
-    steps = tuple(split_divided_axes(step) for step in region.steps)
+    steps = split_divided_rows(region.steps)
     if rows_of(steps) is None:
         steps = region.steps
     row_of_last = rows_of(steps)
@@ -110,7 +116,8 @@ def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
         if step is last:
             found.insert(0, substitute(layouts[output].offset(step.index), mapping))
         columns[step.name], expressions[step.name] = fresh, tuple(found)
-    main = main_offset(expressions[reduces[0].name][-len(reduces[0].bodies) :], layouts, values)
+    longest = max(reduces, key=lambda step: extent_of(step.reduction))
+    main = main_offset(expressions[longest.name][-len(longest.bodies) :], layouts, values)
     ordered = storage_order(row_axes, main)
     everything = [e for step in steps for e in expressions[step.name]]
     merged_rows, merged = merge_axes(ordered, everything)
@@ -126,11 +133,12 @@ def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
         by = offsets[0] if step.kind == "map" else main_offset(offsets, layouts, values)
         space = walk_in_order(columns[step.name], offsets, by)
         stages.append(RowStage(step, space, _stage_lanes(step, space, layouts)))
-    contiguous = bool(merged_rows) and coefficient(stages_main(stages[0], layouts, values), merged_rows[-1]) == 1
-    fastest = stages[0].space.fastest
+    leading = stages[steps.index(longest)]
+    contiguous = bool(merged_rows) and coefficient(stages_main(leading, layouts, values), merged_rows[-1]) == 1
+    fastest = leading.space.fastest
     if (
         fastest is not None
-        and coefficient(stages_main(stages[0], layouts, values), fastest) == 1
+        and coefficient(stages_main(leading, layouts, values), fastest) == 1
         and (fastest.extent or 0) > 1
     ):
         contiguous = False
@@ -139,7 +147,7 @@ def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
         columns=max(stage.space.points for stage in stages),
         row_contiguous=contiguous,
         lanes=max(stage.lanes for stage in stages),
-        stages=len(reduces),
+        stages=sum(stage.reduces and not stage.is_single for stage in stages),
         bytes_read=max(bytes_touched([e], axes, values) for e, axes in touched) if touched else 0,
         bytes_written=values[output].bytes,
         flops=sum(stage.space.points * (expression_flops(*stage.space.expressions) + 1) for stage in stages),
@@ -199,7 +207,11 @@ def lower_rows(
     for number, stage in enumerate(form.stages):
         lanes = min(schedule.lanes, stage.lanes)
         expressions = [replace_loads(substitute(e, row_mapping), results) for e in stage.space.expressions]
-        if stage.reduces:
+        if stage.reduces and stage.is_single:
+            names = [Var(f"result{number}_{i}", None, e.dtype) for i, e in enumerate(expressions)]
+            root += [Let(name, e) for name, e in zip(names, expressions, strict=True)]
+            results |= dict(zip(stage.step.names, names, strict=True))
+        elif stage.reduces:
             statements, fresh = _reduce(stage, expressions, lanes, schedule, form, number, thread, lane, local, layouts)
             root += statements
             results |= fresh

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tilewright.graph.operators.definition import Operator
-from tilewright.graph.operators.reduction import reduced, spread, variance
+from tilewright.graph.operators.reduction import moments, moments_over, reduced, spread
 from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import Expr, floordiv, unary
 
@@ -32,12 +32,12 @@ def _log_softmax(b: StepBuilder, x: Tensor, *, axis: int) -> Tensor:
 def _layer_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsilon: float) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) over the last `rank` dimensions, then times weight and plus bias where given."""
     axes = tuple(range(x.rank - rank, x.rank))
-    mean, square = variance(b, x, axes, 0, True)
-    inverse = b.map(mean.shape, lambda *i: unary("rsqrt", square(*i) + epsilon))
+    found, count = moments_over(b, x, axes), max(prod(x.shape[x.rank - rank :]), 1)
+    inverse = b.map(found.squares.shape, lambda *i: unary("rsqrt", found.squares(*i) * (1.0 / count) + epsilon))
 
     def body(*i: Expr) -> Expr:
         row = spread(i, axes)
-        value = (x(*i) - mean(*row)) * inverse(*row)
+        value = found.deviation(row, x(*i)) * inverse(*row)
         if parameters:
             value = value * parameters[0](*i[x.rank - rank :])
         return value + parameters[1](*i[x.rank - rank :]) if len(parameters) > 1 else value
@@ -64,19 +64,12 @@ def _group_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, groups: int, eps
     n, channels, spatial = x.shape[0], x.shape[1], x.shape[2:]
     size = channels // groups
     count = float(max(size * prod(spatial), 1))
-    (total,) = b.reduce("sum", (n, groups), (size, *spatial), lambda i, g, c, *s: x(i, g * size + c, *s))
-    mean = b.map((n, groups), lambda i, g: total(i, g) * (1.0 / count))
-
-    def deviation(i: Expr, g: Expr, c: Expr, *s: Expr) -> Expr:
-        centred = x(i, g * size + c, *s) - mean(i, g)
-        return centred * centred
-
-    (square,) = b.reduce("sum", (n, groups), (size, *spatial), deviation)
-    inverse = b.map((n, groups), lambda i, g: unary("rsqrt", square(i, g) * (1.0 / count) + epsilon))
+    found = moments(b, (n, groups), (size, *spatial), lambda i, g, c, *s: x(i, g * size + c, *s))
+    inverse = b.map((n, groups), lambda i, g: unary("rsqrt", found.squares(i, g) * (1.0 / count) + epsilon))
 
     def body(i: Expr, c: Expr, *s: Expr) -> Expr:
         g = floordiv(c, size)
-        value = (x(i, c, *s) - mean(i, g)) * inverse(i, g)
+        value = found.deviation((i, g), x(i, c, *s)) * inverse(i, g)
         value = value * parameters[0](c) if parameters else value
         return value + parameters[1](c) if len(parameters) > 1 else value
 

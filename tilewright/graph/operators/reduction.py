@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from tilewright.graph.operators.definition import Operator, convert
@@ -39,30 +40,46 @@ def reduced(
     return b.reduce(combiner, shape, tuple(x.shape[i] for i in axes), body)
 
 
-def variance(b: StepBuilder, x: Tensor, axes: Sequence[int], correction: float, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """(mean, variance) over `axes`, in two passes; divides the squares by max(count - correction, 0)."""
-    count = prod(x.shape[i] for i in axes)
-    (total,) = reduced(b, "sum", x, axes, True)
-    scale = 1.0 / count if count else float("nan")
-    mean = b.map(total.shape, lambda *i: total(*i) * scale)
+@dataclass(frozen=True)
+class Moments:
+    """Statistics of rows: their sizes are those of `squares`, which holds the sums of squared deviations from the mean."""
 
-    def body(*index: Expr) -> Expr:
-        rank = len(mean.shape)
-        inner = iter(index[rank:])
-        full = tuple(next(inner) if i in axes else v for i, v in enumerate(index[:rank]))
-        centred = x(*full) - mean(*spread(full, axes))
-        return centred * centred
+    squares: Tensor
+    deviation: Callable[[Sequence[Expr], Expr], Expr]
+    """From a row's index and one of its elements to the element minus the row's mean."""
 
-    (square,) = b.reduce("sum", mean.shape, tuple(x.shape[i] for i in axes), body)
-    freedom = max(count - correction, 0.0)
 
-    def drop(*index: Expr) -> tuple[Expr, ...]:
-        rest = iter(index)
-        return index if keepdim else tuple(Const(0, INDEX) if i in axes else next(rest) for i in range(x.rank))
+def moments(b: StepBuilder, rows: Sequence[int], columns: Sequence[int], element: Callable[..., Expr]) -> Moments:
+    """Statistics of element(row..., column...) over the columns, in two passes over data that are shifted by each row's first element (Chan, Golub
+    and LeVeque, Algorithms for computing the sample variance, 1983): rows of equal elements have deviations of exactly zero, however long, and
+    rows far from zero lose nothing to the rounding of their mean."""
+    count = prod(columns)
+    rank = len(rows)
+    if not count:
+        (empty,) = b.reduce("sum", rows, columns, element)
+        return Moments(empty, lambda row, value: value)
+    (first,) = b.reduce("max", rows, [1] * len(columns), element)
+    (total,) = b.reduce("sum", rows, columns, lambda *i: element(*i) - first(*i[:rank]))
 
-    shape = mean.shape if keepdim else tuple(e for i, e in enumerate(x.shape) if i not in axes)
-    result = b.map(shape, lambda *i: square(*drop(*i)) * (1.0 / freedom) if freedom else square(*drop(*i)) / 0.0)
-    return (mean if keepdim else b.map(shape, lambda *i: mean(*drop(*i)))), result
+    def deviation(row: Sequence[Expr], value: Expr) -> Expr:
+        return (value - first(*row)) - total(*row) * (1.0 / count)
+
+    def squared(*index: Expr) -> Expr:
+        value = deviation(index[:rank], element(*index))
+        return value * value
+
+    (squares,) = b.reduce("sum", rows, columns, squared)
+    return Moments(squares, deviation)
+
+
+def moments_over(b: StepBuilder, x: Tensor, axes: Sequence[int]) -> Moments:
+    """Statistics over `axes`, which rows keep with extent 1."""
+
+    def element(*index: Expr) -> Expr:
+        inner = iter(index[x.rank :])
+        return x(*(next(inner) if i in axes else v for i, v in enumerate(index[: x.rank])))
+
+    return moments(b, [1 if i in axes else extent for i, extent in enumerate(x.shape)], [x.shape[i] for i in axes], element)
 
 
 def _simple(name: str, combiner: str, to: str | None = None) -> Operator:
@@ -75,13 +92,24 @@ def _simple(name: str, combiner: str, to: str | None = None) -> Operator:
 
 def _mean(b: StepBuilder, x: Tensor, *, axes: Sequence[int], keepdim: bool = False, dtype: str | None = None) -> Tensor:
     (total,) = reduced(b, "sum", x, axes, keepdim, lambda value: convert(value, dtype or x.dtype))
-    count = prod(x.shape[i] for i in axes)
-    return b.map(total.shape, lambda *i: total(*i) * (1.0 / count if count else float("nan")))
+    count = float(prod(x.shape[i] for i in axes))
+    # divided: the product with a rounded reciprocal is not the mean of equal elements even where their sum is exact
+    return b.map(total.shape, lambda *i: total(*i) / count)
 
 
 def _variance(b: StepBuilder, x: Tensor, *, axes: Sequence[int], correction: float = 1.0, keepdim: bool = False, root: bool = False) -> Tensor:
-    _, square = variance(b, x, axes, correction, keepdim)
-    return b.map(square.shape, lambda *i: unary("sqrt", square(*i))) if root else square
+    """Sum of squared deviations over max(count - correction, 0), or its square root."""
+    squares = moments_over(b, x, axes).squares
+    freedom = max(prod(x.shape[i] for i in axes) - correction, 0.0)
+    shape = tuple(1 if i in axes else extent for i, extent in enumerate(x.shape) if keepdim or i not in axes)
+
+    def body(*index: Expr) -> Expr:
+        rest = iter(index)
+        row = index if keepdim else tuple(Const(0, INDEX) if i in axes else next(rest) for i in range(x.rank))
+        mean_square = squares(*row) / freedom
+        return unary("sqrt", mean_square) if root else mean_square
+
+    return b.map(shape, body)
 
 
 def _extreme(name: str) -> Operator:

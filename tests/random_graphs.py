@@ -1,0 +1,324 @@
+"""Random models of two to nine operators, each with inputs, results in float64 and an error bound of its own: well-conditioned by construction.
+
+A graph grows operator by operator (`random_operators`). Each is evaluated in float64 as it is added: once exactly, and again over values that
+carry rounding errors sixteen times those of float32. An operator is refused where these errors grow beyond LIMIT of the result's magnitude, or
+where they change an integer or a truth value. The bound on an output's error is TOLERANCE of its largest magnitude plus twice what these errors
+made of it; what no rounding can reach (copies, maxima, integers, truth values of what is exact) has to be equal.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+NOISE = 1e-6
+"""Relative error that each operator makes in the noisy evaluations: sixteen units in the last place of float32."""
+LIMIT = 3e-5
+"""How far noisy evaluations may differ from the exact one, relative to the largest magnitude of the value (at least 1)."""
+TOLERANCE = 3e-5
+"""Error of an output that float32 may have anyway, relative to its largest magnitude: sums in another order."""
+LARGEST = 1e4
+MOST_ELEMENTS = 20_000
+MOST_PRODUCTS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the graph on the case's inputs: `exact` in float64 (or its integer type), `noisy` evaluations beside it. `sure`: rounding has
+    not touched it, so that every right implementation gives the same bits."""
+
+    number: int
+    exact: Tensor
+    noisy: tuple[Tensor, ...]
+    sure: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.exact.shape)
+
+    @property
+    def rank(self) -> int:
+        return self.exact.dim()
+
+    @property
+    def is_float(self) -> bool:
+        return self.exact.is_floating_point()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator: `part` is called with the values `inputs` and returns one tensor. `keeps`: where its inputs are sure, so is its result."""
+
+    text: str
+    inputs: tuple[int, ...]
+    part: nn.Module
+    keeps: bool = False
+
+
+class Call(nn.Module):
+    """A function as a part."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+
+class RandomGraph(nn.Module):
+    """The nodes one after the other; returns the values `outputs`."""
+
+    def __init__(self, inputs: int, nodes: Sequence[Node], outputs: Sequence[int]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(node.part for node in nodes)
+        self.wiring = [node.inputs for node in nodes]
+        self.outputs = tuple(outputs)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        values = list(inputs)
+        for part, numbers in zip(self.parts, self.wiring, strict=True):
+            values.append(part(*[values[number] for number in numbers]))
+        return tuple(values[number] for number in self.outputs)
+
+
+@dataclass(frozen=True)
+class RandomCase:
+    """A model with its inputs, and for each output the result in float64 and the largest error allowed (0: the same bits)."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    values: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def module(self) -> RandomGraph:
+        return RandomGraph(len(self.inputs), self.nodes, self.outputs).eval()
+
+    def allowed(self, output: int) -> float:
+        value = self.values[output]
+        return 0.0 if value.sure or not value.is_float else TOLERANCE * _magnitude(value.exact) + 2 * _spread(value) + 1e-9
+
+    def wrong(self, found: Any) -> list[str]:
+        """What is wrong with the results, a line for each wrong output; empty where all are right."""
+        results = [leaf.detach().cpu() for leaf in torch.utils._pytree.tree_leaves(found)]
+        if len(results) != len(self.outputs):
+            return [f"{len(results)} results instead of {len(self.outputs)}"]
+        faults = []
+        for position, (result, number) in enumerate(zip(results, self.outputs, strict=True)):
+            exact = self.values[number].exact
+            kind = torch.float32 if exact.is_floating_point() else exact.dtype
+            if result.dtype != kind or result.shape != exact.shape:
+                faults.append(f"output {position} is {result.dtype} {tuple(result.shape)} instead of {kind} {tuple(exact.shape)}")
+                continue
+            error = _error(result, exact)
+            if not error <= self.allowed(number):  # NaN is wrong
+                faults.append(f"output {position} (value {number}): error {error:.3g}, allowed {self.allowed(number):.3g}")
+        return faults
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}:"]
+        lines += [f"  v{i} = input {_kind(x)} {list(x.shape)}" for i, x in enumerate(self.inputs)]
+        for number, node in enumerate(self.nodes, len(self.inputs)):
+            arguments = ", ".join(f"v{i}" for i in node.inputs)
+            lines.append(f"  v{number} = {node.text} of ({arguments})  {_kind(self.values[number].exact)} {list(self.values[number].shape)}")
+        return "\n".join([*lines, "  return " + ", ".join(f"v{number}" for number in self.outputs)])
+
+
+def _kind(tensor: Tensor) -> str:
+    return "float32" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+
+
+def _error(result: Tensor, exact: Tensor) -> float:
+    if not exact.numel():
+        return 0.0
+    return float((result.double() - exact.double()).abs().max())
+
+
+def _magnitude(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _spread(value: Value) -> float:
+    return max((_error(noisy, value.exact) for noisy in value.noisy), default=0.0)
+
+
+# --- growing a graph --------------------------------------------------------------------------------------------------
+
+
+class Growth:
+    """A graph while it grows: what `random_operators` choose their operands and options from."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.noise = torch.Generator().manual_seed(seed)
+        self.values: list[Value] = []
+        self.inputs: list[Tensor] = []
+        self.nodes: list[Node] = []
+
+    def pick(self, choices: Sequence[Any]) -> Any:
+        return self.random.choice(choices)
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def value(self, suits: Callable[[Value], bool]) -> Value | None:
+        """A value that suits; the newest more often than others."""
+        found = [value for value in self.values if suits(value)]
+        if not found:
+            return None
+        return found[-1] if self.chance(0.6) else self.pick(found)
+
+    def floats(self, *ranks: int) -> Value | None:
+        """A float value of one of the ranks (any, without)."""
+        return self.value(lambda v: v.is_float and (not ranks or v.rank in ranks) and v.exact.numel() > 0)
+
+    def add_input(self, tensor: Tensor) -> None:
+        exact = tensor.double() if tensor.is_floating_point() else tensor
+        self.inputs.append(tensor)
+        self.values.append(Value(len(self.values), exact, (exact, exact), True))
+
+    def add(self, node: Node) -> bool:
+        """Adds the node, unless its result is too large, not finite or badly conditioned on these inputs."""
+        value = self.evaluated(node)
+        if value is None:
+            return False
+        self.nodes.append(node)
+        self.values.append(value)
+        return True
+
+    def evaluated(self, node: Node) -> Value | None:
+        operands = [self.values[number] for number in node.inputs]
+        part = copy.deepcopy(node.part).double().eval() if any(True for _ in node.part.buffers()) or any(True for _ in node.part.parameters()) else node.part
+        with torch.no_grad():
+            exact = part(*[v.exact for v in operands])
+            sure = all(v.sure for v in operands)
+            noisy = (exact, exact) if sure else tuple(part(*[v.noisy[k] for v in operands]) for k in range(2))
+        if exact.numel() > MOST_ELEMENTS:
+            return None
+        if not exact.is_floating_point():
+            same = all(bool((other == exact).all()) for other in noisy)
+            return Value(len(self.values), exact, (exact, exact), True) if same and (sure or self._decided(node, operands)) else None
+        keeps = sure and node.keeps
+        if not keeps:
+            size = NOISE * _magnitude(exact)
+            noisy = tuple(other + size * (2 * torch.rand(exact.shape, generator=self.noise, dtype=torch.float64) - 1) for other in noisy)
+        value = Value(len(self.values), exact, noisy, keeps)
+        if not bool(torch.isfinite(exact).all()) or _magnitude(exact) > LARGEST or not _spread(value) <= LIMIT * max(1.0, _magnitude(exact)):
+            return None
+        return value
+
+    def _decided(self, node: Node, operands: Sequence[Value]) -> bool:
+        """Whether errors a hundred times as large change no integer or truth value either: two noisy evaluations may miss a close one."""
+        part = copy.deepcopy(node.part).double().eval()
+        exact = part(*[v.exact for v in operands])
+        for _ in range(6):
+            shaken = [v.exact + 1e-4 * _magnitude(v.exact) * (2 * torch.rand(v.shape, generator=self.noise, dtype=torch.float64) - 1) if v.is_float and not v.sure else v.exact for v in operands]
+            if not bool((part(*shaken) == exact).all()):
+                return False
+        return True
+
+
+def random_case(seed: int) -> RandomCase:
+    """The case of a seed: the same for the same seed and release of PyTorch."""
+    from random_operators import first_inputs, propose
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        growth = Growth(seed)
+        first_inputs(growth)
+        wanted = growth.random.randint(2, 9)
+        for _ in range(20 * wanted):
+            if len(growth.nodes) >= wanted:
+                break
+            node = propose(growth)
+            if node is not None:
+                growth.add(node)
+    used = {number for node in growth.nodes for number in node.inputs}
+    results = range(len(growth.inputs), len(growth.values))
+    outputs = [number for number in results if number not in used][-3:]
+    others = [number for number in results if number in used]
+    if others and growth.chance(0.2):
+        outputs.append(growth.pick(others))
+    return trimmed(RandomCase(f"random graph {seed}", tuple(growth.inputs), tuple(growth.values), tuple(growth.nodes), tuple(outputs)))
+
+
+def trimmed(case: RandomCase) -> RandomCase:
+    """The case without nodes and inputs that no output needs."""
+    count = len(case.inputs)
+    needed: set[int] = set()
+    waiting = list(case.outputs)
+    while waiting:
+        number = waiting.pop()
+        if number not in needed:
+            needed.add(number)
+            waiting += case.nodes[number - count].inputs if number >= count else ()
+    kept = [number for number in range(len(case.values)) if number in needed]
+    fresh = {number: i for i, number in enumerate(kept)}
+    return RandomCase(
+        case.name,
+        tuple(case.inputs[number] for number in kept if number < count),
+        tuple(replace(case.values[number], number=fresh[number]) for number in kept),
+        tuple(replace(n, inputs=tuple(fresh[i] for i in n.inputs)) for n in (case.nodes[number - count] for number in kept if number >= count)),
+        tuple(fresh[number] for number in case.outputs),
+    )
+
+
+# --- shrinking --------------------------------------------------------------------------------------------------------
+
+
+def shrunk(case: RandomCase, fails: Callable[[RandomCase], bool]) -> RandomCase:
+    """A smaller case that fails too: with fewer outputs, and with inputs in place of values that are computed."""
+    progress = True
+    while progress:
+        progress = False
+        for smaller in _smaller(case):
+            if fails(smaller):
+                case, progress = smaller, True
+                break
+    return case
+
+
+def _smaller(case: RandomCase) -> list[RandomCase]:
+    count = len(case.inputs)
+    results = [trimmed(replace(case, outputs=(number,))) for number in case.outputs if len(case.outputs) > 1]
+    for number in range(len(case.values) - 1, count - 1, -1):
+        cut = _with_input(case, number)
+        if cut is not None:
+            results.append(cut)
+    # an output earlier in the graph
+    last = case.nodes[-1].inputs if case.nodes else ()
+    results += [trimmed(replace(case, outputs=(number,))) for number in last if number >= count]
+    return [smaller for smaller in results if smaller.nodes]
+
+
+def _with_input(case: RandomCase, number: int) -> RandomCase | None:
+    """The case with an input in place of a value that is computed and read."""
+    count = len(case.inputs)
+    if number in case.outputs or not any(number in node.inputs for node in case.nodes):
+        return None
+    order = [*range(count), number, *(i for i in range(count, len(case.values)) if i != number)]
+    fresh = {old: new for new, old in enumerate(order)}
+    exact = case.values[number].exact
+    tensor = exact.float() if exact.is_floating_point() else exact
+    growth = Growth(0)
+    for x in (*case.inputs, tensor):
+        growth.add_input(x)
+    nodes = [replace(case.nodes[i - count], inputs=tuple(fresh[j] for j in case.nodes[i - count].inputs)) for i in order[count + 1 :]]
+    if not all(growth.add(node) for node in nodes):
+        return None
+    return trimmed(replace(case, inputs=tuple(growth.inputs), values=tuple(growth.values), nodes=tuple(nodes), outputs=tuple(fresh[i] for i in case.outputs)))
+
+
+def numpy_inputs(case: RandomCase) -> list[np.ndarray]:
+    return [x.numpy() for x in case.inputs]

@@ -1,0 +1,66 @@
+"""Random graphs compiled and run, or planned for a GPU and interpreted: what is wrong with each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from compiled import Bundle, Case, poison
+from interpreted import returned, run_program
+from random_graphs import RandomCase
+
+import tilewright
+from tilewright.frontend.imported import unsupported
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.partition.plan import plan_program
+
+
+def together(cases: Sequence[RandomCase]) -> tuple[Bundle, list[torch.Tensor]]:
+    """The cases as one module, with its inputs: exporting eight graphs costs little more than exporting one."""
+    parts = [Case(case.name, case.module, case.inputs, fixed=True) for case in cases]
+    return Bundle(parts).eval(), [x for case in cases for x in case.inputs]
+
+
+def compiled_faults(cases: Sequence[RandomCase], target: str, threads: int = 1) -> list[list[str]]:
+    """What is wrong with the results of each case, compiled as one program for a target that is here and called twice over poisoned memory."""
+    module, inputs = together(cases)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s).*operators? runs? through PyTorch")
+        executable = tilewright.compile(module, inputs, target=target, threads=threads)
+    try:
+        poison(executable)
+        at = [x.to(executable._device) for x in inputs]
+        faults: list[list[str]] = [[] for _ in cases]
+        for _ in range(2):
+            for own, case, found in zip(faults, cases, executable(*at), strict=True):
+                own += case.wrong(found)
+        return faults
+    finally:
+        executable.close()
+
+
+def interpreted_faults(cases: Sequence[RandomCase], target: str) -> list[list[str]]:
+    """What is wrong with each case planned for a target as one program, whose kernels are interpreted; races and accesses out of bounds of any of
+    them are listed with the first. Cases with operators that run through PyTorch are left out."""
+    covered = [not unsupported(simplify(import_module(*_one(case)).graph)[0]) for case in cases]
+    kept = [case for case, one in zip(cases, covered, strict=True) if one]
+    if not kept:
+        return [[] for _ in cases]
+    module, inputs = together(kept)
+    imported = import_module(module, inputs)
+    graph, _ = simplify(imported.graph)
+    program = plan_program(graph, machine(target), 1)
+    given = {graph.inputs[k]: inputs[leaf].numpy() for leaf, k in enumerate(imported.leaves) if k is not None}
+    results, reported = run_program(program, given)
+    leaves = iter(returned(imported, [results[name] for name in graph.outputs], inputs))
+    found = [case.wrong([next(leaves) for _ in case.outputs]) for case in kept]
+    found[0] = [*found[0], *dict.fromkeys(reported)]
+    rest = iter(found)
+    return [next(rest) if one else [] for one in covered]
+
+
+def _one(case: RandomCase) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    return case.module, case.inputs

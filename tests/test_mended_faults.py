@@ -1,0 +1,152 @@
+"""Faults that random graphs found, each by the smallest model that showed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled import Bundle, Case, check_native
+from interpreted import check_interpreted, run_program
+from torch import Tensor, nn
+
+import tilewright
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.ir.region import Program
+from tilewright.partition.plan import plan_program
+
+
+class Before(nn.Module):
+    """A part behind an interpolation."""
+
+    def __init__(self, factor: int, *parts: nn.Module) -> None:
+        super().__init__()
+        self.factor, self.parts = factor, nn.Sequential(*parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parts(F.interpolate(x, scale_factor=self.factor))
+
+
+def program_of(module: nn.Module, inputs: tuple[Tensor, ...], target: str) -> Program:
+    graph, _ = simplify(import_module(module.eval(), inputs).graph)
+    return plan_program(graph, machine(target), 1)
+
+
+def upsampled() -> list[Case]:
+    """A factor of a product whose neighbours along the sum are one element in memory: no vector of them can be copied to shared memory."""
+    return [
+        Case("width", Before(2, nn.Linear(56, 17)), (torch.randn(3, 32, 1, 28),)),
+        Case("by three", Before(3, nn.Linear(12, 17)), (torch.randn(3, 32, 1, 4),)),
+        Case("by four", Before(4, nn.Linear(16, 20)), (torch.randn(2, 32, 1, 4),)),
+        Case("expanded", Expanded(), (torch.randn(64, 8, 1), torch.randn(32, 20))),
+    ]
+
+
+class Expanded(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.expand(64, 8, 4).reshape(64, 32) @ y
+
+
+def divided_rows() -> list[Case]:
+    """Sums over 75 pixels of an interpolated image, whose pixels are divided by the factor, with a map behind each sum that reads it."""
+    convolutions = (nn.Conv2d(3, 1, 5, padding=2), nn.Conv2d(1, 1, 5, 2, 2))
+    return [
+        Case("convolutions to one channel", Before(3, *convolutions), (torch.randn(2, 3, 5, 5),)),
+        Case("softmax", Softmaxed(), (torch.randn(2, 3, 4, 30),)),
+    ]
+
+
+class Softmaxed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softmax(F.interpolate(x, scale_factor=(3, 1)), -1) * 2
+
+
+@pytest.mark.parametrize("cases", [upsampled, divided_rows])
+def test_interpolation_read_by_sums(cases: Callable[[], list[Case]]) -> None:
+    torch.manual_seed(0)
+    check_native(cases())
+    check_interpreted(cases(), machine("h200"))
+
+
+def test_an_upsampled_factor_is_a_tiled_product() -> None:
+    """What the first of these shows: the schema that copies to shared memory is chosen, without copies."""
+    (case, *_) = upsampled()
+    (lowered,) = program_of(case.module, case.inputs, "h200").regions
+    assert lowered.region.kind == "contraction" and "stages=1" in lowered.schedule
+
+
+NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "layer norm of two": lambda x: F.layer_norm(x, x.shape[-2:]),
+    "group norm": lambda x: F.group_norm(x, 2),
+    "instance norm": lambda x: F.instance_norm(x),
+    "variance": lambda x: x.var(-1),
+    "deviation": lambda x: x.std((-2, -1), correction=0),
+    "deviation of channels": lambda x: x.std(1),
+    "norm of a sum": lambda x: F.layer_norm(x * 2 + x.flip(0), x.shape[-1:]),
+    "norm across": lambda x: F.layer_norm(x.transpose(1, 2), x.shape[1:2]),
+}
+
+
+class Norms(nn.Module):
+    """Normalisations of the input, and of a linear layer's constant rows."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(columns, 40)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.constant_(self.linear.bias, 0.1)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [*(norm(x) for norm in NORMS.values()), F.layer_norm(self.linear(x), (40,))]
+
+
+@pytest.mark.parametrize(("columns", "value"), [(3, 0.1), (130, 1000.1)])
+def test_constant_rows_have_no_deviation(columns: int, value: float) -> None:
+    """Exactly none, whatever their sum rounds to: 3 * 0.1 and 130 * 1000.1 are no floats."""
+    x = torch.full((4, 6, columns), value)
+    module = Norms(columns).eval()
+    with tilewright.compile(module, (x,), target="native", threads=1) as executable:
+        for name, result in zip([*NORMS, "norm of a product"], executable(x), strict=True):
+            assert torch.equal(result, torch.zeros_like(result)), name
+    program = program_of(module, (x,), "h200")
+    results, faults = run_program(program, {program.graph.inputs[0]: x.numpy()})
+    assert not faults
+    for name, found in zip([*NORMS, "norm of a product"], (results[output] for output in program.graph.outputs), strict=True):
+        assert not found.any(), name
+
+
+def test_the_norm_of_a_product_still_joins_it() -> None:
+    """On both kinds of machine: the first element of a row is read from the tile."""
+    part = nn.Sequential(nn.Linear(40, 32), nn.LayerNorm(32))
+    for target in ("h200", "x86-avx2"):
+        regions = program_of(part, (torch.randn(64, 40),), target).regions
+        assert len(regions) == 1, target
+
+
+def test_rows_far_from_zero_keep_their_digits() -> None:
+    """Deviations are taken from a row's first element, not from its rounded mean: with 1000 added, only the input's own rounding is lost."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 200) + 1000
+    case = Case("far", nn.LayerNorm(200), (x,), tolerance=2e-6, fixed=True)
+    check_native([case])
+    check_interpreted([case], machine("h200"))
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+
+def test_the_mean_is_a_quotient() -> None:
+    """49 * (1 / 49) is no 1 in float32; 49 / 49 is."""
+    for columns in (49, 103, 107):
+        x = torch.ones(4, columns)
+        with tilewright.compile(Bundle([Case("mean", Mean(), (x,))]).eval(), (x,), target="native", threads=1) as executable:
+            assert not executable(x)[0].any()
+        program = program_of(Mean(), (x,), "h200")
+        results, _ = run_program(program, {program.graph.inputs[0]: x.numpy()})
+        assert not results[program.graph.outputs[0]].any()
