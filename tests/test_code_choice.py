@@ -140,7 +140,7 @@ def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
     with CodeScores(target, 2) as processes:
         program = plan_program(graph, target, 2, choices.remembered(False, processes))
     (source,) = [source for source in source_files(program, target) if source.name.startswith(("contraction", "winograd"))]
-    found = KernelCache(cache / "kernels").load(kernel_key(source, CCompiler.find(target)), source)
+    found = KernelCache(cache / "kernels").load(kernel_key(source, CCompiler.find(target)), source, CCompiler.find(target))
     assert found is not None
 
 

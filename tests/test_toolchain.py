@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import importlib.util
 import json
 import logging
@@ -20,6 +21,7 @@ import pytest
 
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed, UnsupportedOption
 from tilewright.hardware import Machine, machine
+from tilewright.system.programs import ProgramStopped
 from tilewright.toolchain import Binary, KernelCache, SourceFile, cache, compile_kernels, compilers
 from tilewright.toolchain.binary import parse_resources
 from tilewright.toolchain.cache import kernel_key
@@ -301,6 +303,167 @@ def test_cache_that_cannot_be_created(native: Machine, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     binary = build(c_source(19), native, KernelCache(tmp_path / "file" / "kernels"))
     assert scaled(binary)[0] == 19
+
+
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Makes the user's C compiler a shell script, in which $real is a real one, and which is called for sources only."""
+    path = tmp_path / "fake-cc"
+    version = f"case $1 in --version) echo {tmp_path}; exit;; esac"
+    path.write_text(f"#!/bin/sh\n{version}\nreal={shutil.which('gcc') or shutil.which('clang')}\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("TILEWRIGHT_CC", str(path))
+
+
+def test_a_compiler_that_hangs_costs_its_kernel(
+    native: Machine, kernels: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_compiler(tmp_path, monkeypatch, 'grep -q "7.0f" kernel.c && { echo busy; echo half > kernel.so; sleep 1000 & sleep 1000; }; exec $real "$@"')
+    monkeypatch.setenv("TILEWRIGHT_COMPILE_SECONDS", "5")
+    good, hanging, other = compile_kernels([c_source(2), c_source(7), c_source(5)], native, kernels, workers=2)
+    assert (scaled(good)[0], scaled(other)[0]) == (2, 5)
+    assert isinstance(hanging, KernelFailed) and "did not end within 5 s (TILEWRIGHT_COMPILE_SECONDS)" in str(hanging)
+    assert len(kernels.entries()) == 2 and kernels.check() == [] and not list(kernels.root.glob("building-*"))
+
+
+def test_a_compiler_that_does_not_answer(native: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_COMPILE_SECONDS", "0.5")
+    for name, text in (("hangs", "#!/bin/sh\nsleep 1000\n"), ("no program", "words"), ("gone", "#!/no/such/shell\n")):
+        path = tmp_path / name
+        path.write_text(text)
+        path.chmod(0o755)
+        monkeypatch.setenv("TILEWRIGHT_CC", str(path))
+        with pytest.raises(CompilerMissing, match=f"{name} cannot be asked for its version.*TILEWRIGHT_CC"):
+            compile_kernels([c_source()], native)
+    for wrong in ("0", "-1", "nan", "inf", "five"):
+        monkeypatch.setenv("TILEWRIGHT_COMPILE_SECONDS", wrong)
+        with pytest.raises(UnsupportedOption, match="TILEWRIGHT_COMPILE_SECONDS"):
+            compiler_for(native, "c")
+
+
+@needs_nvrtc
+def test_nvrtc_that_takes_too_long_or_is_stopped(kernels: KernelCache) -> None:
+    source = SourceFile("reverse", CUDA, "cuda", ("reverse", "scale"))
+    (hung,) = compile_kernels([source], machine("h200"), kernels, seconds=1e-6)
+    assert isinstance(hung, KernelFailed) and "NVRTC was stopped" in str(hung) and "TILEWRIGHT_COMPILE_SECONDS" in str(hung)
+    compiler = NvrtcCompiler.find(machine("h200"))
+    compiler.stop()
+    with pytest.raises(ProgramStopped):
+        compiler.translated(source)
+
+
+GARBAGE = {
+    "nothing": "true",
+    "empty": ": > kernel.so",
+    "words": "echo garbage > kernel.so",
+    "cut": '$real "$@" && head -c 5000 kernel.so > cut && mv cut kernel.so',
+    "other functions": 'sed -i s/scale/other/ kernel.c; $real "$@"',
+    "an object file": '$real -c -o kernel.so kernel.c',
+    "a constructor": 'echo "__attribute__((constructor)) void first(void) {}" >> kernel.c; $real "$@"',
+}
+
+
+@pytest.mark.parametrize("script", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_that_compiles_without_complaint_is_a_failure(
+    native: Machine, kernels: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    fake_compiler(tmp_path, monkeypatch, f"{script}; exit 0")
+    failure = build(c_source(), native, kernels)
+    assert isinstance(failure, KernelFailed) and "ended without an error and left no" in str(failure)
+    assert kernels.entries() == [] and failure.log_path is not None and failure.log_path.is_file()
+
+
+def test_garbage_with_a_fitting_hash_is_not_loaded(native: Machine, kernels: KernelCache, caplog: pytest.LogCaptureFixture) -> None:
+    binary = build(c_source(), native, kernels)
+    assert isinstance(binary, Binary)
+    for content in (b"", b"garbage", binary.content[: len(binary.content) // 2]):
+        binary.path.write_bytes(content)
+        path = binary.path.parent / "metadata.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "binary_sha256": hashlib.sha256(content).hexdigest()}))
+        with caplog.at_level(logging.WARNING):
+            assert build(c_source(), native, kernels) == binary
+        assert caplog.text.count("building it again") == 1
+        caplog.clear()
+        cache._warned.cache_clear()
+
+
+def test_names_in_metadata_lead_nowhere_else(native: Machine, kernels: KernelCache) -> None:
+    binary = build(c_source(), native, kernels)
+    assert isinstance(binary, Binary)
+    path = binary.path.parent / "metadata.json"
+    metadata = json.loads(path.read_text())
+    (kernels.root / "outside").write_bytes(binary.content)
+    for name in ("../../outside", str(kernels.root / "outside"), "..", ""):
+        path.write_text(json.dumps({**metadata, "binary": name}))
+        assert "is no name of a file" in kernels.check()[0]
+    path.write_text("[" * 100_000)
+    assert len(kernels.check()) == 1 and kernels.entries() == []
+    assert build(c_source(), native, kernels) == binary and kernels.check() == []
+
+
+def test_the_cache_is_the_users_alone(native: Machine, tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        assert scaled(build(c_source(), native, KernelCache(tmp_path / "a" / "kernels")))[0] == 3
+        build(SourceFile("broken", "broken", "c", ("broken",)), native, KernelCache(tmp_path / "a" / "kernels"))
+    finally:
+        os.umask(mask)
+    assert all(not path.stat().st_mode & 0o022 for path in (tmp_path / "a").rglob("*"))
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a", *(tmp_path / "a").rglob("*")) if path.is_dir()} == {0o700}
+
+
+FOREIGN = {"open root": "", "open shelf": "*", "open entry": "*/*", "open binary": "*/*/kernel.so", "open metadata": "*/*/metadata.json"}
+
+
+@pytest.mark.parametrize("how", ["mode", "owner"])
+@pytest.mark.parametrize("pattern", FOREIGN.values(), ids=FOREIGN)
+def test_what_others_may_have_written_is_not_loaded(
+    native: Machine, kernels: KernelCache, pattern: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if how == "owner" and os.geteuid() != 0:
+        pytest.skip("only the superuser can give files away")
+    first = build(c_source(), native, kernels)
+    assert isinstance(first, Binary)
+    place = next(path for path in kernels.root.glob(pattern) if path.name != "failed") if pattern else kernels.root
+    if how == "mode":
+        place.chmod(place.stat().st_mode | 0o020)
+    else:
+        os.chown(place, 12345, 12345)
+    with caplog.at_level(logging.WARNING):
+        again = build(c_source(), native, kernels)
+    words = "can be written by other users" if how == "mode" else "belongs to another user (12345)"
+    assert f"{place} {words}" in caplog.text and "or set TILEWRIGHT_CACHE to a folder of your own" in caplog.text
+    assert scaled(again)[0] == 3 and isinstance(again, Binary)
+    if pattern.count("/"):  # the entry is replaced
+        assert again.path == first.path and kernels.check() == []
+    else:  # nothing is written to what others may write to
+        assert kernels.root not in again.path.parents and len(kernels.check()) == 1
+
+
+@pytest.mark.parametrize("part", ["shelf", "entry"])
+def test_links_are_not_followed(native: Machine, kernels: KernelCache, tmp_path: Path, part: str) -> None:
+    first = build(c_source(), native, kernels)
+    assert isinstance(first, Binary)
+    entry = first.path.parent
+    place = entry.parent if part == "shelf" else entry
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    again = build(c_source(), native, kernels)
+    assert scaled(again)[0] == 3 and isinstance(again, Binary)
+    assert kernels.entries() == [] if part == "shelf" else not entry.is_symlink()
+    kernels.prune(everything=True)
+    assert list((tmp_path / "elsewhere").rglob("kernel.so"))
+
+
+def test_a_read_only_cache_of_the_user_serves(native: Machine, kernels: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build(c_source(), native, kernels)
+    for path in (*kernels.root.rglob("*"), kernels.root):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        forbid_compiling(monkeypatch)
+        assert build(c_source(), native, kernels) == first
+    finally:
+        for path in (kernels.root, *kernels.root.rglob("*")):
+            path.chmod(0o700)
 
 
 WORKER = """

@@ -4,6 +4,7 @@
 |---|---|---|
 | ``TILEWRIGHT_CACHE`` | folder of kernels and records | ``tilewright`` in ``$XDG_CACHE_HOME`` or ``~/.cache`` |
 | ``TILEWRIGHT_CC`` | C compiler for every CPU target, a name or a path | the first of gcc and clang that is there |
+| ``TILEWRIGHT_COMPILE_SECONDS`` | after so long a compiler counts as hanging, and its kernel as one that does not compile | 300 |
 | ``TILEWRIGHT_THREADS`` | threads of generated CPU code | ``OMP_NUM_THREADS``, else the cores available |
 | ``TILEWRIGHT_DEBUG`` | 1: keep the folders of failed builds, and log more | 0 |
 """
@@ -28,6 +29,28 @@ def cache_directory() -> Path:
 def c_compiler() -> str | None:
     """The C compiler that the user asked for, or None to look for one."""
     return os.environ.get("TILEWRIGHT_CC") or None
+
+
+def compile_seconds() -> float:
+    """After how long a call of a compiler, or of another program, counts as hanging.
+
+    Raises:
+        UnsupportedOption: where the variable is no positive number.
+    """
+    variable = "TILEWRIGHT_COMPILE_SECONDS"
+    text = os.environ.get(variable) or "300"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise UnsupportedOption(f"{variable}={text!r} is not a positive number of seconds", f"unset {variable} or correct it")
+    return seconds
+
+
+def compiler_environment(folder: Path) -> dict[str, str]:
+    """For a compiler: its own files in the folder too, and messages in one language."""
+    return {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
 
 
 def available_cores() -> int:

@@ -27,17 +27,18 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from tilewright import settings
 from tilewright.analysis import assembly_aarch64, assembly_x86
 from tilewright.analysis.instructions import InstructionCounts
-from tilewright.errors import CompilerMissing
+from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware.machine import Machine
+from tilewright.system.programs import ProgramHung, run_program
 
 Operation: TypeAlias = tuple[Any, ...]
 DECODERS = MappingProxyType({"x86-64": assembly_x86.decode, "aarch64": assembly_aarch64.decode})
@@ -81,6 +82,8 @@ class Assembly:
         return [block for block in self.blocks if block.function == function]
 
 
+LISTING_BYTES = 1 << 28
+"""No listing of kernels is longer."""
 _FUNCTION = re.compile(r"^([0-9a-f]+) <([^>]+)>:$")
 _LINE = re.compile(r"^\s*([0-9a-f]+):\t(.+)$")
 _REFERENCE = re.compile(r"\b([0-9a-f]+) <([^>]+)>$")
@@ -93,11 +96,19 @@ def disassembled(binary: Path, machine: Machine) -> str:
 
     Raises:
         CompilerMissing: where there is no objdump for that machine.
+        KernelFailed: where it cannot read the binary, or does not end.
     """
     found = shutil.which(f"{machine.target_triple}-objdump") or shutil.which("objdump")
     if found is None:
         raise CompilerMissing(f"no objdump for {machine.target_triple}", "install binutils for it")
-    return subprocess.run([found, "-d", "--no-show-raw-insn", str(binary)], capture_output=True, text=True, check=True).stdout
+    try:
+        done = run_program([found, "-d", "--no-show-raw-insn", str(binary)], settings.compile_seconds(), output_bytes=LISTING_BYTES)
+    except (OSError, ProgramHung) as error:
+        raise KernelFailed(f"the code of {binary} cannot be read: {error}", "check objdump") from error
+    if done.status or done.cut:
+        words = "it is too long" if done.cut else done.errors.strip() or f"objdump ended with status {done.status}"
+        raise KernelFailed(f"the code of {binary} cannot be read: {words}", "check objdump and the file")
+    return done.output
 
 
 def lines_of(text: str) -> dict[tuple[int, str], dict[int, Instruction]]:

@@ -24,7 +24,6 @@ import errno
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +66,9 @@ from tilewright.ir.kernel import (
     WithTiles,
     statements,
 )
+from tilewright.system.files import make_folder, read_private
 from tilewright.system.libraries import mapped
+from tilewright.system.programs import ProgramHung, run_program
 
 _FLAGS = ("-O1", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")
 _FAULTS = 64  # as TW_FAULTS in interpreter_runtime.h
@@ -511,10 +512,11 @@ def _library(source: str) -> ctypes.CDLL:
     if content is not None:
         return mapped(content, "interpreter")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with tempfile.TemporaryDirectory(dir=folder) as work:
             content = _built(compiler, source, Path(work)).read_bytes()
             (Path(work) / "hashed").write_bytes(hashlib.sha256(content).digest() + content)
+            (Path(work) / "hashed").chmod(0o600)
             os.replace(Path(work) / "hashed", path)
         return mapped(content, "interpreter")
     except OSError:  # full or read-only
@@ -530,9 +532,9 @@ def _library(source: str) -> ctypes.CDLL:
 
 
 def _read(path: Path) -> bytes | None:
-    """The shared object in a file that begins with its hash; None where there is none, or it is damaged."""
+    """The shared object in a file that begins with its hash; None where there is none, it is damaged, or another user may have written it."""
     try:
-        content = path.read_bytes()
+        content = read_private(path, path.parent)
     except OSError:
         return None
     return content[32:] if hashlib.sha256(content[32:]).digest() == content[:32] else None
@@ -542,11 +544,14 @@ def _built(compiler: str, source: str, folder: Path) -> Path:
     """The compiled source in a folder. Raises OSError where the disk is at fault, KernelFailed where the source is."""
     (folder / "kernel.c").write_text(source)
     command = [compiler, *_FLAGS, "-o", "kernel.so", "kernel.c", "-lm"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        if any(os.strerror(code) in done.stderr for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)):
-            raise OSError(f"the compiler could not write: {done.stderr[-200:]}")
-        raise KernelFailed(f"the interpreter's code does not compile: {done.stderr[:2000]}", "report this as a defect")
+    try:
+        done = run_program(command, settings.compile_seconds(), folder)
+    except ProgramHung as error:
+        raise KernelFailed(f"the interpreter's code is not compiled: {error}", "check the C compiler, or raise TILEWRIGHT_COMPILE_SECONDS") from error
+    if done.status:
+        if any(os.strerror(code) in done.errors for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)):
+            raise OSError(f"the compiler could not write: {done.errors[-200:]}")
+        raise KernelFailed(f"the interpreter's code does not compile: {done.errors[:2000]}", "report this as a defect")
     return folder / "kernel.so"
 
 

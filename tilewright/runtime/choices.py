@@ -28,6 +28,7 @@ from tilewright.partition.plan import Chooser
 from tilewright.runtime import plain
 from tilewright.runtime.code_choice import CodeScores
 from tilewright.runtime.problems import Problem, digest_of_files, generator
+from tilewright.system.files import make_folder, read_private, require_private
 
 
 @lru_cache(maxsize=1)
@@ -66,16 +67,16 @@ def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -
 
 
 def _read(path: Path) -> Choice | None:
-    """The choice of a file; None where there is none, or it is damaged."""
+    """The choice of a file; None where there is none, it is damaged, or another user may have written it."""
     try:
-        content = json_of(path.read_bytes())
+        content = json_of(read_private(path, path.parent))
         if content.pop("digest") != _digest(content):
             return None
         terms = {str(name): float(seconds) for name, seconds in content["terms"].items()}
         rejected = {str(reason): int(count) for reason, count in content["rejected"].items()}
         schedule = plain.schedule_of(content["schedule"])
         return Choice(schedule, float(content["seconds"]), MappingProxyType(terms), rejected, int(content["candidates"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -91,7 +92,8 @@ def _write(path: Path, choice: Choice) -> None:
         "rejected": dict(choice.rejected), "candidates": choice.candidates,
     }  # fmt: skip
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        require_private(path.parent, path.parent)
         descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
         with os.fdopen(descriptor, "w") as file:
             json.dump({**content, "digest": _digest(content)}, file)

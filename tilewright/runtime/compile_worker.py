@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tilewright import settings
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.lower import lower
@@ -25,7 +26,10 @@ from tilewright.runtime.loadable import loadable_kernel
 from tilewright.runtime.problems import code_of
 from tilewright.runtime.workers import Message, serve
 from tilewright.toolchain.binary import SourceFile, parse_resources
-from tilewright.toolchain.compilers import compiler_for, language_of
+from tilewright.toolchain.compilers import Compiler, compiler_for, language_of
+
+COMPILER_SECONDS = 90.0
+"""After so long a call of the compiler counts as hanging: less than `trial_processes.COMPILE_SECONDS`, so that the process outlives it."""
 
 
 def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
@@ -55,9 +59,13 @@ class Server:
             return {}
         return self.compile(message["schedule"], Path(message["folder"]))
 
+    def compiler(self, machine: Machine) -> Compiler:
+        """That of the machine, which gives up before the parent does."""
+        return replace(compiler_for(machine, language_of(machine)), seconds=min(settings.compile_seconds(), COMPILER_SECONDS))
+
     def identity(self, machine: Machine) -> str:
         """The compiler's, which is loaded."""
-        compiler = compiler_for(machine, language_of(machine))
+        compiler = self.compiler(machine)
         compiler.require()
         return compiler.identity
 
@@ -76,7 +84,7 @@ class Server:
     def build(self, lowered: Lowered, machine: Machine, folder: Path) -> Message:
         """The binary of all kernels together, with what the compiler says of them."""
         distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
-        compiler = compiler_for(machine, language_of(machine))
+        compiler = self.compiler(machine)
         folder.mkdir(parents=True, exist_ok=True)
         text = print_cuda(distinct) if machine.is_gpu else print_c(distinct)
         (folder / compiler.source_name).write_text(text)

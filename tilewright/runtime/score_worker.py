@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilewright import settings
 from tilewright.analysis.assembly import disassembled
 from tilewright.analysis.loops_operations import Unanalysable
 from tilewright.codegen.describe import prediction
@@ -26,6 +27,9 @@ from tilewright.runtime import plain
 from tilewright.runtime.workers import Message, serve
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 from tilewright.toolchain.compilers import language_of
+
+COMPILER_SECONDS = 45.0
+"""After so long a call of the compiler counts as hanging: less than `code_choice.SCORE_SECONDS`, so that the process outlives it."""
 
 
 class Server:
@@ -60,7 +64,7 @@ class Server:
         said = prediction(seconds, predicted, len(lowered.kernels))
         kernels = [replace(kernel, header=f"{kernel.header}\n{said}") for kernel in {kernel.name: kernel for kernel in lowered.kernels}.values()]
         sources = [SourceFile(kernel.name, source_text(kernel), language_of(machine), (kernel.name,)) for kernel in kernels]
-        built = compile_kernels(sources, machine, workers=1)
+        built = compile_kernels(sources, machine, workers=1, seconds=min(settings.compile_seconds(), COMPILER_SECONDS))
         pairs = []
         for kernel, binary in zip(kernels, built, strict=True):
             if not isinstance(binary, Binary):

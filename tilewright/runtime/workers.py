@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewright.system.programs import end_session
+
 Message = dict[str, Any]
 FATAL = "fatal"
 """Key of an answer after which the child ends: what it was asked has left its process unusable."""
@@ -94,9 +96,8 @@ class Worker:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End the child; twice is harmless."""
-        self._process.kill()
-        self._process.wait()
+        """End the child and what it has started; twice is harmless."""
+        end_session(self._process)
 
     def close(self) -> None:
         """End the child and release its pipes."""

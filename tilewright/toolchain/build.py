@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 
 from tilewright import settings
 from tilewright.errors import KernelFailed
@@ -24,12 +25,14 @@ def compile_kernels(
     cache: KernelCache | None = None,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    seconds: float | None = None,
 ) -> list[Binary | KernelFailed]:
     """Binaries of the sources, in their order.
 
     Cached kernels start neither compiler nor thread. The others are compiled on ``workers`` threads (default: the cores
     available): a C compiler is a process of its own, and NVRTC works without the interpreter's lock. Sources with one
-    key are compiled once. ``progress`` is called with the number done and the number of all, from the calling thread.
+    key are compiled once. A call of a compiler that takes longer than ``seconds`` (default: the user's setting) is a
+    failure of its kernel. ``progress`` is called with the number done and the number of all, from the calling thread.
 
     Raises:
         CompilerMissing: before anything is compiled.
@@ -39,12 +42,13 @@ def compile_kernels(
     compilers: dict[str, Compiler] = {}
     for source in sources:
         if source.language not in compilers:
-            compilers[source.language] = compiler_for(machine, source.language)
+            compiler = compiler_for(machine, source.language)
+            compilers[source.language] = compiler if seconds is None else replace(compiler, seconds=seconds)
     results: list[Binary | KernelFailed | None] = []
     pending: dict[str, list[int]] = {}
     for index, source in enumerate(sources):
         key = kernel_key(source, compilers[source.language])
-        found = cache.load(key, source) if key not in pending else None
+        found = cache.load(key, source, compilers[source.language]) if key not in pending else None
         results.append(found)
         if found is None:
             pending.setdefault(key, []).append(index)
@@ -73,8 +77,15 @@ def compile_kernels(
         for indices in groups:
             take(indices, build(indices[0]))
     else:
-        with ThreadPoolExecutor(count, thread_name_prefix="tilewright-build") as pool:
+        pool = ThreadPoolExecutor(count, thread_name_prefix="tilewright-build")
+        try:
             futures = {pool.submit(build, indices[0]): indices for indices in groups}
             for future in as_completed(futures):
                 take(futures[future], future.result())
+        except BaseException:  # an interruption among them: nothing that is under way is waited for
+            for compiler in compilers.values():
+                compiler.stop()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
     return [result for result in results if result is not None]

@@ -3,8 +3,9 @@
     root/ab/ab12...           a finished entry, named by its key; it appears by one atomic rename and is not changed
     root/building-HOST-PID-*  an entry in the making; left behind by a killed process, and then pruned
 
-An entry whose hashes do not fit is built again. Where the cache cannot be written (full disk, read-only), a warning is
-logged and the kernel is built in a private temporary folder that lives as long as the process.
+An entry whose hashes do not fit is built again. Where the cache cannot be written (full disk, read-only) or another user
+may have written it, a warning is logged and the kernel is built in a private temporary folder that lives as long as the
+process. Folders and files are made for the user alone, and nothing else is read (`system/files.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from tilewright.errors import CacheError, KernelFailed
 from tilewright.hardware import Machine
+from tilewright.system.files import NotPrivate, make_folder, read_private, require_private
 from tilewright.toolchain.binary import Binary, SourceFile, parse_resources
 from tilewright.toolchain.compilers import Compiler
 
@@ -34,6 +36,8 @@ BUILDING = "building-"
 STALE_SECONDS = 3600.0
 """A folder in the making counts as abandoned after this long, whatever process has its number now."""
 
+DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+"""What reading a damaged entry raises."""
 DISK_WORDS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 """What a compiler says when it is the disk, and not the kernel, that is at fault."""
 
@@ -60,8 +64,8 @@ def kernel_key(source: SourceFile, compiler: Compiler) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
-def _hash_file(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _hash_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -77,17 +81,25 @@ def _private_folder() -> Path:
     return folder
 
 
-def _warn_unwritable(root: Path, why: str) -> None:
-    """Says once in a process that a cache is of no use."""
-    if root not in _unwritable():
-        _unwritable().add(root)
-        log.warning("kernel cache %s cannot be written (%s); kernels are kept for this process only", root, why)
+def _warn_once(place: Path, words: str) -> None:
+    """Says once in a process what is wrong with a place."""
+    if place not in _warned():
+        _warned().add(place)
+        log.warning(words)
 
 
 @lru_cache(maxsize=1)
-def _unwritable() -> set[Path]:
-    """The caches of which the process knows it."""
+def _warned() -> set[Path]:
+    """The places of which the process has said it."""
     return set()
+
+
+def _warn_foreign(error: NotPrivate) -> None:
+    _warn_once(
+        error.place,
+        f"kernel cache: {error}, so that nothing in it is loaded; make it yours alone (chown, chmod go-w), remove it, "
+        "or set TILEWRIGHT_CACHE to a folder of your own",
+    )
 
 
 def _alive(name: str) -> bool:
@@ -125,16 +137,20 @@ class KernelCache:
         """Where the entry of that key is, if it is."""
         return self.root / key[:2] / key
 
-    def load(self, key: str, source: SourceFile) -> Binary | None:
-        """The finished binary of that key, or None where there is none or it is damaged."""
+    def load(self, key: str, source: SourceFile, compiler: Compiler) -> Binary | None:
+        """The finished binary of that key, or None where there is none, it is damaged, or another user may have written it."""
         folder = self.folder(key)
         try:
-            return _read_entry(folder, source.entries)
-        except FileNotFoundError:
-            if folder.exists():
-                log.warning("kernel cache entry %s is incomplete; building it again", folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("kernel cache entry %s is damaged (%r); building it again", folder, error)
+            binary = _read_entry(folder, source.entries)
+            compiler.check(binary.content, source.entries)
+            return binary
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            if os.path.lexists(folder):
+                _warn_once(folder, f"kernel cache entry {folder} is incomplete; building it again")
+        except NotPrivate as error:
+            _warn_foreign(error)
+        except DAMAGE as error:
+            _warn_once(folder, f"kernel cache entry {folder} is damaged ({error!r}); building it again")
         return None
 
     def get_or_build(self, source: SourceFile, compiler: Compiler, machine: Machine) -> Binary | KernelFailed:
@@ -145,16 +161,19 @@ class KernelCache:
             CacheError: where neither the cache nor the temporary folder can be written.
         """
         key = kernel_key(source, compiler)
-        found = self.load(key, source)
+        found = self.load(key, source, compiler)
         if found is not None:
             return found
         try:
             return self._build(self.root, key, source, compiler, machine)
+        except NotPrivate as error:
+            _warn_foreign(error)
         except OSError as error:
-            _warn_unwritable(self.root, " ".join(str(error).split()))
+            why = " ".join(str(error).split())
+            _warn_once(self.root, f"kernel cache {self.root} cannot be written ({why}); kernels are kept for this process only")
         try:
             private = KernelCache(_private_folder())
-            return private.load(key, source) or self._build(private.root, key, source, compiler, machine)
+            return private.load(key, source, compiler) or self._build(private.root, key, source, compiler, machine)
         except OSError as error:
             raise CacheError(
                 f"neither {self.root} nor the temporary folder can be written: {error}",
@@ -164,7 +183,8 @@ class KernelCache:
     def _build(
         self, root: Path, key: str, source: SourceFile, compiler: Compiler, machine: Machine
     ) -> Binary | KernelFailed:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
+        require_private(root, root)
         folder = Path(tempfile.mkdtemp(prefix=f"{BUILDING}{_host_tag()}-{os.getpid()}-", dir=root))
         try:
             (folder / compiler.source_name).write_text(source.text)
@@ -187,15 +207,16 @@ class KernelCache:
                 "compiler": compiler.identity,
                 "target": machine.name,
                 "machine_digest": machine.digest,
-                "source_sha256": _hash_file(folder / compiler.source_name),
-                "binary_sha256": _hash_file(folder / compiler.binary_name),
+                "source_sha256": _hash_of((folder / compiler.source_name).read_bytes()),
+                "binary_sha256": _hash_of((folder / compiler.binary_name).read_bytes()),
                 "created": time.time(),
             }
             (folder / "metadata.json").write_text(json.dumps(metadata, indent=1))
-            _publish(folder, root / key[:2] / key)
+            _close_to_others(folder)
+            _publish(folder, root / key[:2] / key, lambda found: _is_sound(found, compiler, source.entries))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        stored = KernelCache(root).load(key, source)
+        stored = KernelCache(root).load(key, source, compiler)
         if stored is None:
             raise OSError(f"entry {key} cannot be read back")
         return stored
@@ -207,7 +228,8 @@ class KernelCache:
         """Keep source, command and log of a failed build where the message can point to them."""
         kept = root / "failed" / key
         shutil.rmtree(kept, ignore_errors=True)
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(kept.parent)
+        _close_to_others(folder)
         try:
             os.rename(folder, kept)
         except OSError:  # another process keeps the same failure at this moment
@@ -223,17 +245,18 @@ class KernelCache:
 
     def _all_folders(self) -> Iterator[Path]:
         for shelf in sorted(self.root.glob("[0-9a-f][0-9a-f]")):
-            yield from sorted(path for path in shelf.iterdir() if path.is_dir())
+            if not shelf.is_symlink():
+                yield from sorted(path for path in shelf.iterdir() if path.is_dir() and not path.is_symlink())
 
     def entries(self) -> list[Entry]:
         """Every finished entry with readable metadata."""
         found = []
         for folder in self._all_folders():
             try:
-                metadata = json.loads((folder / "metadata.json").read_bytes())
-                size = sum(path.stat().st_size for path in folder.iterdir())
+                metadata = json.loads(read_private(folder / "metadata.json", self.root))
+                size = sum(path.lstat().st_size for path in folder.iterdir())
                 fields = (metadata["name"], metadata["kind"], metadata["target"], size, metadata["created"])
-            except (OSError, ValueError, KeyError):
+            except DAMAGE:
                 continue
             found.append(Entry(folder.name, folder, *fields))
         return found
@@ -244,10 +267,10 @@ class KernelCache:
         for folder in self._all_folders():
             try:
                 _read_entry(folder, ())
-                metadata = json.loads((folder / "metadata.json").read_bytes())
-                if _hash_file(folder / metadata["source"]) != metadata["source_sha256"]:
+                metadata = json.loads(read_private(folder / "metadata.json", self.root))
+                if _hash_of(read_private(_inside(folder, metadata["source"]), self.root)) != metadata["source_sha256"]:
                     problems.append(f"{folder}: the source's hash is not the one in metadata.json")
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except DAMAGE as error:
                 problems.append(f"{folder}: {type(error).__name__}: {error}")
         problems += [f"{folder}: left by a process that was killed" for folder in self._abandoned()]
         return problems
@@ -295,43 +318,59 @@ class KernelCache:
         return len(folders)
 
 
-def _publish(folder: Path, destination: Path, rename: Callable[[Path, Path], None] = os.rename) -> None:
-    """Give the finished folder its name in one step; where another process was first, its entry stays."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
+def _publish(folder: Path, destination: Path, is_sound: Callable[[Path], bool]) -> None:
+    """Give the finished folder its name in one step; where another process was first, its entry stays if it is sound."""
+    make_folder(destination.parent)
+    require_private(destination.parent, destination.parent.parent)
     for _ in range(3):
         try:
-            rename(folder, destination)
+            os.rename(folder, destination)
             return
         except OSError:
-            if not destination.exists():
+            if not os.path.lexists(destination):
                 raise
-        if _is_sound(destination):
+        if is_sound(destination):
             return
         # A damaged entry is moved aside (one step again), so that no process sees it half removed.
         aside = folder.parent / f"{folder.name}-damaged"
         try:
-            rename(destination, aside)
+            os.rename(destination, aside)
         except FileNotFoundError:
             continue  # another process was faster
-        shutil.rmtree(aside, ignore_errors=True)
+        aside.unlink() if aside.is_symlink() else shutil.rmtree(aside, ignore_errors=True)
     raise OSError(f"{destination} cannot be replaced")
 
 
 def _read_entry(folder: Path, entries: tuple[str, ...]) -> Binary:
     """The binary of a finished entry; OSError, ValueError, KeyError or TypeError where anything is wrong with it."""
-    metadata = json.loads((folder / "metadata.json").read_bytes())
-    path = folder / metadata["binary"]
-    content = path.read_bytes()
-    if metadata["schema"] != SCHEMA or hashlib.sha256(content).hexdigest() != metadata["binary_sha256"]:
+    root = folder.parent.parent
+    metadata = json.loads(read_private(folder / "metadata.json", root))
+    path = _inside(folder, metadata["binary"])
+    content = read_private(path, root)
+    if metadata["schema"] != SCHEMA or _hash_of(content) != metadata["binary_sha256"]:
         raise ValueError("the binary's hash is not the one in metadata.json")
-    text = (folder / "log").read_text()
+    text = read_private(folder / "log", root).decode(errors="replace")
     resources = parse_resources(text) if metadata["kind"] == "cubin" else {}
     return Binary(path, metadata["kind"], entries, tuple(metadata["command"]), text, content, resources)
 
 
-def _is_sound(folder: Path) -> bool:
+def _close_to_others(folder: Path) -> None:
+    """Files are made with the umask, which may let a group write them."""
+    for file in folder.iterdir():
+        if file.is_file() and not file.is_symlink():
+            file.chmod(0o600)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of an entry. Raises ValueError for a name that leads elsewhere."""
+    if name in ("", ".", "..") or "/" in name:
+        raise ValueError(f"{name!r} is no name of a file")
+    return folder / name
+
+
+def _is_sound(folder: Path, compiler: Compiler, entries: tuple[str, ...]) -> bool:
     try:
-        _read_entry(folder, ())
-    except (OSError, ValueError, KeyError, TypeError):
+        compiler.check(_read_entry(folder, entries).content, entries)
+    except DAMAGE:
         return False
     return True

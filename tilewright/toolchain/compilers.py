@@ -2,23 +2,30 @@
 
 Each has an ``identity`` and a ``command`` (without paths of this one build), which together with the source text decide
 the binary, and ``compile``, which writes it. Both may be used from many threads; NVRTC works outside the interpreter's
-lock, so threads are enough for it to use all cores.
+lock, so threads are enough for it to use all cores. Each call has a limit in time, and ``stop`` ends those that are under
+way: a C compiler with all that it has started, NVRTC where it next asks whether to go on, which is between its passes.
+What they leave is looked at: a binary that could not be loaded is a failure to compile.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import shutil
-import subprocess
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from tilewright import settings
 from tilewright.errors import CompilerMissing, UnsupportedOption
 from tilewright.hardware import Machine
+from tilewright.system.programs import ProgramHung, Programs, ProgramStopped, run_program
 from tilewright.toolchain.binary import SourceFile
+from tilewright.toolchain.elf import check_cubin, check_shared_object
 
 C_FLAGS = (
     "-O2", "-ftree-vectorize", "-std=gnu11", "-fPIC", "-shared", "-fopenmp",
@@ -44,11 +51,29 @@ class Outcome:
     log: str
 
 
+VERSION_SECONDS = 60.0
+
+
 @lru_cache(maxsize=64)
 def _version_line(path: str, modified_ns: int) -> str:
-    """First line of ``--version``; asked once in a process for each file and time of change."""
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=60)
-    return (done.stdout or done.stderr).partition("\n")[0].strip()
+    """First line of ``--version``; asked once in a process for each file and time of change.
+
+    Raises:
+        CompilerMissing: where it cannot be run, or does not answer.
+    """
+    try:
+        done = run_program([path, "--version"], min(settings.compile_seconds(), VERSION_SECONDS))
+    except (OSError, ProgramHung) as error:
+        raise CompilerMissing(f"the C compiler {path} cannot be asked for its version: {error}", "set TILEWRIGHT_CC to one that runs") from error
+    return (done.output or done.errors).partition("\n")[0].strip()
+
+
+def _failed(words: str, reason: object) -> Outcome:
+    return Outcome(False, f"{words}{'' if not words or words.endswith(chr(10)) else chr(10)}error: {reason}\n")
+
+
+def _hung(words: str, reason: object) -> Outcome:
+    return _failed(words, f"{reason} (TILEWRIGHT_COMPILE_SECONDS)")
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,11 @@ class CCompiler:
     path: str
     """The executable; symbolic links are kept, since some compilers go by the name they are called with."""
     machine_flags: tuple[str, ...]
+    architecture: str
+    """Of the code, as in `Machine`."""
+    seconds: float = field(default_factory=settings.compile_seconds, compare=False)
+    """What one call may take."""
+    programs: Programs = field(default_factory=Programs, compare=False, repr=False)
 
     binary_name = "kernel.so"
     source_name = "kernel.c"
@@ -85,7 +115,7 @@ class CCompiler:
                 f"no C compiler for {machine.name} ({machine.target_triple}): looked for {', '.join(names)}",
                 INSTALL.get(machine.target_triple, "install one") + ", or set TILEWRIGHT_CC to its path",
             )
-        return cls(os.path.abspath(found), machine.compiler_flags)
+        return cls(os.path.abspath(found), machine.compiler_flags, machine.architecture)
 
     def require(self) -> None:
         """Nothing more to do: ``find`` has seen the compiler."""
@@ -101,10 +131,28 @@ class CCompiler:
 
     def compile(self, source: SourceFile, folder: Path) -> Outcome:
         """Compile ``folder / source_name`` to ``folder / binary_name``."""
-        done = subprocess.run(
-            self.command(source), cwd=folder, capture_output=True, text=True, errors="replace", check=False
-        )
-        return Outcome(done.returncode == 0 and (folder / self.binary_name).exists(), done.stdout + done.stderr)
+        try:
+            done = self.programs.run(self.command(source), self.seconds, folder, settings.compiler_environment(folder))
+        except ProgramHung as error:
+            return _hung("", error)
+        words = done.output + done.errors
+        if done.status:
+            return Outcome(False, words or f"error: {self.path} ended with status {done.status} and without a word\n")
+        try:
+            self.check((folder / self.binary_name).read_bytes(), source.entries)
+        except FileNotFoundError:
+            return _failed(words, f"{self.path} ended without an error and left no {self.binary_name}")
+        except ValueError as error:
+            return _failed(words, f"{self.path} ended without an error and left no sound {self.binary_name}: {error}")
+        return Outcome(True, words)
+
+    def check(self, content: bytes, entries: Sequence[str]) -> None:
+        """Raises ValueError where a binary cannot be loaded or lacks a function."""
+        check_shared_object(content, self.architecture, entries)
+
+    def stop(self) -> None:
+        """End what is under way; nothing is compiled any more."""
+        self.programs.stop()
 
 
 @lru_cache(maxsize=1)
@@ -148,6 +196,10 @@ def _load_nvrtc(extra: str):  # noqa: ANN202 - a module
     return nvrtc
 
 
+FLOW_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+"""Of NVRTC: called between its passes, and 1 where it shall stop."""
+
+
 @dataclass(frozen=True)
 class NvrtcCompiler:
     """NVRTC for one exact architecture; it always makes a cubin, so that inline assembly is checked at once."""
@@ -156,6 +208,9 @@ class NvrtcCompiler:
     """As "sm_90a"."""
     extra: str
     """The extra that brings an NVRTC with this architecture."""
+    seconds: float = field(default_factory=settings.compile_seconds, compare=False)
+    """What one call may take."""
+    stopping: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     binary_name = "kernel.cubin"
     source_name = "kernel.cu"
@@ -190,8 +245,20 @@ class NvrtcCompiler:
         """Compile the source's text to ``folder / binary_name``."""
         outcome, _, cubin = self.translated(source)
         if outcome.succeeded:
+            try:
+                self.check(cubin, source.entries)
+            except ValueError as error:
+                return _failed(outcome.log, f"NVRTC made no sound cubin: {error}")
             (folder / self.binary_name).write_bytes(cubin)
         return outcome
+
+    def check(self, content: bytes, entries: Sequence[str]) -> None:
+        """Raises ValueError where a binary is not whole or lacks a kernel."""
+        check_cubin(content, self.architecture, entries)
+
+    def stop(self) -> None:
+        """End what is under way when NVRTC next asks, and so what is begun."""
+        self.stopping.set()
 
     def translated(self, source: SourceFile) -> tuple[Outcome, str, bytes]:
         """What the compiler says, the PTX that it made of the source's text, and the cubin that it assembled from that; empty where it failed."""
@@ -201,11 +268,19 @@ class NvrtcCompiler:
         status, program = nvrtc.nvrtcCreateProgram(source.text.encode(), self.source_name.encode(), 0, [], [])
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             return Outcome(False, f"nvrtcCreateProgram: {status.name}"), "", b""
+        start = time.monotonic()
+        asked = FLOW_CALLBACK(lambda *_: int(self.stopping.is_set() or time.monotonic() - start > self.seconds))
         try:
+            if hasattr(nvrtc, "nvrtcSetFlowCallback"):  # since CUDA 12.8
+                nvrtc.nvrtcSetFlowCallback(program, ctypes.cast(asked, ctypes.c_void_p).value, 0)
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
             log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
             nvrtc.nvrtcGetProgramLog(program, log)
             text = log.rstrip(b"\0 \n").decode(errors="replace")
+            if self.stopping.is_set():
+                raise ProgramStopped("NVRTC was stopped")
+            if status == getattr(nvrtc.nvrtcResult, "NVRTC_ERROR_CANCELLED", None):
+                return _hung(text, f"NVRTC was stopped after {time.monotonic() - start:.0f} s"), "", b""
             if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
                 return Outcome(False, f"{text}\n{status.name}"), "", b""
             cubin = bytearray(nvrtc.nvrtcGetCUBINSize(program)[1])

@@ -1,0 +1,74 @@
+"""Files and folders of this user alone: made with mode 0700, and read only where no other user can have written them.
+
+Below a root folder everything has to belong to the effective user and be writable by nobody else, and nothing may be a link. The root itself may be
+reached through links. What belongs to the superuser counts as another's: a cache is written by the one who uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+class NotPrivate(OSError):
+    """A file or folder that another user may have written; `place` is which."""
+
+    def __init__(self, place: Path, why: str) -> None:
+        super().__init__(f"{place} {why}")
+        self.place = place
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, with mode 0700 whatever the umask; what is there stays as it is.
+
+    Raises:
+        OSError: where it cannot be made, or is no folder.
+    """
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for part in reversed(missing):
+        try:
+            os.mkdir(part, 0o700)
+        except FileExistsError:  # another process was faster, or it is no folder
+            if not part.is_dir():
+                raise
+        else:
+            os.chmod(part, 0o700)
+
+
+def require_private(path: Path, root: Path) -> None:
+    """Raises NotPrivate where the path, the root or anything between them may have been written by another user, OSError where it is not there."""
+    _require(root, os.stat(root))
+    place = root
+    for part in path.relative_to(root).parts:
+        place = place / part
+        _require(place, os.lstat(place))
+
+
+def _require(place: Path, found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise NotPrivate(place, "is a link")
+    if found.st_uid != os.geteuid():
+        raise NotPrivate(place, f"belongs to another user ({found.st_uid})")
+    if found.st_mode & 0o022:
+        raise NotPrivate(place, f"can be written by other users (mode {found.st_mode & 0o777:o})")
+
+
+def read_private(path: Path, root: Path) -> bytes:
+    """What is in a regular file below the root.
+
+    Raises:
+        NotPrivate: where another user may have written it.
+        OSError: where it is not there, or is no regular file.
+    """
+    require_private(path.parent, root)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        _require(path, found)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.read()

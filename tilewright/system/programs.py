@@ -1,0 +1,170 @@
+"""Runs other programs: in a process group of their own, without input, for a limited time, and ended with all that they have started."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+OUTPUT_BYTES = 1 << 20
+"""Of each stream that is kept; what a program writes beyond is read and dropped."""
+TICK_SECONDS = 0.05
+"""How often it is asked whether a program has ended that left its output to another."""
+
+
+class ProgramHung(Exception):
+    """The program did not end in time, and was ended."""
+
+
+class ProgramStopped(Exception):
+    """The program was ended, or not started, because `Programs.stop` was called."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a program left. `cut`: it wrote more than was kept."""
+
+    status: int
+    output: str
+    errors: str
+    cut: bool
+
+
+class Programs:
+    """Programs that are run for one purpose, perhaps on several threads, and can be stopped together."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """End all of them; none is started any more."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                _end_group(process)
+
+    def run(
+        self,
+        command: Sequence[str],
+        seconds: float,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        output_bytes: int = OUTPUT_BYTES,
+    ) -> Finished:
+        """Runs a program in a folder, with that environment instead of this process's, until it ends.
+
+        Raises:
+            ProgramHung: where it did not end within the seconds.
+            ProgramStopped: where `stop` was called.
+            OSError: where it cannot be started.
+        """
+        with self._lock:
+            if self._stopped:
+                raise ProgramStopped(f"{command[0]} was not started any more")
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+            )
+            self._running.add(process)
+        try:
+            kept = _read(process, time.monotonic() + seconds, output_bytes)
+            if kept is None:
+                raise ProgramHung(f"{command[0]} did not end within {seconds:g} s")
+        finally:
+            with self._lock:  # the group's number is another's when the process is reaped
+                _end_group(process)
+                process.wait()
+                self._running.discard(process)
+            for pipe in (process.stdout, process.stderr):
+                assert pipe is not None
+                pipe.close()
+        if self._stopped and process.returncode < 0:
+            raise ProgramStopped(f"{command[0]} was stopped")
+        output, errors = (bytes(part[:output_bytes]).decode(errors="replace") for part in kept)
+        return Finished(process.returncode, output, errors, any(len(part) > output_bytes for part in kept))
+
+
+def run_program(command: Sequence[str], seconds: float, folder: Path | None = None, output_bytes: int = OUTPUT_BYTES) -> Finished:
+    """A single program; see `Programs.run`."""
+    return Programs().run(command, seconds, folder, output_bytes=output_bytes)
+
+
+def _read(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[bytearray, bytearray] | None:
+    """What the process writes until it ends, of each stream one byte more than the limit at most; None where it does not end in time."""
+    assert process.stdout is not None and process.stderr is not None
+    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    pause = 0.0005
+    with selectors.DefaultSelector() as open_ones:
+        for pipe in kept:
+            os.set_blocking(pipe, False)
+            open_ones.register(pipe, selectors.EVENT_READ)
+        while True:
+            ended = _has_ended(process)  # asked before reading, so that everything is there when it has
+            left = deadline - time.monotonic()
+            if open_ones.get_map():
+                ready = open_ones.select(0 if ended else max(min(left, TICK_SECONDS), 0))
+            else:  # it has closed its output, and ends soon
+                ready = []
+                if not ended:
+                    time.sleep(max(min(left, pause), 0))
+                    pause = min(2 * pause, TICK_SECONDS)
+            for key, _ in ready:
+                part = os.read(key.fd, 1 << 16)
+                if not part:
+                    open_ones.unregister(key.fd)
+                kept[key.fd] += part[: limit + 1 - len(kept[key.fd])]
+            if ended and not ready:
+                output, errors = kept.values()
+                return output, errors
+            if left <= 0:
+                return None
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has, and left its number to nobody else: it is not reaped."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # this process ignores the ends of its children
+        return True
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that is not reaped, and all of its group."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_session(leader: subprocess.Popen[bytes]) -> None:
+    """End a process that was started with a session of its own, and every process of that session, whatever group it is in."""
+    if leader.returncode is not None:
+        return
+    leader.kill()
+    for _ in range(100):  # what is started while the list is read is in the next one
+        members = [pid for pid in _session(leader.pid) if pid != leader.pid]
+        for pid in members:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not members:
+            break
+    leader.wait()
+
+
+def _session(number: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with suppress(OSError):
+                state, _, _, session = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[:4]
+                if int(session) == number and state not in (b"Z", b"X"):
+                    found.append(int(entry))
+    return found
