@@ -15,6 +15,7 @@ from pathlib import Path
 from tilewright.errors import CacheError
 from tilewright.files import regular
 from tilewright.runtime.measurement import COLUMNS, NUMBERS
+from tilewright.system.files import make_folder
 
 VERSION = 1
 """Of the table's and the lines' form."""
@@ -63,7 +64,7 @@ def connected(path: Path, write: bool) -> sqlite3.Connection | None:
     """
     try:
         if write:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
         if path.exists() or not write:
             regular(path)
     except (OSError, ValueError) as error:
