@@ -12,7 +12,8 @@ from tilewright.ir.kernel import Block, Buffer, Kernel
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Call, Lowered, Program, Region, Storage
 from tilewright.runtime.executable import Executable, Image
-from tilewright.runtime.loadable import loadable
+from tilewright.runtime.kernel_source import declared
+from tilewright.runtime.loadable import facts_symbol, loadable
 from tilewright.runtime.signature import InputLeaf, Signature, positional_signature
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
@@ -125,8 +126,9 @@ class ProgramBuilder:
 
     def image(self, outputs: Sequence[str], signature: Signature | None = None) -> Image:
         program = loadable(self.program(outputs))
-        binaries = (compiled(self.text, self.entries),) if self.entries else ()
-        sources = {"kernels.c": HEADER + self.text}
+        text = self.text + "".join(declared(facts_symbol(kernel), "c") for kernel in program.kernels.values())
+        binaries = (compiled(text, self.entries),) if self.entries else ()
+        sources = {"kernels.c": HEADER + text}
         return Image(program, signature or self.signature(len(outputs)), host_cpu(), binaries, sources)
 
     def executable(self, outputs: Sequence[str], signature: Signature | None = None, **options: object) -> Executable:

@@ -18,6 +18,7 @@ from tilewright.ir.layout import Layout, channels_last, permuted, row_major
 from tilewright.runtime import cpu as cpu_module
 from tilewright.runtime.cpu import openmp_libraries
 from tilewright.runtime.executable import Executable, ModuleStamp
+from tilewright.runtime.fields import Field
 from tilewright.runtime.packing import pack, unpack, write
 from tilewright.runtime.signature import (
     LEAF,
@@ -30,7 +31,7 @@ from tilewright.runtime.signature import (
     encode_signature,
     tree_of,
 )
-from tilewright.runtime.torch_nodes import resolve_operator
+from tilewright.runtime.torch_nodes import permitted_operator, resolve_operator
 
 
 def test_chain_agrees_with_pytorch_and_reuses_memory() -> None:
@@ -143,7 +144,7 @@ def test_nested_arguments_and_results() -> None:
         exe({"a": a, "n": 3}, b=[b])
     with pytest.raises(InvalidInput, match="keys"):
         exe({"a": a}, b=[b])
-    decoded = decode_signature(encode_signature(signature))
+    decoded = decode_signature(Field(encode_signature(signature), "signature"))
     again = builder.executable(("s", "d"), decoded)({"a": a, "n": 2}, b=[b])
     torch.testing.assert_close(again["pair"].first, a + b)
     assert type(again["pair"]).__name__ == "Pair"
@@ -178,7 +179,7 @@ def test_outputs_that_are_inputs_or_parameters() -> None:
         OutputLeaf("parameter", value="w"),
     )
     signature = Signature(specs.inputs, specs.input_tree, outputs, Tree("tuple", (LEAF,) * 6))
-    signature = decode_signature(encode_signature(signature))
+    signature = decode_signature(Field(encode_signature(signature), "signature"))
     weight = torch.nn.Parameter(builder.constants["w"].clone())
     exe = builder.executable(("flat", "y"), signature, live={"w": lambda: weight})
     x = torch.randn(3, 2).t()
@@ -408,7 +409,7 @@ def test_missing_kernel_is_named() -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        "aten.from_file.default",
+        "aten.from_file.out",
         "prims.add.default",
         "aten.add_.Tensor",
         "aten.nothing.default",
@@ -420,6 +421,27 @@ def test_only_functional_aten_operators_are_resolved(target: str) -> None:
     with pytest.raises(InvalidArtifact):
         resolve_operator(target)
     assert resolve_operator("aten.sort.default") is torch.ops.aten.sort.default
+
+
+@pytest.mark.parametrize(
+    "target",
+    """aten.save.default aten.from_file.default aten._print.default aten.warn.default aten.format.default aten.manual_seed.default
+    aten.max_pool2d_with_indices_backward.default aten._reshape_alias.default aten._sparse_coo_tensor_unsafe.default aten.fbgemm_linear_int8_weight.default
+    aten._nested_view_from_buffer.default aten.segment_reduce.default aten.record_stream.default aten._foreach_add.List""".split(),
+)
+def test_operators_that_reach_beyond_tensors_are_not_for_artifacts(target: str) -> None:
+    with pytest.raises(InvalidArtifact):
+        permitted_operator(target)
+
+
+@pytest.mark.parametrize(
+    "target",
+    """aten.sort.default aten.unique_dim.default aten._unique2.default aten.bernoulli.default aten.stft.default aten._fft_r2c.default aten.to.dtype
+    aten.linalg_inv_ex.default aten._scaled_dot_product_flash_attention_for_cpu.default aten.einsum.default aten.split.Tensor aten.nonzero.default
+    aten.fake_quantize_per_tensor_affine.default aten.multinomial.default aten.scatter_reduce.two aten.arange.start_step aten.masked_select.default""".split(),
+)
+def test_functions_of_tensors_are_for_artifacts(target: str) -> None:
+    assert permitted_operator(target) is resolve_operator(target)
 
 
 @st.composite

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from tilewright import settings
-from tilewright.codegen.source import source_text
 from tilewright.errors import InvalidInput, InvalidModel, UnknownTarget, UnsupportedOperator, UnsupportedOption
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.imported import unsupported as unsupported_nodes
@@ -24,11 +23,11 @@ from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program, without_kernels
 from tilewright.partition.storage import check_precision
 from tilewright.runtime.executable import Executable, check_threads, executable_of
+from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.records import Records
 from tilewright.runtime.signature import CONSTANT_TYPES, described
 from tilewright.runtime.tuning import chooser_for, distinct_problems, tune
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
-from tilewright.toolchain.compilers import language_of
 
 Progress = Callable[[str, int, int], None]
 
@@ -145,8 +144,7 @@ def measure(
 
 def source_files(program: Program, machine: Machine) -> list[SourceFile]:
     """One source file for each distinct kernel."""
-    language = language_of(machine)
-    return [SourceFile(name, source_text(kernel), language, (name,)) for name, kernel in program.kernels().items()]
+    return [kernel_source(kernel, machine) for kernel in program.kernels().values()]
 
 
 def _texts(program: Program, machine: Machine) -> dict[str, str]:

@@ -44,10 +44,10 @@ def json_of(text: str | bytes) -> Any:
 
     Raises:
         ValueError: for any other text, and for JSON that is nested too deeply or holds what no file of ours does: NaN, numbers beyond those of
-            float64, integers of thousands of digits, halves of surrogate pairs.
+            float64, integers of thousands of digits, halves of surrogate pairs, two fields of one name.
     """
     try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if "\\u" in text if isinstance(text, str) else b"\\u" in text:
@@ -67,6 +67,13 @@ def _finite(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"{text[:40]} is beyond the numbers of float64")
     return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has two fields of one name")
+    return found
 
 
 def regular(path: str | Path) -> None:

@@ -21,12 +21,10 @@ import re
 import shutil
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -36,16 +34,24 @@ from tilewright.hardware import Machine, host_cpu, host_gpu, is_present
 from tilewright.runtime.driver import system_driver
 from tilewright.runtime.encoding import decode_machine, decode_program, encode_machine, encode_program
 from tilewright.runtime.executable import Executable, Image
+from tilewright.runtime.fields import Field, parsed
+from tilewright.runtime.loadable import LoadableProgram, facts_symbol
+from tilewright.runtime.members import MOST_BYTES, MOST_MEMBERS, SAFE_NAME, Members, members
+from tilewright.runtime.memory_plan import assign_places, plan_memory
 from tilewright.runtime.signature import decode_signature, encode_signature
+from tilewright.runtime.soundness import check
+from tilewright.toolchain.elf import check_cubin, check_shared_object
 
-FORMAT_VERSION = 2
-"""Of what is written. Version 2: a constant may be mapped by a matrix before it is packed, which a reader of version 1 would pass over."""
-OLDEST_VERSION = 1
-"""Of what is read."""
+FORMAT = "tilewright executable"
+FORMAT_VERSION = 3
+"""The only one that is read: the versions 1 and 2 do not say what kernels touch, so that nothing in them can be checked."""
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.sha256"
 WEIGHTS = "weights.safetensors"
-SAFE_NAME = re.compile(r"(sources/|binaries/)?[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+MOST_MANIFEST = 1 << 28
+"""Bytes."""
+RELEASE = re.compile(r"(\d{1,3}\.\d{1,3})?")
+"""Of CUDA, or none."""
 STATE_PREFIX = "state:"
 """Before the names of states in the weights; graph constants have their own names."""
 
@@ -63,20 +69,24 @@ class SavedBinary:
 # Saving
 
 
-def save(image: Image, path: str | Path) -> None:
-    """Write an artifact; an existing one at the path is replaced. The machine need not be here.
+def save(image: Image, path: str | Path) -> str:
+    """Write an artifact; an existing one at the path is replaced. The machine need not be here. Returns its `digest`.
 
     Raises:
-        InvalidArtifact: where the model has inputs, outputs or attributes that JSON cannot hold, the path is something
+        InvalidArtifact: where the model has inputs, outputs or attributes that JSON cannot hold or that `load` would refuse, the path is something
         else's, or nothing can be written there.
     """
     target = Path(path)
     check_path(target)
     files = _files(image)
+    with _boundary(target):  # nothing is written that would not be read
+        manifest = _manifest(target, files[MANIFEST])
+        _decode(target, manifest, files)
     try:
         _write(files, target)
     except OSError as error:
         raise InvalidArtifact(f"{target} cannot be written: {error.strerror or error}", "check the path and the free space") from error
+    return hashlib.sha256(files[MANIFEST]).hexdigest()
 
 
 def check_path(path: str | Path) -> None:
@@ -136,7 +146,7 @@ def _files(image: Image) -> dict[str, bytes]:
         files[f"sources/{index:04}_{re.sub('[^A-Za-z0-9_.-]', '_', Path(name).name)[-80:]}"] = text.encode()
     machine = image.machine
     manifest = {
-        "format": "tilewright executable",
+        "format": FORMAT,
         "version": FORMAT_VERSION,
         "machine": encode_machine(machine),
         "machine_digest": machine.digest,
@@ -171,52 +181,187 @@ def _driver_minimum(machine: Machine) -> str:
 # Loading
 
 
-def load(path: str | Path) -> Executable:
+@dataclass(frozen=True)
+class Opened:
+    """An artifact that was checked. `driver` is the CUDA release that its driver must be of at least (empty for a CPU)."""
+
+    image: Image
+    driver: str
+    digest: str
+
+
+def load(path: str | Path, expect_digest: str | None = None) -> Executable:
     """The executable of an artifact, on the machine that it was compiled for.
 
+    Args:
+        expect_digest: what `Executable.save` returned, or `tilewright digest` printed, where the artifact was made: another one is refused.
+
     Raises:
-        InvalidArtifact: for a file that is missing, damaged or changed (it is named), another format version, or a CPU
-        of another
-            architecture or without the instruction sets.
+        InvalidArtifact: for a file that is missing, damaged or changed (it is named), what no compilation makes, another format version, more
+            memory than there is, or a CPU of another architecture or without the instruction sets.
         TargetNotPresent: where it needs a GPU, or a newer driver, that is not here.
     """
-    image, driver = _opened(path)
-    check_target(image.machine, driver)
-    return Executable(image)
+    opened = open_artifact(path, expect_digest)
+    check_target(opened.image.machine, opened.driver)
+    _check_memory(path, opened.image)
+    return Executable(opened.image)
 
 
-def read(path: str | Path) -> Image:
-    """Everything in an artifact, for any machine; nothing is run. Raises InvalidArtifact as `load` does."""
-    return _opened(path)[0]
+def read(path: str | Path, expect_digest: str | None = None) -> Image:
+    """Everything in an artifact, for any machine; nothing is mapped or run. Raises InvalidArtifact as `load` does."""
+    return open_artifact(path, expect_digest).image
 
 
-def _opened(path: str | Path) -> tuple[Image, str]:
-    """An artifact's image and the CUDA release that its driver must be of at least (empty for a CPU)."""
-    with _reader(Path(path)) as reader:
-        manifest = _manifest(reader, path)
-        hashes = manifest["files"]
-        if not isinstance(hashes, dict) or WEIGHTS not in hashes:
-            raise _broken(path, "its manifest lists no weights")
-        for name in hashes:
-            if not isinstance(name, str) or not SAFE_NAME.fullmatch(name):
-                raise _broken(path, f"its manifest names the file {name!r}")
-        surplus = sorted(set(reader) - set(hashes) - {MANIFEST, MANIFEST_HASH})
-        if surplus:
-            raise _broken(path, f"it holds {surplus[0]}, which its manifest does not list")
-        contents = {name: _checked(reader, path, name, digest) for name, digest in hashes.items()}
+def digest(path: str | Path) -> str:
+    """The SHA-256 of an artifact's manifest, which holds that of every other file: a name for all that is in it, the same for a directory and a
+    zip file. Raises InvalidArtifact where there is none."""
+    with _boundary(path), members(Path(path)) as reader:
+        return hashlib.sha256(_member(reader, MANIFEST, MOST_MANIFEST)).hexdigest()
+
+
+def open_artifact(path: str | Path, expect_digest: str | None = None) -> Opened:
+    """Reads and checks everything, and runs nothing. Raises InvalidArtifact as `load` does."""
+    with _boundary(path):
+        with members(Path(path)) as reader:
+            text = _member(reader, MANIFEST, MOST_MANIFEST)
+            found = hashlib.sha256(text).hexdigest()
+            if expect_digest is not None and expect_digest.strip().lower() != found:
+                raise InvalidArtifact(f"{path} has the digest {found}, not {expect_digest.strip()}", "load the artifact that you mean")
+            manifest = _manifest(path, text)
+            if _member(reader, MANIFEST_HASH, 1 << 10).strip() != found.encode():
+                raise ValueError(f"{MANIFEST} was changed after it was written")
+            contents = _contents(reader, manifest["files"])
+        image, driver = _decode(Path(path), manifest, contents)
+        return Opened(image, driver, found)
+
+
+@contextmanager
+def _boundary(path: str | Path) -> Iterator[None]:
+    """Everything between the bytes of an artifact and its image happens inside: what is wrong with them is an InvalidArtifact of one line that names
+    the file."""
     try:
-        return _decode(path, manifest, contents), _release(manifest["requires"]["cuda_driver"])
-    except TilewrightError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, safetensors.SafetensorError) as error:
-        raise _broken(path, f"its manifest is inconsistent ({type(error).__name__}: {error})") from error
+        yield
+    except FileNotFoundError as error:
+        raise InvalidArtifact(f"there is no artifact {path}", "check the path") from error
+    except TilewrightError as error:
+        raise type(error)(" ".join(error.cause.split()), error.remedy) from error
+    except OSError as error:
+        raise InvalidArtifact(f"{path} cannot be read: {error.strerror or error}", "check the path") from error
+    except MemoryError as error:
+        raise InvalidArtifact(f"{path} needs more memory than there is", "load it on a larger machine") from error
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, " ".join(str(error).split())) from error
 
 
-def _release(text: str) -> str:
-    """A CUDA release such as "13.0", or nothing. Raises ValueError for anything else."""
-    if text and not all(part.isdecimal() for part in text.split(".")):
-        raise ValueError(f"CUDA release {text!r}")
-    return text
+def _broken(path: str | Path, what: str) -> InvalidArtifact:
+    return InvalidArtifact(f"{path} is no sound artifact: {what}", "save the executable again")
+
+
+def _member(reader: Members, name: str, most: int) -> bytes:
+    if name not in reader:
+        raise ValueError(f"{name} is missing")
+    try:
+        return reader[name](most)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{name} cannot be read: {error}") from error
+
+
+def _manifest(path: str | Path, text: bytes) -> Field:
+    manifest = parsed(text, MANIFEST)
+    if not isinstance(manifest.value, dict) or manifest.value.get("format") != FORMAT:
+        raise ValueError(f"{MANIFEST} is not one of an executable")
+    version = manifest["version"].value
+    if type(version) is not int or version != FORMAT_VERSION:
+        newer = type(version) is int and version > FORMAT_VERSION
+        raise InvalidArtifact(
+            f"{path} has format version {version!a:.20}, and this release reads version {FORMAT_VERSION}",
+            "install the newer release that saved it, or compile the model again" if newer else "compile the model again",
+        )
+    return manifest.only(
+        "format", "version", "machine", "machine_digest", "requires", "program", "signature", "states", "binaries", "files"
+    )
+
+
+def _contents(reader: Members, files: Field) -> dict[str, bytes]:
+    """Every file of an artifact but its manifest, each with the hash that the manifest says."""
+    hashes = {name: entry.text() for name, entry in files.entries(MOST_MEMBERS)}
+    for name in (*hashes, *reader):
+        if not SAFE_NAME.fullmatch(name):
+            raise ValueError(f"its manifest names the file {name!a:.200}")
+    surplus = sorted(set(reader) - set(hashes) - {MANIFEST, MANIFEST_HASH})
+    if surplus or WEIGHTS not in hashes:
+        raise ValueError(f"it holds {surplus[0]}, which its manifest does not list" if surplus else "its manifest lists no weights")
+    contents = {}
+    for name, expected in hashes.items():
+        contents[name] = _member(reader, name, MOST_BYTES)
+        if hashlib.sha256(contents[name]).hexdigest() != expected:
+            raise ValueError(f"{name} is damaged or was changed: its hash is not the manifest's")
+    return contents
+
+
+def _decode(path: Path, manifest: Field, contents: Mapping[str, bytes]) -> tuple[Image, str]:
+    """The image, checked, and the driver that it needs."""
+    machine = decode_machine(manifest["machine"])
+    if machine.digest != manifest["machine_digest"].text():
+        raise ValueError("the machine's facts do not have the machine's digest")
+    requires = manifest["requires"].only("kind", "architecture", "isa", "cuda_driver")
+    if (requires["kind"].value, requires["architecture"].value, requires["isa"].names()) != (machine.kind, machine.architecture, machine.isa):
+        raise ValueError("what it requires is not the machine that it is for")
+    driver = requires["cuda_driver"].text()
+    if not RELEASE.fullmatch(driver):
+        raise ValueError(f"it needs a driver of CUDA {driver!a:.40}")
+    weights = _weights(contents[WEIGHTS])
+    program = decode_program(manifest["program"], weights)
+    signature = decode_signature(manifest["signature"])
+    states = {}
+    for name in manifest["states"].names():
+        if STATE_PREFIX + name not in weights:
+            raise ValueError(f"there is no weight of the state {name}")
+        states[name] = weights[STATE_PREFIX + name]
+    check(program, signature, machine, states)
+    sources = {name.removeprefix("sources/"): data.decode() for name, data in contents.items() if name.startswith("sources/")}
+    return Image(program, signature, machine, _binaries(path, manifest["binaries"], program, machine, contents), sources, states), driver
+
+
+def _weights(data: bytes) -> dict[str, torch.Tensor]:
+    """Raises ValueError for anything but a safetensors file of types that PyTorch has."""
+    try:
+        return safetensors.torch.load(data)
+    except (safetensors.SafetensorError, LookupError, TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{WEIGHTS} is damaged: {error}") from error
+
+
+def _binaries(path: Path, entries: Field, program: LoadableProgram, machine: Machine, contents: Mapping[str, bytes]) -> tuple[SavedBinary, ...]:
+    """The binaries, each of which is one that can be loaded and carries the facts of its kernels; every kernel is in one of them."""
+    kind, examine = ("cubin", check_cubin) if machine.is_gpu else ("so", check_shared_object)
+    result, found = [], set[str]()
+    for entry in entries.items():
+        name, functions = entry.only("file", "entries")["file"].text(), entry["entries"].names()
+        if name not in contents or not name.startswith("binaries/"):
+            raise entry.wrong("a binary of the artifact")
+        facts = [facts_symbol(program.kernels[function]) for function in functions if function in program.kernels]
+        try:
+            examine(contents[name], machine.architecture, functions, facts)
+        except ValueError as error:
+            raise ValueError(f"{name} is damaged or not what the manifest says: {error}") from error
+        found.update(functions)
+        result.append(SavedBinary(path / name, functions, kind, contents[name]))
+    missing = sorted(program.kernels.keys() - found)
+    if missing:
+        raise ValueError(f"no binary holds the kernel {missing[0]}")
+    return tuple(result)
+
+
+def _check_memory(path: str | Path, image: Image) -> None:
+    """Raises InvalidArtifact where the buffers of a program for a CPU are more than this machine's memory, which would be found page by page."""
+    if image.machine.is_gpu:
+        return
+    program, available = image.program, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    places = assign_places(program)
+    external = sum(program.graph.values[name].bytes for name in places.inputs) + sum(map(program.bytes_of, places.outputs))
+    needed = plan_memory(program).bytes + external + sum(map(program.bytes_of, places.constants))
+    if needed > available:
+        raise InvalidArtifact(f"{path} needs {needed:,} B of memory, and this machine has {available:,} B", "load it on a larger machine")
 
 
 def check_target(machine: Machine, driver: str = "") -> None:
@@ -253,93 +398,3 @@ def _check_driver(needed: str) -> None:
             f"this artifact needs a driver of CUDA {needed}, and this one is of {version[0]}.{version[1]}",
             "install a newer driver, or compile the model here",
         )
-
-
-def _broken(path: str | Path, what: str) -> InvalidArtifact:
-    return InvalidArtifact(f"{path} is no sound artifact: {what}", "save the executable again")
-
-
-@contextmanager
-def _reader(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Names of the files in an artifact, to functions that read them."""
-    if path.is_dir():
-        inside = path.resolve()
-        found = {}
-        for file in sorted(path.rglob("*")):
-            if file.is_dir() and not file.is_symlink():
-                continue
-            name = file.relative_to(path).as_posix()
-            if file.is_symlink() or not file.resolve().is_relative_to(inside):
-                raise _broken(path, f"{name} is a link")
-            found[name] = file.read_bytes
-        yield found
-        return
-    if not path.is_file():
-        raise InvalidArtifact(f"there is no artifact {path}", "check the path")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            for name in names:
-                if name not in (MANIFEST, MANIFEST_HASH) and not SAFE_NAME.fullmatch(name):
-                    raise _broken(path, f"it holds a file named {name!r}")
-            if len(set(names)) != len(names):
-                raise _broken(path, "it holds two files of one name")
-            yield {name: lambda name=name: archive.read(name) for name in names}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise _broken(path, f"{error}") from error
-
-
-def _read(reader: Mapping[str, Any], path: str | Path, name: str) -> bytes:
-    if name not in reader:
-        raise _broken(path, f"{name} is missing")
-    try:
-        return reader[name]()
-    except (OSError, RuntimeError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise _broken(path, f"{name} cannot be read ({error})") from error
-
-
-def _manifest(reader: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    text = _read(reader, path, MANIFEST)
-    try:
-        manifest = json.loads(text)
-    except ValueError as error:
-        raise _broken(path, f"{MANIFEST} is damaged ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != "tilewright executable":
-        raise _broken(path, f"{MANIFEST} is not one of an executable")
-    version = manifest.get("version")
-    if type(version) is not int or not OLDEST_VERSION <= version <= FORMAT_VERSION:
-        newer = type(version) is int and version > FORMAT_VERSION
-        raise InvalidArtifact(
-            f"{path} has format version {version!r}, and this release reads the versions {OLDEST_VERSION} to {FORMAT_VERSION}",
-            "install the newer release that saved it, or compile the model again" if newer else "compile the model again",
-        )
-    if _read(reader, path, MANIFEST_HASH).rstrip(b"\n") != hashlib.sha256(text).hexdigest().encode():
-        raise _broken(path, f"{MANIFEST} was changed after it was written")
-    missing = {"machine", "machine_digest", "program", "signature", "states", "binaries", "files"} - set(manifest)
-    if missing:
-        raise _broken(path, f"{MANIFEST} lacks {', '.join(sorted(missing))}")
-    return manifest
-
-
-def _checked(reader: Mapping[str, Any], path: str | Path, name: str, digest: Any) -> bytes:
-    data = _read(reader, path, name)
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise _broken(path, f"{name} is damaged or was changed: its hash is not the manifest's")
-    return data
-
-
-def _decode(path: str | Path, manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Image:
-    machine = decode_machine(manifest["machine"])
-    if machine.digest != manifest["machine_digest"]:
-        raise ValueError("the machine's facts do not have the machine's digest")
-    weights = safetensors.torch.load(contents[WEIGHTS])
-    program = decode_program(manifest["program"], weights)
-    states = {str(name): weights[STATE_PREFIX + name] for name in manifest["states"]}
-    sources = {name.removeprefix("sources/"): data.decode() for name, data in contents.items() if name.startswith("sources/")}
-    binaries = []
-    for entry in manifest["binaries"]:
-        name = entry["file"]
-        if not name.startswith("binaries/"):
-            raise ValueError(f"the binary {name}")
-        binaries.append(SavedBinary(Path(path) / name, tuple(map(str, entry["entries"])), "cubin" if machine.is_gpu else "so", contents[name]))
-    return Image(program, decode_signature(manifest["signature"]), machine, tuple(binaries), sources, states)

@@ -1,15 +1,14 @@
 """Programs, graphs, layouts and machines as plain JSON, and back. Explicit field by field: decoding makes nothing but
 these types.
 
-Decoders raise ValueError, KeyError or TypeError for data that no encoder made; `artifact` turns them into its own
-error.
+Decoders read typed fields (`fields.Field`) within limits, and raise ValueError, with the place, for data that no encoder made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from math import isfinite
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -22,9 +21,17 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, IndexCheck, Storage
 from tilewright.ir.space import SpaceCounts
+from tilewright.runtime.fields import CONTROL, Field
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
 
 Weights = dict[str, torch.Tensor]
+MOST_ELEMENTS = 1 << 40
+"""Of one value, along any dimension and in all: more than any machine has memory for, and products stay far below 2^63."""
+MOST_RANK = 32
+MOST_REPEATS = 1 << 20
+"""Steps of a loop."""
+KINDS = ("contraction", "window", "rows", "prefix", "map", "scan", "alias", "torch")
+MOST_SCALARS = 16
 LARGEST_MATRIX = 64
 """Rows or columns of a matrix that maps a constant; Winograd's have at most 36."""
 
@@ -44,31 +51,42 @@ def encode_attribute(value: Any, prefix: str, weights: Weights) -> Any:
     raise InvalidArtifact(f"an attribute of type {type(value).__name__} cannot be saved", "report this model")
 
 
-def decode_attribute(data: Any, prefix: str, weights: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(data, list):
-        return tuple(decode_attribute(item, prefix, weights) for item in data)
-    if not isinstance(data, dict):
-        return data
-    ((kind, content),) = data.items()
+def decode_attribute(data: Field, prefix: str, weights: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(data.value, list):
+        return tuple(decode_attribute(item, prefix, weights) for item in data.items())
+    if not isinstance(data.value, dict):
+        return data.integer(-(1 << 63), (1 << 64) - 1) if type(data.value) is int else data.text() if isinstance(data.value, str) else data.value
+    kind = next(iter(data.value), "")
+    content = data.only(kind)[kind]
     if kind == "float":
-        return float(content)
+        return float(content.text())
     if kind == "graph":
         return decode_graph(content, prefix, weights)
-    found = getattr(torch, content, None) if kind == "torch" and isinstance(content, str) else None
+    found = getattr(torch, content.text(), None) if kind == "torch" else None
     if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-        raise ValueError(f"an attribute {data!r}")
+        raise data.wrong("an attribute")
     return found
+
+
+def _prose(text: str) -> str:
+    """A text for people, without the control characters that a compiler's words may have."""
+    return CONTROL.sub("?", text)
 
 
 def _encode_value(value: Value) -> list[Any]:
     return [value.name, list(value.shape), value.dtype]
 
 
-def _decode_value(data: Any) -> Value:
-    name, shape, dtype = data
-    if dtype not in ELEMENT_TYPES or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
-        raise ValueError(f"a value {data!r}")
-    return Value(str(name), tuple(shape), dtype)
+def _decode_shape(data: Field) -> tuple[int, ...]:
+    shape = data.integers(0, MOST_ELEMENTS, MOST_RANK)
+    if prod(max(extent, 1) for extent in shape) > MOST_ELEMENTS:
+        raise data.wrong(f"a shape of at most {MOST_ELEMENTS} elements")
+    return shape
+
+
+def _decode_value(data: Field) -> Value:
+    name, shape, dtype = data.exactly(3)
+    return Value(name.name(), _decode_shape(shape), dtype.choice(*ELEMENT_TYPES))
 
 
 def encode_graph(graph: Graph, prefix: str, weights: Weights) -> dict[str, Any]:
@@ -82,7 +100,7 @@ def encode_graph(graph: Graph, prefix: str, weights: Weights) -> dict[str, Any]:
                 "inputs": list(node.inputs),
                 "outputs": list(node.outputs),
                 "attributes": {key: encode_attribute(value, f"{prefix}{node.name}/", weights) for key, value in node.attributes.items()},
-                "place": node.place,
+                "place": _prose(node.place),
             }
             for node in graph.nodes
         ],
@@ -93,30 +111,35 @@ def encode_graph(graph: Graph, prefix: str, weights: Weights) -> dict[str, Any]:
     }
 
 
-def decode_graph(data: Mapping[str, Any], prefix: str, weights: Mapping[str, torch.Tensor]) -> Graph:
+def decode_graph(data: Field, prefix: str, weights: Mapping[str, torch.Tensor]) -> Graph:
+    data.only("nodes", "inputs", "outputs", "values", "constants")
     nodes = []
-    for entry in data["nodes"]:
-        name = str(entry["name"])
-        attributes = {str(key): decode_attribute(value, f"{prefix}{name}/", weights) for key, value in entry["attributes"].items()}
-        nodes.append(
-            Node(
-                name,
-                str(entry["operator"]),
-                tuple(entry["inputs"]),
-                tuple(entry["outputs"]),
-                MappingProxyType(attributes),
-                str(entry["place"]),
-            )
-        )
-    values = [_decode_value(value) for value in data["values"]]
-    constants = {name: weights[prefix + name] for name in data["constants"]}
-    return Graph(
-        tuple(nodes),
-        tuple(data["inputs"]),
-        tuple(data["outputs"]),
-        MappingProxyType({value.name: value for value in values}),
-        MappingProxyType(constants),
-    )
+    for entry in data["nodes"].items():
+        entry.only("name", "operator", "inputs", "outputs", "attributes", "place")
+        name = entry["name"].name()
+        attributes = {key: decode_attribute(value, f"{prefix}{name}/", weights) for key, value in entry["attributes"].entries()}
+        operator, place = entry["operator"].name(), entry["place"].prose()
+        nodes.append(Node(name, operator, entry["inputs"].names(), entry["outputs"].names(), MappingProxyType(attributes), place))
+    values = _by_name(data["values"], (_decode_value(value) for value in data["values"].items()))
+    constants = {name: _weight(data["constants"], prefix + name, weights) for name in data["constants"].names()}
+    inputs, outputs = data["inputs"].names(), data["outputs"].names()
+    return Graph(tuple(nodes), inputs, outputs, values, MappingProxyType(constants))
+
+
+def _by_name(data: Field, values: Iterable[Any]) -> Mapping[str, Any]:
+    """Values by their names, which have to differ."""
+    found: dict[str, Any] = {}
+    for value in values:
+        if value.name in found:
+            raise ValueError(f"{data.place} has two entries {value.name!a}")
+        found[value.name] = value
+    return MappingProxyType(found)
+
+
+def _weight(data: Field, name: str, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if name not in weights:
+        raise ValueError(f"{data.place}: there is no weight {name!a}")
+    return weights[name]
 
 
 def _encode_storage(storage: Storage) -> dict[str, Any]:
@@ -132,27 +155,35 @@ def _encode_storage(storage: Storage) -> dict[str, Any]:
     }
 
 
-def _decode_storage(data: Mapping[str, Any]) -> Storage:
-    order = tuple((int(dim), int(factor)) for dim, factor in data["order"])
-    halo = tuple((int(before), int(after)) for before, after in data["halo"])
-    shape = tuple(map(int, data["shape"]))
-    if len(halo) != len(shape) or any(factor < 0 for _, factor in order) or any(min(pair) < 0 for pair in halo):
-        raise ValueError(f"a layout {data!r}")
-    view = None
-    if data["view"] is not None:
-        sizes, strides, offset = data["view"]
-        view = (tuple(map(int, sizes)), tuple(map(int, strides)), int(offset))
-    return Storage(_decode_value(data["value"]), Layout(shape, order, halo), data["source"], view, _decode_matrix(data.get("matrix")))
+def _decode_storage(data: Field) -> Storage:
+    data.only("value", "shape", "order", "halo", "source", "view", "matrix")
+    layout = Layout(_decode_shape(data["shape"]), _decode_pairs(data["order"]), _decode_pairs(data["halo"]))
+    if len(layout.halo) != len(layout.shape) or prod(max(extent, 1) for extent in layout.extents) > MOST_ELEMENTS:
+        raise data.wrong("a layout within the limits")
+    source = data["source"].optional()
+    view, matrix = _decode_view(data["view"].optional()), _decode_matrix(data["matrix"].optional())
+    return Storage(_decode_value(data["value"]), layout, None if source is None else source.name(), view, matrix)
 
 
-def _decode_matrix(data: Any) -> tuple[tuple[float, ...], ...] | None:
-    """Rows of one length, of finite numbers; artifacts made before constants were mapped have none."""
+def _decode_pairs(data: Field) -> tuple[tuple[int, int], ...]:
+    pairs = (pair.exactly(2) for pair in data.items(2 * MOST_RANK))
+    return tuple((first.integer(0, MOST_ELEMENTS), second.integer(0, MOST_ELEMENTS)) for first, second in pairs)
+
+
+def _decode_view(data: Field | None) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
     if data is None:
         return None
-    matrix = tuple(tuple(float(entry) for entry in row) for row in data)
-    sizes = {len(row) for row in matrix}
-    if len(matrix) > LARGEST_MATRIX or len(sizes) != 1 or not 0 < max(sizes) <= LARGEST_MATRIX or not all(isfinite(e) for row in matrix for e in row):
-        raise ValueError(f"a matrix of {len(matrix)} rows of {sorted(sizes)} entries")
+    sizes, strides, offset = data.exactly(3)
+    return _decode_shape(sizes), strides.integers(0, MOST_ELEMENTS, MOST_RANK), offset.integer(0, MOST_ELEMENTS)
+
+
+def _decode_matrix(data: Field | None) -> tuple[tuple[float, ...], ...] | None:
+    """Rows of one length."""
+    if data is None:
+        return None
+    matrix = tuple(tuple(entry.number() for entry in row.items(LARGEST_MATRIX, 1)) for row in data.items(LARGEST_MATRIX, 1))
+    if len({len(row) for row in matrix}) != 1:
+        raise data.wrong("a matrix")
     return matrix
 
 
@@ -170,8 +201,8 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
                 "outputs": list(region.outputs),
                 "calls": [[call.kernel, list(call.arguments)] for call in region.calls],
                 "repeat": region.repeat,
-                "schedule": region.schedule,
-                "reasons": list(region.reasons),
+                "schedule": _prose(region.schedule),
+                "reasons": list(map(_prose, region.reasons)),
                 "predicted_seconds": float(region.predicted_seconds),
                 "terms": {name: float(seconds) for name, seconds in region.terms.items()},
                 "space": {"feasible": region.space.feasible, "rejected": dict(region.space.rejected)},
@@ -182,66 +213,69 @@ def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]
         "kernels": [asdict(kernel) for kernel in program.kernels.values()],
         "storage": {name: _encode_storage(storage) for name, storage in program.storage.items()},
         "aliases": dict(program.aliases),
-        "faults": {name: [[check.place, check.least, check.extent] for check in checks] for name, checks in program.faults.items()},
+        "faults": {name: [[_prose(check.place), check.least, check.extent] for check in checks] for name, checks in program.faults.items()},
     }
 
 
-def _decode_space(data: Any) -> SpaceCounts:
-    """Nothing for artifacts made before candidates were counted."""
-    if data is None:
-        return SpaceCounts()
-    space = SpaceCounts(int(data["feasible"]), MappingProxyType({str(reason): int(count) for reason, count in data["rejected"].items()}))
-    if min(space.feasible, *space.rejected.values(), 0) < 0:
-        raise ValueError("a negative number of candidates")
-    return space
+def _decode_space(data: Field) -> SpaceCounts:
+    rejected = {reason: count.integer(0, 1 << 62) for reason, count in data.only("feasible", "rejected")["rejected"].entries()}
+    return SpaceCounts(data["feasible"].integer(0, 1 << 62), MappingProxyType(rejected))
 
 
-def decode_program(data: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> LoadableProgram:
-    regions = tuple(
-        LoadableRegion(
-            str(entry["name"]),
-            str(entry["kind"]),
-            tuple(entry["nodes"]),
-            tuple(entry["inputs"]),
-            tuple(entry["outputs"]),
-            tuple(Call(str(kernel), tuple(arguments)) for kernel, arguments in entry["calls"]),
-            int(entry["repeat"]),
-            str(entry["schedule"]),
-            tuple(map(str, entry["reasons"])),
-            float(entry["predicted_seconds"]),
-            MappingProxyType({str(name): float(seconds) for name, seconds in entry["terms"].items()}),
-            _decode_space(entry.get("space")),
-            None if entry.get("measured_seconds") is None else float(entry["measured_seconds"]),
-        )
-        for entry in data["regions"]
+def _decode_call(data: Field) -> Call:
+    kernel, arguments = data.exactly(2)
+    return Call(kernel.name(), arguments.names())
+
+
+def _decode_region(data: Field) -> LoadableRegion:
+    measured = data["measured_seconds"].optional()
+    return LoadableRegion(
+        data["name"].name(),
+        data["kind"].choice(*KINDS),
+        data["nodes"].names(),
+        data["inputs"].names(),
+        data["outputs"].names(),
+        tuple(map(_decode_call, data["calls"].items())),
+        data["repeat"].integer(1, MOST_REPEATS),
+        data["schedule"].prose(),
+        tuple(reason.prose() for reason in data["reasons"].items()),
+        data["predicted_seconds"].number(),
+        MappingProxyType({name: seconds.number() for name, seconds in data["terms"].entries()}),
+        _decode_space(data["space"]),
+        None if measured is None else measured.number(),
     )
-    kernels = {}
-    for entry in data["kernels"]:
-        grid, block = tuple(map(int, entry["grid"])), tuple(map(int, entry["block"]))
-        if len(grid) != 3 or len(block) != 3 or entry["scalar_bytes"] not in (4, 8):
-            raise ValueError(f"a kernel {entry!r}")
-        kernels[str(entry["name"])] = LoadableKernel(
-            str(entry["name"]),
-            tuple(map(bool, entry["writes"])),
-            int(entry["scalars"]),
-            (grid[0], grid[1], grid[2]),
-            (block[0], block[1], block[2]),
-            int(entry["shared_bytes"]),
-            entry["scalar_bytes"],
-        )
+
+
+def _decode_kernel(data: Field) -> LoadableKernel:
+    data.only(*(spec.name for spec in fields(LoadableKernel)))
+    grid, block = (data[key].exactly(3) for key in ("grid", "block"))
+    return LoadableKernel(
+        data["name"].name(),
+        tuple(write.flag() for write in data["writes"].items()),
+        data["scalars"].integer(0, MOST_SCALARS),
+        (grid[0].integer(1, 1 << 31), grid[1].integer(1, 1 << 16), grid[2].integer(1, 1 << 16)),
+        (block[0].integer(1, 1024), block[1].integer(1, 1024), block[2].integer(1, 64)),
+        data["shared_bytes"].integer(0, 1 << 30),
+        data["scalar_bytes"].choice(4, 8),
+        data["extents"].integers(0, 8 * MOST_ELEMENTS),
+        data["steps"].integer(1, MOST_REPEATS),
+    )
+
+
+def _decode_check(data: Field) -> IndexCheck:
+    place, least, extent = data.exactly(3)
+    return IndexCheck(place.prose(), least.integer(-MOST_ELEMENTS, 0), extent.integer(0, MOST_ELEMENTS))
+
+
+def decode_program(data: Field, weights: Mapping[str, torch.Tensor]) -> LoadableProgram:
     program = LoadableProgram(
         decode_graph(data["graph"], "", weights),
-        str(data["target"]),
-        regions,
-        MappingProxyType(kernels),
-        MappingProxyType({str(name): _decode_storage(entry) for name, entry in data["storage"].items()}),
-        MappingProxyType({str(name): str(root) for name, root in data["aliases"].items()}),
-        MappingProxyType(
-            {
-                str(name): tuple(IndexCheck(str(place), int(least), int(extent)) for place, least, extent in checks)
-                for name, checks in data.get("faults", {}).items()  # artifacts made before indices were checked have none
-            }
-        ),
+        data["target"].name(),
+        tuple(map(_decode_region, data["regions"].items())),
+        _by_name(data["kernels"], map(_decode_kernel, data["kernels"].items())),
+        MappingProxyType({name: _decode_storage(entry) for name, entry in data["storage"].entries()}),
+        MappingProxyType({name: root.name() for name, root in data["aliases"].entries()}),
+        MappingProxyType({name: tuple(map(_decode_check, checks.items())) for name, checks in data["faults"].entries()}),
     )
     check(program)
     return program
@@ -251,10 +285,25 @@ def encode_machine(machine: Machine) -> dict[str, Any]:
     return asdict(machine)
 
 
-def decode_machine(data: Mapping[str, Any]) -> Machine:
-    known = {spec.name for spec in fields(Machine)}
-    if not set(data) <= known:
-        raise ValueError(f"unknown facts of a machine: {sorted(set(data) - known)}")
-    facts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    facts["caches"] = tuple(Cache(**cache) for cache in data["caches"])
-    return Machine(**facts)
+def decode_machine(data: Field) -> Machine:
+    """Raises ValueError for facts of other names or types than a machine has."""
+    known = {spec.name: spec for spec in fields(Machine)}
+    data.only(*known)
+    return Machine(**{name: _decode_fact(data[name], str(spec.type)) for name, spec in known.items()})
+
+
+def _decode_fact(data: Field, kind: str) -> Any:
+    """A field of a machine by its annotation."""
+    if kind == "int":
+        return data.integer(0, 1 << 60)
+    if kind == "float":
+        return data.number() if isinstance(data.value, float) else data.integer(0, 1 << 60)
+    if kind == "tuple[Cache, ...]":
+        return tuple(Cache(**{spec.name: _decode_fact(cache[spec.name], str(spec.type)) for spec in fields(Cache)}) for cache in data.items())
+    if kind == "tuple[str, ...]":
+        return data.names()
+    if kind == "Mapping[str, float]":
+        return {name: _decode_fact(fact, "float") for name, fact in data.entries()}
+    if kind == "Mapping[str, str]":
+        return {name: fact.text() for name, fact in data.entries()}
+    return data.text()

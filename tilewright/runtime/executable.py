@@ -479,11 +479,11 @@ class Executable:
             raise UnsupportedOption("this executable knows of no module: it was loaded from a file", "compile the module here")
         return self._stamp.differs(module)
 
-    def save(self, path: str | Path) -> None:
-        """Write an artifact: a directory, or one file where the path ends in ".zip"."""
+    def save(self, path: str | Path) -> str:
+        """Write an artifact: a directory, or one file where the path ends in ".zip". Returns its digest, for `tilewright.load`."""
         from tilewright.runtime.artifact import save
 
-        save(self.image, path)
+        return save(self.image, path)
 
     def close(self) -> None:
         """Release the working memory and kernels; calls raise from then on. Twice is harmless."""

@@ -7,7 +7,7 @@ the report.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from types import MappingProxyType
@@ -23,7 +23,8 @@ from tilewright.ir.space import SpaceCounts
 
 @dataclass(frozen=True)
 class LoadableKernel:
-    """How one compiled kernel is called. `writes` says of each parameter whether the kernel writes it.
+    """How one compiled kernel is called. `writes` says of each parameter whether the kernel writes it, `extents` how many bytes of it from its
+    beginning on it may touch, for whatever `scalars` below `steps`.
 
     `grid`, `block`, `shared_bytes` (the dynamic shared memory of one block) and `scalar_bytes` (of each of the
     `scalars` that follow the buffers) are for GPU kernels; a CPU kernel gets its scalars as an array of 64-bit
@@ -37,6 +38,8 @@ class LoadableKernel:
     block: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
     scalar_bytes: int = 8
+    extents: tuple[int, ...] = ()
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,28 @@ class LoadableProgram:
 
 def loadable_kernel(kernel: Kernel) -> LoadableKernel:
     """How to call a kernel, from its IR."""
-    writes = tuple(buffer.writable for buffer in kernel.parameters)
+    touched = LoadableKernel(
+        kernel.name,
+        tuple(buffer.writable for buffer in kernel.parameters),
+        len(kernel.scalars),
+        extents=tuple(buffer.size * size_of(buffer.dtype) for buffer in kernel.parameters),
+        steps=min((variable.extent or 1 for variable in kernel.scalars), default=1),
+    )
     if kernel.launch is None:
-        return LoadableKernel(kernel.name, writes, len(kernel.scalars))
+        return touched
     launch = kernel.launch
     shared, scalar = dynamic_shared_bytes(kernel), size_of(index_dtype(kernel))
-    return LoadableKernel(kernel.name, writes, len(kernel.scalars), launch.grid, launch.block, shared, scalar)
+    return replace(touched, grid=launch.grid, block=launch.block, shared_bytes=shared, scalar_bytes=scalar)
+
+
+def facts_symbol(kernel: LoadableKernel) -> str:
+    """Name of a symbol that says all of this. A kernel's binary has it, so that no other file can say otherwise of that binary:
+    `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second."""
+    touched = "".join(f"_{'w' if write else 'r'}{extent}" for write, extent in zip(kernel.writes, kernel.extents, strict=True))
+    scalars = f"_{kernel.scalars}x{kernel.scalar_bytes}_below{kernel.steps}" if kernel.scalars else ""
+    shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
+    launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape))
+    return f"{kernel.name}{touched}{scalars}{launch}"
 
 
 def loadable(program: Program) -> LoadableProgram:

@@ -16,7 +16,6 @@ from tilewright.analysis.assembly import disassembled
 from tilewright.analysis.loops_operations import Unanalysable
 from tilewright.codegen.describe import prediction
 from tilewright.codegen.lower import lower
-from tilewright.codegen.source import source_text
 from tilewright.cost.cpu_code import code_terms
 from tilewright.errors import TilewrightError
 from tilewright.hardware.machine import Machine
@@ -24,9 +23,9 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.runtime import plain
+from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.workers import Message, serve
-from tilewright.toolchain import Binary, SourceFile, compile_kernels
-from tilewright.toolchain.compilers import language_of
+from tilewright.toolchain import Binary, compile_kernels
 
 COMPILER_SECONDS = 45.0
 """After so long a call of the compiler counts as hanging: less than `code_choice.SCORE_SECONDS`, so that the process outlives it."""
@@ -63,7 +62,7 @@ class Server:
             return self._known[key]
         said = prediction(seconds, predicted, len(lowered.kernels))
         kernels = [replace(kernel, header=f"{kernel.header}\n{said}") for kernel in {kernel.name: kernel for kernel in lowered.kernels}.values()]
-        sources = [SourceFile(kernel.name, source_text(kernel), language_of(machine), (kernel.name,)) for kernel in kernels]
+        sources = [kernel_source(kernel, machine) for kernel in kernels]
         built = compile_kernels(sources, machine, workers=1, seconds=min(settings.compile_seconds(), COMPILER_SECONDS))
         pairs = []
         for kernel, binary in zip(kernels, built, strict=True):

@@ -17,6 +17,7 @@ import torch
 
 from tilewright.errors import InvalidArtifact, InvalidInput
 from tilewright.frontend.imported import Imported
+from tilewright.runtime.fields import Field
 
 CONSTANT_TYPES = (bool, int, float, str, type(None))
 
@@ -299,19 +300,27 @@ def encode_tree(tree: Tree) -> Any:
     return result
 
 
-def decode_tree(data: Any) -> Tree:
+def decode_tree(data: Field) -> Tree:
     """Raises ValueError for anything that `encode_tree` does not make."""
-    if data == "leaf":
+    if data.value == "leaf":
         return LEAF
-    if not isinstance(data, dict) or data.get("kind") not in ("tuple", "list", "dict", "namedtuple", "registered"):
-        raise ValueError(f"no tree of arguments: {data!r}")
-    children = tuple(decode_tree(child) for child in data["children"])
-    keys, name = tuple(data.get("keys", ())), str(data.get("type", ""))
-    if data["kind"] in ("dict", "namedtuple", "registered") and len(keys) != len(children):
-        raise ValueError(f"a tree of {len(children)} children has {len(keys)} keys")
-    if data["kind"] == "namedtuple" and not all(isinstance(key, str) and key.isidentifier() for key in (*keys, name)):
-        raise ValueError(f"a named tuple of fields {keys}")
-    return Tree(data["kind"], children, keys, name)
+    kind = data["kind"].choice("tuple", "list", "dict", "namedtuple", "registered")
+    children = tuple(decode_tree(child) for child in data["children"].items())
+    data.only("kind", "children", *(key for key in ("keys", "type") if key in data.value))
+    keys = tuple(_decode_key(key) for key in data["keys"].items()) if "keys" in data.value else ()
+    name = data["type"].name() if "type" in data.value else ""
+    if kind in ("dict", "namedtuple", "registered") and (len(keys) != len(children) or len(set(keys)) != len(keys)):
+        raise data.wrong(f"a tree with {len(children)} different keys")
+    named = namedtuple(name, keys) if kind == "namedtuple" else None  # type: ignore[misc]  # ValueError for names that Python does not take
+    return Tree(kind, children, keys, name, registered=named)
+
+
+def _decode_key(data: Field) -> Any:
+    return data.text() if isinstance(data.value, str) else data.flag() if isinstance(data.value, bool) else _decode_number(data)
+
+
+def _decode_number(data: Field) -> int | float:
+    return data.integer(-(1 << 63), (1 << 64) - 1) if isinstance(data.value, int) else data.number()
 
 
 def encode_literal(value: Any) -> Any:
@@ -325,15 +334,15 @@ def encode_literal(value: Any) -> Any:
     return value
 
 
-def decode_literal(data: Any) -> Any:
+def decode_literal(data: Field) -> Any:
     """The inverse of `encode_literal`; raises ValueError for other data."""
-    if isinstance(data, list):
-        return tuple(decode_literal(item) for item in data)
-    if isinstance(data, dict):
-        if set(data) != {"float"}:
-            raise ValueError(f"no constant: {data!r}")
-        return float(data["float"])
-    return data
+    if isinstance(data.value, list):
+        return tuple(decode_literal(item) for item in data.items())
+    if isinstance(data.value, dict):
+        return float(data.only("float")["float"].text())
+    if data.value is None or isinstance(data.value, bool):
+        return data.value
+    return data.text() if isinstance(data.value, str) else _decode_number(data)
 
 
 def encode_signature(signature: Signature) -> dict[str, Any]:
@@ -359,26 +368,35 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
     }
 
 
-def decode_signature(data: Mapping[str, Any]) -> Signature:
-    """The inverse of `encode_signature`; raises ValueError, KeyError or TypeError for other data."""
-    inputs = tuple(InputLeaf(x["place"], x["name"], tuple(map(int, x["shape"])), x["dtype"], decode_literal(x["constant"])) for x in data["inputs"])
-    result = Signature(
-        inputs,
+def decode_signature(data: Field) -> Signature:
+    """The inverse of `encode_signature`; raises ValueError for other data. Whether it fits a program is `soundness`'s."""
+    data.only("inputs", "input_tree", "outputs", "output_tree", "mutations", "states", "parameters", "defaults")
+    inputs = []
+    for leaf in data["inputs"].items():
+        leaf.only("place", "name", "shape", "dtype", "constant")
+        shape = leaf["shape"].integers(0, 1 << 40)
+        inputs.append(InputLeaf(leaf["place"].name(), leaf["name"].name(), shape, leaf["dtype"].name(), decode_literal(leaf["constant"])))
+    outputs = []
+    for leaf in data["outputs"].items():
+        leaf.only("kind", "index", "value")
+        kind = leaf["kind"].choice("value", "input", "view", "parameter", "constant")
+        outputs.append(OutputLeaf(kind, leaf["index"].integer(-1, 1 << 20), decode_literal(leaf["value"])))
+    states = []
+    for state in data["states"].items():
+        name, value, output = state.exactly(3)
+        states.append(StateLeaf(name.name(), value.name(), output.integer(0, 1 << 20)))
+    return Signature(
+        tuple(inputs),
         decode_tree(data["input_tree"]),
-        tuple(OutputLeaf(x["kind"], int(x["index"]), decode_literal(x["value"])) for x in data["outputs"]),
+        tuple(outputs),
         decode_tree(data["output_tree"]),
-        tuple((int(leaf), int(output)) for leaf, output in data["mutations"]),
-        tuple(StateLeaf(str(name), str(value), int(output)) for name, value, output in data["states"]),
-        tuple(map(str, data["parameters"])),
-        MappingProxyType({str(name): decode_literal(value) for name, value in data.get("defaults", {}).items()}),
+        tuple(map(_pair, data["mutations"].items())),
+        tuple(states),
+        data["parameters"].names(),
+        MappingProxyType({name: decode_literal(value) for name, value in data["defaults"].entries()}),
     )
-    if result.input_tree.leaves != len(inputs) or result.output_tree.leaves != len(result.outputs):
-        raise ValueError("the trees of inputs and outputs do not have as many leaves as there are inputs and outputs")
-    if len(result.input_tree.children) != 2 or not all(0 <= leaf < len(inputs) for leaf, _ in result.mutations):
-        raise ValueError("the signature is inconsistent")
-    for leaf in result.outputs:
-        if leaf.kind not in ("value", "input", "view", "parameter", "constant"):
-            raise ValueError(f"an output of kind {leaf.kind!r}")
-        if leaf.kind in ("input", "view") and not 0 <= leaf.index < len(inputs):
-            raise ValueError(f"an output is input {leaf.index} of {len(inputs)}")
-    return result
+
+
+def _pair(data: Field) -> tuple[int, int]:
+    first, second = data.exactly(2)
+    return first.integer(0, 1 << 20), second.integer(0, 1 << 20)

@@ -134,23 +134,24 @@ def _read(data: bytes, machine: int, kind: int, abis: Sequence[int]) -> _File:
     return _File(file, flags, data[7], tuple(segments), read)
 
 
-def check_shared_object(data: bytes, architecture: str, entries: Sequence[str]) -> None:
+def check_shared_object(data: bytes, architecture: str, entries: Sequence[str], others: Sequence[str] = ()) -> None:
     """Whether a shared object can be loaded without harm and has these functions.
 
     Args:
         data: the whole file.
         architecture: of the `Machine` that it is for, "x86-64" or "aarch64".
+        others: names of further symbols that it has to have.
 
     Raises:
         ValueError: with the reason, where it cannot.
     """
     if architecture not in MACHINES:
         raise ValueError(f"the architecture {architecture!r} is not known")
-    _SharedObject(_read(data, MACHINES[architecture], 3, (0, 3)), architecture).check(entries)
+    _SharedObject(_read(data, MACHINES[architecture], 3, (0, 3)), architecture).check(entries, others)
 
 
-def check_cubin(data: bytes, architecture: str, entries: Sequence[str]) -> None:
-    """Whether a cubin is whole, for the architecture (as "sm_90a"), and has these kernels. The driver checks it once more when it loads it.
+def check_cubin(data: bytes, architecture: str, entries: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Whether a cubin is whole, for the architecture (as "sm_90a"), and has these kernels and other symbols. The driver checks it once more.
 
     Raises:
         ValueError: with the reason, where it is not.
@@ -163,16 +164,17 @@ def check_cubin(data: bytes, architecture: str, entries: Sequence[str]) -> None:
     if len(tables) != 1 or tables[0].link >= len(file.sections):
         raise ValueError("it has no table of symbols")
     (table,), strings = tables, file.sections[tables[0].link]
-    found = set()
+    found, kernels = set(), set()
     for at in range(table.offset, table.offset + table.size - SYMBOL_BYTES + 1, SYMBOL_BYTES):
         name, info, _, section, _, _ = file.bytes.take("IBBHQQ", at, "a symbol")
-        if info & 15 == FUNCTION and info >> 4 == GLOBAL and 0 < section < len(file.sections):
+        if 0 < section < len(file.sections):
             text = file.bytes.text(strings.offset + name, strings.offset + strings.size, "a symbol's name")
-            if file.sections[section].name == f".text.{text}":
-                found.add(text)
-    for entry in entries:
-        if entry not in found:
-            raise ValueError(f"it has no kernel {entry}")
+            found.add(text)
+            if info & 15 == FUNCTION and info >> 4 == GLOBAL and file.sections[section].name == f".text.{text}":
+                kernels.add(text)
+    missing = [*(entry for entry in entries if entry not in kernels), *(other for other in others if other not in found)]
+    if missing:
+        raise ValueError(f"it has no kernel {missing[0]}")
 
 
 class _SharedObject:
@@ -186,15 +188,16 @@ class _SharedObject:
         self.tags: dict[str, int] = {}
         self.needed: list[str] = []
 
-    def check(self, entries: Sequence[str]) -> None:
+    def check(self, entries: Sequence[str], others: Sequence[str]) -> None:
         self._check_segments()
         self._read_dynamic()
         named = self._exported()
         versions = self._check_versions()
         self._check_relocations(versions)
+        missing = [name for name in (*entries, *others) if name not in named]
+        if missing:
+            raise ValueError(f"it has no function {missing[0]}")
         for entry in entries:
-            if entry not in named:
-                raise ValueError(f"it has no function {entry}")
             _, info, other, section, address, size = self._symbol(named[entry], versions)
             code = any(segment.flags & EXECUTE and segment.holds(address, max(size, 1), in_file=True) for segment in self.loads)
             if info & 15 != FUNCTION or info >> 4 not in (GLOBAL, WEAK) or other & 3 or not section or not code:

@@ -1,0 +1,23 @@
+"""The source file of a kernel as it is compiled to be loaded: its text, and what a caller has to keep to as the name of a symbol."""
+
+from __future__ import annotations
+
+from tilewright.codegen.source import source_text
+from tilewright.hardware import Machine
+from tilewright.ir.kernel import Kernel
+from tilewright.runtime.loadable import facts_symbol, loadable_kernel
+from tilewright.toolchain.binary import SourceFile
+from tilewright.toolchain.compilers import language_of
+
+
+def declared(symbol: str, language: str) -> str:
+    """Source text that makes a binary have the symbol; see `loadable.facts_symbol`."""
+    before = 'extern "C" __device__ const' if language == "cuda" else "const"
+    return f"\n// What is called with less memory, more steps or another launch than this says is not this kernel.\n{before} char {symbol} = 1;\n"
+
+
+def kernel_source(kernel: Kernel, machine: Machine) -> SourceFile:
+    """One file with one kernel."""
+    language = language_of(machine)
+    text = source_text(kernel) + declared(facts_symbol(loadable_kernel(kernel)), language)
+    return SourceFile(kernel.name, text, language, (kernel.name,))

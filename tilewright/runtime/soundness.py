@@ -1,0 +1,381 @@
+"""Whether what a file says of a program can be believed: checked before a byte of memory is taken for it or a binary is mapped.
+
+Kernels are machine code that trusts its caller: they touch as many bytes of each argument as they were compiled for, whatever a manifest says of
+shapes and layouts. `check` holds every statement of a program against the others, so that honest kernels stay inside of their buffers:
+
+- each kernel's facts (bytes of each argument, what it writes, steps, launch) are those that its binary carries as the name of a symbol
+  (`loadable.facts_symbol`), and each argument's buffer has that many bytes;
+- nothing writes to an input, a constant, or what is an alias of one; nothing is read before something wrote it;
+- values, layouts, views, aliases, weights and the signature say the same of shapes and types; sizes and counts are within limits.
+
+Addresses are in no file: the memory plan (`memory_plan`) is made from what was checked here. Whoever puts other machine code into a binary can do
+anything that the process may do; that is not, and cannot be, found here. An artifact is code: load only what you would also run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from math import prod
+from typing import Any
+
+import torch
+
+from tilewright.graph.table import OPERATORS, infer
+from tilewright.hardware import Machine
+from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.graph import Graph, Node, Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.region import Call, Storage
+from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion
+from tilewright.runtime.memory_plan import assign_places
+from tilewright.runtime.signature import OutputLeaf, Signature
+from tilewright.runtime.torch_nodes import permitted_operator
+
+MOST_CALLS = 1 << 22
+"""Kernel calls of one call of a model; each costs some bytes and a microsecond."""
+MOST_BUFFERS = 1 << 14
+MOST_BYTES = 1 << 46
+"""Of all buffers together: what is more no machine has, and sums of it stay far below 2^63."""
+
+
+def check(program: LoadableProgram, signature: Signature, machine: Machine, states: Mapping[str, torch.Tensor]) -> None:
+    """Raises ValueError, with the reason, where the program could not have been made by compiling a model."""
+    _check_graph(program.graph)
+    for name, storage in program.storage.items():
+        _check_storage(program, name, storage)
+    if len(program.storage) > MOST_BUFFERS or sum(map(program.bytes_of, program.storage)) > MOST_BYTES:
+        raise ValueError(f"its {len(program.storage)} buffers are more, or larger, than a machine can have")
+    for name in program.aliases:
+        _check_alias(program, name)
+    for kernel in program.kernels.values():
+        _check_kernel(kernel, machine)
+    if sum(region.repeat * len(region.calls) for region in program.regions) > MOST_CALLS:
+        raise ValueError(f"it calls more than {MOST_CALLS} kernels")
+    _check_places(program)
+    _check_order(program)
+    _check_signature(program, signature, states)
+
+
+
+def _typed(value: Value) -> tuple[tuple[int, ...], str]:
+    return value.shape, value.dtype
+
+
+def of_tensor(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) in this package's words; the dtype is empty where there is no word for it."""
+    known = {kind.torch: name for name, kind in ELEMENT_TYPES.items()}
+    return tuple(tensor.shape), known.get(str(tensor.dtype).removeprefix("torch."), "")
+
+
+# The graph
+
+
+def _check_graph(graph: Graph) -> None:
+    """Every value is an input, a constant, or made by one node before it is read; nodes make what their operators make of their inputs."""
+    made = set(graph.inputs)
+    if len(made) != len(graph.inputs) or made & graph.constants.keys():
+        raise ValueError("two inputs of its graph, or an input and a constant, have one name")
+    for name in chain(graph.inputs, graph.outputs, graph.constants):
+        if name not in graph.values:
+            raise ValueError(f"its graph has no value {name}")
+    for name, tensor in graph.constants.items():
+        if of_tensor(tensor) != _typed(graph.values[name]):
+            raise ValueError(f"the weight {name} is {tensor.dtype}{list(tensor.shape)}, and the graph says {graph.values[name]}")
+    made |= graph.constants.keys()
+    for node in graph.nodes:
+        if not made.issuperset(node.inputs):
+            raise ValueError(f"node {node.name} reads {min(set(node.inputs) - made)} before it is made")
+        if len(set(node.outputs)) != len(node.outputs) or made.intersection(node.outputs) or not graph.values.keys() >= set(node.outputs):
+            raise ValueError(f"node {node.name} makes a value that is made already, or that the graph does not have")
+        made.update(node.outputs)
+        _check_node(graph, node)
+    missing = set(graph.outputs) - made
+    if missing:
+        raise ValueError(f"no node makes the output {min(missing)}")
+
+
+def _check_node(graph: Graph, node: Node) -> None:
+    attributes = node.attributes
+    if node.operator == "torch":
+        if set(attributes) != {"target", "call"} or not isinstance(attributes["target"], str):
+            raise ValueError(f"node {node.name} calls no operator of PyTorch's")
+        permitted_operator(attributes["target"])
+        arguments, keywords = _pair(attributes["call"], node)
+        for recipe in (*_sequence(arguments, node), *(_pair(keyword, node)[1] for keyword in _sequence(keywords, node))):
+            _check_recipe(recipe, node)
+    elif node.operator == "scan":
+        _check_scan(graph, node)
+    elif node.operator in OPERATORS:
+        wanted = tuple(_typed(graph.values[name]) for name in node.outputs)
+        try:
+            found = infer(node.operator, [graph.values[name] for name in node.inputs], attributes)
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(f"node {node.name} is no {node.operator}: {error}") from error
+        if found[: len(wanted)] != wanted:
+            raise ValueError(f"node {node.name} ({node.operator}) makes {found}, and the graph says {wanted}")
+    else:
+        raise ValueError(f"node {node.name} has the unknown operator {node.operator!a}")
+
+
+def _pair(data: Any, node: Node) -> tuple[Any, Any]:
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise ValueError(f"node {node.name} has a malformed call")
+    return data[0], data[1]
+
+
+def _sequence(data: Any, node: Node) -> tuple[Any, ...]:
+    if not isinstance(data, tuple):
+        raise ValueError(f"node {node.name} has a malformed call")
+    return data
+
+
+def _check_recipe(recipe: Any, node: Node) -> None:
+    """An argument, as `torch_nodes.make_argument` reads it."""
+    kind, value = _pair(recipe, node)
+    if kind == "list":
+        for item in _sequence(value, node):
+            _check_recipe(item, node)
+    elif kind == "input":
+        if type(value) is not int or not 0 <= value < len(node.inputs):
+            raise ValueError(f"node {node.name} is given input {value!a} of {len(node.inputs)}")
+    elif kind not in ("value", "dtype", "device", "layout", "memory_format"):
+        raise ValueError(f"node {node.name} has an argument of the kind {kind!a}")
+
+
+def _check_scan(graph: Graph, node: Node) -> None:
+    """A loop: see `graph.reference` for what its attributes say."""
+    attributes = node.attributes
+    body, states, sequences, length = (attributes.get(key) for key in ("body", "states", "sequences", "length"))
+    if not isinstance(body, Graph) or not all(type(n) is int and n >= 0 for n in (states, sequences, length)):
+        raise ValueError(f"node {node.name} is no loop")
+    assert isinstance(states, int) and isinstance(sequences, int)
+    _check_graph(body)
+    numbers = (len(node.inputs), len(node.outputs))
+    if numbers != (len(body.inputs), len(body.outputs)) or states + sequences > len(body.inputs) or states > len(body.outputs):
+        raise ValueError(f"node {node.name} and the body of its loop have different numbers of inputs or outputs")
+    for position, (outer, inner) in enumerate(zip(node.inputs, body.inputs, strict=True)):
+        shape, dtype = _typed(body.values[inner])
+        if _typed(graph.values[outer]) != ((length, *shape) if states <= position < states + sequences else shape, dtype):
+            raise ValueError(f"node {node.name} and the body of its loop differ about {outer}")
+    for position, (outer, inner) in enumerate(zip(node.outputs, body.outputs, strict=True)):
+        shape, dtype = _typed(body.values[inner])
+        if _typed(graph.values[outer]) != (shape if position < states else (length, *shape), dtype):
+            raise ValueError(f"node {node.name} and the body of its loop differ about {outer}")
+
+
+# Memory
+
+
+def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> None:
+    """The layout is one of the value's shape; a value of the graph is stored with its shape; a constant has as many elements as are packed."""
+    value, layout = storage.value, storage.layout
+    if value.name != name or value.shape != layout.shape or any(dim >= len(layout.shape) for dim, _ in layout.order):
+        raise ValueError(f"the layout of {name} is not one of {value}")
+    _check_factors(name, layout)
+    known = program.graph.values.get(name)
+    if known is not None and (known.shape != value.shape or known.dtype != value.dtype and (known.dtype, value.dtype) != ("f32", "bf16")):
+        raise ValueError(f"{name} is stored as {value}, and the graph says {known}")
+    source = program.constant_source(name)
+    if source is None:
+        if storage.view is not None or storage.matrix is not None:
+            raise ValueError(f"{name} is a part of a constant, and does not say which")
+        return
+    if source not in program.graph.constants:
+        raise ValueError(f"{name} is made from the constant {source}, which is not there")
+    elements, available = prod(program.graph.values[source].shape), prod(program.graph.values[source].shape)
+    if storage.view is not None:
+        sizes, strides, offset = storage.view
+        if len(sizes) != len(strides):
+            raise ValueError(f"{name} is no view")
+        elements = prod(sizes)
+        if elements and offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) >= available:
+            raise ValueError(f"{name} is a view beyond the constant {source}")
+    if storage.matrix is not None:
+        rows, columns = len(storage.matrix), len(storage.matrix[0])
+        if elements % columns or elements // columns * rows != prod(value.shape):
+            raise ValueError(f"{name} is not what its matrix makes of the constant {source}")
+    elif elements != prod(value.shape):
+        raise ValueError(f"{name} has {prod(value.shape)} elements, and is made from {elements} of the constant {source}")
+
+
+def _check_factors(name: str, layout: Layout) -> None:
+    """The outer part of a dimension stands before its factors."""
+    seen = set()
+    for dim, factor in layout.order:
+        if factor and dim not in seen:
+            raise ValueError(f"the layout of {name} has a factor before its outer part")
+        seen.add(dim)
+
+
+def _check_alias(program: LoadableProgram, name: str) -> None:
+    """It has as many bytes as what it lies on, and the same type."""
+    root = program.root(name)
+    if name in program.graph.inputs or name in program.graph.constants:
+        raise ValueError(f"{name} is an input or a constant, and an alias of {root}")
+    base = program.storage.get(root)
+    if base is None or root in program.faults:
+        raise ValueError(f"{name} is an alias of {root}, which has no storage")
+    own = program.storage.get(name)
+    if own is not None:
+        same = own.value.dtype == base.value.dtype and own.layout.size == base.layout.size
+    else:
+        value = program.graph.values.get(name)
+        same = value is not None and value.dtype == base.value.dtype and value.elements == base.layout.size
+    if not same:
+        raise ValueError(f"{name} is an alias of {root}, and has another size or type")
+
+
+def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
+    if len(kernel.extents) != len(kernel.writes):
+        raise ValueError(f"kernel {kernel.name} has {len(kernel.writes)} parameters and {len(kernel.extents)} extents")
+    block = prod(kernel.block)
+    if not machine.is_gpu:
+        if (*kernel.grid, *kernel.block, kernel.shared_bytes) != (1, 1, 1, 1, 1, 1, 0):
+            raise ValueError(f"kernel {kernel.name} is for a CPU, and has a grid")
+    elif block > machine.threads_per_block or kernel.shared_bytes > machine.shared_bytes_per_block:
+        raise ValueError(f"kernel {kernel.name} asks for {block} threads and {kernel.shared_bytes} B of shared memory, more than {machine.name} has")
+
+
+def _check_places(program: LoadableProgram) -> None:
+    """Inputs and outputs are stored as PyTorch passes them, and what a call names has as much memory as its kernel touches."""
+    graph = program.graph
+    for name in graph.inputs:
+        storage = program.storage.get(name)
+        if storage is not None and (not storage.layout.is_row_major or storage.value.dtype != graph.values[name].dtype or storage.source is not None):
+            raise ValueError(f"the input {name} is not stored as it is passed")
+    for name in graph.outputs:
+        root = program.root(name)
+        if root not in program.storage and root not in graph.inputs and name not in graph.constants:
+            raise ValueError(f"the output {name} is nowhere")
+        if root in program.storage and program.storage[root].value.dtype != graph.values[name].dtype:
+            raise ValueError(f"the output {name} is stored in another type")
+    for name in program.faults:  # memory of its own, which calls write to and nothing else touches
+        if program.root(name) != name or program.storage[name].source is not None:
+            raise ValueError(f"{name} is for indices out of range, and an alias or a constant")
+    read_only = {*graph.inputs, *assign_places(program).constants}
+    for region in program.regions:
+        for call in region.calls:
+            _check_call(program, region, call, read_only)
+
+
+def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, read_only: set[str]) -> None:
+    kernel = program.kernels[call.kernel]
+    where = f"region {region.name} calls {kernel.name}"
+    if kernel.scalars and region.repeat > kernel.steps:
+        raise ValueError(f"{where} for {region.repeat} steps, and it was made for {kernel.steps}")
+    roots = [program.root(name) for name in call.arguments]
+    for name, root, extent, writes in zip(call.arguments, roots, kernel.extents, kernel.writes, strict=True):
+        held = program.bytes_of(root)
+        if held < extent:
+            raise ValueError(f"{where}, which touches {extent} bytes of {name}, and {name} has {held}")
+        if writes and root in read_only:
+            raise ValueError(f"{where}, which writes to {name}: an input or a constant")
+        if writes and roots.count(root) > 1:
+            raise ValueError(f"{where} with {name} twice, and it writes to it")
+
+
+def _check_order(program: LoadableProgram) -> None:
+    """Regions and calls read what was written before."""
+    written = {*program.graph.inputs, *program.graph.constants}
+    written.update(name for name in program.storage if program.constant_source(name) is not None)
+    for region in program.regions:
+        for name, writes in _accesses(program, region):
+            root = program.root(name)
+            empty = root in program.storage and not program.bytes_of(root)
+            if not writes and root not in written and not empty:
+                raise ValueError(f"region {region.name} reads {name} before anything is written to it")
+            written.add(root)
+    for name in program.graph.outputs:
+        root = program.root(name)
+        if root not in written and program.bytes_of(root):
+            raise ValueError(f"nothing is written to the output {name}")
+
+
+def _accesses(program: LoadableProgram, region: LoadableRegion) -> Iterator[tuple[str, bool]]:
+    """(buffer, whether it is written) in order."""
+    if region.kind == "torch":
+        if region.calls or region.repeat != 1:
+            raise ValueError(f"region {region.name} runs through PyTorch, and calls kernels")
+        local: set[str] = set()
+        for node in (program.nodes[name] for name in region.nodes):
+            for name in node.inputs:
+                if name not in local and program.root(name) in program.storage:
+                    yield name, False
+                elif name not in local and name not in program.graph.constants:
+                    raise ValueError(f"region {region.name} reads {name}, which is nowhere")
+            local.update(node.outputs)
+        for name in region.outputs:
+            root = program.root(name)
+            constant = root in program.storage and program.constant_source(root) is not None
+            if name not in local or constant or root in program.graph.inputs or root in program.faults:
+                raise ValueError(f"region {region.name} does not make {name}, or writes to an input or a constant")
+            if root in program.storage:
+                yield name, True
+    for call in region.calls:
+        pairs = list(zip(call.arguments, program.kernels[call.kernel].writes, strict=True))
+        yield from (pair for pair in pairs if not pair[1])
+        yield from (pair for pair in pairs if pair[1])
+
+
+# How it is called
+
+
+def _check_signature(program: LoadableProgram, signature: Signature, states: Mapping[str, torch.Tensor]) -> None:
+    """Arguments and results are the graph's inputs and outputs, each once, of the same shapes and types."""
+    graph, inputs = program.graph, signature.inputs
+    tree = signature.input_tree
+    kinds = (tree.kind, *(child.kind for child in tree.children))
+    if kinds != ("tuple", "tuple", "dict") or not all(isinstance(key, str) for key in tree.children[1].keys):
+        raise ValueError("its signature has no positional and keyword arguments")
+    if tree.leaves != len(inputs) or signature.output_tree.leaves != len(signature.outputs):
+        raise ValueError("the trees of its inputs and outputs do not have as many leaves as there are inputs and outputs")
+    sources = [leaf.name for leaf in inputs if leaf.name] + [state.input for state in signature.states]
+    if sorted(sources) != sorted(graph.inputs):
+        raise ValueError("the inputs of its signature are not those of its graph, each once")
+    for leaf in inputs:
+        if leaf.name and (leaf.shape, leaf.dtype) != _typed(graph.values[leaf.name]):
+            raise ValueError(f"input {leaf.place} is {leaf.dtype}{list(leaf.shape)}, and the graph says {graph.values[leaf.name]}")
+    if {state.name for state in signature.states} != set(states) or len(signature.states) != len(states):
+        raise ValueError("its states are not those of its weights")
+
+    def output(index: int) -> Value:
+        if not 0 <= index < len(graph.outputs):
+            raise ValueError(f"there is no output {index} of {len(graph.outputs)}")
+        return graph.values[graph.outputs[index]]
+
+    for state in signature.states:
+        if not of_tensor(states[state.name]) == _typed(graph.values[state.input]) == _typed(output(state.output)):
+            raise ValueError(f"the state {state.name} has another shape or type than the graph says")
+    for position, index in signature.mutations:
+        if position >= len(inputs) or not inputs[position].name or (inputs[position].shape, inputs[position].dtype) != _typed(output(index)):
+            raise ValueError(f"input {position} is not one that output {index} can be written to")
+    for result in signature.outputs:
+        if result.kind == "value":
+            output(result.index)
+        elif result.kind in ("input", "view"):
+            _check_returned(signature, result)
+        elif result.kind == "parameter" and result.value not in graph.constants:
+            raise ValueError(f"it returns the parameter {result.value!a}, which is not there")
+
+
+def _check_returned(signature: Signature, leaf: OutputLeaf) -> None:
+    """An input that is returned, or a view of one: its calls are tried on a tensor without memory."""
+    if not 0 <= leaf.index < len(signature.inputs) or not signature.inputs[leaf.index].name:
+        raise ValueError(f"it returns input {leaf.index}, which is no tensor of its inputs")
+    if leaf.kind == "input":
+        return
+    given = signature.inputs[leaf.index]
+    view = torch.empty(given.shape, dtype=getattr(torch, ELEMENT_TYPES[given.dtype].torch), device="meta")
+    for call in _calls(leaf.value):
+        operator = permitted_operator(call[0], view=True)
+        try:
+            view = operator(view, *call[1])
+        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise ValueError(f"{call[0]} makes no view of input {leaf.index}: {str(error).splitlines()[0]}") from error
+
+
+def _calls(data: Any) -> Sequence[tuple[str, tuple[Any, ...]]]:
+    if not isinstance(data, tuple) or not all(isinstance(c, tuple) and len(c) == 2 and [type(part) for part in c] == [str, tuple] for c in data):
+        raise ValueError("it returns a view that says not of what")
+    return data
