@@ -7,11 +7,16 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: help venv install demo test test-slow lint types wheel clean
+AS ?= x86-avx2
+# The tests in which it matters which CPU schedules and code are made for.
+NATIVE_TESTS := $(addprefix tests/test_,hardware.py compile_operators.py cpu_*.py row_joining.py pixel_joining.py runtime.py cli.py output_pool.py)
+
+.PHONY: help venv install demo test test-as test-slow lint types wheel clean
 help:
 	@echo "make venv       the virtual environment, with the tested versions of constraints.txt"
 	@echo "make demo       train a small network on handwritten digits, compile it, compare with PyTorch; then ResNet-18"
 	@echo "make test       the test suite without the slow tests (WORKERS=$(WORKERS) processes)"
+	@echo "make test-as    those tests that run code of this CPU, as if it were another (AS=$(AS))"
 	@echo "make test-slow  the slow tests"
 	@echo "make lint types wheel clean"
 
@@ -31,6 +36,9 @@ demo: venv
 # One OpenMP thread a process: two workers with two threads each would fight for the cores.
 test: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
+
+test-as: venv
+	TILEWRIGHT_NATIVE=$(AS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu" $(NATIVE_TESTS)
 
 test-slow: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "slow and not gpu"

@@ -1,6 +1,10 @@
-"""Options of the test suite; tests that need a GPU are skipped where there is none."""
+"""Options of the test suite; tests that need a GPU are skipped where there is none. A run has a kernel cache of its own, which its processes share."""
 
 from __future__ import annotations
+
+import os
+import shutil
+import tempfile
 
 import pytest
 import torch
@@ -9,6 +13,14 @@ import torch
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what is printed into tests/golden")
     parser.addoption("--published-data", help="folder of CNNOpt's published measurements on a V100 (see bench/published_data.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the processes that pytest-xdist starts inherit the variable
+        folder = tempfile.mkdtemp(prefix="tilewright-tests-")
+        os.environ["TILEWRIGHT_CACHE"] = folder
+        os.environ["TILEWRIGHT_READ_CODE"] = "0"  # what is right does not depend on it; the tests of that choice set it again
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -75,13 +75,12 @@ if "tune" in sys.orig_argv:
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the module of models above, and a cache of this module's own, which workers that are started from now on see."""
+    """A folder with the module of models above, which workers that are started from now on see."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "batch_models.py").write_text(MODULE_TEXT)
     (folder / "sitecustomize.py").write_text(TUNING_TEXT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        patch.setenv("TILEWRIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.syspath_prepend(str(folder))
         yield folder
 

@@ -25,7 +25,7 @@ from tilewright.runtime import choices, code_choice, plain
 from tilewright.runtime.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
 from tilewright.runtime.problems import Problem, convolution_problem
 from tilewright.runtime.score_worker import Server
-from tilewright.runtime.tuning import ranking_of
+from tilewright.runtime.tuning import chooser_for, ranking_of
 from tilewright.toolchain.cache import KernelCache, kernel_key
 from tilewright.toolchain.compilers import CCompiler
 
@@ -42,6 +42,7 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setenv("TILEWRIGHT_READ_CODE", "1")
     return tmp_path
 
 
@@ -121,6 +122,16 @@ def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choices.remembered(False, Never())(*arguments, 2) == first  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="scored again"):
         choices.remembered(False, Never())(*arguments, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_code_is_read_where_it_is_wanted(worth: None, cache: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv("TILEWRIGHT_READ_CODE", setting)
+    target = machine("x86-avx512")
+    with chooser_for(target, None) as chooser:
+        choice = chooser(PROBLEM.region, PROBLEM.layouts, PROBLEM.values, PROBLEM.constants, target, 1)
+    assert choice.seconds > 0
+    assert (cache / "kernels").exists() == (cache / "choices").exists() == (setting == "1")
 
 
 def test_small_regions_are_left_to_the_models() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tilewright.errors import TargetNotPresent, UnknownTarget
+from tilewright.errors import TargetNotPresent, UnknownTarget, UnsupportedOption
 from tilewright.hardware import Machine, catalogue, host_cpu, is_present, machine, target_names
 from tilewright.hardware.device import DeviceAttributes, identify_gpu, read_device
 from tilewright.hardware.documents import DOCUMENTS, clauses_without_origin
@@ -176,6 +176,27 @@ def test_native_is_this_host_and_runs_here() -> None:
     foreign = catalogue()["neoverse-n1" if native.architecture == "x86-64" else "x86-avx2"]
     assert not is_present(foreign)
     assert not is_present(replace(native, isa=(*native.isa, "an-instruction-set-of-the-future")))
+
+
+@pytest.mark.skipif(host_cpu().architecture != "x86-64" or "avx2" not in host_cpu().isa, reason="this CPU cannot be taken for x86-avx2")
+def test_native_may_be_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILEWRIGHT_NATIVE", raising=False)
+    own, like = host_cpu(), catalogue()["x86-avx2"]
+    monkeypatch.setenv("TILEWRIGHT_NATIVE", "x86-avx2")
+    taken = machine("native")
+    assert taken == machine(None) == host_cpu() and taken.name == "native"
+    assert (taken.isa, taken.compiler_flags, taken.pipeline, taken.caches) == (like.isa, like.compiler_flags, like.pipeline, like.caches)
+    assert (taken.processors, taken.memory_bytes) == (own.processors, own.memory_bytes)
+    assert taken.peak_flops["fp32"] / taken.processors == like.peak_flops["fp32"] / like.processors
+    assert is_present(taken) and is_present(like) and not is_present(catalogue()["x86-avx512"])
+
+
+@pytest.mark.parametrize(("name", "why"), [("nonsense", "no CPU of the catalogue"), ("h200", "no CPU of the catalogue"), ("neoverse-n1", "CPU lacks")])
+@pytest.mark.skipif(host_cpu().architecture != "x86-64", reason="another architecture lacks others")
+def test_native_is_not_taken_for_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
+    monkeypatch.setenv("TILEWRIGHT_NATIVE", name)
+    with pytest.raises(UnsupportedOption, match=f"TILEWRIGHT_NATIVE='{name}'.*{why}.*unset TILEWRIGHT_NATIVE"):
+        machine("native")
 
 
 def test_identify_zen4_counts_one_512_bit_multiply_add_a_cycle() -> None:

@@ -66,7 +66,7 @@ def test_inputs_and_results_are_row_major() -> None:
             assert result.layouts[name].is_row_major
 
 
-@pytest.mark.parametrize("network", ["resnet18", "mobilenet_v2", "inception_v3"])
+@pytest.mark.parametrize("network", ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v2", "inception_v3"))])
 def test_whole_networks_convert_their_input_alone(network: str) -> None:
     """Every other image has its channels innermost, so that no kernel reads one order and writes another, but where the result is the caller's."""
     module, inputs = zoo.build(network, 1, 0)

@@ -132,7 +132,7 @@ def test_a_block_owns_a_tile() -> None:
     assert any("a block owns one tile of pixels by channels" in text for text in reasons(program))
 
 
-@pytest.mark.parametrize("target", ["xeon-8124m", "x86-avx2"])
+@pytest.mark.parametrize("target", ["xeon-8124m", pytest.param("x86-avx2", marks=pytest.mark.slow)])
 def test_interpreted(target: str) -> None:
     check_interpreted(list(JOINING.values()), machine(target))
 

@@ -6,6 +6,8 @@
 | ``TILEWRIGHT_CC`` | C compiler for every CPU target, a name or a path | the first of gcc and clang that is there |
 | ``TILEWRIGHT_COMPILE_SECONDS`` | after so long a compiler counts as hanging, and its kernel as one that does not compile | 300 |
 | ``TILEWRIGHT_THREADS`` | threads of generated CPU code | ``OMP_NUM_THREADS``, else the cores available |
+| ``TILEWRIGHT_NATIVE`` | a CPU of the catalogue: plan and compile as if this one were it | this CPU, identified |
+| ``TILEWRIGHT_READ_CODE`` | 0: choose by the models alone where code of candidates would be compiled and read | 1 |
 | ``TILEWRIGHT_DEBUG`` | 1: keep the folders of failed builds, and log more | 0 |
 """
 
@@ -51,6 +53,9 @@ def compile_seconds() -> float:
 def compiler_environment(folder: Path) -> dict[str, str]:
     """For a compiler: its own files in the folder too, and messages in one language."""
     return {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+def native() -> str | None:
+    """The catalogue's name of the CPU that this host is to be taken for, or None to identify it."""
+    return os.environ.get("TILEWRIGHT_NATIVE") or None
 
 
 def available_cores() -> int:
@@ -73,6 +78,11 @@ def threads() -> int:
             raise UnsupportedOption(f"{variable}={text!r} is not a positive integer", f"unset {variable} or correct it")
         return int(first)
     return available_cores()
+
+
+def read_code() -> bool:
+    """Whether code of candidates may be compiled and read to choose among them, which takes long."""
+    return os.environ.get("TILEWRIGHT_READ_CODE", "1") not in ("", "0")
 
 
 def debug() -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tilewright import settings
 from tilewright.errors import UnsupportedOption
 from tilewright.hardware import cpus
 from tilewright.hardware import documents as named
@@ -301,5 +302,26 @@ def identify_cpu(identity: CpuIdentity) -> Machine:
 
 
 def host_cpu() -> Machine:
-    """This host's CPU, restricted to the cores that the process may use."""
-    return identify_cpu(read_cpu_identity())
+    """This host's CPU, restricted to the cores that the process may use; or what `settings.native` takes it for, if that is set.
+
+    Raises:
+        UnsupportedOption: where the setting names no CPU of the catalogue, or one with instructions that this host does not have.
+    """
+    identified = identify_cpu(read_cpu_identity())
+    chosen = settings.native()
+    return identified if chosen is None else _taken_for(chosen, identified)
+
+
+def _taken_for(name: str, host: Machine) -> Machine:
+    entries = {entry.name: entry for entry in cpus.CPUS}
+    like = entries.get(name)
+    able = [other.name for other in entries.values() if other.architecture == host.architecture and set(other.isa) <= set(host.isa)]
+    if like is None or name not in able:
+        why = "is no CPU of the catalogue" if like is None else "has instructions that this CPU lacks"
+        remedy = f"unset TILEWRIGHT_NATIVE or name one of {', '.join(able)}" if able else "unset TILEWRIGHT_NATIVE"
+        raise UnsupportedOption(f"TILEWRIGHT_NATIVE={name!r} {why}", remedy)
+    peaks = {dtype: flops * host.processors / like.processors for dtype, flops in like.peak_flops.items()}
+    sources = {**like.sources, "processors": host.sources["processors"], "memory_bytes": host.sources["memory_bytes"]}
+    return replace(
+        like, name=host.name, processors=host.processors, peak_flops=peaks, memory_bytes=host.memory_bytes, sources=sources
+    )

@@ -41,8 +41,8 @@ SCORE_SECONDS = 60.0
 
 
 def reads_code(machine: Machine) -> bool:
-    """Whether code for the machine can be read here: a CPU with a table of its pipelines and coefficients for its architecture."""
-    return not machine.is_gpu and machine.pipeline in PIPELINES and (MODELS / f"cpu_{machine.architecture}.json").exists()
+    """Whether code for the machine can be read here, and is wanted: a CPU with a table of its pipelines and coefficients for its architecture."""
+    return settings.read_code() and not machine.is_gpu and machine.pipeline in PIPELINES and (MODELS / f"cpu_{machine.architecture}.json").exists()
 
 
 class ScoringProcess(Child):
