@@ -141,6 +141,26 @@ def test_tuning_takes_what_was_fastest(tmp_path: Path) -> None:
         assert from_records(records)(*given, 1).measured_seconds is None
 
 
+def test_compilers_that_hang_on_three_candidates_do_not_stop_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = tmp_path / "calls"
+    calls.mkdir()
+    hanging = tmp_path / "hanging-cc"
+    hanging.write_text(f"""#!/bin/sh
+case $1 in --version) echo 1.0; exit;; esac
+touch {calls}/$$
+[ $(ls {calls} | wc -l) -le 3 ] && sleep 1000
+exec {CCompiler.find(NATIVE).path} "$@"
+""")
+    hanging.chmod(0o755)
+    monkeypatch.setenv("TILEWRIGHT_CC", str(hanging))
+    monkeypatch.setenv("TILEWRIGHT_COMPILE_SECONDS", "4")
+    with Records(tmp_path / "records.sqlite") as records:
+        done = tune([SMALL], NATIVE, 5, records, start=lambda: Trials(NATIVE, compile_workers=1, threads=1))
+        assert (done.measured, done.failed) == (2, 3)
+        reasons = [entry.reason for entry in records.all() if entry.status == "failed"]
+        assert all("does not compile" in reason and "did not end within 4 s" in reason for reason in reasons)
+
+
 def test_another_cpu_cannot_be_measured_here() -> None:
     with pytest.raises(TargetNotPresent, match="not here"):
         Trials(machine("neoverse-n1"))

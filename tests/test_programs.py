@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tilewright.runtime.workers import Worker, WorkerLost
-from tilewright.system import files
-from tilewright.system.files import NotPrivate, make_folder, read_private, require_private
+from tilewright.system import private_files
+from tilewright.system.private_files import NotPrivate, make_folder, read_private, require_private
 from tilewright.system.programs import ProgramHung, Programs, ProgramStopped, run_program
 
 SHELL = ("/bin/sh", "-c")
@@ -170,6 +170,6 @@ def test_what_others_may_have_written_is_not_read(tmp_path: Path, monkeypatch: p
     for wrong in ("pipe", "missing", "."):
         with pytest.raises(OSError):
             read_private(folder / wrong, root)
-    monkeypatch.setattr(files.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(private_files.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(NotPrivate, match="belongs to another user"):
         require_private(root, root)

@@ -23,12 +23,13 @@ from tilewright.ir.computation import StepBuilder, Tensor, maximum
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, channels_last, row_major
 from tilewright.ir.region import Region
-from tilewright.runtime import plain
+from tilewright.runtime import plain, trial_processes
 from tilewright.runtime.problems import Problem, convolution_problem, problem_of
+from tilewright.runtime.records import Records
 from tilewright.runtime.trial_reference import region_results
 from tilewright.runtime.trial_worker import drawn, poison, relative_error
 from tilewright.runtime.trials import Job, Outcome, Timing, Trials, measure_all, tied
-from tilewright.runtime.tuning import distinct_problems, ranking_of
+from tilewright.runtime.tuning import distinct_problems, from_records, ranking_of, tune
 from tilewright.runtime.workers import Worker, WorkerLost
 
 H200 = machine("h200")
@@ -269,6 +270,24 @@ def test_a_candidate_that_hangs_is_killed_and_the_next_ones_are_measured() -> No
         outcomes = list(trials.measure(jobs))
     assert [outcome.status for outcome in outcomes] == ["failed", "measured", "measured"]
     assert "no answer within 0.5 s" in outcomes[0].reason
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("hang", "while measuring no answer within 0.5 s"), ("crash", "while measuring the process ended (status 9)"),
+     ("hang compiler", "while compiling no answer within 1.5 s"), ("kill compiler", "while compiling the process ended (status 7)")],
+)  # fmt: skip
+def test_three_in_a_row_that_fail_do_not_stop_tuning(fault: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_processes, "COMPILE_SECONDS", 1.5)
+    jobs = jobs_of(SMALL, 6)
+    faults = {text(job): fault for job in jobs[:3]}
+    with Records(tmp_path / "records.sqlite") as records:
+        tuned = tune([SMALL], H200, 6, records, start=lambda: processes(faults, trial_seconds=0.5))
+        assert (tuned.measured, tuned.failed) == (3, 3)
+        failed = {entry.schedule: entry.reason for entry in records.all() if entry.status == "failed"}
+        assert failed.keys() == faults.keys() and all(words in reason for reason in failed.values())
+        chosen = from_records(records)(SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants, H200, 1)
+        assert chosen.measured_seconds is not None and plain.schedule_text(chosen.schedule) not in faults
 
 
 def test_several_gpus_share_the_problems() -> None:

@@ -66,8 +66,8 @@ from tilewright.ir.kernel import (
     WithTiles,
     statements,
 )
-from tilewright.system.files import make_folder, read_private
 from tilewright.system.libraries import mapped
+from tilewright.system.private_files import make_folder, read_private
 from tilewright.system.programs import ProgramHung, run_program
 
 _FLAGS = ("-O1", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")

@@ -28,7 +28,7 @@ from tilewright.partition.plan import Chooser
 from tilewright.runtime import plain
 from tilewright.runtime.code_choice import CodeScores
 from tilewright.runtime.problems import Problem, digest_of_files, generator
-from tilewright.system.files import make_folder, read_private, require_private
+from tilewright.system.private_files import make_folder, read_private, require_private
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tilewright.errors import CacheError
 from tilewright.files import regular
 from tilewright.runtime.measurement import COLUMNS, NUMBERS
-from tilewright.system.files import make_folder
+from tilewright.system.private_files import make_folder
 
 VERSION = 1
 """Of the table's and the lines' form."""

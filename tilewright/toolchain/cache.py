@@ -5,7 +5,7 @@
 
 An entry whose hashes do not fit is built again. Where the cache cannot be written (full disk, read-only) or another user
 may have written it, a warning is logged and the kernel is built in a private temporary folder that lives as long as the
-process. Folders and files are made for the user alone, and nothing else is read (`system/files.py`).
+process. Folders and files are made for the user alone, and nothing else is read (`system/private_files.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tilewright.errors import CacheError, KernelFailed
 from tilewright.hardware import Machine
-from tilewright.system.files import NotPrivate, make_folder, read_private, require_private
+from tilewright.system.private_files import NotPrivate, make_folder, read_private, require_private
 from tilewright.toolchain.binary import Binary, SourceFile, parse_resources
 from tilewright.toolchain.compilers import Compiler
 
