@@ -1,10 +1,26 @@
-"""``python -m tilewright`` is the command line."""
+"""``python -m tilewright``, and the installed program: the command line, and signals that end it in order from its first import on."""
 
 from __future__ import annotations
 
 import sys
 
-from tilewright.cli import main
+from tilewright.system.interruption import WORDS, Interruption
+
+
+def run() -> int:
+    """Runs the command of this process's arguments; returns its exit code."""
+    interruption = Interruption()
+    try:
+        interruption.install()
+        from tilewright.cli import main
+
+        code = main()
+    except KeyboardInterrupt:
+        code = 130
+        print(WORDS, file=sys.stderr)
+    interruption.leave()
+    return interruption.code or code
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

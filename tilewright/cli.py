@@ -19,6 +19,7 @@ from tilewright import cli_batch, cli_train, cli_tune
 from tilewright.cli_options import ERROR_CODE, Parser, amount, error_line, seed, whole
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOption
 from tilewright.files import check_output, check_place, first_line, written
+from tilewright.system.interruption import WORDS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return stop.code if isinstance(stop.code, int) else ERROR_CODE
     except KeyboardInterrupt:
-        print("tilewright: interrupted", file=sys.stderr)
+        print(WORDS, file=sys.stderr)
         return INTERRUPTED_CODE
     except BrokenPipeError:  # the reader of a pipe has seen enough
         _silence_output()

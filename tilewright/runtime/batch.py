@@ -34,9 +34,10 @@ ENDED_CODES = (0, 1, 2)
 """Of a command that came to its end; any other says that its process was stopped."""
 CHILD = """
 import os, sys, threading
-threading.Thread(target=lambda: (os.read(0, 1), os._exit(3)), daemon=True).start()
-from tilewright.cli import main
-sys.exit(main(sys.argv[1:]))
+from tilewright.system.interruption import leave_at_once
+threading.Thread(target=lambda: (os.read(0, 1), leave_at_once(3)), daemon=True).start()
+from tilewright.__main__ import run
+sys.exit(run())
 """
 """The command line in a process that ends when the one that holds its standard input does: a worker that is killed leaves none behind."""
 PREFIX = "tilewright: "

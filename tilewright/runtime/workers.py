@@ -1,7 +1,7 @@
 """A child process that answers questions, one line of JSON each way; it is killed when it does not answer in time.
 
-The child reads its standard input and answers on its standard output; `serve` is its side. It leaves when its input ends, so that none
-outlives its parent.
+The child reads its standard input and answers on its standard output; `serve` is its side. It leaves when its input ends, or soon after its parent
+has: none outlives it, not even one that hangs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewright.system.interruption import leave_with_parent
 from tilewright.system.programs import end_session
 
 Message = dict[str, Any]
@@ -118,6 +119,7 @@ def serve(answer: Callable[[Message], Message]) -> None:
     """The child's side: answers each line of the standard input until it ends. What the process prints otherwise goes to standard error.
 
     An exception becomes the answer {"error": text}; after Fatal the process ends."""
+    leave_with_parent()
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -1,0 +1,82 @@
+"""Runs the command line, and sends itself a signal when a stage begins: ``interrupted.py SIGNAL TIMES MODULE:NAME COMMAND...``.
+
+NAME is a function or Class.method, before whose first call the signal is sent; ``MODULE:`` alone stands for the import of the module. TIMES signals are
+sent, one at once and the others from a thread soon after.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+
+def send(number: signal.Signals, times: int) -> None:
+    def more() -> None:
+        for _ in range(times - 1):
+            time.sleep(0.02)
+            os.kill(os.getpid(), number)
+
+    print("the stage begins", flush=True)
+    threading.Thread(target=more, daemon=True).start()
+    os.kill(os.getpid(), number)
+
+
+class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Patches a function of a module when that is imported, or sends the signal then."""
+
+    def __init__(self, place: str, number: signal.Signals, times: int) -> None:
+        self.module, self.name = place.split(":")
+        self.signals = (number, times)
+        self.loader: Any = None
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        if name != self.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec is not None
+        self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: Any) -> Any:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if not self.name:
+            send(*self.signals)
+        self.loader.exec_module(module)
+        if self.name:
+            self.patch(module)
+
+    def patch(self, owner: Any) -> None:
+        *owners, last = self.name.split(".")
+        for part in owners:
+            owner = getattr(owner, part)
+        original, sent = getattr(owner, last), []
+
+        def patched(*arguments: Any, **options: Any) -> Any:
+            if not sent:
+                sent.append(True)
+                send(*self.signals)
+            return original(*arguments, **options)
+
+        setattr(owner, last, patched)
+
+
+if __name__ == "__main__":
+    hook = Hook(sys.argv[3], signal.Signals[sys.argv[1]], int(sys.argv[2]))
+    if hook.module in sys.modules:
+        hook.patch(sys.modules[hook.module])
+    sys.meta_path.insert(0, hook)
+    sys.argv = ["tilewright", *sys.argv[4:]]
+
+    from tilewright.__main__ import run
+
+    sys.exit(run())
