@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright import zoo as zoo
     from tilewright.compile import compile as compile
+    from tilewright.errors import InternalFault as InternalFault
     from tilewright.errors import TilewrightError as TilewrightError
     from tilewright.runtime.artifact import load as load
     from tilewright.runtime.executable import Executable as Executable
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Executable": ("tilewright.runtime.executable", "Executable"),
+    "InternalFault": ("tilewright.errors", "InternalFault"),
     "TilewrightError": ("tilewright.errors", "TilewrightError"),
     "load": ("tilewright.runtime.artifact", "load"),
 }
 """Name to the module that defines it and its name there."""
 
-__all__ = ["Executable", "TilewrightError", "__version__", "compile", "load", "zoo"]
+__all__ = ["Executable", "InternalFault", "TilewrightError", "__version__", "compile", "load", "zoo"]
 
 
 def __getattr__(name: str) -> Any:

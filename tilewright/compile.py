@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tilewright import settings
-from tilewright.errors import InvalidInput, InvalidModel, UnknownTarget, UnsupportedOperator, UnsupportedOption
+from tilewright.errors import InvalidInput, InvalidModel, KernelFailed, UnknownTarget, UnsupportedOperator, UnsupportedOption, contained
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.imported import unsupported as unsupported_nodes
 from tilewright.frontend.torch_export import import_exported, import_file, import_module
@@ -19,8 +20,9 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
+from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
-from tilewright.partition.plan import plan_program, without_kernels
+from tilewright.partition.plan import plan_program, through_torch, without_kernels
 from tilewright.partition.storage import check_precision
 from tilewright.runtime.executable import Executable, check_threads, executable_of
 from tilewright.runtime.kernel_source import kernel_source
@@ -81,7 +83,7 @@ def compile(
     check_precision(precision, machine)
     report("read", 0, 1)
     imported = read(module, inputs, example_keywords)
-    graph, _ = simplify(imported.graph)
+    graph = contained("the model", "is not simplified", lambda: simplify(imported.graph)[0], lambda _: imported.graph)
     _report_unsupported(graph, unsupported)
     report("plan", 0, 1)
     count = threads or settings.threads()
@@ -91,8 +93,15 @@ def compile(
         program = plan_program(graph, machine, count, chooser, precision)
     program, binaries = build(program, machine, report)
     live = module if isinstance(module, torch.nn.Module) else None
-    texts = _texts(program, machine)
-    return executable_of(program, imported, machine, binaries, texts, live, _parameters(module), threads, _defaults(module), check)
+
+    def executable(program: Program, binaries: Sequence[Binary]) -> Executable:
+        texts = _texts(program, machine)
+        return executable_of(program, imported, machine, binaries, texts, live, _parameters(module), threads, _defaults(module), check)
+
+    def without_any(why: str) -> Executable:
+        return executable(through_torch(program, {index: [why] for index in range(len(program.regions))}), ())
+
+    return contained("the model", "all of it runs through PyTorch", lambda: executable(program, binaries), without_any)
 
 
 def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:
@@ -115,15 +124,34 @@ def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None 
 
 def build(program: Program, machine: Machine, progress: Progress) -> tuple[Program, tuple[Binary, ...]]:
     """Compiles the program's kernels. A region whose kernel does not compile runs through PyTorch instead, and says why."""
-    results = compile_kernels(source_files(program, machine), machine, progress=lambda done, total: progress("build", done, total))
-    failed = {name: result for name, result in zip(program.kernels(), results, strict=True) if not isinstance(result, Binary)}
+    files: list[SourceFile] = []
+    faults: dict[str, str] = {}
+    for name, kernel in program.kernels().items():
+        file = contained(_using(program, name), "runs through PyTorch", partial(_printed, kernel, machine), str)
+        if isinstance(file, str):
+            faults[name] = file
+        else:
+            files.append(file)
+
+    def compiled(files: Sequence[SourceFile]) -> list[Binary | KernelFailed]:
+        return compile_kernels(files, machine, progress=lambda done, total: progress("build", done, total))
+
+    def one_by_one(_: str) -> list[Binary | KernelFailed]:
+        results: list[Binary | KernelFailed] = []
+        for one in files:
+            results += contained(_using(program, one.name), "runs through PyTorch", partial(compiled, [one]), _failed)
+        return results
+
+    results = contained("the kernels", "are compiled one by one", partial(compiled, files), one_by_one)
+    failed = {file.name: result for file, result in zip(files, results, strict=True) if not isinstance(result, Binary)}
     if failed:
         listing = "\n".join(f"  {failure}" for failure in failed.values())
         many = f"{len(failed)} kernels do not compile, and their regions run"
         what = many if len(failed) > 1 else "1 kernel does not compile, and its region runs"
         warnings.warn(f"{what} through PyTorch:\n{listing}", stacklevel=3)
     binaries = tuple(result for result in results if isinstance(result, Binary))
-    return without_kernels(program, {name: str(failure) for name, failure in failed.items()}) if failed else program, binaries
+    faults |= {name: str(failure) for name, failure in failed.items()}
+    return without_kernels(program, faults) if faults else program, binaries
 
 
 def measure(
@@ -142,9 +170,23 @@ def measure(
         tune(problems, machine, trials, store, threads=threads, atomics=atomics, report=lambda done, total, _: progress("measure", done, total))
 
 
+def _printed(kernel: Kernel, machine: Machine) -> SourceFile | str:
+    return kernel_source(kernel, machine)
+
+
 def source_files(program: Program, machine: Machine) -> list[SourceFile]:
     """One source file for each distinct kernel."""
     return [kernel_source(kernel, machine) for kernel in program.kernels().values()]
+
+
+def _failed(why: str) -> list[Binary | KernelFailed]:
+    return [KernelFailed(why)]
+
+
+def _using(program: Program, name: str) -> str:
+    """The nodes that a kernel computes."""
+    nodes = {node.described: None for part in program.regions if any(kernel.name == name for kernel in part.kernels) for node in part.region.nodes}
+    return ", ".join(nodes) or f"kernel {name}"
 
 
 def _texts(program: Program, machine: Machine) -> dict[str, str]:

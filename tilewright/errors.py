@@ -1,8 +1,14 @@
-"""The errors that Tilewright raises to its users: each names the cause and the remedy."""
+"""The errors that Tilewright raises to its users: each names the cause and the remedy. And its own faults, which become warnings."""
 
 from __future__ import annotations
 
+import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class TilewrightError(Exception):
@@ -79,3 +85,25 @@ class KernelFailed(TilewrightError):
 
 class CacheError(TilewrightError):
     """The kernel cache or a record store cannot be read or written."""
+
+
+class InternalFault(UserWarning):
+    """Something inside Tilewright went wrong, and what it concerns is done in a simpler way: a region runs through PyTorch. Results stay right."""
+
+
+def contained(subject: str, instead: str, attempt: Callable[[], T], otherwise: Callable[[str], T]) -> T:
+    """The attempt's result; where it fails by a fault of our own, a warning that names the subject, the exception and what is done `instead`, and
+    the result of `otherwise`, which is told the exception in a line.
+
+    Errors that are meant for the user pass, and so does the end of memory."""
+    try:
+        return attempt()
+    except (TilewrightError, MemoryError, InternalFault):  # the last, where warnings are errors
+        raise
+    except Exception as error:
+        frame = next((f for f in reversed(traceback.extract_tb(error.__traceback__)) if Path(__file__).parent in Path(f.filename).parents), None)
+        at = f" in {Path(frame.filename).relative_to(Path(__file__).parent)}:{frame.lineno}" if frame is not None else ""
+        said = (str(error).strip().splitlines() or ["without a message"])[0][:300]
+        why = f"{type(error).__name__}{at}: {said}"
+        warnings.warn(InternalFault(f"{subject}: {instead}, because of a fault inside Tilewright: {why}; please report it"), stacklevel=3)
+        return otherwise(why)

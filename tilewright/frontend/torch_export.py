@@ -12,7 +12,7 @@ import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.errors import InvalidModel, UnsupportedOperator, contained
 from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_shape
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
@@ -267,14 +267,11 @@ class _Importer:
             reason = _uncomputed(values, expected) or (None if handler else "no definition in the operator table")
             if handler and not reason:
                 marks = len(self.builder.nodes)
-                try:
-                    result = handler(self.builder, *_bound(node.target, *values))
-                    mismatch = _mismatch(result, expected)
-                    if mismatch is None:
-                        return result
-                    reason = mismatch
-                except (Unsupported, ValueError) as error:
-                    reason = str(error)
+                subject = f"{target} at {place_of(node) or 'an unknown place'}"
+                handled = partial(_handled, handler, self.builder, _bound(node.target, *values), expected)
+                result, reason = contained(subject, "runs through PyTorch", handled, _lost)
+                if reason is None:
+                    return result
                 del self.builder.nodes[marks:]
             return self._through_torch(node, values, reason or "")
 
@@ -372,6 +369,19 @@ def _type_of(tensor: torch.Tensor, name: str) -> tuple[tuple[int, ...], str]:
     if str(tensor.dtype).removeprefix("torch.") not in BY_TORCH_NAME:
         raise UnsupportedOperator(f"{name} has the element type {tensor.dtype}", "use real floating-point, integer or boolean tensors")
     return tuple(tensor.shape), of_torch(tensor.dtype)
+
+
+def _handled(handler: Handler, builder: GraphBuilder, arguments: Sequence[Any], expected: Sequence[Any]) -> tuple[Any, str | None]:
+    """What a handler makes of a node, or why it makes nothing of it."""
+    try:
+        result = handler(builder, *arguments)
+    except (Unsupported, ValueError) as error:
+        return None, str(error)
+    return result, _mismatch(result, expected)
+
+
+def _lost(why: str) -> tuple[Any, str | None]:
+    return None, f"a fault inside Tilewright: {why}"
 
 
 def _expected(node: torch.fx.Node) -> list[tuple[tuple[int, ...], str] | None]:

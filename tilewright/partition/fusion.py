@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from types import MappingProxyType
 from typing import TypeAlias
 
 from tilewright.codegen.access import split_divided_rows
+from tilewright.errors import contained
 from tilewright.graph.contraction import contraction
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
@@ -227,7 +229,8 @@ class _Partitioner:
             form = with_pixels if summed_pixels(host.steps, name, group.steps, self.constants) else with_rows
             joined = form(host.steps, name, group.steps, self.constants) if not refusal else refusal
             if not isinstance(joined, str) and self.judge_rows is not None:
-                verdict = self.judge_rows(joined, host.steps, group.steps, self.values)
+                judge = partial(self.judge_rows, joined, host.steps, group.steps, self.values)
+                verdict = contained(node.described, f"does not join {name}", judge, lambda why: Verdict(False, f"a fault inside Tilewright: {why}"))
                 if verdict.joins:
                     del self.groups[name]
                     group.kind, group.steps = host.kind, joined

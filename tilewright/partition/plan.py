@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 from tilewright.codegen.describe import prediction
 from tilewright.codegen.lower import lower
 from tilewright.cost.choice import choose
 from tilewright.cost.ranking import Choice
+from tilewright.errors import contained
 from tilewright.graph.index_checks import IndexChecks
 from tilewright.graph.table import OPERATORS, STRUCTURAL
 from tilewright.hardware.machine import Machine
@@ -19,7 +21,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Lowered, Program, Region, Storage
 from tilewright.ir.space import SpaceCounts
 from tilewright.partition.canonical import canonical, named
-from tilewright.partition.fusion import partition
+from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.pitch import set_apart
@@ -54,24 +56,42 @@ def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser 
         UnsupportedOption: for a precision that the machine does not have.
     """
     check_precision(precision, machine)
-    if precision == "bf16":
-        laid_out = in_bfloat16(graph, lay_out(graph))
-    else:
-        laid_out = lay_out(graph, RowJudge(machine, threads, frozenset(graph.constants)))
-    if not machine.is_gpu:
-        laid_out = set_apart(graph, laid_out, machine)
+    fused = partial(_laid_out, graph, machine, threads, precision)
+    laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser)
     lowered: list[Lowered] = []
+    lost: dict[int, list[str]] = {}
     for region in laid_out.regions:
-        if region.kind == "scan":
-            lowered.extend(lower_loop(region, context, laid_out))
-        else:
-            lowered.append(lower_region(region, context))
+        subject = ", ".join(node.described for node in region.nodes) or f"a copy of {', '.join(region.inputs)}"
+        made = contained(subject, "runs through PyTorch", partial(_lowered, region, context, laid_out), str)
+        if isinstance(made, str):
+            lost[len(lowered)] = [f"a fault inside Tilewright: {made}"]
+            made = [Lowered(replace(region, kind="torch"), "PyTorch", (), ())]
+        lowered += made
     storage = {
         name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
         for name, layout in laid_out.layouts.items()
     }
-    return Program(graph, machine.name, tuple(lowered), MappingProxyType(storage))
+    program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage))
+    return through_torch(program, lost) if lost else program
+
+
+def _laid_out(graph: Graph, machine: Machine, threads: int, precision: str) -> LaidOut:
+    if precision == "bf16":
+        laid_out = in_bfloat16(graph, lay_out(graph))
+    else:
+        laid_out = lay_out(graph, RowJudge(machine, threads, frozenset(graph.constants)))
+    return laid_out if machine.is_gpu else set_apart(graph, laid_out, machine)
+
+
+def _lowered(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered] | str:
+    return lower_loop(region, context, laid_out) if region.kind == "scan" else [lower_region(region, context)]
+
+
+def unfused(graph: Graph) -> LaidOut:
+    """Every node a region that runs through PyTorch or by its operator's definition."""
+    regions = (Region(node.name, "torch", (node,), (), node.inputs, node.outputs, ("nothing is fused",)) for node in graph.nodes)
+    return assign_layouts(graph, Partition(tuple(regions), graph.values))
 
 
 def lay_out(graph: Graph, judge_rows: RowJudge | None = None) -> LaidOut:
@@ -172,12 +192,18 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
 def without_kernels(program: Program, failures: Mapping[str, str]) -> Program:
     """The program with every region that calls one of the failed kernels run by PyTorch or by its operators' definitions; `failures` says
     why, by kernel. A loop of which one part failed runs as a whole; a copy that only lowering needed becomes a node of the graph."""
-    graph = program.graph
     lost: dict[int, list[str]] = {}
     for index, lowered in enumerate(program.regions):
-        why = [failures[kernel.name] for kernel in lowered.kernels if kernel.name in failures]
+        why = [f"kernel failed: {failures[kernel.name]}" for kernel in lowered.kernels if kernel.name in failures]
         if why:
             lost[index] = why
+    return through_torch(program, lost)
+
+
+def through_torch(program: Program, positions: Mapping[int, Sequence[str]]) -> Program:
+    """The program with the regions at some positions run by PyTorch or by their operators' definitions, for the reasons given."""
+    graph = program.graph
+    lost = {index: list(why) for index, why in positions.items()}
     loops = {index: _loop_parts(program, lowered.region) for index, lowered in enumerate(program.regions) if lowered.region.kind == "scan"}
     skipped: set[int] = set()
     for index, parts in loops.items():
@@ -190,12 +216,19 @@ def without_kernels(program: Program, failures: Mapping[str, str]) -> Program:
         if not region.nodes:
             graph = _with_copy(graph, region)
     made = graph.producers()
+    # a part of an operator (the sum of a softmax) is no value of the graph: what reads it computes the operator as a whole
+    for index, lowered in enumerate(program.regions):
+        if index not in skipped and index in lost and not any(name in made for name in lowered.region.outputs):
+            skipped.add(index)
+            for reader, other in enumerate(program.regions):
+                if set(other.region.inputs) & set(lowered.region.outputs):
+                    lost.setdefault(reader, []).extend(why for why in lost[index] if why not in lost.get(reader, ()))
     regions = []
     for index, lowered in enumerate(program.regions):
         if index in skipped:
             continue
         if index in lost:
-            region, reasons = lowered.region, tuple(f"kernel failed: {why}" for why in lost[index])
+            region = lowered.region
             outputs = region.outputs
             if index in loops:
                 written = {name for part in loops[index] for name in program.regions[part].region.outputs}
@@ -203,7 +236,7 @@ def without_kernels(program: Program, failures: Mapping[str, str]) -> Program:
             nodes = _sufficient(graph, made, outputs, frozenset(program.storage) - frozenset(outputs))
             own = {name for node in nodes for name in node.outputs}
             inputs = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name not in own))
-            region = replace(region, kind="torch", nodes=nodes, inputs=inputs, outputs=outputs, reasons=(*region.reasons, *reasons))
+            region = replace(region, kind="torch", nodes=nodes, inputs=inputs, outputs=outputs, reasons=(*region.reasons, *lost[index]))
             lowered = Lowered(region, "PyTorch", (), ())
         regions.append(lowered)
     return replace(program, graph=graph, regions=tuple(regions))

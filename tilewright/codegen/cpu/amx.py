@@ -106,11 +106,11 @@ def amx_form(
     if not any(value.dtype == "bf16" for value in values.values()):
         raise Unsuitable("no value is stored in bfloat16")
     region_steps = split_divided_rows(region.steps)
+    if region_steps[-1].axes != region_steps[0].axes:  # the map divides other axes than the sum
+        region_steps = region.steps
     found = anchor(region_steps, constants)
     if found is None or len(region_steps) > 2 or any(step.kind != "map" for step in region_steps[1:]):
         raise Unsuitable("reductions follow the sum of products")
-    if region_steps[-1].axes != region_steps[0].axes:
-        raise Unsuitable("the map behind the sum of products divides other axes than the sum does")
     accumulated = Var(ACCUMULATOR, None, "f32")
     last = region_steps[-1]
     epilogue: Expr = accumulated

@@ -1,0 +1,205 @@
+"""Faults inside Tilewright, provoked: the model is right all the same, and a warning names nodes, place and exception."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from random_graphs import random_case
+from random_runs import together
+from torch import Tensor, nn
+
+import tilewright
+from tilewright.cost import choice
+from tilewright.errors import CacheError, InternalFault
+from tilewright.frontend import torch_export
+from tilewright.hardware import machine
+from tilewright.partition import fusion, joining, plan
+from tilewright.runtime.executable import Executable
+from tilewright.runtime.tuning import distinct_problems
+
+pipeline = importlib.import_module("tilewright.compile")
+
+
+class Model(nn.Module):
+    """Padding by copy, a join, a loop, parts that are kernels of their own, and an operator that runs through PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear, self.norm, self.lstm = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(20, 12), nn.LayerNorm(12), nn.LSTM(12, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = F.relu(self.convolution(x)).flatten(2)
+        z = self.norm(self.linear(y))
+        steps, (last, _) = self.lstm(z)
+        return steps * 2, last, F.log_softmax(torch.sort(y, -1)[0].transpose(0, 1).flip(2) * 3, 1), F.normalize(x, dim=(1, 2))
+
+
+def warned(act: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What the act returns, and the internal faults that it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = act()
+    return result, [str(w.message) for w in caught if isinstance(w.message, InternalFault)]
+
+
+def compiled(module: nn.Module, x: Tensor) -> tuple[Executable, list[str]]:
+    return warned(lambda: tilewright.compile(module, (x,), target="native", threads=1))
+
+
+def agrees(executable: Executable, module: nn.Module, x: Tensor) -> None:
+    """Compares two calls with the module, and every stored value with float64."""
+    with executable, torch.no_grad():
+        for _ in range(2):
+            for result, wanted in zip(executable(x), module(x), strict=True):
+                torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
+        assert executable.verify(x).passed
+
+
+@pytest.fixture
+def model() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Model().eval(), torch.randn(2, 3, 4, 5)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("provoked\nat length")
+
+
+def breaks_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which fails when it is called for that time."""
+    calls = itertools.count()
+
+    def sometimes(*arguments: Any, **keywords: Any) -> Any:
+        return broken() if next(calls) == number else function(*arguments, **keywords)
+
+    return sometimes
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "partition": (plan, "partition"),
+    "layouts": (plan, "assign_layouts"),
+    "pitch": (plan, "set_apart"),
+    "judging a join": (joining.RowJudge, "__call__"),
+    "choosing": (plan, "choose"),
+    "lowering": (plan, "lower"),
+    "unfolding a loop": (plan, "unfold"),
+    "printing": (pipeline, "kernel_source"),
+    "simplifying": (pipeline, "simplify"),
+    "compiling": (pipeline, "compile_kernels"),
+    "assembling": (pipeline, "executable_of"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_fault_anywhere_costs_speed_only(place: str, model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name = PLACES[place]
+    if place == "choosing":  # handed on when planning begins
+        monkeypatch.setattr(importlib.import_module("tilewright.runtime.tuning"), "rank", broken)
+        monkeypatch.setattr(choice, "rank", broken)
+    elif place in ("layouts", "assembling"):  # the second time is for what is not fused
+        monkeypatch.setattr(owner, name, breaks_at(0, getattr(owner, name)))
+    else:
+        monkeypatch.setattr(owner, name, broken)
+    executable, said = compiled(*model)
+    agrees(executable, *model)
+    assert said and all("ZeroDivisionError" in text and "provoked" in text and "at length" not in text and "report" in text for text in said)
+
+
+def test_each_region_on_its_own(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One region after the other fails to lower: the warning names its nodes, the plan says why, and the others keep their kernels."""
+    subjects: list[str] = []
+    lower = plan.lower
+    for number in range(30):
+        monkeypatch.setattr(plan, "lower", breaks_at(number, lower))
+        executable, said = compiled(*model)
+        regions = executable.image.program.regions
+        assert len(said) <= 1 and sum(region.kind != "torch" for region in regions) > 3
+        agrees(executable, *model)
+        if not said:
+            break
+        assert any("ZeroDivisionError" in reason for region in regions for reason in region.reasons)
+        subjects += said
+    assert len(subjects) > 6
+    for words in ("a copy of x", "linear", "at linear", "scan", "log_softmax"):
+        assert any(words in subject.partition(": runs")[0] for subject in subjects), (words, subjects)
+
+
+def test_faults_in_random_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third region of twelve random graphs fails."""
+    cases = [random_case(seed) for seed in range(60, 72)]
+    module, inputs = together(cases)
+    calls, lower = itertools.count(), plan.lower
+    monkeypatch.setattr(plan, "lower", lambda *of: broken() if next(calls) % 3 == 0 else lower(*of))
+    executable, said = warned(lambda: tilewright.compile(module, inputs, target="native", threads=1))
+    assert len(said) > 5
+    with executable:
+        for case, found in zip(cases, executable(*inputs), strict=True):
+            assert case.wrong(found) == [], case
+
+
+def test_a_handler_that_fails_leaves_its_operator_to_pytorch(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_export, "HANDLERS", {**torch_export.HANDLERS, "relu.default": broken, "linear.default": broken})
+    executable, said = compiled(*model)
+    agrees(executable, *model)
+    assert len(said) == 2 and any("relu" in text for text in said) and all("runs through PyTorch" in text for text in said)
+
+
+def test_tuning_goes_on_without_the_region(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = pipeline.simplify(pipeline.read(model[0], (model[1],)).graph)[0]
+    everything = {problem.key for problem in distinct_problems(graph, machine("native"), 1)}
+    monkeypatch.setattr(plan, "lower", breaks_at(1, plan.lower))
+    _, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
+    assert len(said) == 1
+    monkeypatch.setattr(plan, "lower", broken)
+    problems, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
+    assert said and {problem.key for problem in problems} <= everything
+
+
+def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = model
+    monkeypatch.setattr(plan, "lower", breaks_at(2, plan.lower))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        fast = torch.compile(module, backend="tilewright", options={"threads": 1})
+        results, said = warned(lambda: fast(x))
+        assert said
+        for result, wanted in zip(results, module(x), strict=True):
+            torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_saved_executable_keeps_the_way_round(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    module, x = model
+    monkeypatch.setattr(plan, "lower", breaks_at(1, plan.lower))
+    executable, said = warned(lambda: tilewright.compile(module, (x,), target="native", threads=1))
+    assert said
+    executable.save(tmp_path / "a.zip")
+    for result, wanted in zip(tilewright.load(tmp_path / "a.zip")(x), module(x), strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("error", [CacheError("it cannot be written", "make room"), MemoryError(), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("place", ["partition", "lowering", "printing", "compiling"])
+def test_what_is_meant_for_the_user_passes(error: BaseException, place: str, model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(*PLACES[place], fails)
+    with pytest.raises(type(error)):
+        tilewright.compile(model[0], (model[1],), target="native", threads=1)
+
+
+def test_faults_fail_tests(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pyproject.toml has it: where warnings of this kind are errors, the first one ends the compilation, whatever encloses it."""
+    monkeypatch.setattr(plan, "lower", broken)
+    with pytest.raises(InternalFault, match="ZeroDivisionError"):
+        tilewright.compile(model[0], (model[1],), target="native", threads=1)
+    monkeypatch.setattr(fusion, "rows_of", broken)
+    with pytest.raises(InternalFault, match="ZeroDivisionError"):
+        tilewright.compile(model[0], (model[1],), target="native", threads=1)
