@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 NOISE = 1e-6
 """Relative error that each operator makes in the noisy evaluations: sixteen units in the last place of float32."""
+LEAST_NOISE = 1e-7
+"""Absolute error that an operator may make whose result is near zero and whose intermediate results are near one (log softmax)."""
 LIMIT = 3e-5
 """How far noisy evaluations may differ from the exact one, relative to the largest magnitude of the value (at least 1)."""
 TOLERANCE = 3e-5
@@ -210,7 +212,7 @@ class Growth:
             return Value(len(self.values), exact, (exact, exact), True) if same and (sure or self._decided(node, operands)) else None
         keeps = sure and node.keeps
         if not keeps:
-            size = NOISE * _magnitude(exact)
+            size = NOISE * _magnitude(exact) + LEAST_NOISE
             noisy = tuple(other + size * (2 * torch.rand(exact.shape, generator=self.noise, dtype=torch.float64) - 1) for other in noisy)
         value = Value(len(self.values), exact, noisy, keeps)
         if not bool(torch.isfinite(exact).all()) or _magnitude(exact) > LARGEST or not _spread(value) <= LIMIT * max(1.0, _magnitude(exact)):
