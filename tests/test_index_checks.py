@@ -15,6 +15,7 @@ from interpreted import run_program
 from torch import nn
 
 import tilewright
+from tilewright.codegen.source import source_text
 from tilewright.errors import IndexOutOfRange, InvalidModel, TilewrightError
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.builder import GraphBuilder
@@ -415,3 +416,24 @@ def test_torch_compile_raises_an_index_error() -> None:
         with pytest.raises(IndexError, match="index 5 "):
             fast(right, torch.tensor([5, 0]))
         torch.testing.assert_close(fast(right, right), model(right, right))
+
+
+def kernel_of(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], target: str, index: torch.Tensor) -> str:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            return function(x, i)
+
+    graph, _ = simplify(import_module(Model(), (torch.zeros(100, 64), index)).graph)
+    (kernel,) = plan_program(graph, machine(target), 1).kernels().values()
+    return source_text(kernel)
+
+
+def test_an_index_is_checked_before_the_loop_over_what_it_reads() -> None:
+    """Loops over elements hold no check, which would keep the compiler from making vectors of them."""
+    rows = kernel_of(lambda x, i: F.embedding(i, x), "x86-avx2", torch.zeros(50, dtype=torch.long))
+    assert rows.index("const int64_t row0 = tw_checked(in0[") < rows.index("#pragma omp simd") < rows.index("in1[row0 * 64")
+    sums = kernel_of(lambda x, i: F.embedding(i, x).sum(1), "x86-avx2", torch.zeros(5, 4, dtype=torch.long))
+    assert sums.index("rows0[r0] = tw_checked(in0[") < sums.index("#pragma omp simd") < sums.index("in1[rows0[r0] * 64")
+    assert sums.count("= tw_checked(") == 1
+    single = kernel_of(lambda x, i: x.gather(0, i), "x86-avx2", torch.zeros(20, 64, dtype=torch.long))
+    assert "row0" not in single and "in1[tw_checked(in0[" in single

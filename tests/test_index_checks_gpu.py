@@ -166,3 +166,20 @@ def test_inputs_that_the_model_changes_stay_as_they_were_with_check() -> None:
     assert not seen.any()
     executable(seen, table, RIGHT.cuda())
     assert bool((seen == 1).all())
+
+
+def test_writing_by_index_through_pytorch_leaves_the_gpu_usable() -> None:
+    """PyTorch alone would end with an assertion of the device."""
+
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.scatter_add(0, i[:, None].expand(4, COLUMNS), s), x.index_put((i,), s)
+
+    x, i, s = TABLE.cuda(), RIGHT.cuda(), torch.ones(4, COLUMNS, device="cuda")
+    executable = tilewright.compile(Writes(), (x, i, s), "cuda", check=True)
+    for value in (ROWS, 2**62, -(2**63)):
+        i[1] = value
+        with pytest.raises(IndexOutOfRange, match=f"index {value} "):
+            executable(x, i, s)
+    for found, wanted in zip(executable(x, RIGHT.cuda(), s), Writes()(TABLE, RIGHT, s.cpu()), strict=True):
+        torch.testing.assert_close(found.cpu(), wanted)

@@ -51,7 +51,7 @@ def assemble(
     """The kernel of a body whose loads and stores name stored values, and the values its parameters stand for, in order: what it
     reads by first use, then what it writes, and FAULTS where indices are checked. Variables that no loop binds become scalars. `header` is text for
     the reader, to which every parameter adds a line; `roles` says of values what they are in it."""
-    body = lift_checks(body)
+    body = lift_checks(body, keep=launch is None)
     used = list(dict.fromkeys(load.buffer for load in loads(*expressions(body)) if load.buffer in layouts and load.buffer not in written))
     arguments = (*used, *written)
     names = {name: f"in{i}" for i, name in enumerate(used)}

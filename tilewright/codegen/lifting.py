@@ -2,20 +2,27 @@
 
     for c: out[c] = table[checked(index[r]) * 768 + c]   ->   row = checked(index[r]); for c: out[c] = table[row * 768 + c]
 
-A compiler cannot do it, as a check may store its fault, nor make vectors of a loop that holds one.
+Where an inner loop changes it, and the outer one does not, its positions are kept (on a CPU, whose compiler then makes vectors of the outer loop):
+
+    for c: for r: sum[c] += table[checked(index[r]) * 64 + c]   ->   for r: rows[r] = checked(index[r]);
+                                                                     for c: for r: sum[c] += table[rows[r] * 64 + c]
+
+A compiler can do neither, as a check may store a fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 from tilewright.codegen.sharing import certainly_evaluated
-from tilewright.ir.expr import Apply, Expr, Var, checks, loads, range_of, rewrite, variables
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, checks, index_const, loads, range_of, rewrite, variables
 from tilewright.ir.kernel import (
     Allocate,
     AtomicAdd,
     Block,
+    Buffer,
     Copy,
     For,
     If,
@@ -29,17 +36,19 @@ from tilewright.ir.kernel import (
     statements,
 )
 
-
-def lift_checks(root: Statement) -> Statement:
-    """The statement with every checked index before the outermost loop that neither changes it nor might leave it out. A parallel loop keeps
-    what is inside: threads would have to share it, and loops are divided among them together where nothing stands between."""
-    if not checks(*expressions(root)):
-        return root
-    return Lifter().lifted(root)
+MOST_KEPT = 512
+"""Positions that are kept for one loop: 4 KiB of a thread's stack."""
 
 
-class Lifter:
-    def __init__(self) -> None:
+def lift_checks(root: Statement, keep: bool) -> Statement:
+    """The statement with every checked index before the outermost loop that neither changes it nor might leave it out; with `keep`, also those that
+    loops inside of that one change. Nothing leaves a parallel loop: threads would share it, and nested parallel loops stay next to each other."""
+    return _Lifter(keep).lifted(root) if checks(*expressions(root)) else root
+
+
+class _Lifter:
+    def __init__(self, keep: bool) -> None:
+        self.keep = keep
         self.count = 0
 
     def lifted(self, root: Statement) -> Statement:
@@ -60,39 +69,50 @@ class Lifter:
         if root.kind == "parallel" or range_of(root.extent)[0] < 1:
             return [replace(root, body=body)]
         before: list[Statement] = []
-        changed = _changed_by(root)
-        for check in dict.fromkeys(_certain(body)):
-            if _is_fixed(check, changed):
-                row = Var(f"row{self.count}", int(range_of(check)[1]) + 1)
-                self.count += 1
-                before.append(Let(row, check))
-                body = map_expressions(body, lambda expr, check=check, row=row: _replaced(expr, check, row))  # type: ignore[misc]
+        changed = _changed_by(replace(root, body=body))
+        for check, inner in {check: inner for check, inner in _certain(body) if _is_fixed(check, inner, changed)}.items():
+            if inner and not (self.keep and prod(_extent(loop) for loop in inner) <= MOST_KEPT):
+                continue
+            position: Expr
+            if inner:
+                rows = Buffer(f"rows{self.count}", INDEX, prod(_extent(loop) for loop in inner), "register")
+                position = Load(rows.name, (_flat(inner),), INDEX)
+                fill: Statement = Store(rows.name, _flat(inner), check)
+                for loop in reversed(inner):
+                    fill = For(loop.variable, loop.extent, fill)
+                before += [Allocate(rows), fill]
+            else:
+                position = Var(f"row{self.count}", int(range_of(check)[1]) + 1)
+                before.append(Let(position, check))
+            self.count += 1
+            body = map_expressions(body, lambda expr, check=check, position=position: _replaced(expr, check, position))  # type: ignore[misc]
         return [*before, replace(root, body=_without_names(body))]
 
 
-def _certain(root: Statement) -> Iterator[Apply]:
-    """Checked indices that the statement evaluates whatever conditions hold."""
+def _certain(root: Statement, inner: tuple[For, ...] = ()) -> Iterator[tuple[Apply, tuple[For, ...]]]:
+    """Checked indices that the statement evaluates whatever conditions hold, with the loops inside of it around each that change it."""
     for statement in root.statements if isinstance(root, Block) else (root,):
-        if isinstance(statement, Block):
-            yield from _certain(statement)
-            continue
         roots: Sequence[Expr] = ()
-        if isinstance(statement, Let):
+        if isinstance(statement, Block):
+            yield from _certain(statement, inner)
+        elif isinstance(statement, For) and isinstance(statement.extent, Const) and statement.extent.value and statement.kind != "parallel":
+            yield from _certain(statement.body, (*inner, statement))
+        elif isinstance(statement, Let):
             roots = (statement.value,)
         elif isinstance(statement, (Store, AtomicAdd)):
             roots = (statement.offset, statement.value)
         if roots and checks(*roots):
             certain = certainly_evaluated(roots)
-            yield from (check for check in checks(*roots) if id(check) in certain)
+            for check in checks(*roots):
+                if id(check) in certain:
+                    yield check, tuple(loop for loop in inner if loop.variable in variables(check))
 
 
 def _changed_by(loop: For) -> tuple[set[Var], set[str]]:
     """Variables and buffers that are not the same in every iteration."""
     names, buffers = {loop.variable}, set[str]()
     for statement in statements(loop.body):
-        if isinstance(statement, Let):
-            names.add(statement.variable)
-        elif isinstance(statement, For):
+        if isinstance(statement, (Let, For)):
             names.add(statement.variable)
         elif isinstance(statement, (Store, AtomicAdd, Copy, TileStore)):
             buffers.add(statement.buffer)
@@ -101,13 +121,25 @@ def _changed_by(loop: For) -> tuple[set[Var], set[str]]:
     return names, buffers
 
 
-def _is_fixed(check: Apply, changed: tuple[set[Var], set[str]]) -> bool:
-    names, buffers = changed
-    return names.isdisjoint(variables(check)) and buffers.isdisjoint(load.buffer for load in loads(check))
+def _is_fixed(check: Apply, inner: Sequence[For], changed: tuple[set[Var], set[str]]) -> bool:
+    names = changed[0] - {loop.variable for loop in inner}
+    return names.isdisjoint(variables(check)) and changed[1].isdisjoint(load.buffer for load in loads(check))
 
 
-def _replaced(expr: Expr, check: Apply, row: Var) -> Expr:
-    return rewrite(expr, lambda node: row if node == check else node)
+def _extent(loop: For) -> int:
+    assert isinstance(loop.extent, Const)
+    return int(loop.extent.value)
+
+
+def _flat(loops: Sequence[For]) -> Expr:
+    position: Expr = index_const(0)
+    for loop in loops:
+        position = position * _extent(loop) + loop.variable
+    return position
+
+
+def _replaced(expr: Expr, check: Apply, position: Expr) -> Expr:
+    return rewrite(expr, lambda node: position if node == check else node)
 
 
 def _without_names(root: Statement) -> Statement:

@@ -9,6 +9,7 @@ import numpy as np
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandlers, axis_of, numpy_dtype, shape_of, through_torch
 from tilewright.frontend.onnx_pointwise import element_type
+from tilewright.frontend.torch_indices import checked_arguments, positions
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
 
@@ -185,7 +186,7 @@ def reverse_sequence(call: NodeCall) -> Value:
 def gather(call: NodeCall) -> Value:
     g, x, index = call.g, call.value(0), call.inputs[1]
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
-    if isinstance(index, np.ndarray) and index.ndim == 0:
+    if isinstance(index, np.ndarray) and index.ndim == 0 and -x.shape[axis] <= int(index) < x.shape[axis]:
         return g.op("select", x, axis=axis, position=int(index) % x.shape[axis])
     return g.op("index_select", x, call.value(1), axis=axis)
 
@@ -241,7 +242,7 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 def scatter_elements(call: NodeCall) -> tuple[Value, ...]:
     g, x, index, updates = call.g, call.value(0), call.value(1), call.value(2)
     axis, reduction = axis_of(call.attribute("axis", 0), len(x.shape)), call.attribute("reduction", "none")
-    index = _from_start(g, index, x.shape[axis])
+    index = positions(g, index, x.shape[axis], negative=True)
     if reduction == "none":
         return through_torch(g, "aten.scatter.src", (x, axis, index, updates))
     return through_torch(g, "aten.scatter_reduce.two", (x, axis, index, updates, _REDUCTIONS[reduction]), {"include_self": True})
@@ -253,13 +254,7 @@ def scatter_nd(call: NodeCall) -> tuple[Value, ...]:
     if reduction not in ("none", "add"):
         raise Unsupported(f"ScatterND with reduction {reduction}")
     indices = _coordinates(call, g.cast(call.value(1), "i64"))
-    return through_torch(g, "aten.index_put.default", (x, indices, updates, reduction == "add"))
-
-
-def _from_start(g: GraphBuilder, index: Value, extent: int) -> Value:
-    """Indices that count from the end made to count from the start, as PyTorch's scatter needs them."""
-    index = g.cast(index, "i64")
-    return g.pointwise("where", g.pointwise("lt", index, 0), g.pointwise("add", index, extent), index, dtype="i64")
+    return through_torch(g, "aten.index_put.default", checked_arguments(g, "aten.index_put.default", (x, indices, updates, reduction == "add")))
 
 
 # --- creation ---------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import printable, reading, said
 from tilewright.frontend.torch_call import call_recipe
+from tilewright.frontend.torch_indices import ALONG_A_DIMENSION, checked_arguments
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
 from tilewright.ir.graph import Value
@@ -47,9 +48,14 @@ _FILE = "tilewright.file"
 
 @cache
 def _decompositions() -> Mapping[Any, Any]:
-    """PyTorch's own decompositions of the operators that have no handler; all others stay whole."""
+    """PyTorch's own decompositions of the operators that have no handler; all others stay whole, and so do those whose parts would take negative
+    indices where they do not."""
+
+    def stays(name: str) -> bool:
+        return name in HANDLERS or name.partition(".")[0] in ALONG_A_DIMENSION
+
     table = torch.export.default_decompositions()
-    return MappingProxyType({op: how for op, how in table.items() if str(op).removeprefix("aten.") not in HANDLERS})
+    return MappingProxyType({op: how for op, how in table.items() if not stays(str(op).removeprefix("aten."))})
 
 
 _VIEWS = frozenset(
@@ -287,7 +293,10 @@ class _Importer:
             self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in node.args[1:]))))
 
     def _through_torch(self, node: torch.fx.Node, values: Any, reason: str) -> Any:
-        inputs, call = call_recipe(*values)
+        arguments, keywords = values
+        with self.builder.at(f"{node.name}_index", place_of(node)):
+            arguments = checked_arguments(self.builder, str(node.target), arguments)
+        inputs, call = call_recipe(arguments, keywords)
         attributes = {"target": str(node.target), "call": call, "reason": reason}
         # every tensor that PyTorch returns is a result, read or not: the caller tells them apart by position
         value = node.meta.get("val")

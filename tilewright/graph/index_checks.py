@@ -53,7 +53,7 @@ class IndexChecks:
         inner = dict(self.ranges)
         steps = []
         for step in made.steps:
-            steps.append(replace(step, bodies=tuple(rewrite(body, lambda part: self._settled(part, node, inner)) for body in step.bodies)))
+            steps.append(replace(step, bodies=tuple(rewrite(body, lambda part: self.settled(part, node, inner)) for body in step.bodies)))
             inner.update(zip(step.names, _results(step, inner), strict=True))
         return replace(made, steps=tuple(steps))
 
@@ -73,7 +73,7 @@ class IndexChecks:
         steps = tuple(replace(step, bodies=tuple(rewrite(body, fix) for body in step.bodies)) for step in region.steps)
         return replace(region, steps=steps, checks=tuple(self.found[site] for site in order))
 
-    def _settled(self, part: Expr, node: Node, ranges: Mapping[str, Range]) -> Expr:
+    def settled(self, part: Expr, node: Node, ranges: Mapping[str, Range]) -> Expr:
         if not _is_checked(part):
             return part
         assert isinstance(part, Apply)

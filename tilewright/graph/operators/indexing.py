@@ -20,6 +20,11 @@ def _require_elements(indices: Sequence[Tensor], *extents: int) -> None:
         raise ValueError("a dimension without elements is indexed")
 
 
+def _indices(b: StepBuilder, index: Tensor, *, extent: int, negative: bool) -> Tensor:
+    """Indices as positions of a dimension, for an operator that cannot check them itself."""
+    return b.map(index.shape, lambda *i: position(index(*i), extent, negative))
+
+
 def _gather(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int, negative: bool = True) -> Tensor:
     """out[..., i, ...] = x[..., index[..., i, ...], ...] (torch.gather)"""
     _require_elements([index], x.shape[axis])
@@ -115,6 +120,7 @@ def _one_hot(b: StepBuilder, index: Tensor, *, classes: int, dtype: str) -> Tens
 
 
 OPERATORS: tuple[Operator, ...] = (
+    Operator("indices", _indices),
     Operator("gather", _gather),
     Operator("index_select", _index_select),
     Operator("index", _index),
