@@ -1,4 +1,4 @@
-"""The command line: ``tilewright compile | batch | bench | explain | verify | tune | train | targets | cache``.
+"""The command line: ``tilewright compile | batch | bench | explain | verify | digest | tune | train | targets | cache``.
 
 PyTorch and the compiler are imported by the commands that need them, so that help, targets and cache answer at once.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright import cli_batch, cli_train, cli_tune
+from tilewright import cli_artifact, cli_batch, cli_train, cli_tune
 from tilewright.cli_options import ERROR_CODE, Parser, amount, error_line, seed, whole
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOption
 from tilewright.files import check_output, check_place, first_line, written
@@ -137,6 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--all", action="store_true", help="list every value, not the 20 worst")
     verify.add_argument("--seed", type=seed, default=1, help="of the random inputs (default 1)")
     verify.add_argument("--tolerance", type=amount, help="replaces the tolerance that each dtype implies")
+    verify.add_argument("--no-run", action="store_true", help="look at an artifact, for any machine, and run nothing of it")
+    cli_artifact.add_options(command("digest", cli_artifact.run_digest, cli_artifact.DESCRIPTION, common))
     cli_batch.add_options(command("batch", _batch, cli_batch.DESCRIPTION, common))
     cli_tune.add_options(command("tune", _tune, cli_tune.DESCRIPTION, common))
     cli_train.add_options(command("train", _train, cli_train.DESCRIPTION, common))
@@ -278,8 +280,8 @@ def _compile(options: argparse.Namespace) -> int:
     console.print(plan_table(image, f"{options.model} for {image.machine.name} ({image.machine.architecture})"))
     console.print(f"compiled in {time.perf_counter() - start:.1f} s: {len(image.program.kernels)} kernels")
     if options.output is not None:
-        executable.save(options.output)
-        console.print(f"written to {options.output}", soft_wrap=True)
+        digest = executable.save(options.output)
+        console.print(f"written to {options.output}, digest {digest}", soft_wrap=True)
     return 0
 
 
@@ -328,6 +330,10 @@ def _verify(options: argparse.Namespace) -> int:
     from tilewright.report.tables import verification_table
 
     console = _console()
+    if options.no_run:
+        if not _is_artifact(options.model):
+            raise UnsupportedOption(f"--no-run looks at artifacts, and {options.model} is none", "leave it out")
+        return cli_artifact.inspect(options.model, console)
     if _is_artifact(options.model):
         from tilewright.runtime.artifact import load
 

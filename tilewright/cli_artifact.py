@@ -1,0 +1,46 @@
+"""``tilewright digest`` and ``tilewright verify --no-run``: what an artifact is, without running any of it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from tilewright.cli_options import path
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DESCRIPTION = "print the digest of an artifact, by which `tilewright.load` knows it again"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `digest`."""
+    parser.add_argument("path", type=path, metavar="PATH", help="an artifact, a directory or a .zip file")
+
+
+def run_digest(options: argparse.Namespace) -> int:
+    """Prints it alone, for scripts."""
+    from tilewright.runtime.artifact import digest
+
+    print(digest(options.path))
+    return 0
+
+
+def inspect(location: str, console: Console) -> int:
+    """Checks all that loading checks, for whatever machine the artifact is, and says what it would run.
+
+    Raises:
+        InvalidArtifact: where loading would refuse it on the machine that it is for.
+    """
+    from tilewright.runtime.artifact import open_artifact
+
+    opened = open_artifact(location)
+    program, machine = opened.image.program, opened.image.machine
+    calls = sum(region.repeat * len(region.calls) for region in program.regions)
+    through = sorted({node.attributes["target"] for node in program.graph.nodes if node.operator == "torch"})
+    console.print(f"digest {opened.digest}", soft_wrap=True)
+    console.print(f"for {machine.name} ({machine.architecture}){f', a driver of CUDA {opened.driver} or newer' if opened.driver else ''}")
+    console.print(f"{len(program.kernels)} kernels in {len(opened.image.binaries)} binaries, which {calls} calls run")
+    console.print(f"through PyTorch: {', '.join(through) or 'nothing'}")
+    console.print("hashes, sizes, layouts, lifetimes, signature and binaries agree; nothing was mapped or run")
+    return 0
