@@ -79,7 +79,7 @@ def save(image: Image, path: str | Path) -> str:
     target = Path(path)
     check_path(target)
     files = _files(image)
-    with _boundary(target):  # nothing is written that would not be read
+    with _boundary(target, "report this model"):  # nothing is written that would not be read
         manifest = _manifest(target, files[MANIFEST])
         _decode(target, manifest, files)
     try:
@@ -236,25 +236,21 @@ def open_artifact(path: str | Path, expect_digest: str | None = None) -> Opened:
 
 
 @contextmanager
-def _boundary(path: str | Path) -> Iterator[None]:
+def _boundary(path: str | Path, remedy: str = "save the executable again") -> Iterator[None]:
     """Everything between the bytes of an artifact and its image happens inside: what is wrong with them is an InvalidArtifact of one line that names
     the file."""
     try:
         yield
     except FileNotFoundError as error:
         raise InvalidArtifact(f"there is no artifact {path}", "check the path") from error
-    except TilewrightError as error:
-        raise type(error)(" ".join(error.cause.split()), error.remedy) from error
+    except TilewrightError:
+        raise
     except OSError as error:
         raise InvalidArtifact(f"{path} cannot be read: {error.strerror or error}", "check the path") from error
     except MemoryError as error:
         raise InvalidArtifact(f"{path} needs more memory than there is", "load it on a larger machine") from error
     except (ValueError, RecursionError) as error:
-        raise _broken(path, " ".join(str(error).split())) from error
-
-
-def _broken(path: str | Path, what: str) -> InvalidArtifact:
-    return InvalidArtifact(f"{path} is no sound artifact: {what}", "save the executable again")
+        raise InvalidArtifact(f"{path} is no sound artifact: {' '.join(str(error).split())}", remedy) from error
 
 
 def _member(reader: Members, name: str, most: int) -> bytes:

@@ -228,6 +228,7 @@ def _decode_call(data: Field) -> Call:
 
 
 def _decode_region(data: Field) -> LoadableRegion:
+    data.only(*(spec.name for spec in fields(LoadableRegion)))
     measured = data["measured_seconds"].optional()
     return LoadableRegion(
         data["name"].name(),
@@ -268,6 +269,7 @@ def _decode_check(data: Field) -> IndexCheck:
 
 
 def decode_program(data: Field, weights: Mapping[str, torch.Tensor]) -> LoadableProgram:
+    data.only(*(spec.name for spec in fields(LoadableProgram)))
     program = LoadableProgram(
         decode_graph(data["graph"], "", weights),
         data["target"].name(),

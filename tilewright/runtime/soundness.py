@@ -14,13 +14,14 @@ anything that the process may do; that is not, and cannot be, found here. An art
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
 from typing import Any
 
 import torch
 
+from tilewright.errors import InvalidArtifact
 from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
@@ -98,9 +99,9 @@ def _check_graph(graph: Graph) -> None:
 def _check_node(graph: Graph, node: Node) -> None:
     attributes = node.attributes
     if node.operator == "torch":
-        if set(attributes) != {"target", "call"} or not isinstance(attributes["target"], str):
+        if not {"target", "call"} <= attributes.keys() <= {"target", "call", "reason"} or not isinstance(attributes["target"], str):
             raise ValueError(f"node {node.name} calls no operator of PyTorch's")
-        permitted_operator(attributes["target"])
+        _operator(attributes["target"])
         arguments, keywords = _pair(attributes["call"], node)
         for recipe in (*_sequence(arguments, node), *(_pair(keyword, node)[1] for keyword in _sequence(keywords, node))):
             _check_recipe(recipe, node)
@@ -116,6 +117,13 @@ def _check_node(graph: Graph, node: Node) -> None:
             raise ValueError(f"node {node.name} ({node.operator}) makes {found}, and the graph says {wanted}")
     else:
         raise ValueError(f"node {node.name} has the unknown operator {node.operator!a}")
+
+
+def _operator(target: str, view: bool = False) -> Callable[..., Any]:
+    try:
+        return permitted_operator(target, view)
+    except InvalidArtifact as error:
+        raise ValueError(error.cause) from error
 
 
 def _pair(data: Any, node: Node) -> tuple[Any, Any]:
@@ -368,7 +376,7 @@ def _check_returned(signature: Signature, leaf: OutputLeaf) -> None:
     given = signature.inputs[leaf.index]
     view = torch.empty(given.shape, dtype=getattr(torch, ELEMENT_TYPES[given.dtype].torch), device="meta")
     for call in _calls(leaf.value):
-        operator = permitted_operator(call[0], view=True)
+        operator = _operator(call[0], view=True)
         try:
             view = operator(view, *call[1])
         except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:

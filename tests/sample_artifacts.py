@@ -1,0 +1,119 @@
+"""Artifacts of small models, as the files that they hold, for tests that change them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import tilewright
+
+MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
+
+
+class Convolutions(nn.Module):
+    """A small network, of which two outputs are of one result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.head(torch.relu(self.body(x)).mean((2, 3))), -1)
+
+
+class Recurrent(nn.Module):
+    """A loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x)[0]
+
+
+class Embedded(nn.Module):
+    """Indices, and an operator that runs through PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+
+    def forward(self, tokens: Tensor, choice: Tensor) -> dict[str, Tensor]:
+        rows = self.table(tokens)
+        return {"sorted": torch.sort(rows.sum(1), -1)[0], "gathered": torch.gather(rows, 1, choice)}
+
+
+class Stateful(nn.Module):
+    """A buffer that calls change, an input that they write to, a view of an input, and a parameter that is returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4, 3))
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        self.total.add_(x)
+        y.mul_(2)
+        return self.total * self.scale, x.transpose(0, 1), x + y, self.scale
+
+
+@cache
+def files(name: str) -> Mapping[str, bytes]:
+    """The files of an artifact for this machine: "convolutions", "recurrent", "embedded" or "stateful"."""
+    torch.manual_seed(1)
+    models: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
+        "convolutions": (Convolutions(), (torch.randn(1, 3, 8, 8),)),
+        "recurrent": (Recurrent(), (torch.randn(5, 2, 4),)),
+        "embedded": (Embedded(), (torch.randint(11, (2, 4)), torch.randint(4, (2, 3, 6)))),
+        "stateful": (Stateful(), (torch.randn(4, 3), torch.randn(4, 3))),
+    }
+    module, inputs = models[name]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "artifact"
+        tilewright.compile(module.eval(), inputs, threads=1).save(path)
+        return {file.relative_to(path).as_posix(): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def manifest_of(held: Mapping[str, bytes]) -> Any:
+    return json.loads(held[MANIFEST])
+
+
+def signed(held: Mapping[str, bytes], manifest: Any = None) -> dict[str, bytes]:
+    """The files with all hashes computed again, as one would who changes an artifact; the manifest may be given as text or as its value."""
+    result = dict(held)
+    text = manifest if isinstance(manifest, bytes) else json.dumps(manifest_of(held) if manifest is None else manifest).encode()
+    try:
+        value = json.loads(text)
+        value["files"] = {name: hashlib.sha256(data).hexdigest() for name, data in held.items() if name in value["files"]}
+        text = text if isinstance(manifest, bytes) else json.dumps(value).encode()
+    except (ValueError, TypeError, KeyError, RecursionError):  # it has no such field any more
+        pass
+    result[MANIFEST] = text
+    result["manifest.sha256"] = hashlib.sha256(text).hexdigest().encode()
+    return result
+
+
+def with_weights(held: Mapping[str, bytes], weights: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """The files with other weights; not signed."""
+    return {**held, WEIGHTS: safetensors.torch.save(dict(weights))}
+
+
+def put(held: Mapping[str, bytes], path: Path) -> Path:
+    """Writes the files as a directory."""
+    for name, data in held.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path
