@@ -64,8 +64,26 @@ class Softmaxed(nn.Module):
         return F.softmax(F.interpolate(x, scale_factor=(3, 1)), -1) * 2
 
 
-@pytest.mark.parametrize("cases", [upsampled, divided_rows])
-def test_interpolation_read_by_sums(cases: Callable[[], list[Case]]) -> None:
+def windows_of_one() -> list[Case]:
+    """Sums over one element behind a product: neither reductions of its rows nor their first elements."""
+    return [
+        Case("pool", nn.Sequential(nn.Linear(16, 5), nn.AvgPool1d(1)), (torch.randn(2, 3, 16),)),
+        Case("mean", Function(lambda x: F.linear(x, x[0, :, :9]).reshape(4, 6, 1, 6).mean(2)), (torch.randn(4, 6, 9),)),
+        Case("channels", Function(lambda x: F.conv2d(x, x[:, :, :1, :1]).mean(3)), (torch.randn(2, 3, 7, 1),)),
+    ]
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("cases", [upsampled, divided_rows, windows_of_one])
+def test_small_models(cases: Callable[[], list[Case]]) -> None:
     torch.manual_seed(0)
     check_native(cases())
     check_interpreted(cases(), machine("h200"))

@@ -111,7 +111,7 @@ def _refuse_reduction(
     if any(mapping[axis] in pixels for axis in reduced):
         points = prod(axis.extent or 0 for axis in reduced if mapping[axis] in pixels)
         return f"reduces {points} pixels of {name}, and a tile holds whole rows of channels, not whole images"
-    if reduced and [mapping[axis] for axis in reduced] != [channel]:
+    if [mapping[axis] for axis in reduced] != [channel] and (reduced or channel in mapping.values()):
         return f"does not reduce rows of {name}"
     return ""
 
