@@ -4,6 +4,7 @@ made to a driver."""
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -368,3 +369,18 @@ def test_an_index_out_of_range_is_said_by_the_next_call_or_after_waiting(stream:
     library.calls.clear()
     engine.check_indices(True)
     assert not library.calls
+
+
+def test_memory_for_faults_outlives_the_kernels_that_may_write_to_it(stream: FakeStream) -> None:
+    plain = diamond()
+    storage = {**plain.storage, "f": Storage(Value("f", (1,), "i64"), row_major((1,)))}
+    engine, library = fake_engine(replace(plain, storage=storage, faults={"f": (IndexCheck("embedding", 0, 5),)}))
+    stream.handle = 7
+    engine.bind([0x1000, 0x2000])
+    engine.run(0, 3)
+    engine.finish()
+    library.calls.clear()
+    del engine
+    gc.collect()
+    waits = [(name, arguments[1] if name == "cuEventRecord" else 0) for name, arguments in library.calls if name.startswith("cuEvent")]
+    assert waits[:2] == [("cuEventRecord", 7), ("cuEventSynchronize", 0)]

@@ -141,8 +141,16 @@ def _unload(driver: Driver, modules: Sequence[int], context: int) -> None:
         return
 
 
-def _destroy(driver: Driver, graphs: list[tuple[int, int]], events: list[int]) -> None:
+def _destroy(
+    driver: Driver, context: int, graphs: list[tuple[int, int]], events: list[int], writing: Sequence[int], faults: torch.Tensor
+) -> None:
+    """`writing` is the stream on which kernels may still report to `faults`, which is kept until they are done."""
     try:
+        if writing:
+            driver.push_context(context)
+            for stream in writing:
+                driver.record_event(events[0], stream)
+            driver.pop_context()
         for event in events:
             driver.wait_for_event(event)  # PyTorch's allocator does not know of streams from outside
         for graph, executable in graphs:
@@ -255,7 +263,10 @@ class GpuEngine:
         self._lasting = False  # whether that stream is never destroyed, so that its event can be recorded when needed
         self._streams: dict[int, bool] = {}
         self._graphs: list[tuple[int, int]] = []
-        self._finalizer = weakref.finalize(self, _destroy, self._driver, self._graphs, [self._event])
+        self._writing: list[int] = []
+        self._finalizer = weakref.finalize(
+            self, _destroy, self._driver, library.context, self._graphs, [self._event], self._writing, buffers.faults
+        )
 
     def _staging_buffers(self, program: LoadableProgram) -> dict[int, torch.Tensor]:
         if any(region.kind == "torch" for region in program.regions):
@@ -301,6 +312,7 @@ class GpuEngine:
         if stream not in self._streams:
             self._streams[stream] = self._adopt(stream)
         self._last, self._lasting = stream, self._streams[stream]
+        self._writing[:] = [stream] if self._lasting and self._faults is not None else []
 
     def _adopt(self, stream: int) -> bool:
         """Whether the stream is PyTorch's own or the default one, which are never destroyed: then PyTorch's allocator is
