@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import tilewright
+from bench.tuning_kills import killed
 from tilewright.runtime.records import Records, default_path
 
 DRIVER = str(Path(__file__).parent / "interrupted.py")
@@ -131,6 +132,12 @@ def test_a_compiler_that_hangs_is_ended_with_the_program(command: tuple[str, ...
         assert (process.returncode, errors) == ((-9, "") if number == signal.SIGKILL else (128 + number, "tilewright: interrupted\n"))
         none_left()
         assert list((place / "out").iterdir()) == [] and (number == signal.SIGKILL or ours_in(place / "tmp") == [])
+
+
+def test_tuning_that_is_killed_goes_on_where_it_was() -> None:
+    """Three of the two hundred of `python -m bench.tuning_kills`."""
+    found = killed(3, seed=5)
+    assert found["faults"] == [] and found["counts"]["kills"] == 3 and found["counts"]["measurements"] >= 8
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
