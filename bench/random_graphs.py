@@ -28,6 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 TOGETHER = 8
 SECONDS_ALONE = 60.0
@@ -114,7 +116,6 @@ class Campaign:
                 self.counts[result["outcome"]] += 1
                 if result["outcome"] != "right":
                     self.others.append(result)
-                    print(f"seed {result['seed']}: {result['outcome']}\n{result['detail']}", file=sys.stderr, flush=True)
 
     def work(self, core: int, folder: Path) -> None:
         """One worker process after another, until nothing waits."""
@@ -163,13 +164,8 @@ def run(target: str, first: int, count: int, processes: int, seconds: float, tog
         threads = [threading.Thread(target=campaign.work, args=(core, Path(folder))) for core in range(processes)]
         for thread in threads:
             thread.start()
-        try:
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt:  # what is done counts
-            campaign.deadline = 0
-            for thread in threads:
-                thread.join()
+        for thread in threads:
+            thread.join()
     return {
         "target": target,
         "seeds": _joined(campaign.done),
@@ -260,6 +256,9 @@ def main() -> int:
         if options.json:
             print(write_results(options.json, {"target": options.target, "together": TOGETHER, "seconds_alone": SECONDS_ALONE}, results))
     counts: Counter[str] = sum((Counter(result["counts"]) for result in results), Counter())
+    for result in results:
+        for other in result["not_right"]:
+            Console(stderr=True).print(f"seed {other['seed']}: {other['outcome']}\n{other['detail']}", markup=False, highlight=False)
     total = sum(counts.values())
     print(f"{total} graphs on {results[0]['target']}: " + ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common()))
     print(f"{sum(result['seconds'] for result in results):.0f} s")

@@ -99,7 +99,7 @@ def test_a_written_input_shares_memory_with_no_other() -> None:
     x = torch.randn(6)
     for a, b in ((x, x), (x[:3], x[3:])):
         before = x.clone()
-        with pytest.raises(InvalidInput, match=r"args\[0\] and args\[1\] share memory"):
+        with pytest.raises(InvalidInput, match=r"input args\[0\] and input args\[1\] share memory"):
             executable(a[:3], b[:3])
         assert torch.equal(x, before)
     agree(executable(x[:3].clone(), x[3:]), x[3:] * 2)

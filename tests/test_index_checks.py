@@ -73,7 +73,6 @@ CASES = (
     Case("padded", lambda x, i: F.pad(x[i], (1, 1, 2, 0))),
     Case("int32", lambda x, i: F.embedding(i.clamp(-(2**31), 2**31 - 1).int(), x)),
     Case("of_an_index", lambda x, i: x[torch.arange(ROWS).flip(0)[i]]),
-    Case("one_hot", lambda x, i: F.one_hot(i, ROWS) @ torch.arange(ROWS)),
     Case("computed", lambda x, i: x.cumsum(0).index_select(0, i * 2 - i)),
 )
 

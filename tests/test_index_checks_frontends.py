@@ -36,13 +36,6 @@ WRITES: dict[str, Write] = {
     "index_put_second": lambda x, i, s: torch.ops.aten.index_put(x.T, [None, i], s.T),
     "assignment": lambda x, i, s: _assigned(x, i, s),
     "put": lambda x, i, s: x.put(i, s[:, 0]),
-    # reading, of a type that runs through PyTorch
-    "embedding": lambda x, i, s: nn.functional.embedding(i, x.half()),
-    "embedding_bag": lambda x, i, s: nn.functional.embedding_bag(i, x, torch.tensor([0, 2]), padding_idx=3, mode="sum"),
-    "gather": lambda x, i, s: x.half().gather(0, i[:, None]),
-    "index_select": lambda x, i, s: x.half().index_select(0, i),
-    "index": lambda x, i, s: x.half()[i],
-    "take": lambda x, i, s: x.half().take(i),
 }
 
 
@@ -65,10 +58,10 @@ def compiled() -> Executable:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_indices_of_what_runs_through_pytorch(name: str) -> None:
+def test_writing_by_index(name: str) -> None:
     """What PyTorch refuses is an error that names the operator, raised before PyTorch sees the index: on a GPU it would end the process's use of it."""
     position, executable = list(WRITES).index(name), compiled()
-    extent = TABLE.numel() if name in ("put", "take") else ROWS
+    extent = TABLE.numel() if name == "put" else ROWS
     refused = 0
     for value in (extent - 1, extent, -1, -extent, -extent - 1, 2**32, 2**62, -(2**63)):
         index = RIGHT.clone()
@@ -162,17 +155,3 @@ def test_constants_of_onnx_are_checked_when_compiling(shape: tuple[int, ...], ri
     torch.testing.assert_close(executable(TABLE), TABLE[torch.tensor(right)])
     with pytest.raises(InvalidModel, match=r"is out of range for a dimension of 5 elements, in index_select reader"):
         tilewright.compile(model("Gather", shape, index=wrong), target="native")
-
-
-def test_losses_gather_by_index() -> None:
-    class Loss(nn.Module):
-        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-            return nn.functional.nll_loss(x, i, ignore_index=-100)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        executable = tilewright.compile(Loss(), (SOURCE, RIGHT % 4), "native")
-    with pytest.raises(IndexOutOfRange, match="index 4 is out of range for a dimension of 4 elements.*test_index_checks_frontends"):
-        executable(SOURCE, RIGHT)
-    ignored = torch.tensor([0, -100, 2])
-    torch.testing.assert_close(executable(SOURCE, ignored), Loss()(SOURCE, ignored))

@@ -15,8 +15,6 @@ from tilewright.ir.graph import Value
 
 ALONG_A_DIMENSION: Mapping[str, bool] = MappingProxyType(
     {
-        "gather": False,
-        "index_select": False,
         "scatter": False,
         "scatter_add": False,
         "scatter_reduce": False,
@@ -27,8 +25,6 @@ ALONG_A_DIMENSION: Mapping[str, bool] = MappingProxyType(
     }
 )
 """ATen operators on (x, dimension, index, ...), and whether negative indices count from the end."""
-OF_ROWS = frozenset({"embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"})
-"""ATen operators on (table, indices of its rows, ...)."""
 
 
 def positions(g: GraphBuilder, index: Value, extent: int, negative: bool) -> Value:
@@ -42,17 +38,14 @@ def checked_arguments(g: GraphBuilder, target: str, arguments: Sequence[Any]) ->
     """The positional arguments of an ATen operator ("aten.scatter.src") with its indices checked."""
     name = target.removeprefix("aten.").partition(".")[0]
     x, *rest = arguments if arguments else (None,)
-    if not isinstance(x, Value) or not x.shape or not rest:
+    if not isinstance(x, Value) or not x.shape:
         return tuple(arguments)
-    first, *others = rest
-    if name in ALONG_A_DIMENSION and others and isinstance(others[0], Value):
-        return x, first, positions(g, others[0], x.shape[first], ALONG_A_DIMENSION[name]), *others[1:]
-    if name in OF_ROWS and isinstance(first, Value):
-        return x, positions(g, first, x.shape[0], False), *others
-    if name in ("take", "put") and isinstance(first, Value):
-        return x, positions(g, first, x.elements, True), *others
-    if name in ("index", "index_put") and isinstance(first, (list, tuple)):
-        return x, _of_dimensions(g, x, first), *others
+    if name in ALONG_A_DIMENSION and len(rest) > 1 and isinstance(rest[1], Value):
+        return x, rest[0], positions(g, rest[1], x.shape[rest[0]], ALONG_A_DIMENSION[name]), *rest[2:]
+    if name == "put" and rest and isinstance(rest[0], Value):
+        return x, positions(g, rest[0], x.elements, True), *rest[1:]
+    if name == "index_put" and rest and isinstance(rest[0], (list, tuple)):
+        return x, _of_dimensions(g, x, rest[0]), *rest[1:]
     return tuple(arguments)
 
 

@@ -267,8 +267,8 @@ class Executable:
         grad = torch.is_grad_enabled()
         if self._simple_count < 0:
             self._check_constants(leaves)
-        if self.image.signature.mutations:
-            self._check_overlaps(leaves)
+        if self.image.signature.mutations or self._states:
+            self._check_written(leaves)
         for source, (shape, dtype) in zip(self._sources, self._checks, strict=True):
             tensor = leaves[source] if source >= 0 else self._states[-1 - source]
             if (
@@ -296,18 +296,23 @@ class Executable:
                     "compile the model for this value",
                 )
 
-    def _check_overlaps(self, leaves: Sequence[Any]) -> None:
-        """A model that writes to an input would have to see the change in every other input of the same memory; it was compiled for inputs
-        of their own."""
-        storages = [x.untyped_storage().data_ptr() if isinstance(x, torch.Tensor) and x.numel() else 0 for x in leaves]
-        for leaf, _ in self.image.signature.mutations:
-            for other, storage in enumerate(storages):
-                if other != leaf and storage and storage == storages[leaf]:
-                    places = self.image.signature.inputs
-                    raise InvalidInput(
-                        f"inputs {places[leaf].place} and {places[other].place} share memory, and the model writes to {places[leaf].place}",
-                        "pass a copy of one of them",
-                    )
+    def _check_written(self, leaves: Sequence[Any]) -> None:
+        """A model that writes to an input or to a module's buffer would have to see the change in every other input of the same memory; it was
+        compiled for inputs of their own. What PyTorch would not write is refused before anything is."""
+        places = [leaf.place for leaf in self.image.signature.inputs]
+        spans = [_span(x) for x in leaves]
+        written = [(f"input {places[leaf]}", leaf, leaves[leaf], spans[leaf]) for leaf, _ in self.image.signature.mutations]
+        written += [(f"the buffer {state.name}", -1, x, _span(x)) for state, x in zip(self.image.signature.states, self._states, strict=True)]
+        for name, leaf, tensor, (first, last) in written:
+            for other, (start, end) in enumerate(spans):
+                if other != leaf and start < last and first < end:
+                    raise InvalidInput(f"{name} and input {places[other]} share memory, and the model writes to {name}", "pass a copy")
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                continue
+            if any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise InvalidInput(f"the model writes to {name}, of which several elements lie in the same memory", "pass a copy")
+            if tensor.is_inference() and not torch.is_inference_mode_enabled():
+                raise InvalidInput(f"the model writes to {name}, an inference tensor", "call under torch.inference_mode(), or pass a copy")
 
     def _refuse(self, source: int, value: Any) -> None:
         if source < 0:
@@ -540,6 +545,14 @@ def executable_of(
     sources_of_parameters = {p.value: p.source for p in imported.parameters if p.source is not None}
     stamp = ModuleStamp.of(module, states) if module is not None else None
     return Executable(image, stamp, threads, sources_of_parameters, check)
+
+
+def _span(value: Any) -> tuple[int, int]:
+    """Addresses of the first byte of a tensor's memory and of the first behind it; of one storage or of several over the same array."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
+        return 0, 0
+    storage = value.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def check_threads(count: Any) -> None:
