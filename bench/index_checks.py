@@ -4,9 +4,10 @@
     python -m bench.index_checks --target cuda
 
 DLRM and BERT of the zoo, and two models that do nothing but read rows or elements by indices. A round times three blocks of calls of each, in turns;
-its ratio is that of the sums of each one's two fastest blocks. Reported are the median and the quartiles of the rounds' ratios. On a GPU a block is
-calls until the GPU is done ("calls", which holds the host's part), and replays of a CUDA graph into which a call was captured ("kernels"). `apart` is
-the same comparison of two executables without checks: what the method itself cannot tell.
+its ratio is that of the sums of each one's two fastest blocks. Reported are the median and the quartiles of the rounds' ratios, and the ratio of the
+fastest blocks of all rounds, which other processes disturb least. On a GPU a block is calls until the GPU is done ("calls", which holds the host's
+part), and replays of a CUDA graph into which a call was captured ("kernels"). `apart` is the same comparison of two executables without checks: what
+the method itself cannot tell.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -96,12 +98,21 @@ def block_seconds(call: Call, count: int, wait: Call) -> float:
     return (time.perf_counter() - start) / count
 
 
-def ratios(checked: Call, plain: Call, rounds: int, block: float, wait: Call) -> tuple[list[float], list[float]]:
-    """Each round's ratio, and its seconds of one call with checks."""
+@dataclass(frozen=True)
+class Ratios:
+    """Each round's ratio, and the seconds of a call with checks in it; `of_least` is the ratio of the fastest block of all to that without."""
+
+    rounds: list[float]
+    seconds: list[float]
+    of_least: float
+
+
+def ratios(checked: Call, plain: Call, rounds: int, block: float, wait: Call) -> Ratios:
     for call in (checked, plain):
         block_seconds(call, 3, wait)
     count = max(1, int(block / block_seconds(plain, 10, wait)))
     found, seconds = [], []
+    fastest = {checked: float("inf"), plain: float("inf")}
     for _ in range(rounds):
         spent: dict[Call, list[float]] = {checked: [], plain: []}
         for call in (checked, plain, plain, checked, checked, plain):
@@ -109,7 +120,8 @@ def ratios(checked: Call, plain: Call, rounds: int, block: float, wait: Call) ->
         least = {call: sum(sorted(times)[:2]) / 2 for call, times in spent.items()}
         found.append(least[checked] / least[plain])
         seconds.append(least[checked])
-    return found, seconds
+        fastest = {call: min(fastest[call], *times) for call, times in spent.items()}
+    return Ratios(found, seconds, fastest[checked] / fastest[plain])
 
 
 def compared(name: str, module: nn.Module, inputs: tuple[Tensor, ...], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -132,18 +144,22 @@ def compared(name: str, module: nn.Module, inputs: tuple[Tensor, ...], options: 
     rows = []
     for way, made in ways.items():
         with_checks, without, twin = made(checked), made(plain), made(other)
-        found, seconds = ratios(with_checks, without, options.rounds, options.seconds, wait)
-        apart, _ = ratios(twin, without, options.rounds, options.seconds, wait)
+        found, apart = (ratios(run, without, options.rounds, options.seconds, wait) for run in (with_checks, twin))
         rows.append(
             {
                 "model": name,
                 "timed": way,
                 "checks": len(checked.image.program.index_checks),
-                "seconds": statistics.median(seconds),
-                "ratio": statistics.median(found),
-                "ratio_quartiles": statistics.quantiles(found, n=4)[::2],
-                "apart": statistics.median(apart),
-                "apart_quartiles": statistics.quantiles(apart, n=4)[::2],
+                "seconds": statistics.median(found.seconds),
+                **{
+                    f"{key}{suffix}": value
+                    for key, of in (("ratio", found), ("apart", apart))
+                    for suffix, value in (
+                        ("", statistics.median(of.rounds)),
+                        ("_quartiles", statistics.quantiles(of.rounds, n=4)[::2]),
+                        ("_of_least", of.of_least),
+                    )
+                },
             }
         )
     return rows
@@ -152,6 +168,7 @@ def compared(name: str, module: nn.Module, inputs: tuple[Tensor, ...], options: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", choices=("native", "cuda"), default="native")
+    parser.add_argument("--models", default="", help="those whose name begins so")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--seconds", type=float, default=0.05, help="of one block of calls")
@@ -161,11 +178,16 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     with torch.no_grad():
         for name, module, inputs in models():
+            if not name.startswith(options.models):
+                continue
             results += compared(name, module, inputs, options)
     path = write_results(options.name or f"index_checks_{'h200' if options.target == 'cuda' else 'cpu'}", vars(options), results)
     table = Table("model", "timed", "checks", "us a call", "with / without checks", "without / without", title=options.target)
     for row in results:
-        texts = (f"{row[key]:.4f} ({row[f'{key}_quartiles'][0]:.4f} to {row[f'{key}_quartiles'][1]:.4f})" for key in ("ratio", "apart"))
+        texts = (
+            f"{row[key]:.4f} ({row[f'{key}_quartiles'][0]:.4f} to {row[f'{key}_quartiles'][1]:.4f}), least {row[f'{key}_of_least']:.4f}"
+            for key in ("ratio", "apart")
+        )
         table.add_row(row["model"], row["timed"], str(row["checks"]), f"{1e6 * row['seconds']:.1f}", *texts)
     Console(width=150).print(table)
     print(f"written to {path}")
