@@ -228,7 +228,7 @@ def open_artifact(path: str | Path, expect_digest: str | None = None) -> Opened:
             if expect_digest is not None and expect_digest.strip().lower() != found:
                 raise InvalidArtifact(f"{path} has the digest {found}, not {expect_digest.strip()}", "load the artifact that you mean")
             manifest = _manifest(path, text)
-            if _member(reader, MANIFEST_HASH, 1 << 10).strip() != found.encode():
+            if _member(reader, MANIFEST_HASH, 1 << 10).rstrip(b"\n") != found.encode():
                 raise ValueError(f"{MANIFEST} was changed after it was written")
             contents = _contents(reader, manifest["files"])
         image, driver = _decode(Path(path), manifest, contents)
