@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from tilewright.errors import UnsupportedOption
@@ -25,7 +26,12 @@ def cache_directory() -> Path:
     if chosen:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tilewright"
+    if base:
+        return Path(base) / "tilewright"
+    try:
+        return Path.home() / ".cache" / "tilewright"
+    except RuntimeError:  # a user without a name, and without HOME
+        return Path(tempfile.gettempdir()) / f"tilewright-{os.getuid()}"
 
 
 def c_compiler() -> str | None:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilewright import settings
-from tilewright.errors import TargetNotPresent
+from tilewright.errors import CacheError, TargetNotPresent
 from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
 from tilewright.runtime.problems import Problem
@@ -140,7 +140,10 @@ class Trials:
         if self._alone:
             devices = (threads or settings.threads(),)
         measurer = measurer or (MEASURER if machine.is_gpu else CPU_MEASURER)
-        self._folder = Path(tempfile.mkdtemp(prefix="tilewright-trials-"))
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="tilewright-trials-"))
+        except OSError as error:
+            raise CacheError(f"there is no folder for candidates: {error}", "set TMPDIR to a folder that can be written") from error
         count = compile_workers or settings.available_cores()
         self._compilers = [CompilingProcess(machine, compiler) for _ in range(count)]
         self._idle: queue.SimpleQueue[CompilingProcess] = queue.SimpleQueue()

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tilewright.system.interruption import leave_with_parent
 from tilewright.system.programs import end_session
@@ -25,6 +25,14 @@ from tilewright.system.programs import end_session
 Message = dict[str, Any]
 FATAL = "fatal"
 """Key of an answer after which the child ends: what it was asked has left its process unusable."""
+
+
+def _scratch() -> IO[bytes]:
+    """A file without a name: on the disk, else in memory."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return open(os.memfd_create("scratch"), "w+b")
 
 
 class WorkerLost(Exception):
@@ -35,7 +43,7 @@ class Worker:
     """The parent's handle of one child; `command` is what follows the Python interpreter."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the child is gone
+        self._errors = _scratch()  # read when the child is gone
         self._process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,

@@ -51,7 +51,7 @@ class Libraries:
 
 
 def _anonymous_file(content: bytes, name: str) -> int:
-    """Descriptor of a file without a name that holds the bytes: in memory, sealed, or where Linux denies that (vm.memfd_noexec) a temporary one."""
+    """Descriptor of a file without a name that holds the bytes: in memory, sealed, or where Linux denies that (vm.memfd_noexec) on the disk."""
     try:
         descriptor = os.memfd_create(re.sub(r"[^\w.-]", "_", name[:200], flags=re.ASCII), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:

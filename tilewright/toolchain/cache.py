@@ -38,7 +38,7 @@ STALE_SECONDS = 3600.0
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 """What reading a damaged entry raises."""
-DISK_WORDS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+DISK_WORDS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG))
 """What a compiler says when it is the disk, and not the kernel, that is at fault."""
 
 log = logging.getLogger(__name__)
