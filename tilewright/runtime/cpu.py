@@ -144,7 +144,7 @@ class Library:
 
 
 def _load_runner() -> ctypes._NamedFuncPointer | None:
-    """The compiled C loop; None where there is no compiler."""
+    """The compiled C loop; None where there is no compiler, or it cannot be mapped."""
     source = SourceFile("runner", RUNNER_SOURCE, "c", ("tilewright_run",))
     try:
         built = compile_kernels([source], host_cpu())[0]
@@ -152,7 +152,10 @@ def _load_runner() -> ctypes._NamedFuncPointer | None:
         return None
     if isinstance(built, KernelFailed):
         return None
-    function = mapped(built.content, "tilewright_run").tilewright_run
+    try:
+        function = mapped(built.content, "tilewright_run").tilewright_run
+    except OSError:  # a limit on the size of files, which holds for those in memory too
+        return None
     function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
     return function
 

@@ -1,0 +1,153 @@
+"""Kills, interrupts, crowds, full disks and repetitions, a handful of each (`python -m bench.robustness` has more), and places that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from bench import robustness
+from tilewright import settings
+from tilewright.errors import CacheError, CompilerMissing
+from tilewright.hardware import machine
+from tilewright.runtime.trials import Trials
+from tilewright.runtime.workers import Worker
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("clang") is None, reason="no C compiler")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def path() -> None:
+    """The processes that are forked find the package `bench`."""
+    root = str(Path(__file__).parents[1])
+    if root not in sys.path:
+        sys.path.insert(0, root)
+
+
+def test_killed_while_compiling(tmp_path: Path) -> None:
+    report = robustness.kills(tmp_path, 3)
+    assert report["faults"] == [] and report["killed"] + report.get("had ended", 0) == 3
+
+
+@pytest.mark.slow
+def test_killed_while_tuning(tmp_path: Path) -> None:
+    report = robustness.kills(tmp_path, 1, tuning=True)
+    assert report["faults"] == [] and report["killed"] + report.get("had ended", 0) == 1
+
+
+def test_interrupted_while_compiling(tmp_path: Path) -> None:
+    report = robustness.interrupts(tmp_path, 2)
+    assert report["faults"] == [] and report.get("interrupted", 0) + report.get("had ended", 0) == 2
+
+
+def test_a_crowd_on_one_cache(tmp_path: Path) -> None:
+    report = robustness.crowd(tmp_path, 6)
+    assert report["faults"] == [] and report["right"] == 6
+
+
+def test_files_that_cannot_grow(tmp_path: Path) -> None:
+    report = robustness.small_files(tmp_path, (0, 6 << 10))
+    assert report["faults"] == [] and report["sizes"][0] == "refused"
+
+
+def test_full_file_systems(tmp_path: Path) -> None:
+    """In a namespace of their own, where this user may mount."""
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
+    if shutil.which("unshare") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    code = "import sys; from pathlib import Path; from bench.robustness import full; print(full(Path(sys.argv[1]), (4096,)))"
+    script = f"if __name__ == '__main__': {code}"
+    inside = ["unshare", "-rm", sys.executable, "-c", script, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(inside, capture_output=True, text=True, env=environment, timeout=500, check=False)
+    assert "'faults': []" in done.stdout and "4096: 'refused'" in done.stdout, done.stdout + done.stderr
+
+
+def test_compiling_many_times_holds_no_more(tmp_path: Path) -> None:
+    assert robustness.repeats(tmp_path, 12)["faults"] == []
+
+
+def test_footprints_that_grow_are_seen(tmp_path: Path) -> None:
+    """The program's own check: descriptors that are left open are a fault."""
+    report = robustness.repeats(tmp_path, 3, leak=True)
+    assert any(line.startswith("descriptors") for line in report["faults"])
+
+
+# Places that cannot be written
+
+
+def model() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(7, 5), nn.ReLU()).eval(), torch.randn(2, 7)
+
+
+def right() -> bool:
+    module, x = model()
+    with tilewright.compile(module, x) as executable, torch.no_grad():
+        torch.testing.assert_close(executable(x), module(x))
+    return True
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> Path:
+    """A path that no folder can be made at, whoever asks."""
+    (tmp_path / "file").write_text("in the way")
+    return tmp_path / "file" / "folder"
+
+
+def test_no_temporary_folder_is_needed(nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert right()  # PyTorch's exporter needs one when it is imported
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(nowhere))
+    monkeypatch.setenv("TMPDIR", str(nowhere))
+    assert right()
+    worker = Worker(("-c", "print('{}', flush=True); input()"))
+    assert worker.ask({}, 60) == {}
+    worker.close()
+    with pytest.raises(CacheError, match="TMPDIR"):
+        Trials(machine("native"), threads=1)
+
+
+def test_no_cache_is_needed(nowhere: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(nowhere))
+    assert right()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "cannot be written" in line and str(nowhere) in line
+
+
+def test_without_both_there_is_one_clear_error(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(nowhere))
+    monkeypatch.setattr(tempfile, "tempdir", str(nowhere))
+    monkeypatch.setattr("tilewright.toolchain.cache._private_folder", lambda: Path(tempfile.mkdtemp()))
+    with pytest.raises(CacheError, match="set TILEWRIGHT_CACHE or TMPDIR"):
+        right()
+
+
+def test_a_home_that_cannot_be_written_or_is_not_there(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("TILEWRIGHT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(nowhere))
+    assert right()
+
+    def without_name() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", without_name)
+    assert settings.cache_directory() == Path(tempfile.gettempdir()) / f"tilewright-{os.getuid()}"
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("TILEWRIGHT_CC", raising=False)
+    with pytest.raises(CompilerMissing, match="looked for gcc, clang, cc"):
+        right()
+    assert not list(tmp_path.rglob("kernel.c"))
