@@ -13,7 +13,7 @@ Everything else is stored. Each region carries the reasons for its extent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -25,7 +25,7 @@ from tilewright.errors import contained
 from tilewright.graph.contraction import contraction
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, loads, rewrite, substitute, walk
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, loads, rewrite, substitute, walk
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import Region
 from tilewright.ir.scalar import OPERATIONS
@@ -39,6 +39,9 @@ WINDOW_POINTS = 64
 RECOMPUTED_FLOPS = 8
 # A matrix product of at most this many rows reads each weight once or twice in whatever kernel it is.
 THIN_ROWS = 4
+# A kernel's expression grows up to this many operations one after another, and this many in all; what is joined to it then is stored instead.
+# Networks stay far below it (`tests/test_long_graphs.py`): without a limit thousands of maps in a row would be one expression.
+DEEPEST, LARGEST = 100, 2000
 
 
 @dataclass
@@ -203,7 +206,7 @@ class _Partitioner:
             not _elementwise(load, step.axes) for load in loads(step.bodies[0]) if load.buffer == name
         ):
             return f"does not read {name} element for element"
-        return ""
+        return _too_long(self.groups[name].steps[-1:], (step,))
 
     def _with_epilogue(self, host: _Group, step: Step) -> tuple[Step, ...]:
         """The host's steps with the map applied where the host's result was stored."""
@@ -270,6 +273,8 @@ class _Partitioner:
         others = self.readers[name] - {node.name}
         if others:
             return f"also read by {', '.join(sorted(others))}"
+        if too_long := _too_long(group.steps, producer.steps):
+            return too_long
         body = producer.steps[0].bodies[0]
         if _index_only(body):
             return ""
@@ -290,13 +295,18 @@ class _Partitioner:
     def _dissolve_thin_contractions(self) -> None:
         """A recurrent step: the gates' matrix product has one row a sequence, so no tile would reuse its weights, and each gate reads its own
         columns of it. Every reader then sums its own columns, and product, gates and new state are one kernel."""
+        position = {name: index for index, name in enumerate(self.groups)}
+        reading: dict[str, dict[str, _Group]] = {}  # by the value that is read, by the value that is stored
+        for group in self.groups.values():
+            for buffer in _buffers(group.steps):
+                reading.setdefault(buffer, {})[group.output] = group
         for name, host in list(self.groups.items()):
             if host.kind != "contraction" or name in self.pinned or owns_rows(host.steps):
                 continue
             found = contraction(host.steps[0], self.constants)
             if found is None or found.size_m * found.size_batch > THIN_ROWS:
                 continue
-            readers = [g for g in self.groups.values() if any(load.buffer == name for s in g.steps for load in loads(*s.bodies))]
+            readers = sorted(reading.get(name, {}).values(), key=lambda group: position[group.output])
             sites = [load for g in readers for s in g.steps for load in dict.fromkeys(loads(*s.bodies)) if load.buffer == name]
             if not readers or any(g.kind != "map" for g in readers) or host.steps[-1].index != host.steps[-1].axes:
                 continue
@@ -312,6 +322,9 @@ class _Partitioner:
                 group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
                 group.reasons.append(f"sums its own columns of {name}: with {found.size_m} rows no tile would reuse the weights")
             del self.groups[name]
+            for buffer in _buffers(host.steps):
+                reading[buffer].pop(name, None)
+                reading[buffer].update((group.output, group) for group in readers)
 
     # -- kinds ---------------------------------------------------------------------------------------------------
 
@@ -354,6 +367,27 @@ class _Partitioner:
         inner = {name for step in steps[:-1] for name in step.names}
         inputs = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         return Region(output, kind, tuple(group.nodes), steps, inputs, (output,), tuple(dict.fromkeys(group.reasons)))
+
+
+def _buffers(steps: Sequence[Step]) -> tuple[str, ...]:
+    """Names of what the steps read, results of their own among them."""
+    return tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies)))
+
+
+def _too_long(reader: Sequence[Step], read: Sequence[Step]) -> str:
+    """Why the steps of `read` cannot be put into those of `reader`; empty where the expression stays within its limits."""
+    (deep, large), (more_deep, more_large) = _extent(reader), _extent(read)
+    if deep + more_deep > DEEPEST or large + more_large > LARGEST:
+        return f"one kernel computes at most {DEEPEST} operations in a row, and {LARGEST} in all"
+    return ""
+
+
+def _extent(steps: Sequence[Step]) -> tuple[int, int]:
+    """The longest chain of operations in the bodies of steps, and how many distinct nodes they have."""
+    depth: dict[int, int] = {}
+    for node in walk(*(body for step in steps for body in step.bodies)):
+        depth[id(node)] = 1 + max((depth[id(child)] for child in children(node)), default=0)
+    return max(depth.values(), default=0), len(depth)
 
 
 def _summing(step: Step, name: str, product: tuple[Step, ...]) -> tuple[Step, ...]:
