@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tilewright.frontend.handlers import Handlers, Unsupported, expanded, torch_dtype
+from tilewright.frontend.reading import check_computed
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
 
@@ -340,6 +341,7 @@ def scalar_tensor(g: GraphBuilder, number: float, *_: Any) -> Value:
 
 def _arange(g: GraphBuilder, start: float, step: float) -> Value:
     (length,), dtype = g.expected[0]
+    check_computed(length)
     stop = start + step * length
     tensor = torch.arange(start, stop, step, dtype=torch.float64 if isinstance(step, float) or isinstance(start, float) else torch.int64)[:length]
     return g.constant(tensor.to(torch_dtype(dtype)), "range")
@@ -362,12 +364,14 @@ def arange_start_step(g: GraphBuilder, start: float, stop: float, step: float, *
 
 @HANDLERS.handles("linspace.default")
 def linspace(g: GraphBuilder, start: float, stop: float, steps: int, *_: Any) -> Value:
+    check_computed(steps)
     return g.constant(torch.linspace(start, stop, steps, dtype=torch_dtype(g.expected[0][1])), "range")
 
 
 @HANDLERS.handles("eye.default", "eye.m")
 def eye(g: GraphBuilder, *_: Any) -> Value:
     (rows, columns), dtype = g.expected[0]
+    check_computed(rows * columns)
     return g.constant(torch.eye(rows, columns, dtype=torch_dtype(dtype)), "identity")
 
 

@@ -5,11 +5,11 @@ Everything that comes from the file is data: no code of it runs, and no path tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from onnx import external_data_helper
 
 from tilewright.errors import InvalidModel, UnsupportedOperator
@@ -38,9 +38,9 @@ def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
         onnx.checker.check_model(_with_shapes(model))
     except onnx.checker.ValidationError as error:
         raise InvalidModel(f"{place} is not valid ONNX: {_first_line(error)}", "export it again, or run onnx.checker on it") from error
-    except ValueError as error:
+    except (ValueError, EncodeError) as error:
         # the checker takes serialised models, which protocol buffers limit to 2 GB; larger ones are read without it
-        if "2GB" not in str(error) and "exceeds" not in str(error).lower():
+        if isinstance(error, ValueError) and "2GB" not in str(error) and "exceeds" not in str(error).lower():
             raise InvalidModel(f"{place} cannot be checked: {_first_line(error)}", "export it again") from error
     assert OLDEST_OPSET <= version <= NEWEST_OPSET
     return model
@@ -106,40 +106,49 @@ def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> None:
     """Raises InvalidModel unless the tensor's data lies in a file under the model's folder, links resolved, and within that file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+    if not location.isprintable() or not location or Path(location).is_absolute() or ".." in Path(location).parts:
         raise InvalidModel(f"{path} takes {tensor.name} from {location!r}, outside its folder", _BESIDE)
     file = (folder / location).resolve()
     if not file.is_relative_to(folder):
         raise InvalidModel(f"{path} takes {tensor.name} from {location!r}, a link out of its folder", _BESIDE)
     if not file.is_file():
         raise InvalidModel(f"{path} needs the data file {location!r}, which is missing", _BESIDE)
+    if not all(entries.get(key, "0").isdecimal() and len(entries.get(key, "0")) < 20 for key in ("offset", "length")):
+        raise InvalidModel(f"{path} gives no place for {tensor.name} in {location!r}", "export the model again")
     offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-    if offset < 0 or length < 0 or offset + length > file.stat().st_size:
+    if offset + length > file.stat().st_size:
         raise InvalidModel(f"the data file {location!r} is shorter than {path} says", "export the model again")
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model: initializers and attributes, subgraphs and functions included."""
+    """Every tensor of a model: initializers and attributes, subgraphs, functions and the parts of sparse tensors included."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         yield from _node_tensors(function.node)
+        yield from _attribute_tensors(function.attribute_proto)
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
     yield from _node_tensors(graph.node)
 
 
-def _node_tensors(nodes: object) -> Iterator[onnx.TensorProto]:
-    for node in nodes:  # type: ignore[attr-defined]
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            if attribute.HasField("g"):
-                yield from _graph_tensors(attribute.g)
-            for graph in attribute.graphs:
-                yield from _graph_tensors(graph)
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+    for node in nodes:
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.TensorProto]:
+    for attribute in attributes:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for sparse in (*((attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()), *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+            yield from _graph_tensors(graph)
 
 
 def _first_line(error: Exception) -> str:

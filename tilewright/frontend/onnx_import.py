@@ -7,7 +7,8 @@ handler that ONNX, or the model itself, defines by a function is replaced by tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -16,17 +17,18 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import helper, numpy_helper
+from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
 from tilewright.frontend import onnx_neural, onnx_pointwise, onnx_recurrent, onnx_reduction, onnx_resize, onnx_shape
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, UnsupportedNode
 from tilewright.frontend.onnx_file import DEFAULT_DOMAIN, load
 from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler, dtype_of, numpy_dtype
 from tilewright.frontend.onnx_pointwise import element_type
+from tilewright.frontend.reading import LARGEST_COMPUTED, printable, reading, said
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED
 from tilewright.ir.graph import Value
@@ -51,6 +53,14 @@ _HARMLESS = frozenset(
     "training_mode kernel_shape nearest_mode cubic_coeff_a extrapolation_value exclude_outside antialias pads".split()
 )
 _DEEPEST = 32  # functions within functions
+_MOST_INLINED = 100_000  # nodes of functions' bodies
+_LISTED = 20  # nodes that an error names
+_LARGEST_OPERAND = 64  # elements of what may be a shape, and is shown to ONNX's shape inference
+# results whose sizes are values of operands, which shape inference does not always know
+_SIZED_BY_VALUES = frozenset(
+    "Range OneHot Pad Resize Upsample HannWindow HammingWindow BlackmanWindow MelWeightMatrix EyeLike Col2Im MaxUnpool CenterCropPad AffineGrid "
+    "ConvTranspose Conv AveragePool MaxPool LpPool STFT DFT RoiAlign MaxRoiPool Trilu Gather Einsum".split()
+)
 
 
 def import_onnx(source: onnx.ModelProto | str | Path, example_inputs: Sequence[Any] | None = None) -> Imported:
@@ -59,8 +69,8 @@ def import_onnx(source: onnx.ModelProto | str | Path, example_inputs: Sequence[A
 
     Raises InvalidModel for a damaged or invalid file, an unknown operator set or a size that nothing tells, and UnsupportedOperator with
     every node that cannot be compiled."""
-    model = load(source)
-    return _Importer(model, example_inputs).run()
+    with reading("the model" if isinstance(source, onnx.ModelProto) else source, "export it again, or run onnx.checker on it"):
+        return _Importer(load(source), example_inputs).run()
 
 
 class _Missing:
@@ -68,7 +78,7 @@ class _Missing:
 
 
 _MISSING = _Missing()
-_Environment = dict[str, Any]  # tensor name -> Known, None or _MISSING
+_Environment = MutableMapping[str, Any]  # tensor name -> Known, None or _MISSING
 
 
 class _Importer:
@@ -83,6 +93,7 @@ class _Importer:
         self.names: dict[int, str] = {}
         self.parameters: list[Parameter] = []
         self.unsupported: list[UnsupportedNode] = []
+        self.inlined = 0
 
     def run(self) -> Imported:
         graph = self.model.graph
@@ -97,7 +108,8 @@ class _Importer:
         opsets = {entry.domain: entry.version for entry in self.model.opset_import}
         self._nodes(graph.node, environment, opsets, {o.name for o in graph.output}, 0)
         if self.unsupported:
-            listed = "; ".join(dict.fromkeys(map(str, self.unsupported)))
+            reasons = list(dict.fromkeys(map(str, self.unsupported)))
+            listed = "; ".join(reasons[:_LISTED]) + (f"; and {len(reasons) - _LISTED} more" if len(reasons) > _LISTED else "")
             count = "1 node is" if len(self.unsupported) == 1 else f"{len(self.unsupported)} nodes are"
             raise UnsupportedOperator(f"{count} not supported: {listed}", "replace them, or run that part of the model elsewhere")
         return self._outputs([environment[o.name] for o in graph.output], len(inputs))
@@ -196,11 +208,12 @@ class _Importer:
             if folded is not None:
                 return folded
             return self._compiled(node, handler, operands, opsets, used, depth)
-        except (Unsupported, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
-            # the handlers check little: a model that is not well formed shows itself as one of these
-            reason = str(error) if isinstance(error, (Unsupported, ValueError)) else f"{type(error).__name__}: {error}"
-            label = node.op_type if node.domain in DEFAULT_DOMAIN else f"{node.domain}.{node.op_type}"
-            self.unsupported.append(UnsupportedNode(_label(node), label, node.name or f"the node of {_label(node)}", reason))
+        except TilewrightError:
+            raise
+        except Exception as error:  # the handlers check little: a model that is not well formed shows itself so
+            reason = said(error)
+            label = printable(node.op_type if node.domain in DEFAULT_DOMAIN else f"{node.domain}.{node.op_type}")
+            self.unsupported.append(UnsupportedNode(_label(node), label, printable(node.name) or f"the node of {_label(node)}", reason))
             return [_MISSING] * len(node.output)
 
     def _compiled(
@@ -232,7 +245,7 @@ class _Importer:
             self._check_types(operands)
         opset = opsets.get("", opsets.get("ai.onnx", 0))
         call = NodeCall(self.builder, node.op_type, opset, operands, _attributes(node), used, self._materialise)
-        with self.builder.at(node.name or f"{node.op_type}_{_label(node)}", node.name or f"the {node.op_type} of {_label(node)}"):
+        with self.builder.at(node.name or f"{node.op_type}_{_label(node)}", printable(node.name) or f"the {node.op_type} of {_label(node)}"):
             results = handler(call)
         unread = [name for name in sorted(set(call.attributes) - call.read) if not _is_neutral(node.op_type, opset, name, call.attributes[name])]
         if unread:
@@ -254,9 +267,11 @@ class _Importer:
             return None
         if node.op_type in _GROWING:
             factors = operands[0 if node.op_type == "ConstantOfShape" else 1]
-            if prod(int(n) for n in factors) * (1 if node.op_type == "ConstantOfShape" else operands[0].size) > _LARGEST_FOLDED:
+            if prod(max(int(n), 0) for n in factors) * (1 if node.op_type == "ConstantOfShape" else operands[0].size) > _LARGEST_FOLDED:
                 return None
         opset = opsets.get("", opsets.get("ai.onnx", 0))
+        if _folded_elements(node, operands, opset) * 8 > LARGEST_COMPUTED:
+            return None
         try:
             evaluator = ReferenceEvaluator(node, opsets={"": opset})
             with np.errstate(all="ignore"):
@@ -275,7 +290,7 @@ class _Importer:
             raise Unsupported("a condition that depends on the model's inputs")
         taken = "then_branch" if operands[0].all() else "else_branch"
         graph = next(a.g for a in node.attribute if a.name == taken)
-        inner = dict(environment)
+        inner = ChainMap({}, environment)
         self._initializers(graph, inner)
         outputs = [o.name for o in graph.output]
         self._nodes(graph.node, inner, opsets, set(outputs), depth + 1)
@@ -330,6 +345,9 @@ class _Importer:
         inner: _Environment = {"": None}
         inner.update(zip(function.input, [*operands, *[None] * (len(function.input) - len(operands))], strict=True))
         own = {entry.domain: entry.version for entry in function.opset_import}
+        self.inlined += len(function.node)
+        if self.inlined > _MOST_INLINED:
+            raise InvalidModel(f"the functions of the model are more than {_MOST_INLINED:,} nodes, all calls together", "export it without functions")
         wanted = {name for name, use in zip(function.output, used, strict=False) if use}
         place = _label(node)
         self._nodes([_bound(n, given, place) for n in function.node], inner, own or opsets, wanted, depth + 1)
@@ -360,6 +378,25 @@ class _Importer:
         )
 
 
+def _folded_elements(node: onnx.NodeProto, operands: Sequence[np.ndarray | None], opset: int) -> int:
+    """Elements of the results of a node whose operands are known, or a number that they cannot exceed."""
+    named = [(name, v) for name, v in zip(node.input, operands, strict=True) if name and v is not None]
+    product = prod(max(v.size, 1) for _, v in named)
+    if node.op_type not in _SIZED_BY_VALUES and product * 8 <= LARGEST_COMPUTED:
+        return product
+    try:
+        types = {name: _type_of(v) for name, v in named}
+        values = {name: numpy_helper.from_array(v, name) for name, v in named if v.size <= _LARGEST_OPERAND and v.dtype.kind != "O"}
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        inferred = shape_inference.infer_node_outputs(schema, node, types, values, opset_imports=[helper.make_opsetid("", opset)])
+        dims = [dim for kind in inferred.values() for dim in kind.tensor_type.shape.dim]
+        if len(inferred) == sum(map(bool, node.output)) and all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims):
+            return sum(prod(dim.dim_value for dim in kind.tensor_type.shape.dim) for kind in inferred.values())
+    except Exception:  # its own errors say nothing: the handler does
+        pass
+    return LARGEST_COMPUTED if node.op_type in _SIZED_BY_VALUES else product
+
+
 def _is_neutral(operator: str, opset: int, name: str, value: Any) -> bool:
     """Whether an attribute that a handler did not ask for asks for nothing: it is harmless, or as the standard has it by default."""
     if name in _HARMLESS:
@@ -373,7 +410,7 @@ def _is_neutral(operator: str, opset: int, name: str, value: Any) -> bool:
 
 def _label(node: onnx.NodeProto) -> str:
     """A node's name, or that of its first result."""
-    return node.name or next((name for name in node.output if name), node.op_type)
+    return printable(node.name or next((name for name in node.output if name), node.op_type))
 
 
 def _read_names(node: onnx.NodeProto) -> set[str]:

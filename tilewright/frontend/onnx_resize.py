@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.onnx_node import NodeCall, NodeHandlers, numpy_dtype
+from tilewright.frontend.reading import check_computed
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
 
@@ -41,6 +42,7 @@ def resize(call: NodeCall) -> Value:
     if mode != "nearest" and not is_float(x.dtype):
         raise Unsupported(f"interpolation of {x.dtype}")
     dims = _dimensions(call, x)
+    check_computed(4 * sum(d.extent for d in dims if d.extent > 0))  # positions and weights of up to four taps
     whole = _table_node(call, x, dims, mode, coordinates)
     if whole is not None:
         return whole

@@ -9,6 +9,7 @@ import numpy as np
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandlers, axis_of, numpy_dtype, shape_of, through_torch
 from tilewright.frontend.onnx_pointwise import element_type
+from tilewright.frontend.reading import check_computed
 from tilewright.frontend.torch_indices import checked_arguments, positions
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
@@ -60,6 +61,8 @@ def unsqueeze(call: NodeCall) -> Value:
     x, axes = call.value(0), call.integers(1, "axes") or []
     rank = len(x.shape) + len(axes)
     added, rest = {axis_of(a, rank) for a in axes}, iter(x.shape)
+    if len(added) < len(axes):
+        raise ValueError(f"axes {axes} name a dimension twice")
     return call.g.reshape(x, [1 if k in added else next(rest) for k in range(rank)])
 
 
@@ -110,6 +113,8 @@ def split(call: NodeCall) -> tuple[Value, ...]:
     if sizes is None:
         each = -(-x.shape[axis] // count)
         sizes = [max(min(each, x.shape[axis] - k * each), 0) for k in range(count)]
+    if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis]:
+        raise ValueError(f"parts of {sizes} of a dimension of {x.shape[axis]}")
     starts = np.cumsum([0, *sizes])
     return tuple(call.g.slice(x, axis, int(a), int(b)) for a, b in zip(starts[:-1], starts[1:], strict=True))
 
@@ -274,11 +279,15 @@ def eye_like(call: NodeCall) -> np.ndarray:
     assert operand is not None
     dtype = element_type(call.attribute("dtype")) if call.attribute("dtype") else call.kind()
     rows, columns = shape_of(operand)
+    check_computed(rows * columns)
     return np.eye(rows, columns, k=call.attribute("k", 0), dtype=numpy_dtype(dtype))
 
 
 @HANDLERS.handles("Range")
 def arange(call: NodeCall) -> np.ndarray:
     start, limit, step = (call.constant(i, name).reshape(-1)[0] for i, name in enumerate(("start", "limit", "step")))
+    if step == 0:
+        raise ValueError("a step of zero")
     count = max(int(np.ceil((limit - start) / step)), 0)
+    check_computed(count)
     return (start + np.arange(count) * step).astype(numpy_dtype(call.kind()))

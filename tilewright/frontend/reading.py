@@ -7,11 +7,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tilewright.errors import InvalidModel, TilewrightError
+from tilewright.ir.computation import LARGEST_SPACE
 
 LARGEST_COMPUTED = 1 << 30
 """Bytes of a constant that is computed while a file is read, or that repeats stored elements: a file of a few bytes may ask for any size."""
-LARGEST_VALUE = 1 << 40
+LARGEST_VALUE = LARGEST_SPACE
 """Elements of any tensor of a model."""
+
+
+def check_computed(elements: int) -> None:
+    """Raises ValueError where a constant of so many elements, of eight bytes at most, is more than is computed while a file is read."""
+    if elements * 8 > LARGEST_COMPUTED:
+        raise ValueError(f"a constant of {elements:,} elements that the file does not hold")
 
 
 @contextmanager
@@ -20,9 +27,10 @@ def reading(file: str | Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except TilewrightError as error:
-        if str(file) in error.cause:
+        cause = printable(error.cause if str(file) in error.cause else f"{file}: {error.cause}", 10_000)
+        if cause == error.cause:
             raise
-        raise type(error)(f"{file}: {error.cause}", error.remedy) from error
+        raise type(error)(cause, error.remedy) from error
     except Exception as error:
         raise InvalidModel(f"{file} cannot be read: {said(error)}", remedy) from error
 

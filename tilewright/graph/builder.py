@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from tilewright.graph import table
+from tilewright.ir.computation import LARGEST_SPACE
 from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch
 from tilewright.ir.graph import Graph, Node, Value
 
+MOST_JOINED = 64
+"""Parts that one operator concatenates."""
 Scalar = int | float | bool
 Operand = Value | Scalar
 
@@ -23,6 +26,13 @@ def identifier(name: str) -> str:
     """A name made of letters, digits and underscores, usable in C."""
     text = re.sub(r"\W", "_", name) or "value"
     return f"v{text}" if text[0].isdigit() else text
+
+
+def _value(name: str, shape: tuple[int, ...], dtype: str) -> Value:
+    """Raises ValueError for a shape that no tensor has on any machine."""
+    if any(extent < 0 for extent in shape) or prod(shape) > LARGEST_SPACE:
+        raise ValueError(f"a tensor of shape {'x'.join(map(str, shape))}")
+    return Value(name, shape, dtype)
 
 
 class GraphBuilder:
@@ -71,7 +81,7 @@ class GraphBuilder:
         return candidate
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
-        value = Value(self.unique(name), tuple(int(s) for s in shape), dtype)
+        value = _value(self.unique(name), tuple(int(s) for s in shape), dtype)
         self.values[value.name] = value
         self.inputs.append(value.name)
         return value
@@ -94,7 +104,7 @@ class GraphBuilder:
         """Adds a node with given result types (operators `scan` and `torch`, whose types do not follow from steps)."""
         name = self.unique(self._label if self._label not in self._used else f"{self._label}_{operator}")
         names = (name, *(f"{name}.{i}" for i in range(1, len(results))))
-        outputs = tuple(Value(n, tuple(shape), dtype) for n, (shape, dtype) in zip(names, results, strict=True))
+        outputs = tuple(_value(n, tuple(shape), dtype) for n, (shape, dtype) in zip(names, results, strict=True))
         node = Node(name, operator, tuple(v.name for v in inputs), names, MappingProxyType(dict(attributes)), self._place)
         self.nodes.append(node)
         self.values.update((v.name, v) for v in outputs)
@@ -127,14 +137,15 @@ class GraphBuilder:
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         """As `torch.reshape`; one extent may be -1."""
         shape = tuple(int(s) for s in shape)
-        if -1 in shape:
+        if shape.count(-1) == 1:
             rest = prod(s for s in shape if s != -1)
             shape = tuple(x.elements // max(rest, 1) if s == -1 else s for s in shape)
         return x if shape == x.shape else self.op("reshape", x, shape=shape)
 
     def permute(self, x: Value, axes: Sequence[int]) -> Value:
-        axes = tuple(a % max(len(x.shape), 1) for a in axes)
-        return x if axes == tuple(range(len(x.shape))) else self.op("permute", x, axes=axes)
+        rank = len(x.shape)
+        axes = tuple(a + rank if -rank <= a < 0 else a for a in axes)
+        return x if axes == tuple(range(rank)) else self.op("permute", x, axes=axes)
 
     def transpose(self, x: Value, first: int, second: int) -> Value:
         axes = list(range(len(x.shape)))
@@ -164,6 +175,10 @@ class GraphBuilder:
         return x if x.dtype == dtype else self.op("cast", x, dtype=dtype)
 
     def concatenate(self, parts: Sequence[Value], axis: int) -> Value:
+        """Many parts are joined in groups first: one operator compares its position with the start of each of its parts."""
+        while len(parts) > MOST_JOINED:
+            groups = [parts[start : start + MOST_JOINED] for start in range(0, len(parts), MOST_JOINED)]
+            parts = [self.concatenate(group, axis) for group in groups]
         return parts[0] if len(parts) == 1 else self.op("concatenate", *parts, axis=axis)
 
     def full(self, shape: Sequence[int], value: Scalar, dtype: str) -> Value:

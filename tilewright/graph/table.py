@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from tilewright.graph.operators import convolution, indexing, matmul, normalisation, pointwise, pooling, reduction, resample, shape
 from tilewright.graph.operators.definition import Operator
-from tilewright.ir.computation import Computation, StepBuilder, Tensor
+from tilewright.ir.computation import Computation, Step, StepBuilder, Tensor
+from tilewright.ir.expr import Apply, Expr, Load, Var, children, linear, range_of
 from tilewright.ir.graph import Node, Value
 
 __all__ = ["OPERATORS", "STRUCTURAL", "Operator", "computation", "infer"]
@@ -40,7 +41,38 @@ def _run(operator: str, builder: StepBuilder, inputs: Sequence[Tensor], attribut
 def infer(operator: str, inputs: Sequence[Typed], attributes: Mapping[str, Any]) -> tuple[tuple[tuple[int, ...], str], ...]:
     """(shape, dtype) of each result, from the operator's definition. Raises ValueError where shapes do not fit."""
     tensors = [Tensor(f"input{i}", tuple(v.shape), v.dtype) for i, v in enumerate(inputs)]
-    return tuple((r.shape, r.dtype) for r in _run(operator, StepBuilder("infer"), tensors, attributes))
+    builder = StepBuilder("infer")
+    results = _run(operator, builder, tensors, attributes)
+    _check_loads(operator, builder.steps, {tensor.name: tensor.shape for tensor in tensors})
+    return tuple((r.shape, r.dtype) for r in results)
+
+
+def _check_loads(operator: str, steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError where a definition reads an input outside of its shape: attributes or shapes of the inputs do not fit. Looks at loads
+    that nothing guards, at indices that are linear in the axes."""
+    for step in steps:
+        if not all((*step.shape, *(axis.extent for axis in step.reduction))):
+            continue
+        for load in _unguarded(step.bodies):
+            for position, extent in zip(load.index, shapes.get(load.buffer, ()), strict=False):
+                if all(isinstance(atom, Var) for atom, _ in linear(position).terms):
+                    low, high = range_of(position)
+                    if low < 0 or high >= extent:
+                        outside = high if low >= 0 else low
+                        raise ValueError(f"{operator} of {shapes[load.buffer]} would read position {outside:g} of a dimension of {extent}")
+
+
+def _unguarded(bodies: Sequence[Expr]) -> Iterator[Load]:
+    """Loads that are made whatever conditions say."""
+    stack, seen = list(bodies), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Load):
+            yield node
+        stack.extend(node.args[:1] if isinstance(node, Apply) and node.operation == "select" else children(node))
 
 
 def computation(node: Node, values: Mapping[str, Value]) -> Computation:

@@ -160,6 +160,10 @@ class Tensor:
         return len(self.shape)
 
 
+LARGEST_SPACE = 1 << 40
+"""Points of an operator's result, or of what it reduces: more fits no machine, and would overflow what counts them."""
+
+
 @dataclass
 class StepBuilder:
     """Collects the steps of one operator. Operator definitions get it as their first argument."""
@@ -168,6 +172,8 @@ class StepBuilder:
     steps: list[Step] = field(default_factory=list)
 
     def _axes(self, extents: Sequence[int], letter: str) -> tuple[Var, ...]:
+        if any(extent < 0 for extent in extents) or prod(extents) > LARGEST_SPACE:
+            raise ValueError(f"no tensor has the extents {', '.join(map(str, extents))}")
         return tuple(Var(f"{letter}{i}", int(extent)) for i, extent in enumerate(extents))
 
     def _name(self) -> str:

@@ -143,6 +143,24 @@ class Apply(_Hashed):
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
 
+    def __eq__(self, other: object) -> bool:
+        """By structure, shared operands once: written out, an expression of n operations may have 2^n."""
+        pairs: list[tuple[object, object]] = [(self, other)]
+        seen: set[tuple[int, int]] = set()
+        while pairs:
+            a, b = pairs.pop()
+            if a is b or (id(a), id(b)) in seen:
+                continue
+            if not isinstance(a, Apply) or not isinstance(b, Apply):
+                if isinstance(a, Apply) or isinstance(b, Apply) or a != b:
+                    return False
+            elif (a._hash, a.operation, a.dtype, a.lanes, len(a.args)) != (b._hash, b.operation, b.dtype, b.lanes, len(b.args)):
+                return False
+            else:
+                seen.add((id(a), id(b)))
+                pairs.extend(zip(a.args, b.args, strict=True))
+        return True
+
     __hash__ = _Hashed.__hash__
 
 

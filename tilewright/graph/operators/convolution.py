@@ -16,8 +16,14 @@ def output_extent(size: int, filter_extent: int, stride: int, padding: tuple[int
     return (size + sum(padding) - dilation * (filter_extent - 1) - 1) // stride + 1
 
 
+def _check_attributes(stride: Sequence[int], dilation: Sequence[int], groups: int) -> None:
+    if min((*stride, *dilation, groups)) < 1:
+        raise ValueError(f"convolution of stride {tuple(stride)} and dilation {tuple(dilation)} in {groups} groups")
+
+
 def _convolution(b: StepBuilder, x: Tensor, w: Tensor, *, stride: Sequence[int], padding: Pairs, dilation: Sequence[int], groups: int = 1) -> Tensor:
     """x [N, C, spatial...], w [K, C / groups, filter...] -> [N, K, spatial'...]; `padding` is ((before, after), ...)."""
+    _check_attributes(stride, dilation, groups)
     n, k, filters = x.shape[0], w.shape[0], w.shape[2:]
     group_outputs, group_channels = k // groups, w.shape[1]
     if x.shape[1] != group_channels * groups or k % groups:
@@ -62,7 +68,10 @@ def _transposed_convolution(
     groups: int = 1,
 ) -> Tensor:
     """x [N, C, spatial...], w [C, K / groups, filter...]: each output gathers the inputs whose filter covers it."""
+    _check_attributes(stride, dilation, groups)
     n, c, filters, group_outputs = x.shape[0], w.shape[0], w.shape[2:], w.shape[1]
+    if x.shape[1] != c or c % groups:
+        raise ValueError(f"transposed convolution of {x.shape} with {w.shape} in {groups} groups")
     group_channels = c // groups
     extents = tuple(
         (size - 1) * s - 2 * p + d * (f - 1) + extra + 1

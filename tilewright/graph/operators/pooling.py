@@ -21,6 +21,8 @@ def pooled_extent(size: int, window: int, stride: int, padding: tuple[int, int],
 
 
 def _windows(x: Tensor, window: Sequence[int], stride: Sequence[int], padding: Pairs, dilation: Sequence[int], ceil_mode: bool) -> tuple[int, ...]:
+    if x.rank < len(window) or min((*window, *stride, *dilation)) < 1:
+        raise ValueError(f"pooling of {x.shape} in windows of {tuple(window)}, stride {tuple(stride)} and dilation {tuple(dilation)}")
     dims = zip(x.shape[x.rank - len(window) :], window, stride, padding, dilation, strict=True)
     return x.shape[: x.rank - len(window)] + tuple(pooled_extent(*dim, ceil_mode) for dim in dims)
 

@@ -50,6 +50,8 @@ def _common_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[tuple[i
 
 def _permute(b: StepBuilder, x: Tensor, *, axes: Sequence[int]) -> Tensor:
     """Result dimension i is input dimension axes[i]."""
+    if sorted(axes) != list(range(x.rank)):
+        raise ValueError(f"{tuple(axes)} is no permutation of {x.rank} dimensions")
     inverse = sorted(range(x.rank), key=lambda i: axes[i])
     return b.map(tuple(x.shape[a] for a in axes), lambda *i: x(*(i[k] for k in inverse)))
 
@@ -131,6 +133,8 @@ def _concatenate(b: StepBuilder, *inputs: Tensor, axis: int) -> Tensor:
 def _pad(b: StepBuilder, x: Tensor, *, padding: Sequence[tuple[int, int]], mode: str = "constant", value: float = 0.0) -> Tensor:
     """`padding` has (before, after) for each dimension; negative numbers crop (mode "constant" only)."""
     shape = tuple(e + before + after for e, (before, after) in zip(x.shape, padding, strict=True))
+    if mode == "reflect" and any(max(pair) >= e for e, pair in zip(x.shape, padding, strict=True) if any(pair)):
+        raise ValueError(f"reflection of {x.shape} by {tuple(padding)}")
 
     def body(*index: Expr) -> Expr:
         positions = [v - before for v, (before, _) in zip(index, padding, strict=True)]
