@@ -69,7 +69,7 @@ def import_onnx(source: onnx.ModelProto | str | Path, example_inputs: Sequence[A
 
     Raises InvalidModel for a damaged or invalid file, an unknown operator set or a size that nothing tells, and UnsupportedOperator with
     every node that cannot be compiled."""
-    with reading("the model" if isinstance(source, onnx.ModelProto) else source, "export it again, or run onnx.checker on it"):
+    with reading(None if isinstance(source, onnx.ModelProto) else source, "export it again, or run onnx.checker on it"):
         return _Importer(load(source), example_inputs).run()
 
 
@@ -211,7 +211,7 @@ class _Importer:
         except TilewrightError:
             raise
         except Exception as error:  # the handlers check little: a model that is not well formed shows itself so
-            reason = said(error)
+            reason = str(error) if isinstance(error, Unsupported) else said(error)
             label = printable(node.op_type if node.domain in DEFAULT_DOMAIN else f"{node.domain}.{node.op_type}")
             self.unsupported.append(UnsupportedNode(_label(node), label, printable(node.name) or f"the node of {_label(node)}", reason))
             return [_MISSING] * len(node.output)

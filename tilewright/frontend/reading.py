@@ -22,17 +22,19 @@ def check_computed(elements: int) -> None:
 
 
 @contextmanager
-def reading(file: str | Path, remedy: str) -> Iterator[None]:
-    """Every error while a model file is read names the file: those for users do, and any other exception becomes an InvalidModel."""
+def reading(file: str | Path | None, remedy: str) -> Iterator[None]:
+    """Every error while a model file is read names the file (None: a model in memory): those for users do, and any other exception becomes an
+    InvalidModel."""
     try:
         yield
     except TilewrightError as error:
-        cause = printable(error.cause if str(file) in error.cause else f"{file}: {error.cause}", 10_000)
+        named = file is None or str(file) in error.cause
+        cause = printable(error.cause if named else f"{file}: {error.cause}", 10_000)
         if cause == error.cause:
             raise
         raise type(error)(cause, error.remedy) from error
     except Exception as error:
-        raise InvalidModel(f"{file} cannot be read: {said(error)}", remedy) from error
+        raise InvalidModel(f"{file or 'the model'} cannot be read: {said(error)}", remedy) from error
 
 
 def said(error: BaseException) -> str:
