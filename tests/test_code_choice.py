@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from tilewright.runtime.code_choice import FAVOURITES, MARGIN, CodeScores, reads
 from tilewright.runtime.problems import Problem, convolution_problem
 from tilewright.runtime.score_worker import Server
 from tilewright.runtime.tuning import chooser_for, ranking_of
+from tilewright.runtime.workers import WorkerLost
 from tilewright.toolchain.cache import KernelCache, kernel_key
 from tilewright.toolchain.compilers import CCompiler
 
@@ -143,6 +145,19 @@ def test_small_regions_are_left_to_the_models() -> None:
 
 
 @pytest.mark.usefixtures("worth")
+def test_an_interruption_waits_for_no_answer() -> None:
+    target = machine("x86-avx512")
+    favourite = ranking_of(PROBLEM, target).first()
+    with pytest.raises(KeyboardInterrupt), CodeScores(target, 1, ("-c", "import time; time.sleep(1000)")) as processes:
+        (process,) = processes._processes
+        asked = processes._pool.submit(process.terms, PROBLEM, favourite, 1)
+        while process._worker is None:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    error = asked.exception(timeout=0)
+    assert isinstance(error, WorkerLost) and "no answer" not in str(error)
+
+
 def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
     """The plan's kernel is in the cache when its turn to be built comes."""
     target = machine("x86-avx512")

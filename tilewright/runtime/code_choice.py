@@ -75,7 +75,10 @@ class CodeScores:
     def __enter__(self) -> CodeScores:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:  # an interruption among them: no answer is waited for
+            for process in self._processes:
+                process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for process in self._processes:
             process.close()
