@@ -7,9 +7,11 @@
 | ``sources/`` | the kernels' source text, for people |
 | ``binaries/`` | shared objects or cubins |
 
-Nothing in an artifact is executed but its kernels, and those only after every file's hash was found to be the
-manifest's. The hashes find damage; they do not say who made the artifact: load only what you would also run. The
-manifest has a hash of its own in ``manifest.sha256``. Everything is written under a temporary name and then renamed.
+`load` maps nothing before everything was checked: hashes; that every field is one that an encoder writes (`fields`); that they say nothing which
+a compilation could not have said (`soundness`); that binaries are whole, run nothing while they are mapped, and carry the facts of their
+kernels (`toolchain.elf`). Hashes find damage, checks find lies about honest kernels; neither says who made the artifact, and its kernels may do
+anything when they are called: load only what you would also run, or what has the digest that you expect. The digest is the SHA-256 of the
+manifest, which is also in ``manifest.sha256``. Everything is written under a temporary name and then renamed.
 """
 
 from __future__ import annotations

@@ -166,8 +166,10 @@ def _decode_storage(data: Field) -> Storage:
 
 
 def _decode_pairs(data: Field) -> tuple[tuple[int, int], ...]:
-    pairs = (pair.exactly(2) for pair in data.items(2 * MOST_RANK))
-    return tuple((first.integer(0, MOST_ELEMENTS), second.integer(0, MOST_ELEMENTS)) for first, second in pairs)
+    pairs = tuple(pair.integers(0, MOST_ELEMENTS, 2) for pair in data.items(2 * MOST_RANK))
+    if any(len(pair) != 2 for pair in pairs):
+        raise data.wrong("a list of pairs")
+    return tuple((first, second) for first, second in pairs)
 
 
 def _decode_view(data: Field | None) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:

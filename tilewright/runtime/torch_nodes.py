@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArtifact
+from tilewright.errors import InvalidArtifact, KernelFailed
 from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.graph.table import OPERATORS
 from tilewright.ir.graph import Graph, Node
@@ -174,6 +174,8 @@ def run_region(
         arguments = [read(name) for name in node.inputs]
         if node.operator == "torch":
             results = run_node(node, arguments, buffers.device)
+            if len(results) < len(node.outputs):
+                raise KernelFailed(f"{node.described} made {len(results)} tensors, and not {len(node.outputs)}", "compile the model again")
         else:
             results = _evaluate(program.graph, node, arguments)
         local.update(zip(node.outputs, results, strict=False))
