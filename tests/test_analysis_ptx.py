@@ -195,3 +195,10 @@ def test_costs_are_there_for_every_gpu_and_have_sources() -> None:
 
     assert {target.compute_capability for target in catalogue().values() if target.is_gpu} <= set(LOAD_STORE_LANES)
     assert [clauses_without_origin(source) for source in SOURCES.values()] == [(), ()]
+
+
+def test_inline_assembly_with_a_predicate_of_its_own() -> None:
+    """As the check of an index has it."""
+    body = "{ .reg .pred outside; setp.eq.u32 outside, %r1, 0; @outside st.global.u64 [%rd1], %rd4; }"
+    (block,) = parse(f".visible .entry k()\n{{\n\t{body}\n\tret;\n}}\n")["k"].blocks
+    assert [(i.opcode, i.predicate) for i in block.instructions] == [("setp.eq.u32", ""), ("st.global.u64", "outside"), ("ret", "")]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _ENTRY = re.compile(r"^\.(?:visible|weak)\s+\.entry\s+(\w+)", re.MULTILINE)
-_STATEMENT = re.compile(r"^(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?$", re.DOTALL)
+_STATEMENT = re.compile(r"^(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?$", re.DOTALL)
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8}
 

@@ -148,16 +148,17 @@ def _cluster_load(lanes: int) -> Helper:
 
 
 def _checking(inside: str, dtype: str) -> Helper:
-    """A position of a dimension, of an index that is data; one that is out of range is stored, and 0."""
+    """A position of a dimension, of an index that is data; one that is out of range is stored, and 0. The store has a predicate: behind a branch
+    the compiler would not issue loads that follow together with those of other indices."""
     name = "tw_checked" if inside == "index" else "tw_counted"
     kind = CUDA_TYPES[dtype]
     return Helper(
         f"""static __device__ __forceinline__ {kind} {name}_{dtype}(long long index, long long extent, long long *fault) {{
     const long long position = {inside};
-    if ((unsigned long long)position < (unsigned long long)extent)
-        return ({kind})position;
-    *(volatile long long *)fault = index;
-    return 0;
+    const bool inside = (unsigned long long)position < (unsigned long long)extent;
+    asm volatile("{{ .reg .pred outside; setp.eq.u32 outside, %0, 0; @outside st.global.u64 [%1], %2; }}"
+                 :: "r"((unsigned)inside), "l"(__cvta_generic_to_global(fault)), "l"(index));
+    return inside ? ({kind})position : 0;
 }}"""
     )
 
