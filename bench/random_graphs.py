@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -27,8 +28,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 TOGETHER = 8
@@ -116,6 +115,7 @@ class Campaign:
                 self.counts[result["outcome"]] += 1
                 if result["outcome"] != "right":
                     self.others.append(result)
+                    print(f"seed {result['seed']}: {result['outcome']}\n{result['detail']}", file=sys.stderr, flush=True)
 
     def work(self, core: int, folder: Path) -> None:
         """One worker process after another, until nothing waits."""
@@ -161,9 +161,16 @@ def run(target: str, first: int, count: int, processes: int, seconds: float, tog
     began = time.monotonic()
     campaign = Campaign(target, first, count, seconds, together)
     with tempfile.TemporaryDirectory(prefix="random-graphs-") as folder:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         threads = [threading.Thread(target=campaign.work, args=(core, Path(folder))) for core in range(processes)]
         for thread in threads:
             thread.start()
+        try:
+            while any(thread.is_alive() for thread in threads):
+                next((thread for thread in threads if thread.is_alive()), threads[0]).join(timeout=60)
+                print(f"{sum(campaign.counts.values())} of {count} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:  # what is done counts
+            campaign.deadline = 0
         for thread in threads:
             thread.join()
     return {
@@ -256,9 +263,6 @@ def main() -> int:
         if options.json:
             print(write_results(options.json, {"target": options.target, "together": TOGETHER, "seconds_alone": SECONDS_ALONE}, results))
     counts: Counter[str] = sum((Counter(result["counts"]) for result in results), Counter())
-    for result in results:
-        for other in result["not_right"]:
-            Console(stderr=True).print(f"seed {other['seed']}: {other['outcome']}\n{other['detail']}", markup=False, highlight=False)
     total = sum(counts.values())
     print(f"{total} graphs on {results[0]['target']}: " + ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common()))
     print(f"{sum(result['seconds'] for result in results):.0f} s")

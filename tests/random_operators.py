@@ -254,7 +254,8 @@ def normalisation(g: Growth) -> Node | None:
     if kind == "batch":
         return module(BATCH_NORMS[spatial - 1](channels), x)
     if kind == "group":
-        return module(nn.GroupNorm(g.pick([d for d in (1, 2, 3, 4, channels) if channels % d == 0]), channels), x)
+        groups = g.pick([d for d in (1, 2, 3, 4, channels) if channels % d == 0])
+        return module(nn.GroupNorm(groups, channels), x) if x.exact.numel() > groups else None
     return module(INSTANCE_NORMS[spatial - 1](channels, affine=g.chance(0.5)), x) if prod(x.shape[2:]) > 1 else None
 
 
