@@ -73,6 +73,43 @@ def windows_of_one() -> list[Case]:
     ]
 
 
+def integers_and_truth_values() -> list[Case]:
+    """Results of sums that are no floats: vectors of sums are no vectors of those."""
+    return [
+        Case("rounded product", Function(lambda x: torch.round(F.linear(x, x[:17]) * 2).long()), (torch.randn(33, 19),)),
+        Case("truncated convolution", Function(lambda x: torch.trunc(F.conv2d(x, x[:, :, :2, :2])).int()), (torch.randn(2, 5, 9, 9),)),
+        Case("truncated window", Function(lambda x: torch.trunc(torch.log(x.exp().sum(1)) * 3).long()), (torch.randn(2, 3, 20),)),
+        Case("rounded pool", Function(lambda x: torch.floor(F.avg_pool2d(x, 2) * 5).long()), (torch.randn(2, 16, 8, 34),)),
+        Case("compared convolution", Function(lambda x: F.conv2d(x, x[:, :, :2, :5].repeat(8, 1, 1, 1), padding=(0, 2)) > 0.6), (torch.randn(2, 17, 17, 9),)),
+        Case("positions", Function(lambda x: F.conv1d(x, x[:, :, :2]).argmax(1) * 3 + torch.arange(18)), (torch.randn(3, 4, 19),)),
+    ]
+
+
+def results_without_dimensions() -> list[Case]:
+    return [
+        Case("mean of a vector", nn.Sequential(nn.Linear(9, 2), Function(lambda x: x.mean(0))), (torch.randn(9),)),
+        Case("mean of two rows", nn.Sequential(nn.Linear(28, 1), Function(lambda x: F.mish(x.mean()))), (torch.randn(2, 28),)),
+        Case("times a number", Function(lambda x: (x.sum() * x[0, :1, :1]) @ x[1]), (torch.randn(2, 1, 8),)),
+        Case("a row by its number", Function(lambda x: x.index_select(1, x.argmax().reshape(-1) % 4) @ x.mT), (torch.randn(2, 4, 8),)),
+    ]
+
+
+class Padded(nn.Module):
+    """Sums over windows of what is computed with constants, beyond whose ends the padding reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.one = nn.Parameter(torch.randn(1, 5, 18, 2)), nn.Parameter(torch.randn(2, 5, 18, 2))
+        self.depthwise = nn.Conv2d(5, 5, 3, (1, 3), 2, (1, 2), groups=5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.depthwise(x + self.wide), F.max_pool2d(x + self.one, 2, 2, 1), F.avg_pool2d(x * self.wide, 3, 1, 1)
+
+
+def padding_of_constants() -> list[Case]:
+    return [Case("padded", Padded(), (torch.randn(2, 5, 18, 2),))]
+
+
 class Function(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -82,7 +119,10 @@ class Function(nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("cases", [upsampled, divided_rows, windows_of_one])
+SMALL = (upsampled, divided_rows, windows_of_one, integers_and_truth_values, results_without_dimensions, padding_of_constants)
+
+
+@pytest.mark.parametrize("cases", SMALL)
 def test_small_models(cases: Callable[[], list[Case]]) -> None:
     torch.manual_seed(0)
     check_native(cases())

@@ -262,7 +262,7 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
             if node == axis and node.dtype != INDEX:
                 return None
             done[id(node)] = node
-        elif node.dtype == INDEX and not isinstance(node, Load):
+        elif isinstance(node, Apply) and node.dtype == INDEX and all(arg.dtype == INDEX for arg in node.args):
             done[id(node)] = node
         elif isinstance(node, Load):
             if resident(node):
@@ -286,8 +286,7 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
             if width > 1 and node.operation in ("cast", "pow", "fmod", "atan2"):
                 return None
             done[id(node)] = Apply(node.operation, args, node.dtype, width)
-    result = done[id(expr)]
-    return result
+    return None if expr.dtype == INDEX and axis in variables(expr) else done[id(expr)]
 
 
 def bind_shared(roots: Sequence[Expr], prefix: str = "v") -> tuple[list[Let], list[Expr]]:

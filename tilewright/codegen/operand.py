@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir.expr import Load, Var, coefficient, linear, variables
+from tilewright.ir.expr import Load, Var, coefficient, linear, range_of, variables
 from tilewright.ir.layout import row_major
 
 
 def operand_view(load: Load, shape: Sequence[int], axes: Sequence[Var]) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
     """(sizes, strides, offset) with which `torch.as_strided` of the row-major constant of `shape` gives an array indexed by `axes`.
 
-    None where the load's flat offset is not linear in the axes, or has another variable."""
+    None where the load's flat offset is not linear in the axes, or has another variable, or where an index leaves the constant, as that of a load
+    behind a guard may."""
+    if any(low < 0 or high >= extent for (low, high), extent in zip(map(range_of, load.index), shape, strict=True)):
+        return None
     flat = row_major(shape).offset(load.index)
     strides = []
     for axis in axes:

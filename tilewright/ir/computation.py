@@ -95,7 +95,7 @@ class Step:
     index: tuple[Expr, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.index:
+        if not self.index and self.shape:  # a result without dimensions has no index, whatever the axes of one point that it is computed over
             object.__setattr__(self, "index", tuple(self.axes))
 
     @property

@@ -70,7 +70,7 @@ def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], consta
         for load in read:
             inner = reducers.get(load.buffer)
             held_at = places if inner is None else tuple(inner.values())
-            for position, target, extent in zip(load.index, held_at, [p.extent for p in inner] if inner else last.shape, strict=True):
+            for position, target, extent in zip(load.index, held_at, last.shape if inner is None else [p.extent for p in inner], strict=True):
                 if extent == 1 or (target == channel and position in first):
                     continue
                 if not isinstance(position, Var) or mapping.setdefault(position, target) != target or position.extent != extent:

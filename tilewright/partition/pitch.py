@@ -33,7 +33,7 @@ def set_apart(graph: Graph, laid_out: LaidOut, machine: Machine) -> LaidOut:
         found = anchor(region.steps, frozenset(graph.constants)) if region.kind == "contraction" else None
         for load in loads(found.a) if found is not None else ():
             name = load.buffer
-            if found is None or name in fixed or name not in layouts:
+            if found is None or name in fixed or name not in layouts or not layouts[name].order:
                 continue
             dim, factor = layouts[name].order[-1]
             if factor == 0 and variables(load.index[dim]) & {*found.r}:

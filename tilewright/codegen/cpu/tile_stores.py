@@ -92,7 +92,8 @@ class TileStores:
         nest, lanes, vectors, width = self.nest, self.schedule.lanes, self.schedule.vectors, self.schedule.panel
         value = self._wide_value(lanes)
         power_of_two = lanes & (lanes - 1) == 0
-        if value is None or nest.final is not None or pixels.columns == 1 or not power_of_two or coefficient(nest.offset, nest.columns) != 1:
+        suits = value is not None and value.dtype == "f32" and nest.final is None and pixels.columns != 1 and power_of_two
+        if value is None or not suits or coefficient(nest.offset, nest.columns) != 1:
             return None
         accumulated = Var(ACCUMULATOR, None, "f32", lanes)
         zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
