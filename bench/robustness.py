@@ -86,6 +86,7 @@ def _child(folder: Path, work: Callable[..., None], arguments: tuple[Any, ...]) 
     os.environ.update(TILEWRIGHT_CACHE=str(home / "cache"), TMPDIR=str(home / "tmp"), OMP_NUM_THREADS="1", TILEWRIGHT_THREADS="1")
     tempfile.tempdir = None
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
     damage = _Damage()
     logging.getLogger("tilewright").addHandler(damage)
     try:
@@ -260,6 +261,8 @@ def interrupts(folder: Path, count: int, seed: int = 0) -> Report:
         faults += [f"{number}: {line}" for line in cache_of(folder).check()]
         code = ended(start(folder, compiles, number))
         faults += [f"{number} again: status {code}: {words_of(folder)}"] if code != RIGHT else []
+    if count > 10 and not seen["interrupted"]:
+        faults.append("no process was interrupted")
     return {**seen, **_finish(folder, faults), "faults": faults}
 
 
