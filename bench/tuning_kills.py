@@ -1,9 +1,9 @@
 """Tuning that is killed (SIGKILL) again and again: `python -m bench.tuning_kills --kills 200`.
 
-A process tunes two small layers for this CPU, notes each measurement that it has recorded, and is killed at a random moment, every other one soon
-after a measurement; the next one goes on with the same records, until one comes to its end, and another file is begun. After each kill the file is
-sound, holds every measurement that was noted and all from before, and no process is left; one that comes to its end has measured each candidate once,
-and what was known before not again.
+A process tunes two small layers, whose candidates stand-ins compile and measure in processes of their own, notes each measurement that it has
+recorded, and is killed at a random moment, every other one soon after a measurement; the next one goes on with the same records, until one comes to
+its end, and another file is begun. After each kill the file is sound, holds every measurement that was noted and all from before, and no process is
+left; one that comes to its end has measured each candidate once, and what was known before not again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,19 @@ from tilewright.runtime.trials import Outcome, Trials
 from tilewright.runtime.tuning import tune
 
 TRIALS = 4
+STAND_IN = """
+import sys, time
+from tilewright.runtime.workers import serve
+def answer(message):
+    time.sleep(0.02)
+    if message["do"] == "trial":
+        return {"times": [1e-5, 1.1e-5, 1.2e-5], "relative_error": 0.0}
+    if message["do"] == "remeasure":
+        return {"times": [[1e-5] * message["rounds"] for _ in message["programs"]]}
+    return {"code": "some", "program": {}, "resources": {}}
+serve(answer)
+"""
+"""A process as those of trials, without what takes them seconds to start: what is killed here is the process that tunes."""
 PATIENCE = 300.0
 """Seconds after which a process hangs, or an orphan stays."""
 MARK = "TILEWRIGHT_TUNING_KILLS"
@@ -43,7 +56,10 @@ def _tune(folder: Path, mark: str) -> None:
     """In a process of its own: tunes, and notes what was recorded after it was."""
     os.environ[MARK] = mark  # what this process starts has it, and can be found
     os.environ["TILEWRIGHT_CACHE"] = str(folder / "cache")
-    native = machine("native")
+    native, command = machine("native"), ("-c", STAND_IN)
+
+    def stand_ins() -> Trials:
+        return Trials(native, compile_workers=2, threads=1, compiler=command, measurer=command)
 
     def note(done: int, total: int, outcome: Outcome | None) -> None:
         if outcome is not None:
@@ -52,7 +68,7 @@ def _tune(folder: Path, mark: str) -> None:
                 file.write(line.encode())
 
     with Records(folder / "records.sqlite") as records:
-        tuned = tune(problems(), native, TRIALS, records, threads=1, report=note, start=lambda: Trials(native, compile_workers=1, threads=1))
+        tuned = tune(problems(), native, TRIALS, records, threads=1, report=note, start=stand_ins)
     (folder / "ended").write_text(f"{tuned.known} {tuned.measured} {tuned.failed} {tuned.hopeless}")
 
 
@@ -126,10 +142,16 @@ def faults_of(folder: Path, before: set[Measurement], mark: str) -> list[str]:
 
 
 def killed(kills: int, seed: int = 0) -> dict[str, Any]:
-    """Kills tuning so many times; counts, and what is wrong, which should be nothing."""
-    random_numbers = random.Random(seed)
+    """Kills tuning so many times, or fewer where it is interrupted; counts, and what is wrong, which should be nothing."""
     counts: Counter[str] = Counter()
     faults: list[str] = []
+    with suppress(KeyboardInterrupt):
+        _kill(kills, seed, counts, faults)
+    return {"counts": dict(counts), "faults": faults}
+
+
+def _kill(kills: int, seed: int, counts: Counter[str], faults: list[str]) -> None:
+    random_numbers = random.Random(seed)
     whole: float | None = None
     while counts["kills"] < kills:
         with tempfile.TemporaryDirectory() as name:
@@ -145,7 +167,7 @@ def killed(kills: int, seed: int = 0) -> dict[str, Any]:
                     was_killed = killed_once(folder, mark, random_numbers.uniform(0, 0.1), random_numbers.randint(1, 3))
                 ended = not was_killed
                 counts["kills" if was_killed else "ends"] += 1
-                faults += faults_of(folder, before, mark)
+                faults.extend(faults_of(folder, before, mark))
                 if (folder / "records.sqlite").exists():
                     with Records(folder / "records.sqlite") as records:
                         new = set(records.all()) - before
@@ -156,8 +178,7 @@ def killed(kills: int, seed: int = 0) -> dict[str, Any]:
                     known, measured, failed, hopeless = map(int, (folder / "ended").read_text().split())
                     if known + measured + failed + hopeless != TRIALS * len(problems()) or failed:
                         faults.append(f"{known} known, {measured} measured, {failed} failed, {hopeless} hopeless")
-                    whole = whole or time.monotonic() - begin
-    return {"counts": dict(counts), "faults": faults}
+                    whole = min(whole or PATIENCE, time.monotonic() - begin)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from bench.tuning_kills import killed
 from tilewright.runtime.records import Records, default_path
 
 DRIVER = str(Path(__file__).parent / "interrupted.py")
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Against hangs only: nothing here is timed."""
 LAYERS = [{"name": f"layer {k}", "outputs": 16, "channels": 8, "height": 6 + k, "width": 5, "filter": 3} for k in range(4)]
 
@@ -41,14 +41,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def marked() -> list[str]:
+def marked() -> dict[int, str]:
     """The commands of processes that carry this test's mark, without this one."""
-    mark, found = f"TILEWRIGHT_MARK={os.environ['TILEWRIGHT_MARK']}".encode(), []
+    mark, found = f"TILEWRIGHT_MARK={os.environ['TILEWRIGHT_MARK']}".encode(), {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal() and int(entry) != os.getpid():
             try:
                 if mark in Path(f"/proc/{entry}/environ").read_bytes():
-                    found.append(Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
+                    found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
             except OSError:
                 continue
     return found
@@ -119,19 +119,55 @@ def test_every_stage_is_interrupted_in_order(stage: str, place: Path) -> None:
             assert len(records) == 20 or (stage == "measuring" and len(records) <= 1)
 
 
+def started(place: Path, *command: str) -> subprocess.Popen[str]:
+    """The program, in a process group of its own."""
+    line = [sys.executable, "-m", "tilewright", *command]
+    return subprocess.Popen(line, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+
+
 @pytest.mark.parametrize("command", [COMPILE, pytest.param(BATCH, marks=pytest.mark.slow), TUNE], ids=lambda command: command[0])
 def test_a_compiler_that_hangs_is_ended_with_the_program(command: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_compiler(place, monkeypatch)
     for number in (signal.SIGINT, signal.SIGKILL if command is TUNE else signal.SIGTERM):
-        process = subprocess.Popen([sys.executable, "-m", "tilewright", *command], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: any("sleep 1000" in line for line in marked()) or process.poll() is not None)
-        process.send_signal(number)
-        if number == signal.SIGINT:
+        process = started(place, *command)
+        wait_for(lambda: any("sleep 1000" in line for line in marked().values()) or process.poll() is not None)
+        if number == signal.SIGINT:  # a terminal sends it to every process of the group
+            os.killpg(process.pid, number)
+            os.killpg(process.pid, number)
+        else:
             process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, errors) == ((-9, "") if number == signal.SIGKILL else (128 + number, "tilewright: interrupted\n"))
         none_left()
         assert list((place / "out").iterdir()) == [] and (number == signal.SIGKILL or ours_in(place / "tmp") == [])
+
+
+def test_workers_that_are_killed_cost_their_candidates(place: Path) -> None:
+    process, killed_ones = started(place, *TUNE), 0
+    for worker in ("cpu_trial_worker", "compile_worker", "cpu_trial_worker"):
+        before = known()
+        wait_for(lambda before=before: known() > before or process.poll() is not None)
+        for number, line in marked().items():
+            if worker in line and process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+                    killed_ones += 1
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (0, "")
+    with Records() as records:
+        entries = list(records.all())
+        failed = [entry for entry in entries if entry.status == "failed"]
+        assert len({(entry.region, entry.schedule) for entry in entries}) == 3 * len(LAYERS)
+        assert len(failed) <= killed_ones and all("process ended (status -9)" in entry.reason for entry in failed), failed
+    none_left()
+
+
+def known() -> int:
+    """Measurements that are recorded."""
+    if not default_path().exists():
+        return 0
+    with Records(write=False) as records:
+        return len(records)
 
 
 def test_tuning_that_is_killed_goes_on_where_it_was() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright import settings
 from tilewright.cli_options import is_count, path, whole
-from tilewright.errors import InvalidInput, UnsupportedOption
+from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
 from tilewright.files import check_output, content_of, json_of, reading
 
 if TYPE_CHECKING:
@@ -156,7 +156,10 @@ def _measured_by_workers(options: argparse.Namespace, regions: int, records: Rec
                 failures.append(f"part {number + 1} of {parts}: {answer['error']}")
                 continue
             (Path(folder) / measured).write_bytes(answer["content"])
-            new += records.import_lines(Path(folder) / measured)
+            try:
+                new += records.import_lines(Path(folder) / measured)
+            except CacheError as error:  # what a worker sent is no more to be trusted than any file
+                failures.append(f"part {number + 1} of {parts}: {error}")
     console.print(f"{regions} regions in {parts} parts: {new} new measurements, {len(records)} in {records.path}", soft_wrap=True)
     return failures
 
