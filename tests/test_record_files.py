@@ -26,7 +26,7 @@ from test_trials import OTHER, SMALL
 from torch import nn
 
 import tilewright
-from tilewright.cli import main
+from tilewright.cli import _quiet, main
 from tilewright.cost.ranking import Choice
 from tilewright.errors import CacheError
 from tilewright.files import lines_of
@@ -102,6 +102,9 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
     "a virtual table": lambda path: hostile(path, "CREATE VIRTUAL TABLE f USING fts5(a)"),
     "a generated column": lambda path: database(
         path, SCHEMA["measurements"].replace("reason TEXT NOT NULL", "reason TEXT AS (zeroblob(1000000000)) NOT NULL"), SCHEMA["of_a_region"], "PRAGMA user_version=1"
+    ),
+    "a schema that is no text": lambda path: (
+        filled(path), path.write_bytes(path.read_bytes().replace(b"CREATE INDEX of_a_region ON measurements", b"CREATE INDEX of_a_region ON \xff\xfe\xff\xc7rements"))
     ),
     "a malformed schema": lambda path: hostile(
         path, "PRAGMA writable_schema=ON", "UPDATE sqlite_master SET sql = 'CREATE TABLE measurements (' WHERE name = 'measurements'"
@@ -179,6 +182,12 @@ def test_the_command_warns_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixt
     err = capfd.readouterr().err
     assert err.startswith(f"tilewright: error: the records {tmp_path / 'lines.py'} cannot be used: ") and err.count("\n") == 1
     assert (tmp_path / "lines.py").exists()
+    with pytest.raises(ZeroDivisionError), _quiet(False):
+        Records(write=False).close()
+        default_path().write_text("no records")
+        Records(write=False).close()
+        raise ZeroDivisionError
+    assert "damaged-2" in capfd.readouterr().err  # also where an error follows
 
 
 def test_names_are_no_markup(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -204,8 +204,8 @@ def _quiet(debug: bool) -> Iterator[None]:
             yield
         finally:
             ours = [str(w.message) for w in caught if "tilewright" in str(w.filename) or "hrough PyTorch" in str(w.message)]
-    for message in dict.fromkeys(ours):
-        print(f"tilewright: warning: {message}", file=sys.stderr)
+            for message in dict.fromkeys(ours):
+                print(f"tilewright: warning: {message}", file=sys.stderr)
 
 
 def _resolve(options: argparse.Namespace) -> Model:

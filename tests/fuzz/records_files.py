@@ -63,7 +63,7 @@ def store() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         with Records(Path(folder) / "records") as records:
             records.add(measurements()[KNOWN:])
-            records.add(replace(measurements()[0], reason=f"{number}" * 50, count=1) for number in range(60))
+            records.add(replace(measurements()[0], reason=f"{number}" * 50, count=1) for number in range(20))
         return (Path(folder) / "records").read_bytes()
 
 
@@ -173,7 +173,7 @@ def pages(draw: Any) -> Case:
 
 SQL_VALUES = st.sampled_from(
     ["NULL", "0", "-1", "1e999", "-9223372036854775808", "9223372036854775807", "1e-320", "''", "x'00'", "x'ff'", "CAST(x'ff' AS TEXT)", "zeroblob(100000)",
-     "hex(zeroblob(300000))", "hex(zeroblob(9000000))", "char(27) || '[2J'", "char(0)", "replace(schedule, '16', '0')", "replace(schedule, '8', '1.5')",
+     "hex(zeroblob(300000))", "hex(zeroblob(4500000))", "char(27) || '[2J'", "char(0)", "replace(schedule, '16', '0')", "replace(schedule, '8', '1.5')",
      "replace(schedule, '1', '99999999999999999999')", "'{\"type\": \"RowsSchedule\"}'", "replace(hex(zeroblob(40000)), '0', '[')", "date || 'x'", "schedule", "reason"]
 )  # fmt: skip
 SCHEMAS = (

@@ -44,15 +44,18 @@ class Damaged(CacheError):
 @contextmanager
 def errors_of(path: Path) -> Iterator[None]:
     """SQLite's errors in the block are CacheErrors that name the file; Damaged where the file is at fault."""
+    remedy = "name another file, or move this one away: it is measured again"
     try:
         yield
+    except UnicodeDecodeError as error:  # of SQLite's own words, which may quote the file
+        raise Damaged(f"the records {path} cannot be used: their schema is no text", remedy) from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise CacheError(f"the records {path} are locked by another process", "wait for it to end, or name another file") from error
         if code in _OF_THE_SYSTEM:
             raise CacheError(f"the records {path} cannot be used: {error}", "check permissions and free space, or name another file") from error
-        raise Damaged(f"the records {path} cannot be used: {error}", "name another file, or move this one away: it is measured again") from error
+        raise Damaged(f"the records {path} cannot be used: {error}", remedy) from error
 
 
 def connected(path: Path, write: bool) -> sqlite3.Connection | None:
