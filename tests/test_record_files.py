@@ -104,7 +104,7 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
         path, SCHEMA["measurements"].replace("reason TEXT NOT NULL", "reason TEXT AS (zeroblob(1000000000)) NOT NULL"), SCHEMA["of_a_region"], "PRAGMA user_version=1"
     ),
     "a schema that is no text": lambda path: (
-        filled(path), path.write_bytes(path.read_bytes().replace(b"CREATE INDEX of_a_region ON measurements", b"CREATE INDEX of_a_region ON \xff\xfe\xff\xc7rements"))
+        filled(path), path.write_bytes(path.read_bytes().replace(b"CREATE INDEX of_a_region ON measurements", b"CREATE INDEX of_a_region ON \xff\xfe\xff\xc7urements"))
     ),
     "a malformed schema": lambda path: hostile(
         path, "PRAGMA writable_schema=ON", "UPDATE sqlite_master SET sql = 'CREATE TABLE measurements (' WHERE name = 'measurements'"
