@@ -144,7 +144,6 @@ def test_small_regions_are_left_to_the_models() -> None:
         assert processes._processes[0]._worker is None  # nothing was asked
 
 
-@pytest.mark.usefixtures("worth")
 def test_an_interruption_waits_for_no_answer() -> None:
     target = machine("x86-avx512")
     favourite = ranking_of(PROBLEM, target).first()
@@ -158,6 +157,7 @@ def test_an_interruption_waits_for_no_answer() -> None:
     assert isinstance(error, WorkerLost) and "no answer" not in str(error)
 
 
+@pytest.mark.usefixtures("worth")
 def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
     """The plan's kernel is in the cache when its turn to be built comes."""
     target = machine("x86-avx512")

@@ -10,6 +10,7 @@ from test_index_checks import CASES, COLUMNS, NAMES, RIGHT, ROWS, TABLE, Operato
 from torch import nn
 
 import tilewright
+from tilewright.dynamo import backend
 from tilewright.errors import IndexOutOfRange
 from tilewright.runtime.executable import Executable
 
@@ -145,7 +146,7 @@ def test_verify_and_artifacts(layers: tuple[Layers, Executable], tmp_path: objec
 
 def test_torch_compile(layers: tuple[Layers, Executable]) -> None:
     model, _ = layers
-    fast = torch.compile(model, backend="tilewright", options={"check": True})
+    fast = torch.compile(model, backend=backend, options={"check": True})
     with torch.no_grad():
         fast(GOOD.cuda(), GOOD.cuda())
         with pytest.raises(IndexError, match="index 50 "):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,19 +52,15 @@ def test_counts_travel_with_an_artifact(executable: tilewright.Executable, tmp_p
     assert f"{executable.plan.rows[0].space.feasible:,}" in [*plan_table(image).columns[4].cells]
 
 
-def test_artifacts_without_counts_still_load(executable: tilewright.Executable, tmp_path: Path) -> None:
-    executable.save(tmp_path / "model")
-    rewrite_manifest(tmp_path / "model", lambda m: [region.pop("space") for region in m["program"]["regions"]])
-    image = artifact.read(tmp_path / "model")
-    assert all(region.space == SpaceCounts() for region in image.program.regions)
-    assert " feasible" not in explanation(image)
-
-
-def test_wrong_counts_are_refused(executable: tilewright.Executable, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("space", "why"),
+    [({"feasible": -1, "rejected": {}}, "space.feasible is -1"), ({"feasible": 1, "rejected": {"why": -1}}, "space.rejected.why is -1"), ({}, "has no")],
+)
+def test_wrong_counts_are_refused(executable: tilewright.Executable, tmp_path: Path, space: dict[str, Any], why: str) -> None:
     executable.save(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "manifest.json").read_text())["program"]["regions"][0]["space"]["feasible"] > 0
-    rewrite_manifest(tmp_path / "model", lambda m: m["program"]["regions"][0].update(space={"feasible": -1, "rejected": {}}))
-    with pytest.raises(InvalidArtifact, match="negative"):
+    rewrite_manifest(tmp_path / "model", lambda m: m["program"]["regions"][0].update(space=space))
+    with pytest.raises(InvalidArtifact, match=why):
         artifact.read(tmp_path / "model")
 
 

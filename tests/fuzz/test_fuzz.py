@@ -8,7 +8,7 @@ import pytest
 from harness import FAULTS, SUBJECTS, Case, Server
 from hypothesis import HealthCheck, given, settings
 
-CASES = 100
+CASES = 75
 
 
 @pytest.mark.parametrize(
