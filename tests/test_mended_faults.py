@@ -110,6 +110,19 @@ def padding_of_constants() -> list[Case]:
     return [Case("padded", Padded(), (torch.randn(2, 5, 18, 2),))]
 
 
+def cancelled_epilogues() -> list[Case]:
+    """Maps of integers behind a reduction that come to a constant where they meet it, at once or by the second of two."""
+    wide = torch.randn(2, 5, 3, 8, 4)
+    return [
+        Case("position modulo one", Function(lambda x: x.argmax() % 1), (wide,)),
+        Case("a table of one row", Function(lambda x: F.embedding(x.argmax() % 1, x[:1, 0, 0, 0])), (wide,)),
+        Case("positions", Function(lambda x: x.argmax(-1) % 6 // 6 + 3), (torch.randn(4, 100),)),
+        Case("product", Function(lambda x: (x @ x.mT).long() % 1), (torch.randn(24, 40),)),
+        Case("positions in a product", Function(lambda x: (x @ x.mT).argmax(-1) % 1), (torch.randn(24, 40),)),
+        Case("window", Function(lambda x: x.long().sum(-1) % 1), (torch.randn(9, 20) * 4,)),
+    ]
+
+
 class Function(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -119,7 +132,7 @@ class Function(nn.Module):
         return self.function(x)
 
 
-SMALL = (upsampled, divided_rows, windows_of_one, integers_and_truth_values, results_without_dimensions, padding_of_constants)
+SMALL = (upsampled, divided_rows, windows_of_one, integers_and_truth_values, results_without_dimensions, padding_of_constants, cancelled_epilogues)
 
 
 @pytest.mark.parametrize("cases", SMALL)

@@ -206,7 +206,13 @@ class _Partitioner:
             not _elementwise(load, step.axes) for load in loads(step.bodies[0]) if load.buffer == name
         ):
             return f"does not read {name} element for element"
-        return _too_long(self.groups[name].steps[-1:], (step,))
+        host = self.groups[name]
+        if too_long := _too_long(host.steps[-1:], (step,)):
+            return too_long
+        # Integers cancel when the expressions meet (i % 1; i % 6 and then // 6): lowerings find an epilogue's rows by its loads of the reductions.
+        *reduces, final = self._with_epilogue(host, step)
+        inner = {inside for reduce in reduces for inside in reduce.names}
+        return "" if any(load.buffer in inner for load in loads(*final.bodies)) else f"its elements do not depend on those of {name}"
 
     def _with_epilogue(self, host: _Group, step: Step) -> tuple[Step, ...]:
         """The host's steps with the map applied where the host's result was stored."""
