@@ -152,8 +152,9 @@ def test_external_data_is_read(tmp_path: Path) -> None:
         ({"location": "data", "offset": "9" * 5000}, "gives no place"),
         ({"location": "data", "offset": "²"}, "gives no place"),
         ({"location": "data", "offset": str(1 << 62), "length": "24"}, "shorter than"),
-        ({"location": "data", "length": "25"}, "shorter than"),
-        ({"location": "data", "length": "20"}, "too small"),
+        ({"location": "data", "offset": "4"}, "shorter than"),
+        ({"location": "data", "length": "25"}, "takes 25 bytes of 'data' for w, which has 24"),
+        ({"location": "data", "length": "20"}, "takes 20 bytes of 'data' for w, which has 24"),
         ({"location": "data\0"}, "outside its folder"),
         ({"location": "da\nta"}, "outside its folder"),
         ({"location": ""}, "outside its folder"),
@@ -177,6 +178,22 @@ def test_external_data_that_is_elsewhere(entries: dict[str, str], words: str, tm
     with pytest.raises(InvalidModel, match=words) as caught:
         import_onnx(external(model, **entries))
     assert "\n" not in str(caught.value)
+
+
+def test_data_that_many_tensors_share_is_read_a_few_times_over(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(np.ones(600, np.float32).tobytes())
+
+    def model(count: int) -> Path:
+        weights = []
+        for number in range(count):
+            weights.append(onnx.TensorProto(name=f"w{number}", data_type=TensorProto.FLOAT, dims=[20, 30], data_location=TensorProto.EXTERNAL))
+            weights[-1].external_data.add(key="location", value="data")
+        (tmp_path / "m.onnx").write_bytes(model_of([node("Identity", "w0")], weights=weights).SerializeToString())
+        return tmp_path / "m.onnx"
+
+    import_onnx(model(4))
+    with pytest.raises(InvalidModel, match=r"m\.onnx reads its data files more than 4 times over"):
+        import_onnx(model(5))
 
 
 def test_parts_of_sparse_tensors_are_no_way_out(tmp_path: Path) -> None:

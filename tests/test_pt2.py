@@ -356,3 +356,22 @@ def test_containers_of_other_types_need_a_trusted_load(tmp_path: Path) -> None:
 
     with pytest.raises(UnsupportedOperator, match=r"some\.Result.*torch\.export\.load"):
         import_file(write(path, changed(members, PROGRAM, other)))
+
+
+TRUSTING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "an index that a backward pass believes": lambda x, i: torch.ops.aten.max_pool2d_with_indices_backward.default(
+        x[:, :, :1, :1], x, [2, 2], [2, 2], [0, 0], [1, 1], False, i
+    ),
+    "a number of elements that is believed": lambda x, i: torch.ops.aten.repeat_interleave.Tensor(i.flatten(), output_size=1),
+    "strides": lambda x, i: torch.ops.aten.as_strided.default(x, [2, 2], [1, 1], 0).sin(),
+}
+"""Operators that read or write where a value tells them to, without a look at it."""
+
+
+@pytest.mark.parametrize("what", TRUSTING)
+def test_operators_that_trust_their_arguments_are_refused(what: str, tmp_path: Path) -> None:
+    inputs = (torch.rand(1, 1, 2, 2), torch.zeros(1, 1, 1, 1, dtype=torch.long))
+    path = exported(tmp_path / "model.pt2", Function(TRUSTING[what]), *inputs)
+    with pytest.raises(InvalidModel, match=r"model\.pt2: operator aten.* is none that a file may name; give the module itself") as caught:
+        tilewright.compile(path)
+    assert "\n" not in str(caught.value)

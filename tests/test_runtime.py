@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from runtime_programs import ProgramBuilder, chain, chain_reference
 
 from tilewright.errors import ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
+from tilewright.frontend.torch_operators import permitted_operator, resolve_operator
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
 from tilewright.runtime import cpu as cpu_module
 from tilewright.runtime.cpu import openmp_libraries
@@ -31,7 +32,6 @@ from tilewright.runtime.signature import (
     encode_signature,
     tree_of,
 )
-from tilewright.runtime.torch_nodes import permitted_operator, resolve_operator
 
 
 def test_chain_agrees_with_pytorch_and_reuses_memory() -> None:
@@ -427,7 +427,9 @@ def test_only_functional_aten_operators_are_resolved(target: str) -> None:
     "target",
     """aten.save.default aten.from_file.default aten._print.default aten.warn.default aten.format.default aten.manual_seed.default
     aten.max_pool2d_with_indices_backward.default aten._reshape_alias.default aten._sparse_coo_tensor_unsafe.default aten.fbgemm_linear_int8_weight.default
-    aten._nested_view_from_buffer.default aten.segment_reduce.default aten.record_stream.default aten._foreach_add.List""".split(),
+    aten._nested_view_from_buffer.default aten.segment_reduce.default aten.record_stream.default aten._foreach_add.List aten.as_strided.default
+    aten.repeat_interleave.Tensor aten.repeat_interleave.self_Tensor aten.ctc_loss.IntList aten._ctc_loss.default aten.native_batch_norm.default
+    aten.batch_norm.default aten.instance_norm.default aten.set.source_Tensor""".split(),
 )
 def test_operators_that_reach_beyond_tensors_are_not_for_artifacts(target: str) -> None:
     with pytest.raises(InvalidArtifact):

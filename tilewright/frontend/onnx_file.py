@@ -6,6 +6,7 @@ Everything that comes from the file is data: no code of it runs, and no path tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 from pathlib import Path
 
 import onnx
@@ -80,6 +81,10 @@ def opset_of(model: onnx.ModelProto, place: str = "the model") -> int:
     return version
 
 
+SHARED = 4
+"""How often the external data of a model may be read in the mean: tensors may share what is the same."""
+
+
 def _read(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise InvalidModel(f"{path} is not a file", "give the path of an .onnx file")
@@ -90,9 +95,15 @@ def _read(path: Path) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.opset_import:
         raise InvalidModel(f"{path} holds no ONNX model", _DAMAGED)
     folder = path.resolve().parent
+    sizes: dict[Path, int] = {}
+    taken = 0
     for tensor in _tensors(model):
         if external_data_helper.uses_external_data(tensor):
-            _check_location(tensor, folder, path)
+            file = _check_location(tensor, folder, path)
+            sizes[file] = file.stat().st_size
+            taken += _bytes_of(tensor)
+            if taken > SHARED * sum(sizes.values()):
+                raise InvalidModel(f"{path} reads its data files more than {SHARED} times over", "export the model again")
             try:
                 external_data_helper.load_external_data_for_tensor(tensor, str(folder))
             except Exception as error:
@@ -102,8 +113,8 @@ def _read(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> None:
-    """Raises InvalidModel unless the tensor's data lies in a file under the model's folder, links resolved, and within that file."""
+def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> Path:
+    """The file with the tensor's data. Raises InvalidModel unless it is under the model's folder, and holds what the type asks for."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if not location.isprintable() or not location or Path(location).is_absolute() or ".." in Path(location).parts:
@@ -115,9 +126,25 @@ def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> None:
         raise InvalidModel(f"{path} needs the data file {location!r}, which is missing", _BESIDE)
     if not all(entries.get(key, "0").isdecimal() and len(entries.get(key, "0")) < 20 for key in ("offset", "length")):
         raise InvalidModel(f"{path} gives no place for {tensor.name} in {location!r}", "export the model again")
-    offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
+    offset, length = int(entries.get("offset", 0)), _bytes_of(tensor)
+    if "length" in entries and int(entries["length"]) != length:
+        raise InvalidModel(f"{path} takes {entries['length']} bytes of {location!r} for {tensor.name}, which has {length}", "export the model again")
     if offset + length > file.stat().st_size:
         raise InvalidModel(f"the data file {location!r} is shorter than {path} says", "export the model again")
+    if "length" not in entries:  # without one everything to the end of the file would be read
+        tensor.external_data.add(key="length", value=str(length))
+    return file
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int:
+    """Of a tensor's data by its type; of elements of less than a byte two or four share one. Raises InvalidModel for a type that has no size."""
+    try:
+        bits = 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidModel(f"{tensor.name} has the unknown type {tensor.data_type}", "export the model again") from error
+    name = onnx.TensorProto.DataType.Name(tensor.data_type)
+    narrow = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
+    return -(-prod(tensor.dims) * narrow.get(name, bits) // 8)
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import InvalidModel, UnsupportedOperator, contained
+from tilewright.errors import InvalidArtifact, InvalidModel, UnsupportedOperator, contained
 from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_shape
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
@@ -30,6 +30,7 @@ from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import printable, reading, said
 from tilewright.frontend.torch_call import call_recipe
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION, checked_arguments
+from tilewright.frontend.torch_operators import VIEWS, permitted_operator
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED, of_torch
 from tilewright.ir.graph import Value
@@ -58,10 +59,6 @@ def _decompositions() -> Mapping[Any, Any]:
     return MappingProxyType({op: how for op, how in table.items() if not stays(str(op).removeprefix("aten."))})
 
 
-_VIEWS = frozenset(
-    "view.default transpose.int permute.default slice.Tensor select.int unsqueeze.default squeeze.dim squeeze.dims squeeze.default "
-    "expand.default t.default alias.default detach.default diagonal.default unfold.default narrow.default".split()
-)
 
 
 @contextmanager
@@ -164,14 +161,15 @@ def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor
                 program = program.run_decompositions(dict(_decompositions()))
         except Exception as error:
             raise InvalidModel(f"{file or 'the exported program'} cannot be made functional: {said(error)}", again) from error
-        return _Importer(program, sources or {}).run()
+        return _Importer(program, sources or {}, file).run()
 
 
 class _Importer:
     """One reading of one exported program."""
 
-    def __init__(self, program: ExportedProgram, sources: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, program: ExportedProgram, sources: Mapping[str, torch.Tensor], file: str | None = None) -> None:
         self.program = program
+        self.file = file
         self.sources = sources
         self.builder = GraphBuilder()
         self.environment: dict[torch.fx.Node, Any] = {}
@@ -284,7 +282,7 @@ class _Importer:
     def _note_view(self, node: torch.fx.Node, target: str) -> None:
         source = node.args[0] if node.args else None
         if (
-            target in _VIEWS
+            target in VIEWS
             and isinstance(source, torch.fx.Node)
             and source in self.views
             and not any(isinstance(a, torch.fx.Node) for a in node.args[1:])
@@ -293,6 +291,11 @@ class _Importer:
             self.views[node] = (leaf, (*calls, (str(node.target), tuple(_plain(a) for a in node.args[1:]))))
 
     def _through_torch(self, node: torch.fx.Node, values: Any, reason: str) -> Any:
+        if self.file:
+            try:
+                permitted_operator(str(node.target))
+            except InvalidArtifact as error:
+                raise InvalidModel(f"{self.file}: {error.cause}", error.remedy) from error
         arguments, keywords = values
         with self.builder.at(f"{node.name}_index", place_of(node)):
             arguments = checked_arguments(self.builder, str(node.target), arguments)

@@ -19,6 +19,7 @@ import torch
 
 from tilewright.errors import ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.imported import Imported
+from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.hardware import Machine, is_present
 from tilewright.ir.region import Program
 from tilewright.runtime.buffers import Buffers, allocation, torch_dtype
@@ -26,7 +27,7 @@ from tilewright.runtime.cpu import Compiled, cpu_engine
 from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.signature import Signature, described, signature_of, unflatten
-from tilewright.runtime.torch_nodes import check_nodes, resolve_operator, run_region
+from tilewright.runtime.torch_nodes import check_nodes, run_region
 from tilewright.runtime.verify import TOLERANCES, Verification, compare, reference_values
 
 MOST_THREADS = 1024

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import InvalidArtifact
+from tilewright.frontend.torch_operators import permitted_operator
 from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
@@ -31,7 +32,6 @@ from tilewright.ir.region import Call, Storage
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import assign_places
 from tilewright.runtime.signature import OutputLeaf, Signature
-from tilewright.runtime.torch_nodes import permitted_operator
 
 MOST_CALLS = 1 << 22
 """Kernel calls of one call of a model; each costs some bytes and a microsecond."""

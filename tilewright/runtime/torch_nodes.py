@@ -2,84 +2,24 @@
 
 Nodes of the operator table may stand here too, where a kernel did not compile: they are evaluated by their definition.
 
-Operators are found by name in `torch.ops.aten` and nowhere else. A saved executable can name only those of them that compute tensors from
-tensors and numbers (`permitted_operator`).
+Which operators a node may name is said in `frontend/torch_operators.py`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tilewright.errors import InvalidArtifact, KernelFailed
+from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.graph.table import OPERATORS
 from tilewright.ir.graph import Graph, Node
 from tilewright.runtime.buffers import Buffers, torch_dtype
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.packing import unpack, write
-
-TARGET = re.compile(r"aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
-ARGUMENT_TYPES = re.compile(r"((Optional|List)\[)*(Tensor|int|SymInt|float|SymFloat|bool|SymBool|number|Scalar|str|Device)\]*|Optional\[Generator\]")
-"""What a permitted operator takes: no files, streams, storages or objects."""
-REFUSED = re.compile(
-    r".*_backward.*|.*sparse.*|.*nested.*|(?!fake_).*quantize.*|q_.*|fbgemm_.*|.*mkldnn.*|.*cudnn.*|miopen_.*|.*_jvp|segment_reduce|from_file|"
-    r"record_stream|.*vulkan.*|.*pin_memory|set_.*|_(?!_).*"
-)
-"""Operators that believe what they are told about memory (indices that another operator made, packed or compressed tensors), and internal ones but
-for the following."""
-INTERNAL = re.compile(
-    r"(?!.*_backward)_(adaptive_avg_pool\dd|aminmax|cdist_forward|conj(_physical|_copy)?|convolution|ctc_loss|embedding_bag(_forward_only)?|fft_[cr]2[cr]|int_mm|"
-    r"linalg_\w+|log_softmax|logcumsumexp|native_batch_norm_legit\w*|native_multi_head_attention|neg_view(_copy)?|pdist_forward|prelu_kernel|"
-    r"reshape_copy|safe_softmax|scaled_dot_product_(?!.*mps)\w+|scaled_mm|grouped_mm|softmax|stack|thnn_fused_\w+_cell|to_copy|trilinear|"
-    r"transformer_encoder_layer_fwd|unique2?|unsafe_index|unsafe_index_put|unsafe_view|upsample_\w+|weight_norm(_interface)?|local_scalar_dense|"
-    r"pad_(circular|enum))"
-)
-"""What PyTorch's exporter makes of public functions."""
-
-
-@cache
-def resolve_operator(target: str) -> Callable[..., Any]:
-    """The ATen operator of a name such as "aten.sort.default".
-
-    Raises:
-        InvalidArtifact: for a name outside ATen, an operator that this PyTorch does not have, or one that changes its
-        arguments.
-    """
-    match = TARGET.fullmatch(target)
-    if match is None:
-        raise InvalidArtifact(f"{target!r} is no ATen operator that may run through PyTorch", "compile the model again")
-    packet = getattr(torch.ops.aten, match[1], None)
-    known = isinstance(packet, torch._ops.OpOverloadPacket) and match[2] in packet.overloads()
-    overload = getattr(packet, match[2]) if known else None
-    if not isinstance(overload, torch._ops.OpOverload):
-        raise InvalidArtifact(f"PyTorch {torch.__version__} has no operator {target}", "use the release that saved the executable")
-    if overload._schema.is_mutable:
-        raise InvalidArtifact(f"operator {target} changes its arguments", "compile the model again")
-    return overload
-
-
-def permitted_operator(target: str, view: bool = False) -> Callable[..., Any]:
-    """The operator of a name in a saved executable; `view`: one that returns a view of its argument.
-
-    Raises:
-        InvalidArtifact: as `resolve_operator`, and for operators that reach beyond tensors: files, streams, memory that they do not check.
-    """
-    operator = resolve_operator(target)
-    schema = operator._schema  # type: ignore[attr-defined]
-    name = schema.name.removeprefix("aten::")
-    plain = (INTERNAL.fullmatch(name) or not REFUSED.fullmatch(name)) and torch._C._dispatch_has_kernel(operator.name())  # type: ignore[attr-defined]
-    types = [str(argument.type) for argument in schema.arguments]
-    fits = all(ARGUMENT_TYPES.fullmatch(kind) for kind in types) and not any("filename" in argument.name for argument in schema.arguments)
-    tensors = bool(schema.returns) and all("Tensor" in str(result.type) or str(result.type) == "number" for result in schema.returns)
-    aliases = any(result.alias_info is not None for result in schema.returns)
-    if not (plain and fits and tensors) or (view and not aliases):
-        raise InvalidArtifact(f"operator {target} is none that an artifact may name", "compile the model where it runs")
-    return operator
 
 
 def make_argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
