@@ -99,9 +99,10 @@ def _read(path: Path) -> onnx.ModelProto:
     taken = 0
     for tensor in _tensors(model):
         if external_data_helper.uses_external_data(tensor):
-            file = _check_location(tensor, folder, path)
+            length = _bytes_of(tensor)
+            file = _checked_location(tensor, length, folder, path)
             sizes[file] = file.stat().st_size
-            taken += _bytes_of(tensor)
+            taken += length
             if taken > SHARED * sum(sizes.values()):
                 raise InvalidModel(f"{path} reads its data files more than {SHARED} times over", "export the model again")
             try:
@@ -113,8 +114,8 @@ def _read(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> Path:
-    """The file with the tensor's data. Raises InvalidModel unless it is under the model's folder, and holds what the type asks for."""
+def _checked_location(tensor: onnx.TensorProto, length: int, folder: Path, path: Path) -> Path:
+    """The file with the tensor's `length` bytes of data. Raises InvalidModel unless it is under the model's folder, and holds them."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if not location.isprintable() or not location or Path(location).is_absolute() or ".." in Path(location).parts:
@@ -126,7 +127,7 @@ def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> Path:
         raise InvalidModel(f"{path} needs the data file {location!r}, which is missing", _BESIDE)
     if not all(entries.get(key, "0").isdecimal() and len(entries.get(key, "0")) < 20 for key in ("offset", "length")):
         raise InvalidModel(f"{path} gives no place for {tensor.name} in {location!r}", "export the model again")
-    offset, length = int(entries.get("offset", 0)), _bytes_of(tensor)
+    offset = int(entries.get("offset", 0))
     if "length" in entries and int(entries["length"]) != length:
         raise InvalidModel(f"{path} takes {entries['length']} bytes of {location!r} for {tensor.name}, which has {length}", "export the model again")
     if offset + length > file.stat().st_size:
@@ -137,7 +138,7 @@ def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> Path:
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int:
-    """Of a tensor's data by its type; of elements of less than a byte two or four share one. Raises InvalidModel for a type that has no size."""
+    """Of a tensor's data by its type; elements of less than a byte share one. Raises InvalidModel for a type that has no size."""
     try:
         bits = 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, TypeError, ValueError) as error:

@@ -59,8 +59,6 @@ def _decompositions() -> Mapping[Any, Any]:
     return MappingProxyType({op: how for op, how in table.items() if not stays(str(op).removeprefix("aten."))})
 
 
-
-
 @contextmanager
 def _lstm_states_in_shape() -> Iterator[None]:
     """While exporting and decomposing, an LSTM's final states have the shapes of its initial ones, as they have when it runs.

@@ -34,8 +34,6 @@ INTERNAL = re.compile(
     r"pad_(circular|enum))"
 )
 """What PyTorch's exporter makes of public functions."""
-
-
 VIEWS = frozenset(
     "view.default transpose.int permute.default slice.Tensor select.int unsqueeze.default squeeze.dim squeeze.dims squeeze.default "
     "expand.default t.default alias.default detach.default diagonal.default unfold.default narrow.default".split()

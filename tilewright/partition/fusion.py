@@ -40,7 +40,7 @@ RECOMPUTED_FLOPS = 8
 # A matrix product of at most this many rows reads each weight once or twice in whatever kernel it is.
 THIN_ROWS = 4
 # A kernel's expression grows up to this many operations one after another, and this many in all; what is joined to it then is stored instead.
-# Networks stay far below it (`tests/test_long_graphs.py`): without a limit thousands of maps in a row would be one expression.
+# Networks stay far below it. Long graphs are in `tests/test_hostile_onnx.py`: without a limit thousands of maps in a row would be one expression.
 DEEPEST, LARGEST = 100, 2000
 
 
