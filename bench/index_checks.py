@@ -3,11 +3,12 @@
     python -m bench.index_checks --target native
     python -m bench.index_checks --target cuda
 
-DLRM and BERT of the zoo, and two models that do nothing but read rows or elements by indices. A round times three blocks of calls of each, in turns;
-its ratio is that of the sums of each one's two fastest blocks. Reported are the median and the quartiles of the rounds' ratios, and the ratio of the
-fastest blocks of all rounds, which other processes disturb least. On a GPU a block is calls until the GPU is done ("calls", which holds the host's
-part), and replays of a CUDA graph into which a call was captured ("kernels"). `apart` is the same comparison of two executables without checks: what
-the method itself cannot tell.
+DLRM and BERT of the zoo, and two models that do nothing but read rows or elements by indices. Both read the same constants in the same memory: two
+builds of one DLRM, each with its own, differ by up to 10 % on a CPU, by where their pages lie. Working memory is that of `COPIES` clones, one after
+another. A round times three blocks of calls of each, in turns; its ratio is that of the sums of each one's two fastest blocks. Reported are the
+median and the quartiles of the rounds' ratios, and the median over the clones of the ratio of their fastest blocks, which other processes disturb
+least. On a GPU a block is calls until the GPU is done ("calls", which holds the host's part), and replays of a CUDA graph into which a call was
+captured ("kernels"). `apart` is the same comparison of two executables without checks: what the method itself cannot tell.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from tilewright.ir.expr import Apply, Expr, constants, select
 from tilewright.runtime.executable import Executable
 
 Call = Callable[[], object]
+COPIES = 5
+"""Clones of an executable, each with working memory of its own."""
 
 
 class Rows(nn.Module):
@@ -100,28 +103,40 @@ def block_seconds(call: Call, count: int, wait: Call) -> float:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Each round's ratio, and the seconds of a call with checks in it; `of_least` is the ratio of the fastest block of all to that without."""
+    """Each round's ratio, and the seconds of a call with checks in it; `of_least` is the ratio of a clone's fastest block to that without, median."""
 
     rounds: list[float]
     seconds: list[float]
     of_least: float
 
 
-def ratios(checked: Call, plain: Call, rounds: int, block: float, wait: Call) -> Ratios:
-    for call in (checked, plain):
+def copies(executable: Executable, constants: Executable) -> list[Executable]:
+    """Clones of the first that read the constants of the second, which must be the same ones."""
+    own, other = (run._engine.buffers for run in (executable, constants) if run._engine is not None)
+    if any(not torch.equal(own.constants[name], other.constants[name]) for name in {*own.constants, *other.constants}):
+        raise SystemExit("the two executables have other constants")
+    own.constants = other.constants
+    return [executable.clone() for _ in range(COPIES)]
+
+
+def ratios(checked: Sequence[Call], plain: Sequence[Call], rounds: int, block: float, wait: Call) -> Ratios:
+    """Of calls of each clone with checks to those of the clone without that has its number."""
+    for call in (*checked, *plain):
         block_seconds(call, 3, wait)
-    count = max(1, int(block / block_seconds(plain, 10, wait)))
+    count = max(1, int(block / block_seconds(plain[0], 10, wait)))
     found, seconds = [], []
-    fastest = {checked: float("inf"), plain: float("inf")}
-    for _ in range(rounds):
-        spent: dict[Call, list[float]] = {checked: [], plain: []}
-        for call in (checked, plain, plain, checked, checked, plain):
+    fastest: dict[Call, float] = {}
+    for number in range(rounds):
+        ours, theirs = checked[number % COPIES], plain[number % COPIES]
+        spent: dict[Call, list[float]] = {ours: [], theirs: []}
+        for call in (ours, theirs, theirs, ours, ours, theirs):
             spent[call].append(block_seconds(call, count, wait))
         least = {call: sum(sorted(times)[:2]) / 2 for call, times in spent.items()}
-        found.append(least[checked] / least[plain])
-        seconds.append(least[checked])
-        fastest = {call: min(fastest[call], *times) for call, times in spent.items()}
-    return Ratios(found, seconds, fastest[checked] / fastest[plain])
+        found.append(least[ours] / least[theirs])
+        seconds.append(least[ours])
+        fastest |= {call: min(fastest.get(call, float("inf")), *times) for call, times in spent.items()}
+    pairs = zip(checked, plain, strict=True)
+    return Ratios(found, seconds, statistics.median(fastest[a] / fastest[b] for a, b in pairs if a in fastest))
 
 
 def compared(name: str, module: nn.Module, inputs: tuple[Tensor, ...], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -143,7 +158,7 @@ def compared(name: str, module: nn.Module, inputs: tuple[Tensor, ...], options: 
         ways["kernels"] = lambda run: captured(run, inputs)
     rows = []
     for way, made in ways.items():
-        with_checks, without, twin = made(checked), made(plain), made(other)
+        with_checks, without, twin = ([made(copy) for copy in copies(run, plain)] for run in (checked, plain, other))
         found, apart = (ratios(run, without, options.rounds, options.seconds, wait) for run in (with_checks, twin))
         rows.append(
             {
