@@ -39,7 +39,8 @@ def poisoned(storage: Storage) -> np.ndarray:
 def packed(program: Program, storage: Storage) -> np.ndarray:
     assert storage.source is not None
     constant = prepared(program.graph.constants[storage.source], storage)
-    return pack(constant, storage.layout).astype(numpy_type(storage))
+    flat = pack(constant, storage.layout)
+    return (flat.view(torch.uint16) if flat.dtype is torch.bfloat16 else flat).numpy().astype(numpy_type(storage))
 
 
 def run_program(

@@ -136,8 +136,8 @@ def product(*, transpose_a: bool = False, transpose_b: bool = False, **others) -
 
 def stored(array: np.ndarray, layout, dtype: str) -> np.ndarray:  # noqa: ANN001
     if dtype != "bf16":
-        return pack(torch.from_numpy(array), layout).copy()
-    return pack(torch.from_numpy(array).bfloat16(), layout).view(np.uint16).copy()
+        return pack(torch.from_numpy(array), layout).numpy()
+    return pack(torch.from_numpy(array).bfloat16(), layout).view(torch.uint16).numpy()
 
 
 def blank(layout, dtype: str) -> np.ndarray:  # noqa: ANN001

@@ -34,10 +34,7 @@ def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch
         if key not in made:
             dtype = torch_dtype(storage.value.dtype)
             constant = prepared(program.graph.constants[source].to(dtype), storage)
-            flat = torch.from_numpy(pack(constant, storage.layout))
-            flat = flat.view(torch.bfloat16) if dtype is torch.bfloat16 else flat
-            # a copy: the memory of a constant is ours, and as aligned as PyTorch's allocator makes it
-            made[key] = torch.empty(flat.shape, dtype=flat.dtype, device=device).copy_(flat)
+            made[key] = pack(constant, storage.layout).to(device)
         result[name] = made[key]
     return result
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
 import torch
 
 from tilewright.ir.layout import Layout
@@ -40,33 +39,29 @@ def _factors(layout: Layout) -> list[list[int]]:
     return entries
 
 
-def _as_array(tensor: torch.Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:  # NumPy has no such type; the bits are enough to move them
-        tensor = tensor.view(torch.int16)
-    return tensor.numpy()
-
-
-def pack(tensor: torch.Tensor, layout: Layout) -> np.ndarray:
-    """The flat storage of a tensor in a layout; halo and rounding are zero. bfloat16 comes as the int16 of its bits.
+def pack(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The flat storage of a tensor in a layout, in fresh memory of the CPU; halo and rounding are zero.
 
     Raises:
         ValueError: where the tensor's number of elements is not the layout's.
     """
-    array = _as_array(tensor)
-    if array.size != prod(layout.shape):
+    if tensor.numel() != prod(layout.shape):
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is packed as shape {layout.shape}")
-    array = array.reshape(layout.shape)
+    tensor = tensor.detach().cpu().reshape(layout.shape)
     entries, extents = _factors(layout), layout.extents
-    padding = []
-    for dim, positions in enumerate(entries):
-        before = layout.halo[dim][0]
-        padding.append((before, prod(extents[p] for p in positions) - before - layout.shape[dim]))
-    if any(map(any, padding)):
-        array = np.pad(array, padding)
+    padded = [prod(extents[p] for p in positions) for positions in entries]
+    if padded != list(layout.shape):
+        whole = tensor.new_zeros(padded)
+        place = whole
+        for dim, extent in enumerate(layout.shape):
+            place = place.narrow(dim, layout.halo[dim][0], extent)
+        place.copy_(tensor)
+        tensor = whole
     split = [position for positions in entries for position in positions]
-    array = array.reshape([extents[position] for position in split])
-    return np.ascontiguousarray(array.transpose(np.argsort(split))).reshape(-1)
+    parts = tensor.reshape([extents[position] for position in split])
+    flat = torch.empty(layout.size, dtype=tensor.dtype)
+    flat.view(extents).copy_(parts.permute([split.index(position) for position in range(len(split))]))
+    return flat
 
 
 def unpack(flat: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -89,5 +84,4 @@ def write(flat: torch.Tensor, layout: Layout, value: torch.Tensor) -> None:
     if layout.dense_strides() is not None:
         unpack(flat, layout).copy_(value)
         return
-    packed = torch.from_numpy(pack(value, layout))
-    flat.copy_(packed.view(torch.bfloat16) if value.dtype == torch.bfloat16 else packed)
+    flat.copy_(pack(value, layout))
