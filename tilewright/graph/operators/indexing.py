@@ -106,7 +106,7 @@ def _embedding_rows(b: StepBuilder, weight: Tensor, indices: Tensor, *parameters
         return row * parameters[0](bag, place) if parameters else row
 
     (result,) = b.reduce("max" if mode == "max" else "sum", (bags, weight.shape[1]), (length,), body)
-    return b.map(result.shape, lambda *i: result(*i) * (1.0 / max(length, 1))) if mode == "mean" else result
+    return b.map(result.shape, lambda *i: result(*i) / float(max(length, 1))) if mode == "mean" else result
 
 
 def _arange(b: StepBuilder, *, length: int, start: float | int, step: float | int, dtype: str) -> Tensor:
