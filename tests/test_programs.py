@@ -86,6 +86,25 @@ def test_programs_are_stopped_from_another_thread(tmp_path: Path) -> None:
         programs.run([*SHELL, "true"], PATIENCE)
 
 
+KILLED = """
+import sys, threading
+from tilewright.system.programs import run_program
+threading.Thread(target=run_program, args=(["/bin/sh", "-c", "trap '' TERM HUP; (echo $$ > first; sleep 1000) & sleep 1000 & echo $! > second; wait"], 1000.0)).start()
+"""
+
+
+def test_a_program_does_not_outlive_the_process_that_runs_it(tmp_path: Path) -> None:
+    """Killed with SIGKILL, which nothing can clean up after; the thread that started the program has nothing to do with it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", KILLED], cwd=tmp_path, env=environment)
+    numbers = [number_in(tmp_path / name) for name in ("first", "second")]
+    assert not any(map(gone, numbers))
+    process.kill()
+    process.wait()
+    for number in numbers:
+        until(lambda number=number: gone(number))
+
+
 CHILD = """
 import subprocess, sys, time
 from tilewright.runtime.workers import serve

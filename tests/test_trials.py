@@ -315,7 +315,7 @@ def test_stopping_early_ends_the_processes() -> None:
     workers = [child._worker for child in (*trials._compilers, *trials._devices) if child._worker is not None]
     trials.close()
     assert workers and not any(worker.alive for worker in workers)
-    assert not trials._folder.exists()
+    assert not trials._scratch.path.exists()
 
 
 def test_measuring_again_keeps_the_order() -> None:

@@ -28,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, type=path, metavar="FOLDER", help="where the artifacts MODEL-TARGET.zip are written")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of a Dask scheduler, such as tcp://host:8786 (default: processes on this machine)")
     parser.add_argument("--workers", type=whole(), metavar="N", help="processes on this machine (default: one a core)")
+    parser.add_argument("--limit", type=whole(), metavar="SECONDS", help="of compiling one model, which is then ended and has failed (default 3600)")
     parser.add_argument("--batch", type=whole(), metavar="N", help="first extent of the example inputs (default 1)")
     parser.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code (default: as `compile` here)")
     parser.add_argument("--precision", metavar="P", help="as for `compile`")
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from tilewright import settings
     from tilewright.partition.storage import check_precision
     from tilewright.runtime.artifact import check_path
-    from tilewright.runtime.batch import Job, check_jobs, compile_all, connected
+    from tilewright.runtime.batch import LIMIT_SECONDS, Job, check_jobs, compile_all, connected
 
     check_precision(options.precision or "fp32")
     targets = read_targets(options.targets, options.scheduler is not None)
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             for note in compiled.notes:
                 progress.console.print(f"{compiled.job.model} for {compiled.job.target}: {note}", soft_wrap=True)
 
-        results = compile_all(client, jobs, options.output, report)
+        results = compile_all(client, jobs, options.output, report, options.limit or LIMIT_SECONDS)
     console.print(_table(results))
     failed = sum(compiled.path is None for compiled in results)
     console.print(f"{len(results) - failed} of {len(results)} artifacts written to {options.output}", soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from tilewright import settings
 from tilewright.cli_options import is_count, path, whole
 from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
 from tilewright.files import check_output, content_of, json_of, reading
+from tilewright.system.scratch import Scratch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,12 +134,12 @@ def _measured_by_workers(options: argparse.Namespace, regions: int, records: Rec
     known, measured = "known.jsonl.gz", "measured.jsonl.gz"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
-        tempfile.TemporaryDirectory(prefix="tilewright-tune-") as folder,
+        Scratch() as folder,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
         connected(options.scheduler, 0) as client,
     ):
-        records.export_lines(Path(folder) / known)
-        files, model = {known: (Path(folder) / known).read_bytes()}, options.model
+        records.export_lines(folder / known)
+        files, model = {known: (folder / known).read_bytes()}, options.model
         if is_file(model) or model.endswith(".json"):
             files[Path(model).name], model = content_of(model), f"{{folder}}/{Path(model).name}"
         arguments = ["tune", model, "--target", options.target, "--trials", str(options.trials), "--devices", options.devices]
@@ -155,9 +155,9 @@ def _measured_by_workers(options: argparse.Namespace, regions: int, records: Rec
             if answer["content"] is None:
                 failures.append(f"part {number + 1} of {parts}: {answer['error']}")
                 continue
-            (Path(folder) / measured).write_bytes(answer["content"])
+            (folder / measured).write_bytes(answer["content"])
             try:
-                new += records.import_lines(Path(folder) / measured)
+                new += records.import_lines(folder / measured)
             except CacheError as error:  # what a worker sent is no more to be trusted than any file
                 failures.append(f"part {number + 1} of {parts}: {error}")
     console.print(f"{regions} regions in {parts} parts: {new} new measurements, {len(records)} in {records.path}", soft_wrap=True)

@@ -10,10 +10,9 @@ more; one that ended with an error is not, because it would again.
 
 from __future__ import annotations
 
+import math
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import tilewright
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOption
+from tilewright.system.programs import ProgramHung, run_program
+from tilewright.system.scratch import Scratch
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -32,14 +33,10 @@ CONNECT_SECONDS, WORKER_SECONDS = 10, 60
 """How long to wait for the scheduler's answer, and for its first worker."""
 ENDED_CODES = (0, 1, 2)
 """Of a command that came to its end; any other says that its process was stopped."""
-CHILD = """
-import os, sys, threading
-from tilewright.system.interruption import leave_at_once
-threading.Thread(target=lambda: (os.read(0, 1), leave_at_once(3)), daemon=True).start()
-from tilewright.__main__ import run
-sys.exit(run())
-"""
-"""The command line in a process that ends when the one that holds its standard input does: a worker that is killed leaves none behind."""
+LIMIT_SECONDS = 3600.0
+"""Of compiling one model, unless another limit is given."""
+WORDS_BYTES = 1 << 24
+"""Of what a command says that is kept."""
 PREFIX = "tilewright: "
 """Of the lines that commands write to the standard error stream."""
 
@@ -48,9 +45,10 @@ class CommandStopped(Exception):
     """A command's process was stopped before its end: worth another trial."""
 
 
-def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: str, version: str) -> dict[str, Any]:
+def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: str, version: str, limit: float = math.inf) -> dict[str, Any]:
     """What a worker does: runs `tilewright ARGUMENTS`. In the arguments "{folder}" stands for a folder of its own, in which the `files` are.
-    Gives {"content": bytes of the file `output` or None, "error": text, "notes": lines, "seconds": of wall clock}.
+    Gives {"content": bytes of the file `output` or None, "error": text, "notes": lines, "seconds": of wall clock}. A command that has not ended after
+    `limit` seconds is ended, with all that it has started, and has failed.
 
     Raises:
         CommandStopped: where its process was stopped from outside, as for want of memory.
@@ -59,31 +57,26 @@ def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: st
         error = f"a worker has tilewright {tilewright.__version__}, and {version} is asking; install the same release on every worker"
         return {"content": None, "error": error, "notes": [], "seconds": 0.0}
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="tilewright-batch-", dir=_scratch()) as folder:
+    with Scratch(_place()) as folder:
         for name, data in files.items():
-            (Path(folder) / name).write_bytes(data)
-        command = [sys.executable, "-c", CHILD, *(argument.replace("{folder}", folder) for argument in arguments)]
-        reader, writer = os.pipe()
-        try:
-            ended = subprocess.run(
-                command, stdin=reader, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-                cwd=Path(__file__).parents[2],  # where this package is found
-            )  # fmt: skip
-        finally:
-            os.close(reader)
-            os.close(writer)
-        lines = ended.stderr.strip().splitlines()
-        if ended.returncode not in ENDED_CODES:
-            raise CommandStopped(f"its process was stopped (status {ended.returncode}){': ' + lines[-1] if lines else ''}")
-        said = [line.removeprefix(PREFIX).replace(folder + os.sep, "") for line in lines]
-        file = Path(folder) / output
-        if ended.returncode == 0 and file.is_file():
+            (folder / name).write_bytes(data)
+        command = [sys.executable, "-m", "tilewright", *(argument.replace("{folder}", str(folder)) for argument in arguments)]
+        try:  # in the folder where this package is found
+            ended = run_program(command, limit, Path(__file__).parents[2], WORDS_BYTES)
+        except ProgramHung:
+            return {"content": None, "error": f"it did not end within {limit:g} s", "notes": [], "seconds": time.perf_counter() - start}
+        lines = ended.errors.strip().splitlines()
+        if ended.status not in ENDED_CODES:
+            raise CommandStopped(f"its process was stopped (status {ended.status}){': ' + lines[-1] if lines else ''}")
+        said = [line.removeprefix(PREFIX).replace(f"{folder}{os.sep}", "") for line in lines]
+        file = folder / output
+        if ended.status == 0 and file.is_file():
             return {"content": file.read_bytes(), "error": "", "notes": said, "seconds": time.perf_counter() - start}
         error = said.pop().removeprefix("error: ") if said else f"the command wrote no {output}"
         return {"content": None, "error": error, "notes": said, "seconds": time.perf_counter() - start}
 
 
-def _scratch() -> str | None:
+def _place() -> str | None:
     """The folder of this Dask worker, which the next one removes if this is killed; None in any other process."""
     try:
         from distributed import get_worker
@@ -126,7 +119,9 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
             yield client
 
 
-def run_all(client: Client, tasks: Sequence[tuple[Sequence[str], Mapping[str, bytes], str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def run_all(
+    client: Client, tasks: Sequence[tuple[Sequence[str], Mapping[str, bytes], str]], limit: float = math.inf
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The answers of `run_command` to (arguments, files, output), as they come, each with its task's number; what could not be run at all is an
     answer with an error too. The same file of several tasks is sent once. Tasks that were not waited for are cancelled."""
     from distributed import as_completed
@@ -140,7 +135,7 @@ def run_all(client: Client, tasks: Sequence[tuple[Sequence[str], Mapping[str, by
                     # a task that gives what it was given: Dask can make its result again when the worker that holds it is lost
                     sent[id(data)] = client.submit(bytes, data, pure=False)
             carried = {name: sent[id(data)] for name, data in files.items()}
-            future = client.submit(run_command, list(arguments), carried, output, tilewright.__version__, retries=RETRIES, pure=False)
+            future = client.submit(run_command, list(arguments), carried, output, tilewright.__version__, limit, retries=RETRIES, pure=False)
             futures[future] = number
         for future in as_completed(list(futures)):
             number = futures.pop(future)
@@ -221,9 +216,11 @@ def check_jobs(jobs: Sequence[Job]) -> None:
             raise UnsupportedOption(f"{other.model} and {job.model} would both be written to {job.file_name}", "compile them into two folders")
 
 
-def compile_all(client: Client, jobs: Sequence[Job], folder: Path, report: Callable[[Compiled], None]) -> list[Compiled]:
-    """Compiles the jobs and writes each artifact as soon as it is there, under a temporary name first. `report` is told of each job when it is over.
-    The failure of one job leaves the others alone. Gives what became of the jobs, in their order."""
+def compile_all(
+    client: Client, jobs: Sequence[Job], folder: Path, report: Callable[[Compiled], None], limit: float = LIMIT_SECONDS
+) -> list[Compiled]:
+    """Compiles the jobs, each for `limit` seconds at most, and writes each artifact as soon as it is there, under a temporary name first. `report` is
+    told of each job when it is over. The failure of one job leaves the others alone. Gives what became of the jobs, in their order."""
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[int, Compiled] = {}
 
@@ -250,7 +247,7 @@ def compile_all(client: Client, jobs: Sequence[Job], folder: Path, report: Calla
         arguments = ["compile", model, "--target", job.target, *job.arguments, "-o", f"{{folder}}{os.sep}artifact.zip"]
         tasks.append((arguments, files, "artifact.zip"))
         numbers.append(number)
-    for task, answer in run_all(client, tasks):
+    for task, answer in run_all(client, tasks, limit):
         job = jobs[numbers[task]]
         path, wrong = None, answer["error"]
         if answer["content"] is not None:

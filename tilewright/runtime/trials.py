@@ -6,12 +6,10 @@ import itertools
 import queue
 import shutil
 import statistics
-import tempfile
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +20,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.runtime.problems import Problem
 from tilewright.runtime.trial_processes import CompilingProcess, MeasuringProcess
 from tilewright.runtime.workers import Message, WorkerLost
+from tilewright.system.scratch import Scratch
 
 GIVE_UP = 4.0
 """A candidate that takes so many times the best one's time is timed once only."""
@@ -141,7 +140,7 @@ class Trials:
             devices = (threads or settings.threads(),)
         measurer = measurer or (MEASURER if machine.is_gpu else CPU_MEASURER)
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="tilewright-trials-"))
+            self._scratch = Scratch()
         except OSError as error:
             raise CacheError(f"there is no folder for candidates: {error}", "set TMPDIR to a folder that can be written") from error
         count = compile_workers or settings.available_cores()
@@ -165,7 +164,7 @@ class Trials:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for handle in (*self._compilers, *self._devices):
             handle.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.close()
 
     def _kill(self) -> None:
         for handle in (*self._compilers, *self._devices):
@@ -265,7 +264,7 @@ class Trials:
     def _compile(self, job: Job) -> Message:
         """The compiling process's answer; an error is an answer as well."""
         handle = self._idle.get()
-        folder = self._folder / str(next(self._numbers))
+        folder = self._scratch.path / str(next(self._numbers))
         try:
             return {**handle.compile(job.problem, job.schedule, folder), "folder": str(folder)}
         except WorkerLost as error:

@@ -1,4 +1,8 @@
-"""Runs other programs: in a process group of their own, without input, for a limited time, and ended with all that they have started."""
+"""Runs other programs: in a process group of their own, without input, for a limited time, and ended with all that they have started.
+
+The group is led by a shell that waits for its input to end, which is a pipe from this process, and then kills the group: a program does not outlive
+the process that runs it, not even one that is killed. (PR_SET_PDEATHSIG would end the compiler's driver alone, and with the thread that started it.)
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 OUTPUT_BYTES = 1 << 20
 """Of each stream that is kept; what a program writes beyond is read and dropped."""
+GUARD = ("/bin/sh", "-c", "read line; kill -KILL 0")
 TICK_SECONDS = 0.05
 """How often it is asked whether a program has ended that left its output to another."""
 
@@ -41,7 +46,7 @@ class Programs:
     """Programs that are run for one purpose, perhaps on several threads, and can be stopped together."""
 
     def __init__(self) -> None:
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._groups: set[int] = set()
         self._stopped = False
         self._lock = threading.Lock()
 
@@ -49,8 +54,8 @@ class Programs:
         """End all of them; none is started any more."""
         with self._lock:
             self._stopped = True
-            for process in self._running:
-                _end_group(process)
+            for group in self._groups:
+                _end_group(group)
 
     def run(
         self,
@@ -67,29 +72,39 @@ class Programs:
             ProgramStopped: where `stop` was called.
             OSError: where it cannot be started.
         """
-        with self._lock:
-            if self._stopped:
-                raise ProgramStopped(f"{command[0]} was not started any more")
-            process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
-            )
-            self._running.add(process)
-        try:
-            kept = _read(process, time.monotonic() + seconds, output_bytes)
-            if kept is None:
-                raise ProgramHung(f"{command[0]} did not end within {seconds:g} s")
-        finally:
-            with self._lock:  # the group's number is another's when the process is reaped
-                _end_group(process)
-                process.wait()
-                self._running.discard(process)
-            for pipe in (process.stdout, process.stderr):
-                assert pipe is not None
-                pipe.close()
+        with self._group() as group:
+            with self._lock:
+                if self._stopped:
+                    raise ProgramStopped(f"{command[0]} was not started any more")
+                process = subprocess.Popen(
+                    command, cwd=folder, env=environment, process_group=group,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                )  # fmt: skip
+            with process:
+                try:
+                    kept = _read(process, time.monotonic() + seconds, output_bytes)
+                finally:
+                    _end_group(group)
+                if kept is None:
+                    raise ProgramHung(f"{command[0]} did not end within {seconds:g} s")
         if self._stopped and process.returncode < 0:
             raise ProgramStopped(f"{command[0]} was stopped")
         output, errors = (bytes(part[:output_bytes]).decode(errors="replace") for part in kept)
         return Finished(process.returncode, output, errors, any(len(part) > output_bytes for part in kept))
+
+    @contextmanager
+    def _group(self) -> Iterator[int]:
+        """The number of a process group, led by its guard, of which nothing is left at the end."""
+        guard = subprocess.Popen(GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
+        with guard:
+            with self._lock:
+                self._groups.add(guard.pid)
+            try:
+                yield guard.pid
+            finally:
+                with self._lock:  # the number is another's when the guard is reaped
+                    self._groups.discard(guard.pid)
+                    _end_group(guard.pid)
 
 
 def run_program(command: Sequence[str], seconds: float, folder: Path | None = None, output_bytes: int = OUTPUT_BYTES) -> Finished:
@@ -136,11 +151,10 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         return True
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that is not reaped, and all of its group."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+def _end_group(number: int) -> None:
+    """End every process of a group whose leader is not reaped."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(number, signal.SIGKILL)
 
 
 def end_session(leader: subprocess.Popen[bytes]) -> None:

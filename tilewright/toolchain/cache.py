@@ -27,6 +27,7 @@ from pathlib import Path
 from tilewright.errors import CacheError, KernelFailed
 from tilewright.hardware import Machine
 from tilewright.system.private_files import NotPrivate, make_folder, read_private, require_private
+from tilewright.system.scratch import Scratch
 from tilewright.toolchain.binary import Binary, SourceFile, parse_resources
 from tilewright.toolchain.compilers import Compiler
 
@@ -71,14 +72,14 @@ def _hash_of(content: bytes) -> str:
 @lru_cache(maxsize=1)
 def _private_folder() -> Path:
     """A temporary folder of this process, removed when it ends."""
-    folder, owner = Path(tempfile.mkdtemp(prefix="tilewright-")), os.getpid()
+    scratch, owner = Scratch(), os.getpid()
 
     def remove() -> None:
         if os.getpid() == owner:  # a forked child inherits this registration, not the folder
-            shutil.rmtree(folder, ignore_errors=True)
+            scratch.close()
 
     atexit.register(remove)
-    return folder
+    return scratch.path
 
 
 def _warn_once(place: Path, words: str) -> None:
