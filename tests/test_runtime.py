@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runtime_programs import ProgramBuilder, chain, chain_reference
 
 from tilewright.errors import ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
-from tilewright.frontend.torch_operators import permitted_operator, resolve_operator
+from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
 from tilewright.runtime import cpu as cpu_module
 from tilewright.runtime.cpu import openmp_libraries
@@ -421,29 +421,6 @@ def test_only_functional_aten_operators_are_resolved(target: str) -> None:
     with pytest.raises(InvalidArtifact):
         resolve_operator(target)
     assert resolve_operator("aten.sort.default") is torch.ops.aten.sort.default
-
-
-@pytest.mark.parametrize(
-    "target",
-    """aten.save.default aten.from_file.default aten._print.default aten.warn.default aten.format.default aten.manual_seed.default
-    aten.max_pool2d_with_indices_backward.default aten._reshape_alias.default aten._sparse_coo_tensor_unsafe.default aten.fbgemm_linear_int8_weight.default
-    aten._nested_view_from_buffer.default aten.segment_reduce.default aten.record_stream.default aten._foreach_add.List aten.as_strided.default
-    aten.repeat_interleave.Tensor aten.repeat_interleave.self_Tensor aten.ctc_loss.IntList aten._ctc_loss.default aten.native_batch_norm.default
-    aten.batch_norm.default aten.instance_norm.default aten.set.source_Tensor""".split(),
-)
-def test_operators_that_reach_beyond_tensors_are_not_for_artifacts(target: str) -> None:
-    with pytest.raises(InvalidArtifact):
-        permitted_operator(target)
-
-
-@pytest.mark.parametrize(
-    "target",
-    """aten.sort.default aten.unique_dim.default aten._unique2.default aten.bernoulli.default aten.stft.default aten._fft_r2c.default aten.to.dtype
-    aten.linalg_inv_ex.default aten._scaled_dot_product_flash_attention_for_cpu.default aten.einsum.default aten.split.Tensor aten.nonzero.default
-    aten.fake_quantize_per_tensor_affine.default aten.multinomial.default aten.scatter_reduce.two aten.arange.start_step aten.masked_select.default""".split(),
-)
-def test_functions_of_tensors_are_for_artifacts(target: str) -> None:
-    assert permitted_operator(target) is resolve_operator(target)
 
 
 @st.composite

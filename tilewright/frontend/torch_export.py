@@ -50,10 +50,10 @@ _FILE = "tilewright.file"
 @cache
 def _decompositions() -> Mapping[Any, Any]:
     """PyTorch's own decompositions of the operators that have no handler; all others stay whole, and so do those whose parts would take negative
-    indices where they do not."""
+    indices where they do not, or a scale beside a size, which PyTorch believes."""
 
     def stays(name: str) -> bool:
-        return name in HANDLERS or name.partition(".")[0] in ALONG_A_DIMENSION
+        return name in HANDLERS or name.partition(".")[0] in ALONG_A_DIMENSION or name.endswith("_aa.vec")
 
     table = torch.export.default_decompositions()
     return MappingProxyType({op: how for op, how in table.items() if not stays(str(op).removeprefix("aten."))})

@@ -1,0 +1,134 @@
+"""Which operators of PyTorch's a file may name: a list, and nothing that is not on it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from operator_cases import FAMILIES as CASE_FAMILIES
+from operator_cases import Function
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from tilewright.compile import read
+from tilewright.errors import InvalidArtifact
+from tilewright.frontend.permitted_operators import FAMILIES, PERMITTED
+from tilewright.frontend.torch_operators import permitted_operator, resolve_operator
+
+LISTED_FOR = (2, 13)
+"""The release of PyTorch whose operators were looked at."""
+
+
+def functional(word: str) -> list[str]:
+    """The permitted overloads of a word of the list, as targets."""
+    name, _, only = word.partition(".")
+    found = []
+    for overload in getattr(torch.ops.aten, name).overloads() if hasattr(torch.ops.aten, name) else ():
+        try:
+            permitted_operator(f"aten.{name}.{overload}")
+        except InvalidArtifact:
+            continue
+        found.append(overload)
+    return [overload for overload in found if not only or overload == only]
+
+
+def test_every_word_is_an_operator_and_stands_once() -> None:
+    words = [word for family in FAMILIES.values() for word in family.split()]
+    assert not [word for word, count in Counter(words).items() if count > 1]
+    missing = [word for word in words if not functional(word)]
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if missing and release < LISTED_FOR:
+        pytest.skip(f"PyTorch {torch.__version__} is older than the list, and has no {', '.join(missing)}")
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "target",
+    """aten.save.default aten.from_file.default aten._print.default aten.warn.default aten.format.default aten.manual_seed.default
+    aten.max_pool2d_with_indices_backward.default aten._reshape_alias.default aten._sparse_coo_tensor_unsafe.default aten.fbgemm_linear_int8_weight.default
+    aten._nested_view_from_buffer.default aten.segment_reduce.default aten.record_stream.default aten._foreach_add.List aten.as_strided.default
+    aten.repeat_interleave.Tensor aten.repeat_interleave.self_Tensor aten.ctc_loss.IntList aten._ctc_loss.default aten.native_batch_norm.default
+    aten.batch_norm.default aten.instance_norm.default aten.set.source_Tensor aten.set_.source_Tensor aten._cudnn_rnn.default aten.resize.default
+    aten.cudnn_convolution.default aten._native_batch_norm_legit_functional.default aten.batch_norm_update_stats.default aten._weight_norm.default
+    aten._weight_norm_interface.default aten._embedding_bag.default aten.embedding_bag.padding_idx aten.fractional_max_pool2d.default
+    aten._scaled_dot_product_flash_attention_for_cpu.default aten.scaled_dot_product_attention.default aten.slow_conv3d_forward.default
+    aten.slow_conv_transpose2d.default aten.lstm.input aten._upsample_bilinear2d_aa.default aten._native_multi_head_attention.default
+    aten.quantize_per_tensor.default aten.dequantize.self aten.coalesce.default aten.to_sparse.default aten.empty_strided.default
+    aten.add.t aten.sort.str aten.split.str aten.item.default""".split(),
+)
+def test_what_trusts_its_arguments_or_reaches_beyond_tensors_is_refused(target: str) -> None:
+    with pytest.raises(InvalidArtifact):
+        permitted_operator(target)
+
+
+@pytest.mark.parametrize("words", ["backward", "sparse", "nested", "quantized", "cudnn", "mkldnn", "foreach", "strided", "_jvp"])
+def test_no_word_of_the_list_is_of_a_family_that_trusts(words: str) -> None:
+    assert not [word for word in PERMITTED if words in word]
+
+
+def test_an_operator_of_a_later_release_is_refused() -> None:
+    library = torch.library.Library("aten", "FRAGMENT")
+    try:
+        library.define("tilewright_later(Tensor x) -> Tensor")
+        library.impl("tilewright_later", torch.neg, "CPU")
+        assert resolve_operator("aten.tilewright_later.default")(torch.ones(1)) == -1
+        with pytest.raises(InvalidArtifact, match="none that a file may name"):
+            permitted_operator("aten.tilewright_later.default")
+    finally:
+        library._destroy()
+
+
+@pytest.mark.parametrize(
+    "target",
+    """aten.sort.default aten.unique_dim.default aten._unique2.default aten.bernoulli.default aten.stft.default aten._fft_r2c.default aten.to.dtype
+    aten.linalg_inv_ex.default aten.einsum.default aten.split.Tensor aten.nonzero.default aten.fake_quantize_per_tensor_affine.default
+    aten.multinomial.default aten.scatter_reduce.two aten.arange.start_step aten.masked_select.default aten._upsample_bilinear2d_aa.vec""".split(),
+)
+def test_functions_of_tensors_are_permitted(target: str) -> None:
+    assert permitted_operator(target) is resolve_operator(target)
+
+
+NEEDED = {
+    "dropout": lambda x: F.dropout(x, 0.5, True),
+    "antialiased": lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
+    "antialiased, cubic": lambda x: F.interpolate(x, size=(5, 5), mode="bicubic", antialias=True),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "sampled": lambda x: F.grid_sample(x, torch.rand(1, 3, 3, 2)),
+    "pooled and back": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "instance norm": lambda x: F.instance_norm(x),
+    "folded": lambda x: F.fold(F.unfold(x, 2), (8, 8), 2),
+    "sorted": lambda x: x.flatten().sort(),
+    "distances": lambda x: torch.cdist(x, x),
+    "recurrent": nn.GRU(8, 5, dropout=0.5, num_layers=2),
+    "weight norm": parametrizations.weight_norm(nn.Linear(8, 4)),
+    "bags": lambda x: F.embedding_bag(torch.zeros(2, 3, dtype=torch.int64), x[0, 0], mode="max"),
+    "scattered": lambda x: x.scatter_reduce(0, torch.zeros(1, 3, 8, 8, dtype=torch.int64), x, "amax"),
+    "fake quantisation": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, 0, 255),
+}
+
+
+def through_torch(module: nn.Module, example: tuple[torch.Tensor, ...]) -> set[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = read(module, example, None).graph
+    return {str(node.attributes["target"]) for node in graph.nodes if node.operator == "torch"}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_models_need_has_a_kernel_or_is_permitted(name: str) -> None:
+    function = NEEDED[name]
+    x = torch.randn(3, 8, 8) if isinstance(function, nn.Module) else torch.randn(1, 3, 8, 8)
+    for target in through_torch(function if isinstance(function, nn.Module) else Function(function), (x,)):
+        permitted_operator(target)
+
+
+@pytest.mark.parametrize("family", CASE_FAMILIES)
+def test_the_cases_of_operators_need_nothing_that_is_not_permitted(family: str) -> None:
+    for case in CASE_FAMILIES[family](Random(0)):
+        for target in through_torch(case.module.eval(), case.inputs):
+            permitted_operator(target)
