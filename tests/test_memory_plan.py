@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import limited
 from runtime_programs import ProgramBuilder, chain
 
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.memory_plan import Lifetime, assign_places, lifetimes, place, plan_memory
+from tilewright.runtime.soundness import MOST_BUFFERS
 
 HALO = channels_last((1, 4, 5, 5)).with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))
 OTHER_HALO = channels_last((1, 4, 5, 5)).with_halo(((0, 0), (0, 0), (2, 2), (2, 2)))
@@ -42,7 +46,7 @@ def test_nothing_that_lives_at_one_time_overlaps(items: list[Lifetime], alignmen
         for b in items[:i]:
             overlap = ranges[a.name][0] < ranges[b.name][1] and ranges[b.name][0] < ranges[a.name][1]
             if overlap:
-                assert not a.meets(b)
+                assert a.last < b.first or b.last < a.first
                 # whoever must find zeros shares only with its like, and then exactly
                 assert a.zeroed == b.zeroed
                 assert a.zeroed is None or ranges[a.name] == ranges[b.name]
@@ -75,6 +79,47 @@ def test_best_fit_takes_the_smallest_gap() -> None:
     plan = place([*walls, *holes, late])
     # after `large` and `small` are gone, only the place of `small` (the end) or of `large` is free
     assert plan.bytes == 3 * 6400 + 1280 + 640 and plan.offsets["late"] >= 3 * 6400
+
+
+@pytest.mark.parametrize("kind", ["all at once", "one after another", "nested", "halos"])
+def test_many_buffers_are_placed(kind: str) -> None:
+    """As many as a file may have. What was quadratic in Python took minutes."""
+    count = MOST_BUFFERS
+    lives = {"one after another": lambda i: (i, i + 1), "nested": lambda i: (i // 2, count - i // 2)}.get(kind, lambda i: (0, count))
+    zeroed = (HALO, "f32") if kind == "halos" else None
+    items = [Lifetime(f"b{i}", HALO.size * 4 if zeroed else 64 * (1 + i % 97), *lives(i), zeroed) for i in range(count)]
+    with limited(60):
+        plan = place(items)
+    peak = 2 * 64 * 97 if kind == "one after another" else plan.unshared_bytes
+    assert len(plan.offsets) == count and plan.bytes <= peak
+
+
+def test_offsets_are_those_of_a_plain_search() -> None:
+    """Best fit, as it is written in words: all buffers that have a place are looked at for each."""
+    random = Random(0)
+    for _ in range(20):
+        items = [Lifetime(f"b{i}", random.randint(1, 5000), first := random.randint(0, 60), first + random.randint(0, 20)) for i in range(120)]
+        placed: list[tuple[int, Lifetime]] = []
+        for item in sorted(items, key=lambda b: (-b.bytes, b.first, b.name)):
+            cursor, best = 0, None
+            for offset, other in sorted((p for p in placed if p[1].first <= item.last and item.first <= p[1].last), key=lambda p: p[0]):
+                if offset - cursor >= item.bytes and (best is None or offset - cursor < best[0]):
+                    best = offset - cursor, cursor
+                cursor = max(cursor, -(-(offset + other.bytes) // 64) * 64)
+            placed.append((cursor if best is None else best[1], item))
+        assert place(items).offsets == {item.name: offset for offset, item in placed}
+
+
+def test_a_long_chain_of_aliases_has_one_root() -> None:
+    builder = ProgramBuilder({"x": (4,)})
+    builder.kernel("relu", ("x",), "out", (4,), "")
+    program = loadable(builder.program(("out",)))
+    count = 50_000
+    program = replace(program, aliases={f"a{i}": f"a{i + 1}" for i in range(count)})
+    with limited(60):
+        assert {program.root(f"a{i}") for i in range(count)} == {f"a{count}"}
+    with pytest.raises(ValueError, match="circle"):
+        replace(program, aliases={"a": "b", "b": "c", "c": "b"}).root("a")
 
 
 def test_lifetimes_follow_calls_aliases_and_repetition() -> None:

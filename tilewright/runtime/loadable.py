@@ -86,11 +86,20 @@ class LoadableProgram:
     def root(self, name: str) -> str:
         """The value in whose storage `name` lies: itself, where it is no alias. Raises ValueError for a circle of
         aliases."""
-        for _ in range(len(self.aliases) + 1):
-            if name not in self.aliases:
-                return name
-            name = self.aliases[name]
-        raise ValueError(f"the aliases of {name} form a circle")
+        return self._roots.get(name, name)
+
+    @cached_property
+    def _roots(self) -> Mapping[str, str]:
+        roots: dict[str, str] = {}
+        for name in self.aliases:
+            way: dict[str, None] = {}
+            while name in self.aliases and name not in roots:
+                if name in way:
+                    raise ValueError(f"the aliases of {name} form a circle")
+                way[name] = None
+                name = self.aliases[name]
+            roots.update(dict.fromkeys(way, roots.get(name, name)))
+        return roots
 
     def bytes_of(self, name: str) -> int:
         """Bytes of a buffer, halo and rounding included."""

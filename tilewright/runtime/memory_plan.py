@@ -12,8 +12,12 @@ writer: the zeros of the first clearing then last. Such a place is used for noth
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import chain
 from types import MappingProxyType
+
+import numpy as np
 
 from tilewright.ir.layout import Layout
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
@@ -32,9 +36,6 @@ class Lifetime:
     first: int
     last: int
     zeroed: tuple[Layout, str] | None = None
-
-    def meets(self, other: Lifetime) -> bool:
-        return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(frozen=True)
@@ -137,54 +138,65 @@ def lifetimes(program: LoadableProgram, names: Iterable[str]) -> list[Lifetime]:
     return result
 
 
-def _fit(buffer: Lifetime, placed: Sequence[tuple[Lifetime, int]], alignment: int) -> int:
-    """Offset of the smallest gap that holds the buffer beside those that live with it, or just above them all."""
-    taken = sorted((offset, offset + other.bytes) for other, offset in placed if other.meets(buffer))
-    best, best_gap, cursor = None, None, 0
-    for start, end in taken:
-        gap = start - cursor
-        if gap >= buffer.bytes and (best_gap is None or gap < best_gap):
-            best, best_gap = cursor, gap
-        cursor = max(cursor, _align(end, alignment))
-    return cursor if best is None else best
+def _slots(buffers: Iterable[Lifetime]) -> list[list[Lifetime]]:
+    """Buffers that may share a place, one after the other: as few slots as there are buffers at one time."""
+    slots: list[list[Lifetime]] = []
+    taken: list[tuple[int, int]] = []  # (last use, slot), a heap
+    free: list[int] = []  # a heap
+    for buffer in sorted(buffers, key=lambda b: b.first):
+        while taken and taken[0][0] < buffer.first:
+            heappush(free, heappop(taken)[1])
+        if not free:
+            heappush(free, len(slots))
+            slots.append([])
+        slot = heappop(free)
+        slots[slot].append(buffer)
+        heappush(taken, (buffer.last, slot))
+    return slots
+
+
+class _Arena:
+    """What has a place. Each search is a few passes over columns, which are sorted by offset: thousands of buffers take a second."""
+
+    def __init__(self, alignment: int) -> None:
+        self._alignment = alignment
+        self._placed = np.empty((4, 0), np.int64)  # rows: offset, aligned end, first use, last use
+
+    def place(self, buffer: Lifetime) -> int:
+        """Offset of the smallest gap that holds the buffer beside those that live with it, or just above them all."""
+        starts, ends, first, last = self._placed
+        meets = (first <= buffer.last) & (last >= buffer.first)
+        starts, ends = starts[meets], np.maximum.accumulate(ends[meets])
+        floors = np.concatenate(([0], ends))
+        gaps = starts - floors[:-1]
+        holds = np.flatnonzero(gaps >= buffer.bytes)
+        offset = int(floors[holds[gaps[holds].argmin()]] if holds.size else floors[-1])
+        column = (offset, _align(offset + buffer.bytes, self._alignment), buffer.first, buffer.last)
+        self._placed = np.insert(self._placed, int(self._placed[0].searchsorted(offset, "right")), column, axis=1)
+        return offset
+
+    @property
+    def bytes(self) -> int:
+        return int(self._placed[1].max(initial=0))
 
 
 def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT) -> MemoryPlan:
     """Offsets such that no two buffers that live at one time overlap, and zeroed elements stay zero."""
-    offsets: dict[str, int] = {}
-    placed: list[tuple[Lifetime, int]] = []
+    offsets = {buffer.name: 0 for buffer in buffers if buffer.bytes == 0}
     horizon = max((b.last for b in buffers), default=0)
-    slots: dict[tuple[Layout, str], list[list[Lifetime]]] = {}
+    items = [(buffer, [buffer]) for buffer in buffers if buffer.bytes and buffer.zeroed is None]
+    alike: dict[tuple[Layout, str], list[Lifetime]] = {}
     for buffer in buffers:
-        if buffer.zeroed is None or buffer.bytes == 0:
-            continue
-        group = slots.setdefault(buffer.zeroed, [])
-        slot = next((s for s in group if not any(other.meets(buffer) for other in s)), None)
-        if slot is None:
-            group.append([buffer])
-        else:
-            slot.append(buffer)
-    members: dict[str, list[str]] = {}
-    items: list[Lifetime] = []
-    for group in slots.values():
-        for slot in group:  # a slot of zeroed buffers belongs to them from beginning to end
-            items.append(Lifetime(slot[0].name, slot[0].bytes, 0, horizon))
-            members[slot[0].name] = [buffer.name for buffer in slot]
-    for buffer in buffers:
-        if buffer.bytes == 0:
-            offsets[buffer.name] = 0
-        elif buffer.zeroed is None:
-            items.append(buffer)
-            members[buffer.name] = [buffer.name]
-    for item in sorted(items, key=lambda b: (-b.bytes, b.first, b.name)):
-        offset = _fit(item, placed, alignment)
-        placed.append((item, offset))
-        for name in members[item.name]:
-            offsets[name] = offset
-    total = max((_align(offset + item.bytes, alignment) for item, offset in placed), default=0)
+        if buffer.bytes and buffer.zeroed is not None:
+            alike.setdefault(buffer.zeroed, []).append(buffer)
+    for slot in chain.from_iterable(map(_slots, alike.values())):  # it belongs to them from beginning to end
+        items.append((replace(slot[0], first=0, last=horizon), slot))
+    arena = _Arena(alignment)
+    for item, members in sorted(items, key=lambda entry: (-entry[0].bytes, entry[0].first, entry[0].name)):
+        offsets.update(dict.fromkeys((buffer.name for buffer in members), arena.place(item)))
     sizes = {buffer.name: buffer.bytes for buffer in buffers}
     unshared = sum(_align(buffer.bytes, alignment) for buffer in buffers)
-    return MemoryPlan(MappingProxyType(offsets), MappingProxyType(sizes), total, unshared)
+    return MemoryPlan(MappingProxyType(offsets), MappingProxyType(sizes), arena.bytes, unshared)
 
 
 def plan_memory(program: LoadableProgram, alignment: int = CPU_ALIGNMENT) -> MemoryPlan:

@@ -14,7 +14,8 @@ anything that the process may do; that is not, and cannot be, found here. An art
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from math import prod
 from typing import Any
@@ -47,8 +48,9 @@ def check(program: LoadableProgram, signature: Signature, machine: Machine, stat
         _check_storage(program, name, storage)
     if len(program.storage) > MOST_BUFFERS or sum(map(program.bytes_of, program.storage)) > MOST_BYTES:
         raise ValueError(f"its {len(program.storage)} buffers are more, or larger, than a machine can have")
+    given = {*program.graph.inputs, *program.graph.constants}
     for name in program.aliases:
-        _check_alias(program, name)
+        _check_alias(program, name, given)
     for kernel in program.kernels.values():
         _check_kernel(kernel, machine)
     if sum(region.repeat * len(region.calls) for region in program.regions) > MOST_CALLS:
@@ -216,10 +218,10 @@ def _check_factors(name: str, layout: Layout) -> None:
         seen.add(dim)
 
 
-def _check_alias(program: LoadableProgram, name: str) -> None:
+def _check_alias(program: LoadableProgram, name: str, given: Set[str]) -> None:
     """It has as many bytes as what it lies on, and the same type."""
     root = program.root(name)
-    if name in program.graph.inputs or name in program.graph.constants:
+    if name in given:
         raise ValueError(f"{name} is an input or a constant, and an alias of {root}")
     base = program.storage.get(root)
     if base is None or root in program.faults:
@@ -273,22 +275,24 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
     if kernel.scalars and region.repeat > kernel.steps:
         raise ValueError(f"{where} for {region.repeat} steps, and it was made for {kernel.steps}")
     roots = [program.root(name) for name in call.arguments]
+    times = Counter(roots)
     for name, root, extent, writes in zip(call.arguments, roots, kernel.extents, kernel.writes, strict=True):
         held = program.bytes_of(root)
         if held < extent:
             raise ValueError(f"{where}, which touches {extent} bytes of {name}, and {name} has {held}")
         if writes and root in read_only:
             raise ValueError(f"{where}, which writes to {name}: an input or a constant")
-        if writes and roots.count(root) > 1:
+        if writes and times[root] > 1:
             raise ValueError(f"{where} with {name} twice, and it writes to it")
 
 
 def _check_order(program: LoadableProgram) -> None:
     """Regions and calls read what was written before."""
-    written = {*program.graph.inputs, *program.graph.constants}
+    inputs = set(program.graph.inputs)
+    written = {*inputs, *program.graph.constants}
     written.update(name for name in program.storage if program.constant_source(name) is not None)
     for region in program.regions:
-        for name, writes in _accesses(program, region):
+        for name, writes in _accesses(program, region, inputs):
             root = program.root(name)
             empty = root in program.storage and not program.bytes_of(root)
             if not writes and root not in written and not empty:
@@ -300,7 +304,7 @@ def _check_order(program: LoadableProgram) -> None:
             raise ValueError(f"nothing is written to the output {name}")
 
 
-def _accesses(program: LoadableProgram, region: LoadableRegion) -> Iterator[tuple[str, bool]]:
+def _accesses(program: LoadableProgram, region: LoadableRegion, inputs: Set[str]) -> Iterator[tuple[str, bool]]:
     """(buffer, whether it is written) in order."""
     if region.kind == "torch":
         if region.calls or region.repeat != 1:
@@ -316,7 +320,7 @@ def _accesses(program: LoadableProgram, region: LoadableRegion) -> Iterator[tupl
         for name in region.outputs:
             root = program.root(name)
             constant = root in program.storage and program.constant_source(root) is not None
-            if name not in local or constant or root in program.graph.inputs or root in program.faults:
+            if name not in local or constant or root in inputs or root in program.faults:
                 raise ValueError(f"region {region.name} does not make {name}, or writes to an input or a constant")
             if root in program.storage:
                 yield name, True
