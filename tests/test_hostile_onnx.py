@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 import warnings
@@ -14,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from limits import limited
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
@@ -22,6 +24,8 @@ from tilewright.frontend.onnx_import import import_onnx
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.partition.plan import plan_program
+from tilewright.runtime.loadable import loadable
+from tilewright.runtime.memory_plan import plan_memory
 
 HUGE = 1 << 40
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
@@ -281,6 +285,36 @@ def test_long_graphs_are_planned(model: Any) -> None:
     assert time.monotonic() - began < 300
     deepest = max((len(region.region.nodes) for region in program.regions), default=0)
     assert deepest <= 2000
+
+
+@pytest.mark.parametrize("kind", ["maps", "rows", "one value read by all"])
+def test_five_thousand_nodes_are_planned(kind: str) -> None:
+    """What grows with the square of their number takes minutes here."""
+    operators, second = {"maps": (("Add", "Relu"), "w"), "rows": (("Softmax", "Sin"), ""), "one value read by all": (("Add",), "x")}[kind]
+    nodes = []
+    for k in range(5000):
+        operator, first = operators[k % len(operators)], f"t{k}" if k else "x"
+        nodes.append(node(operator, *((first, second) if operator == "Add" else (first,)), output=f"t{k + 1}"))
+    nodes[-1].output[0] = "y"
+    with limited(120):
+        program = planned(model_of(nodes, weights=[numpy_helper.from_array(np.ones(3, np.float32), "w")]))
+        plan_memory(loadable(program))
+    assert sum(len(region.region.nodes) for region in program.regions) == 5000
+
+
+def test_a_model_beyond_two_gigabytes_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(chain(2, "Neg").SerializeToString())
+    try:
+        os.truncate(path, 3 << 30)
+    except OSError as error:
+        pytest.skip(f"no file of three gigabytes here: {error}")
+    if path.stat().st_blocks * 512 > 1 << 30:
+        pytest.skip("this filesystem has no sparse files")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidModel, match=r"m\.onnx has 3,221,225,472 bytes.*external data") as caught:
+        tilewright.compile(path)
+    assert "\n" not in str(caught.value) and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
 
 
 def test_every_node_that_is_not_supported_is_not_listed() -> None:

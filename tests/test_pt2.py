@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from limits import limited
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -374,4 +375,27 @@ def test_operators_that_trust_their_arguments_are_refused(what: str, tmp_path: P
     path = exported(tmp_path / "model.pt2", Function(TRUSTING[what]), *inputs)
     with pytest.raises(InvalidModel, match=r"model\.pt2: operator aten.* is none that a file may name; give the module itself") as caught:
         tilewright.compile(path)
+    assert "\n" not in str(caught.value)
+
+
+HUGE = 1 << 30
+FANS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "unbind": lambda x: x.expand(4).unbind()[0],
+    "split": lambda x: x.expand(4).split(1)[0],
+    "chunks": lambda x: torch.zeros(4).chunk(4)[0] + x,
+    "sections": lambda x: x.tensor_split(4)[0],
+}
+
+
+@pytest.mark.parametrize("what", FANS)
+def test_very_many_tensors_of_one_are_refused(what: str, tmp_path: Path) -> None:
+    path = exported(tmp_path / "m.pt2", Function(FANS[what]), torch.ones(1))
+    members = {name: zipfile.ZipFile(path).read(name) for name in zipfile.ZipFile(path).namelist()}
+
+    def huge(document: Any) -> None:
+        text = json.dumps(document["graph_module"]["graph"]["nodes"]).replace('"as_int": 4', f'"as_int": {HUGE}').replace("[4]", f"[{HUGE}]")
+        document["graph_module"]["graph"]["nodes"] = json.loads(text)
+
+    with limited(60), pytest.raises(InvalidModel, match=rf"makes {HUGE:,} tensors of one") as caught:
+        import_file(write(path, changed(members, PROGRAM, huge)))
     assert "\n" not in str(caught.value)

@@ -81,6 +81,8 @@ def opset_of(model: onnx.ModelProto, place: str = "the model") -> int:
     return version
 
 
+LARGEST_MESSAGE = (1 << 31) - 1
+"""Bytes of a serialised model; protocol buffers are no larger."""
 SHARED = 4
 """How often the external data of a model may be read in the mean: tensors may share what is the same."""
 
@@ -88,6 +90,9 @@ SHARED = 4
 def _read(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise InvalidModel(f"{path} is not a file", "give the path of an .onnx file")
+    if (size := path.stat().st_size) > LARGEST_MESSAGE:
+        external = "store its weights as external data: onnx.save(model, path, save_as_external_data=True)"
+        raise InvalidModel(f"{path} has {size:,} bytes, and protocol buffers have at most {LARGEST_MESSAGE:,}", external)
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, ValueError, RuntimeError, OSError) as error:

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import InvalidArtifact, InvalidModel, UnsupportedOperator, contained
 from tilewright.frontend import aten_neural, aten_pointwise, aten_recurrent, aten_reduction, aten_shape
+from tilewright.frontend.fan_out import FanOut
 from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.frontend.quiet import quiet_exporter
@@ -155,7 +156,7 @@ def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor
     again = "export the module again with this PyTorch release"
     with reading(file, again) if file else nullcontext():
         try:
-            with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape():
+            with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape(), FanOut() if file else nullcontext():
                 program = program.run_decompositions(dict(_decompositions()))
         except Exception as error:
             raise InvalidModel(f"{file or 'the exported program'} cannot be made functional: {said(error)}", again) from error
