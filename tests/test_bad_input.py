@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
-import subprocess
 import sys
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -337,37 +333,6 @@ def test_the_interpreter_needs_no_cache(tmp_path: Path, monkeypatch: pytest.Monk
     interpreter._library.cache_clear()
     assert loaded.answer() == 42
     assert interpreter._library(source % 42).answer() == 42
-
-
-SCRIPT = """
-import sys, torch, tilewright
-module, inputs = tilewright.zoo.build("lenet5")
-print("ready", flush=True)
-executable = tilewright.compile(module, inputs)
-torch.testing.assert_close(executable(*inputs), module(*inputs), rtol=1e-4, atol=1e-5)
-print("right", flush=True)
-"""
-
-
-def started() -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
-
-
-def test_killed_and_parallel_compilations(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    victim = started()
-    assert victim.stdout is not None and victim.stdout.readline() == "ready\n"
-    for _ in range(3000):
-        if list((cache / "kernels").glob("building-*")) or victim.poll() is not None:
-            break
-        time.sleep(0.01)
-    victim.send_signal(signal.SIGKILL)
-    victim.communicate()
-    for process in [started(), started()]:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0 and out == "ready\nright\n" and err == ""
-    assert main(["cache", "prune"]) == 0
-    capfd.readouterr()
-    assert main(["cache", "check"]) == 0, capfd.readouterr().out
 
 
 # Executables

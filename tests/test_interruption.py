@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import tilewright
-from bench.tuning_kills import killed
 from tilewright.runtime.records import Records, default_path
 
 DRIVER = str(Path(__file__).parent / "interrupted.py")
@@ -168,12 +167,6 @@ def known() -> int:
         return 0
     with Records(write=False) as records:
         return len(records)
-
-
-def test_tuning_that_is_killed_goes_on_where_it_was() -> None:
-    """Three of the two hundred of `python -m bench.tuning_kills`."""
-    found = killed(3, seed=5)
-    assert found["faults"] == [] and found["counts"]["kills"] == 3 and found["counts"]["measurements"] >= 8
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,16 @@
+"""Imported by the process that forks those of `bench.processes`: one model is read, so that all that reading imports is there."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+import tilewright.cli
+import tilewright.report.tables
+import tilewright.runtime.tuning  # noqa: F401
+from tilewright.compile import read
+
+warnings.filterwarnings("ignore", category=RuntimeWarning, message=".*found in sys.modules after import")  # the program's module is also `__main__`
+torch.set_num_threads(1)
+read(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
