@@ -11,13 +11,14 @@ AS ?= x86-avx2
 # The tests in which it matters which CPU schedules and code are made for.
 NATIVE_TESTS := $(addprefix tests/test_,hardware.py compile_operators.py cpu_*.py row_joining.py pixel_joining.py runtime.py cli.py output_pool.py)
 
-.PHONY: help venv install demo test test-as test-slow lint types wheel clean
+.PHONY: help venv install demo test test-as test-slow replay lint types wheel clean
 help:
 	@echo "make venv       the virtual environment, with the tested versions of constraints.txt"
 	@echo "make demo       train a small network on handwritten digits, compile it, compare with PyTorch; then ResNet-18"
 	@echo "make test       the test suite without the slow tests (WORKERS=$(WORKERS) processes)"
 	@echo "make test-as    those tests that run code of this CPU, as if it were another (AS=$(AS))"
 	@echo "make test-slow  the slow tests"
+	@echo "make replay BASE=COMMIT   what this tree chooses and prints otherwise than that commit, as text"
 	@echo "make lint types wheel clean"
 
 venv install: $(INSTALLED)
@@ -42,6 +43,10 @@ test-as: venv
 
 test-slow: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "slow and not gpu"
+
+BASE ?= HEAD
+replay: venv
+	$(BIN)/python -m bench.replay --against $(BASE)
 
 lint: venv
 	$(BIN)/ruff check .
