@@ -1,16 +1,20 @@
 """Many mutated files of each kind: ``python tests/fuzz/campaign.py [SUBJECT ...] --cases 20000 --name fuzz``.
 
-Counts what became of them in bench/results/NAME.json, keeps the files of the first faults of each kind below ``--keep``, and exits with 1 if
-there is any.
+As many processes as there are cores take their share of the cases. Counts what became of them in bench/results/NAME.json, keeps the files of the
+first faults of each kind below ``--keep``, and exits with 1 if there is any. ``--merge FILE ...`` puts result files of several runs into one.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import multiprocessing
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from bench.common import write_results  # noqa: E402
+from tilewright import settings as tilewright_settings  # noqa: E402
 
 KEPT = 20
 """Faults of a subject whose files are kept."""
@@ -28,7 +33,7 @@ BATCH = 250
 """Cases of one seed: hypothesis remembers all that it has made, and slows down."""
 
 
-def campaign(subject: str, cases: int, start: int, kept: Path) -> dict[str, Any]:
+def share(subject: str, cases: int, start: int, kept: Path) -> dict[str, Any]:
     """Runs so many cases of a subject, with the seeds from `start` on."""
     verdicts: Counter[str] = Counter()
     faults: list[dict[str, str]] = []
@@ -56,7 +61,42 @@ def campaign(subject: str, cases: int, start: int, kept: Path) -> dict[str, Any]
 
             check()
             number += 1
-    return {"subject": subject, "verdicts": dict(verdicts), "faults": faults, "seconds": time.perf_counter() - began}
+    return {"subject": subject, "cases": cases, "verdicts": dict(verdicts), "faults": faults, "seconds": time.perf_counter() - began}
+
+
+def campaign(subject: str, cases: int, start: int, kept: Path, workers: int) -> dict[str, Any]:
+    """Runs so many cases of a subject in processes, each with seeds of its own from `start` on."""
+    batches = -(-cases // BATCH)
+    shares = [range(batches * i // workers, batches * (i + 1) // workers) for i in range(workers)]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        asked = [pool.submit(share, subject, min(len(own) * BATCH, cases - own.start * BATCH), start + own.start, kept) for own in shares if own]
+        return together([future.result() for future in asked])
+
+
+def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sums of results of one subject; the seconds are those of the longest."""
+    verdicts = sum((Counter(result["verdicts"]) for result in results), Counter[str]())
+    faults = [fault for result in results for fault in result["faults"]]
+    seconds = max(result["seconds"] for result in results)
+    return {"subject": results[0]["subject"], "cases": verdicts.total(), "verdicts": dict(verdicts), "faults": faults, "seconds": seconds}
+
+
+def merged(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """The results of several files, which must be of one commit and of seeds that no two share, by subject."""
+    contents = [json.loads(path.read_text()) for path in files]
+    if len({content["commit"] for content in contents}) > 1:
+        raise SystemExit("these files are of several commits")
+    runs: dict[str, list[dict[str, Any]]] = {}
+    taken: dict[str, set[int]] = {}
+    for content in contents:
+        for result in content["results"]:
+            first = content["settings"]["seed"]
+            seeds = set(range(first, first - (-result["cases"] // BATCH)))
+            if seeds & taken.setdefault(result["subject"], set()):
+                raise SystemExit(f"these files share seeds of {result['subject']}")
+            taken[result["subject"]] |= seeds
+            runs.setdefault(result["subject"], []).append(result)
+    return [together(results) for results in runs.values()]
 
 
 def main() -> None:
@@ -66,15 +106,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first cases (default: %(default)s)")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-faults"), help="folder for the files of faults (default: %(default)s)")
     parser.add_argument("--name", help="write bench/results/NAME.json")
+    parser.add_argument("--workers", type=int, default=tilewright_settings.available_cores(), help="processes (default: %(default)s, the cores)")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="result files of this program, of one commit")
     options = parser.parse_args()
-    results = [campaign(subject, options.cases, options.seed, options.keep) for subject in options.subjects]
+    if options.merge:
+        results = merged(options.merge)
+    else:
+        results = [campaign(subject, options.cases, options.seed, options.keep, options.workers) for subject in options.subjects]
     console = Console()
     for result in results:
         console.print(result["subject"], result["verdicts"], f"{result['seconds']:.0f} s")
         for fault in result["faults"][:3]:
             console.print(fault["kept"], fault["verdict"], fault["detail"][-800:], markup=False)
     if options.name:
-        write_results(options.name, {"cases": options.cases, "seed": options.seed}, results)
+        asked = {"cases": options.cases, "seed": options.seed}
+        write_results(options.name, {"merged": [path.stem for path in options.merge]} if options.merge else asked, results)
     sys.exit(any(result["faults"] for result in results))
 
 
