@@ -28,6 +28,8 @@ RIGHT, REFUSED, WARNED = 0, 2, 3
 HUNG = -999
 PATIENCE = 300.0
 """Seconds after which a process hangs, or an orphan stays."""
+MARK = "TILEWRIGHT_WORKS_IN"
+"""Environment variable by which what a process has started is found; nothing else reads it."""
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["bench.processes_server"])
 
@@ -48,6 +50,7 @@ def _child(folder: Path, work: Callable[..., int | None], arguments: tuple[Any, 
     with open(folder / f"words-{os.getpid()}", "w") as words, open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(words.fileno(), 2)
+    os.environ[MARK] = str(folder)
     os.environ.update(TILEWRIGHT_CACHE=str(home / "cache"), TMPDIR=str(home / "tmp"), OMP_NUM_THREADS="1", TILEWRIGHT_THREADS="1")
     tempfile.tempdir = str(home / "tmp")
     torch.set_num_threads(1)
@@ -101,17 +104,17 @@ def damages(folder: Path) -> list[str]:
 def processes_left(folder: Path) -> list[str]:
     """A line for each process started in the folder that is still there after a while."""
     end = time.monotonic() + PATIENCE
-    while (found := _processes_of(folder)) and time.monotonic() < end:
+    while (found := processes_of(folder)) and time.monotonic() < end:
         time.sleep(0.05)
     return [f"process {number} is still there" for number in found]
 
 
-def _processes_of(folder: Path) -> list[int]:
-    """The folder's name is in their environment."""
+def processes_of(folder: Path) -> list[int]:
+    """What the processes in the folder have started, by the mark in its environment."""
     found = []
     for entry in glob.glob("/proc/[0-9]*"):
         with suppress(OSError):
-            if f"TILEWRIGHT_CACHE={folder}/home/".encode() in Path(entry, "environ").read_bytes():
+            if f"{MARK}={folder}\0".encode() in Path(entry, "environ").read_bytes():
                 found.append(int(entry.rpartition("/")[2]))
     return found
 

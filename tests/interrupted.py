@@ -1,7 +1,7 @@
-"""Runs the command line, and sends itself a signal when a stage begins: ``interrupted.py SIGNAL TIMES MODULE:NAME COMMAND...``.
+"""Runs the command line, and sends itself a signal when a stage begins: ``interrupted.py SIGNAL TIMES MODULE:NAME COMMAND...``, or `command`.
 
 NAME is a function or Class.method, before whose first call the signal is sent; ``MODULE:`` alone stands for the import of the module. TIMES signals are
-sent, one at once and the others from a thread soon after.
+sent, one at once and the others from a thread soon after; the file `stage` has a line then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,8 @@ def send(number: signal.Signals, times: int) -> None:
             time.sleep(0.02)
             os.kill(os.getpid(), number)
 
-    print("the stage begins", flush=True)
+    with open("stage", "a") as file:
+        file.write("begins\n")
     threading.Thread(target=more, daemon=True).start()
     os.kill(os.getpid(), number)
 
@@ -70,13 +72,32 @@ class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         setattr(owner, last, patched)
 
 
-if __name__ == "__main__":
-    hook = Hook(sys.argv[3], signal.Signals[sys.argv[1]], int(sys.argv[2]))
+def interrupted(number: signal.Signals, times: int, where: str, arguments: Sequence[str]) -> int:
+    hook = Hook(where, number, times)
     if hook.module in sys.modules:
         hook.patch(sys.modules[hook.module])
     sys.meta_path.insert(0, hook)
-    sys.argv = ["tilewright", *sys.argv[4:]]
+    sys.argv = ["tilewright", *arguments]
 
     from tilewright.__main__ import run
 
-    sys.exit(run())
+    return run()
+
+
+def command(place: Path, environment: Mapping[str, str], arguments: Sequence[str], stage: tuple[signal.Signals, int, str] | None) -> int:
+    """Work of a process of `bench.processes`, which leads a group, as a terminal's does: a command that is run in a folder, and interrupted at a
+    stage or by others."""
+    os.setpgid(0, 0)
+    os.chdir(place)
+    os.environ.update(environment)
+    sys.path.insert(0, str(place))
+    if stage is not None:
+        return interrupted(*stage, arguments)
+
+    from bench.processes import command_line
+
+    return command_line(place, *arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(interrupted(signal.Signals[sys.argv[1]], int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -9,61 +9,64 @@ import sqlite3
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
+import interrupted
 import pytest
 
 import tilewright
+from bench.processes import MARK, PATIENCE, ended, processes_left, processes_of, start, words_of
 from tilewright.runtime.records import Records, default_path
+from tilewright.system.scratch import Scratch
 
-DRIVER = str(Path(__file__).parent / "interrupted.py")
-PATIENCE = 300.0
-"""Against hangs only: nothing here is timed."""
-LAYERS = [{"name": f"layer {k}", "outputs": 16, "channels": 8, "height": 6 + k, "width": 5, "filter": 3} for k in range(4)]
+Stage = tuple[signal.Signals, int, str]
+"""Signal, how often it is sent, and before the first call of what."""
+ROOT = str(Path(tilewright.__file__).parents[1])
+LAYERS = [{"name": f"layer {k}", "outputs": 16, "channels": 8, "height": 6 + k, "width": 5, "filter": 3} for k in range(3)]
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in; every process that is started from here carries its mark."""
-    for name, value in (("CACHE", tmp_path / "cache"), ("MARK", uuid.uuid4())):
-        monkeypatch.setenv(f"TILEWRIGHT_{name}", str(value))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    (tmp_path / "layers.json").write_text(json.dumps(LAYERS))
+    """A folder to work in, as `bench.processes` has it."""
+    monkeypatch.syspath_prepend(ROOT)  # where processes that are forked find the package `bench`
+    (tmp_path / "home" / "tmp").mkdir(parents=True)
     (tmp_path / "out").mkdir()
+    (tmp_path / "layers.json").write_text(json.dumps(LAYERS))
     (tmp_path / "small_models.py").write_text("import torch\ndef linear():\n    return torch.nn.Linear(4, 4), torch.randn(1, 4)\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(Path(tilewright.__file__).parents[1]), str(tmp_path))))
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "home" / "cache"))
     return tmp_path
 
 
-def marked() -> dict[int, str]:
-    """The commands of processes that carry this test's mark, without this one."""
-    mark, found = f"TILEWRIGHT_MARK={os.environ['TILEWRIGHT_MARK']}".encode(), {}
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal() and int(entry) != os.getpid():
-            try:
-                if mark in Path(f"/proc/{entry}/environ").read_bytes():
-                    found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-            except OSError:
-                continue
+def commands(place: Path) -> dict[int, str]:
+    """The commands of what was started by processes that work in the folder."""
+    found = {}
+    for number in processes_of(place):
+        with suppress(OSError):
+            found[number] = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
     return found
 
 
-def none_left() -> None:
-    """Waits until no process is left; those of a parent that was killed notice it themselves."""
-    wait_for(lambda: not marked())
-
-
-def slow_compiler(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that does not end."""
+def slow_compiler(place: Path) -> dict[str, str]:
+    """The environment of a compiler that does not end."""
     path = place / "cc"
     path.write_text('#!/bin/sh\n[ "$1" = --version ] && exec gcc "$@"\nsleep 1000\nexec gcc "$@"\n')
     path.chmod(0o755)
-    monkeypatch.setenv("TILEWRIGHT_CC", str(path))
+    return {"TILEWRIGHT_CC": str(path)}
+
+
+def started(place: Path, arguments: tuple[str, ...], stage: Stage | None = None, environment: Mapping[str, str] | None = None) -> Any:
+    """The command in a process that leads a group, in which everything has been imported."""
+    return start(place, interrupted.command, place, {"PYTHONPATH": str(place), **(environment or {})}, arguments, stage)
+
+
+def result(place: Path, process: Any) -> tuple[int, str]:
+    """Status and words of a process that ends; no other is left."""
+    code = ended(process)
+    assert processes_left(place) == []
+    return code, words_of(place, process)
 
 
 COMPILE = ("compile", "small_models:linear", "-o", "out/model.zip")
@@ -84,25 +87,12 @@ STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def interrupted(place: Path, number: signal.Signals, times: int, where: str, *command: str) -> None:
-    process = subprocess.run([sys.executable, DRIVER, number.name, str(times), where, *command], cwd=place, capture_output=True, text=True, timeout=PATIENCE)
-    assert process.stdout.count("the stage begins") == 1, process.stderr
-    assert process.returncode == 128 + number, process.stderr
-    assert process.stderr == "tilewright: interrupted\n"
-    none_left()
-    assert list((place / "out").iterdir()) == []
-    assert ours_in(place / "tmp") == []
-
-
-def ours_in(folder: Path) -> list[str]:
+def ours_in(place: Path) -> list[str]:
     """What is left of ours among temporary files; PyTorch and Dask have folders of their own."""
-    return [str(path) for path in folder.rglob("*") if path.name.startswith(("tilewright", "kernel"))]
+    return [str(path) for path in (place / "home" / "tmp").rglob("*") if path.name.startswith(("tilewright", "kernel"))]
 
 
-QUICK = ("importing PyTorch", "saving", "measuring", "importing records", "a batch")
-
-
-@pytest.mark.parametrize("stage", [stage if stage in QUICK else pytest.param(stage, marks=pytest.mark.slow) for stage in STAGES])
+@pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_is_interrupted_in_order(stage: str, place: Path) -> None:
     where, command = STAGES[stage]
     if "records" in stage:
@@ -111,54 +101,58 @@ def test_every_stage_is_interrupted_in_order(stage: str, place: Path) -> None:
         filled(default_path(), 20)
         with Records() as records:
             records.export_lines(place / "lines.jsonl")
-    interrupted(place, signal.SIGTERM if stage in ("saving", "measuring") else signal.SIGINT, 1 + len(stage) % 3, where, *command)
+    number, times = signal.SIGTERM if stage in ("saving", "measuring") else signal.SIGINT, 1 + len(stage) % 3
+    if "import" in stage or command is BATCH:  # importing is a stage itself, and Dask's processes import the main module
+        line = [sys.executable, interrupted.__file__, number.name, str(times), where, *command]
+        environment = {**os.environ, MARK: str(place), "TMPDIR": str(place / "home" / "tmp"), "PYTHONPATH": os.pathsep.join((ROOT, str(place)))}
+        fresh = subprocess.run(line, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, env=environment)
+        found = fresh.returncode, fresh.stderr
+        assert processes_left(place) == []
+    else:
+        found = result(place, started(place, command, (number, times, where)))
+    assert found == (128 + number, "tilewright: interrupted\n") and (place / "stage").read_text() == "begins\n"
+    assert list((place / "out").iterdir()) == [] and ours_in(place) == []
     if default_path().exists():
         sound(default_path())
         with Records() as records:
             assert len(records) == 20 or (stage == "measuring" and len(records) <= 1)
 
 
-def started(place: Path, *command: str) -> subprocess.Popen[str]:
-    """The program, in a process group of its own."""
-    line = [sys.executable, "-m", "tilewright", *command]
-    return subprocess.Popen(line, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
-
-
 @pytest.mark.parametrize("command", [COMPILE, pytest.param(BATCH, marks=pytest.mark.slow), TUNE], ids=lambda command: command[0])
-def test_a_compiler_that_hangs_is_ended_with_the_program(command: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_compiler(place, monkeypatch)
-    for number in (signal.SIGINT, signal.SIGKILL if command is TUNE else signal.SIGTERM):
-        process = started(place, *command)
-        wait_for(lambda: any("sleep 1000" in line for line in marked().values()) or process.poll() is not None)
+def test_a_compiler_that_hangs_is_ended_with_the_program(command: tuple[str, ...], place: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[:: 2 if command is TUNE else 1]:
+        process = started(place, command, environment=slow_compiler(place))
+        wait_for(lambda process=process: any("sleep 1000" in line for line in commands(place).values()) or not process.is_alive())
         if number == signal.SIGINT:  # a terminal sends it to every process of the group
             os.killpg(process.pid, number)
             os.killpg(process.pid, number)
         else:
-            process.send_signal(number)
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert (process.returncode, errors) == ((-9, "") if number == signal.SIGKILL else (128 + number, "tilewright: interrupted\n"))
-        none_left()
-        assert list((place / "out").iterdir()) == [] and (number == signal.SIGKILL or ours_in(place / "tmp") == [])
+            os.kill(process.pid, number)
+        killed = number == signal.SIGKILL
+        assert result(place, process) == ((-9, "") if killed else (128 + number, "tilewright: interrupted\n"))
+        assert list((place / "out").iterdir()) == [] and (killed or ours_in(place) == [])
+    if command is TUNE:
+        assert ours_in(place) != []
+        Scratch(str(place / "home" / "tmp")).close()  # the next one removes what the one that was killed has left
+        assert ours_in(place) == []
 
 
 def test_workers_that_are_killed_cost_their_candidates(place: Path) -> None:
-    process, killed_ones = started(place, *TUNE), 0
-    for worker in ("cpu_trial_worker", "compile_worker", "cpu_trial_worker"):
+    process, killed_ones = started(place, TUNE), 0
+    for worker in ("cpu_trial_worker", "compile_worker"):
         before = known()
-        wait_for(lambda before=before: known() > before or process.poll() is not None)
-        for number, line in marked().items():
-            if worker in line and process.poll() is None:
+        wait_for(lambda before=before: known() > before or not process.is_alive())
+        for number, line in commands(place).items():
+            if worker in line and process.is_alive():
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
                     killed_ones += 1
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, errors) == (0, "")
+    assert result(place, process) == (0, "")
     with Records() as records:
         entries = list(records.all())
         failed = [entry for entry in entries if entry.status == "failed"]
         assert len({(entry.region, entry.schedule) for entry in entries}) == 3 * len(LAYERS)
         assert len(failed) <= killed_ones and all("process ended (status -9)" in entry.reason for entry in failed), failed
-    none_left()
 
 
 def known() -> int:
