@@ -139,3 +139,11 @@ def test_interpreted(target: str) -> None:
 
 def test_compiled() -> None:
     check_native([*JOINING.values(), *APART.values(), tail("wide", 8, 256, 2, 7, 7)], calls=2)
+
+
+def test_long_chains_of_scalar_maxima_stay_loops() -> None:
+    """A compiler takes many seconds for the 49 of this one, unrolled."""
+    (kernel,) = [kernel for name, kernel in planned(APART["greatest"]).kernels().items() if name.startswith("window")]
+    assert "simd" in repr(kernel) and "unroll" not in repr(kernel)
+    (kernel,) = [kernel for name, kernel in planned(APART["windows"]).kernels().items() if name.startswith("window")]
+    assert "unroll" in repr(kernel)
