@@ -238,6 +238,23 @@ def test_an_unexpected_exception_names_the_file(tmp_path: Path, monkeypatch: pyt
         assert isinstance(caught.value.__cause__, KeyError) and "\n" not in str(caught.value)
 
 
+NORMS = {
+    "batch norm": ([node("BatchNormalization", "x", "short", "short", "short", "short")], (1, 4, 6, 6)),
+    "layer norm": ([node("LayerNormalization", "x", "short", axis=-1)], (2, 6)),
+    "instance norm": ([node("InstanceNormalization", "x", "short", "short")], (1, 4, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_statistics_and_weights_that_are_too_short_are_refused(name: str) -> None:
+    """They would be read beyond their ends."""
+    nodes, shape = NORMS[name]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    with pytest.raises(TilewrightError, match="shape") as caught:
+        tilewright.compile(model_of(nodes, [given], [ones("short", 3)]))
+    assert "\n" not in str(caught.value)
+
+
 # Long graphs
 
 

@@ -167,3 +167,14 @@ def test_nothing_to_do_returns_the_same_graph() -> None:
     graph = g.finish([g.pointwise("exp", x)])
     result, log = simplify(graph)
     assert result is graph and log == ()
+
+
+def test_an_element_expanded_to_one_is_a_constant_like_others() -> None:
+    """It is contiguous, and its stride is zero."""
+    g = GraphBuilder()
+    x = g.input("x", (1,), "f32")
+    for name in ("a", "b"):
+        x = g.pointwise("add", x, g.constant(torch.ones(()).expand(1), name))
+    graph, _ = simplify(g.finish([x]))
+    same_results(graph, graph, torch.zeros(1))
+    assert len(graph.constants) == 1

@@ -1,4 +1,5 @@
-"""Mutated .pt2 files: members, their JSON at any depth, raw tensors, and pickles that make a file where anything unpickles them."""
+"""Mutated .pt2 files: programs that are changed a little (`pt2_changes`), and wild ones: members, their JSON at any depth,
+raw tensors, and pickles that make a file where anything unpickles them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import tempfile
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from typing import Any
 import torch
 from harness import MARK, Case
 from hypothesis import strategies as st
-from planning import prepare, read_and_plan
+from planning import prepare as prepare_planning
+from planning import read_and_plan
+from pt2_changes import changed
 from torch import Tensor, nn
 
 __all__ = ["cases", "prepare", "run"]
@@ -33,8 +36,19 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+def prepare() -> None:
+    """What reading a valid file imports and keeps is there before the children are forked."""
+    prepare_planning()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for members in _seeds():
+            path = Path(folder) / "model.pt2"
+            path.write_bytes(_archive(members))
+            read_and_plan(str(path))
+
+
 def run() -> None:
-    read_and_plan("model.pt2")
+    read_and_plan("model.pt2", contained=True)  # arithmetic that kernels do not have in narrow integers is not known before
 
 
 class _Payload:
@@ -64,6 +78,26 @@ class _Rows(nn.Module):
         return self.norm(out).softmax(-1).topk(2)[0] + torch.arange(2) * count, torch.cat([out, out], 1).split(3, 1)
 
 
+class _Indexed(nn.Module):
+    def forward(self, x: Tensor, index: Tensor) -> Any:
+        y = x.gather(1, index).clamp(-1, 1) * 2
+        z = torch.where(y > 0, y, x.flip(0)).sort(1)[0]
+        return z.scatter_add(1, index, y).cumsum(0), z[:, index[0]], (x @ z.transpose(0, 1)).argmax(-1), x.unbind(0)[0].roll(1)
+
+
+class _Image(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.rand(1, 3, 3, 2) * 2 - 1)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        y = nn.functional.interpolate(nn.functional.pad(x, (1, 1, 0, 2), mode="reflect"), scale_factor=2, mode="bilinear")
+        z = nn.functional.grid_sample(y, self.grid, align_corners=False).flatten(2)
+        rows = nn.functional.avg_pool2d(y, 2).flatten(2)[..., :6]
+        return z.std(-1), self.attention(rows, rows, rows)[0].sigmoid().mean(1), torch.einsum("bcd,bed->bce", rows, z[..., :6])
+
+
 @cache
 def _seeds() -> tuple[dict[str, bytes], ...]:
     """Members of valid archives."""
@@ -71,6 +105,8 @@ def _seeds() -> tuple[dict[str, bytes], ...]:
         torch.export.export(_Network().eval(), (torch.ones(1, 3, 8, 8),), {"bias": torch.ones(5)}),
         torch.export.export(_Rows().eval(), (torch.zeros(2, 3, dtype=torch.int64), 2)),
         torch.export.export(nn.Linear(3, 2), (torch.ones(2, 3),)),
+        torch.export.export(_Indexed(), (torch.ones(3, 4), torch.zeros(3, 4, dtype=torch.int64))),
+        torch.export.export(_Image().eval(), (torch.ones(1, 2, 5, 6),)),
     )
     result = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -158,28 +194,35 @@ def _member(members: dict[str, bytes], chance: random.Random) -> None:
         members[chance.choice(("/x", "../x", "a/b", name + "/", name.upper(), "version", "serialized_exported_program.json"))] = data
 
 
+def _archive(members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
 def _case(which: int, number: int) -> Case:
     chance = random.Random(number)
     members = dict(_seeds()[which])
     changes: list[Callable[[dict[str, bytes], random.Random], None]] = [_document, _document, _document, _payload, _member]
-    for _ in range(chance.choice((1, 1, 1, 2))):
+    near = chance.random() < 0.65
+    if near:
+        changed(members, chance)
+    for _ in range(0 if near else chance.choice((1, 1, 1, 2))):
         if members:
             try:
                 chance.choice(changes)(members, chance)
-            except (ValueError, UnicodeDecodeError, IndexError):  # a document that was damaged before
+            except (ValueError, TypeError, AttributeError, LookupError):  # a document that was damaged before
                 pass
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED if chance.random() < 0.02 else zipfile.ZIP_STORED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    raw = bytearray(buffer.getvalue())
-    if chance.random() < 0.1:
+    raw = bytearray(_archive(members, zipfile.ZIP_DEFLATED if not near and chance.random() < 0.04 else zipfile.ZIP_STORED))
+    if chance.random() < (0.01 if near else 0.2):
         for _ in range(chance.randrange(1, 4)):
             raw[chance.randrange(len(raw))] ^= 1 << chance.randrange(8)
-    if chance.random() < 0.02:
+    if not near and chance.random() < 0.04:
         del raw[chance.randrange(len(raw)) :]
     return {"model.pt2": bytes(raw)}
 
 
 def cases() -> st.SearchStrategy[Case]:
-    return st.builds(_case, st.integers(0, 2), st.integers(0, (1 << 48) - 1))
+    return st.builds(_case, st.integers(0, 4), st.integers(0, (1 << 48) - 1))

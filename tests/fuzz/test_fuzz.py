@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 
 import pytest
+from artifact_changes import MEANT
+from artifact_files import placed
 from harness import FAULTS, SUBJECTS, Case, Server
 from hypothesis import HealthCheck, given, settings
+from sample_artifacts import files, manifest_of, signed
 
 CASES = 50
 
@@ -37,6 +40,16 @@ def test_the_harness_notices(misbehaving: Server, what: str, verdict: str) -> No
 def misbehaving():  # noqa: ANN201 - a generator of one server
     with Server("misbehaving", seconds=5) as server:
         yield server
+
+
+def test_results_that_are_not_those_of_the_graph_are_noticed() -> None:
+    held = files("convolutions")
+    manifest = manifest_of(held)
+    node = next(node for node in manifest["program"]["graph"]["nodes"] if node["operator"] == "relu")
+    for operator, verdict in (("relu", "accepted"), ("tanh", "broken promise")):  # the kernel stays what it is
+        node["operator"] = operator
+        with Server("artifact_files") as server:
+            assert server.run(placed({**signed(held, manifest), MEANT: b""})).verdict == verdict
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

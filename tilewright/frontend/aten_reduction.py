@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright.frontend.handlers import Handlers, Unsupported, axes_of, elementwise
 from tilewright.graph.builder import GraphBuilder
+from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
 
 HANDLERS = Handlers()
@@ -231,6 +232,8 @@ def attention(
     """softmax(q k^T scale + mask) v; a boolean mask and the causal triangle put minus infinity where they are false."""
     if dropout:
         raise Unsupported("attention with dropout draws random numbers")
+    if not is_float(q.dtype):
+        raise Unsupported("attention of integers")
     if grouped and k.shape[-3] != q.shape[-3]:
         k, v = (_repeated_heads(g, x, q.shape[-3] // x.shape[-3]) for x in (k, v))
     q = g.pointwise("mul", q, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -354,6 +354,12 @@ def _is_identity(node: Node, source: Value, result: Value) -> bool:
     return source.dtype == result.dtype
 
 
+def _bytes(tensor: torch.Tensor) -> bytes:
+    """A copy: what one element is expanded to counts as contiguous, and has a stride of zero."""
+    plain = tensor.clone(memory_format=torch.contiguous_format)
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def eliminate_common_subexpressions(graph: Graph) -> Graph:
     """Equal operators of equal inputs and attributes are computed once; equal constants are stored once. Calls through PyTorch may be
     random and stay."""
@@ -365,7 +371,7 @@ def eliminate_common_subexpressions(graph: Graph) -> Graph:
     key: Any
     for name, tensor in graph.constants.items():
         if tensor.numel() <= 4096:
-            key = (tuple(tensor.shape), tensor.dtype, tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            key = (tuple(tensor.shape), tensor.dtype, _bytes(tensor))
             if tensors.setdefault(key, name) != name and name not in outputs:
                 names[name] = tensors[key]
     changed = bool(names)

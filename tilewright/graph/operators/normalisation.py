@@ -10,6 +10,13 @@ from tilewright.ir.computation import StepBuilder, Tensor
 from tilewright.ir.expr import Expr, floordiv, unary
 
 
+def _check_shapes(shape: tuple[int, ...], *tensors: Tensor) -> None:
+    """Statistics, weights and biases are read at every position of a shape. Raises ValueError where one has another."""
+    for tensor in tensors:
+        if tensor.shape != shape:
+            raise ValueError(f"a statistic, weight or bias has the shape {tensor.shape}, not {shape}")
+
+
 def _shifted(b: StepBuilder, x: Tensor, axis: int) -> Tensor:
     (greatest,) = reduced(b, "max", x, (axis,), True)
     return b.map(x.shape, lambda *i: x(*i) - greatest(*spread(i, (axis,))))
@@ -31,6 +38,7 @@ def _log_softmax(b: StepBuilder, x: Tensor, *, axis: int) -> Tensor:
 
 def _layer_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsilon: float) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) over the last `rank` dimensions, then times weight and plus bias where given."""
+    _check_shapes(x.shape[x.rank - rank :], *parameters)
     axes = tuple(range(x.rank - rank, x.rank))
     found, count = moments_over(b, x, axes), max(prod(x.shape[x.rank - rank :]), 1)
     inverse = b.map(found.squares.shape, lambda *i: unary("rsqrt", found.squares(*i) * (1.0 / count) + epsilon))
@@ -47,6 +55,7 @@ def _layer_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsil
 
 def _rms_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsilon: float) -> Tensor:
     """x / sqrt(mean of squares + epsilon) over the last `rank` dimensions, times weight where given."""
+    _check_shapes(x.shape[x.rank - rank :], *parameters)
     axes = tuple(range(x.rank - rank, x.rank))
     (total,) = reduced(b, "sum", x, axes, True, lambda value: value * value)
     count = prod(x.shape[x.rank - rank :])
@@ -62,6 +71,9 @@ def _rms_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsilon
 def _group_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, groups: int, epsilon: float) -> Tensor:
     """Normalises x [N, C, ...] over each group of C / groups channels and all positions; then weight and bias by channel."""
     n, channels, spatial = x.shape[0], x.shape[1], x.shape[2:]
+    _check_shapes((channels,), *parameters)
+    if groups < 1 or channels % groups:
+        raise ValueError(f"{channels} channels in {groups} groups")
     size = channels // groups
     count = float(max(size * prod(spatial), 1))
     found = moments(b, (n, groups), (size, *spatial), lambda i, g, c, *s: x(i, g * size + c, *s))
@@ -79,6 +91,7 @@ def _group_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, groups: int, eps
 def _batch_norm(b: StepBuilder, x: Tensor, mean: Tensor, square: Tensor, *parameters: Tensor, epsilon: float) -> Tensor:
     """x [N, C, ...] normalised by given statistics by channel: one scale and one shift."""
     channels = (x.shape[1],)
+    _check_shapes(channels, mean, square, *parameters)
 
     def scale_of(c: Expr) -> Expr:
         inverse = unary("rsqrt", square(c) + epsilon)
