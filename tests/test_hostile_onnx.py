@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "dilation": (model_of([node("Conv", "x", "w", dilations=[HUGE, HUGE])], (IMAGE,), [ones("w", 2, 4, 3, 3)]), "no tensor has"),
     "padding of a convolution": (model_of([node("Conv", "x", "w", pads=[HUGE] * 4)], (IMAGE,), [ones("w", 2, 4, 3, 3)]), "no tensor has"),
     "an empty window": (model_of([node("MaxPool", kernel_shape=[0, 0])], (IMAGE,)), "windows of"),
-    "statistics of other channels": (model_of([node("BatchNormalization", "x", *"wwww")], (IMAGE,), [ones("w", 3)]), "would read position 3"),
+    "statistics of other channels": (model_of([node("BatchNormalization", "x", *"wwww")], (IMAGE,), [ones("w", 3)]), "has the shape"),
     "resizing": (model_of([node("Resize", "x", "", "", "s")], (IMAGE,), [integers("s", 1, 4, HUGE, 6)]), "no tensor has|elements that"),
     "classes": (model_of([node("OneHot", "x", "d", "v")], (helper.make_tensor_value_info("x", 7, [4]),), [scalar("d", HUGE), ones("v", 2)]), "no tensor has"),
     "an input": (model_of([node("Relu")], (helper.make_tensor_value_info("x", 1, [HUGE, HUGE]),)), "a tensor of shape"),
@@ -242,12 +242,13 @@ NORMS = {
     "batch norm": ([node("BatchNormalization", "x", "short", "short", "short", "short")], (1, 4, 6, 6)),
     "layer norm": ([node("LayerNormalization", "x", "short", axis=-1)], (2, 6)),
     "instance norm": ([node("InstanceNormalization", "x", "short", "short")], (1, 4, 6, 6)),
+    "longer": ([node("BatchNormalization", "x", "short", "short", "short", "short")], (1, 2, 6, 6)),
 }
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_statistics_and_weights_that_are_too_short_are_refused(name: str) -> None:
-    """They would be read beyond their ends."""
+def test_statistics_and_weights_of_other_shapes_are_refused(name: str) -> None:
+    """They are read at each position of the shape that they belong to; longer ones are refused too."""
     nodes, shape = NORMS[name]
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     with pytest.raises(TilewrightError, match="shape") as caught:
