@@ -123,6 +123,24 @@ def cancelled_epilogues() -> list[Case]:
     ]
 
 
+def triangles_of_tiles() -> list[Case]:
+    """Epilogues whose condition is decided for some pixels of a register tile, and leaves a constant in place of a vector: stored by pixels, by
+    channels, in a last panel that is not filled, by Winograd's algorithm, in a depthwise convolution and behind a product."""
+
+    def triangle(name: str, *modules: nn.Module, shape: tuple[int, ...], diagonal: int = -2) -> Case:
+        return Case(name, nn.Sequential(*modules, Function(lambda x: x.tril(diagonal))), (torch.randn(shape),))
+
+    return [
+        triangle("pixels", nn.Conv2d(3, 32, 7, padding=2), shape=(2, 3, 6, 51)),
+        triangle("panels", nn.Conv2d(3, 37, 5, padding=2), shape=(1, 3, 9, 40)),
+        triangle("channels", Function(lambda x: x.mT), nn.Linear(48, 64), Function(lambda x: x.mT), shape=(3, 48, 33), diagonal=1),
+        triangle("winograd", nn.Conv2d(32, 64, 3, padding=1), shape=(1, 32, 28, 28)),
+        triangle("depthwise", nn.Conv2d(32, 32, 3, padding=1, groups=32), shape=(1, 32, 20, 20)),
+        triangle("product", nn.Linear(64, 96), shape=(2, 24, 64)),
+        triangle("window", nn.MaxPool2d(3, 1, 1), shape=(1, 32, 16, 16)),
+    ]
+
+
 class Function(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -132,7 +150,7 @@ class Function(nn.Module):
         return self.function(x)
 
 
-SMALL = (upsampled, divided_rows, windows_of_one, integers_and_truth_values, results_without_dimensions, padding_of_constants, cancelled_epilogues)
+SMALL = (upsampled, divided_rows, windows_of_one, integers_and_truth_values, results_without_dimensions, padding_of_constants, cancelled_epilogues, triangles_of_tiles)
 
 
 @pytest.mark.parametrize("cases", SMALL)

@@ -17,6 +17,7 @@ from tilewright.ir.expr import (
     Expr,
     Load,
     Var,
+    as_lanes,
     coefficient,
     index_const,
     linear,
@@ -86,13 +87,6 @@ def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | N
         if vectors_fit(expr, axis, lanes, stored) is not None:
             return lanes
     return 1
-
-
-def as_lanes(expr: Expr, lanes: int) -> Expr:
-    """A scalar as a vector of that many equal lanes; a vector as it is."""
-    if lanes == 1 or expr.lanes == lanes:
-        return expr
-    return Apply("broadcast", (expr,), expr.dtype, lanes)
 
 
 def combine(combiner: str, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -255,13 +255,22 @@ def logical_and(*conditions: Expr) -> Expr:
 
 
 def select(condition: Expr, a: Operand, b: Operand) -> Expr:
-    """`a` where the condition holds, else `b`. Only the chosen side is evaluated: a guarded load reads nothing."""
+    """`a` where the condition holds, else `b`. Only the chosen side is evaluated: a guarded load reads nothing. Beside a vector a scalar is one of
+    equal lanes, also where the condition is decided and it is all that is left."""
     a, b = _pair(a, b)
+    lanes = max(condition.lanes, a.lanes, b.lanes)
     if condition == TRUE:
-        return a
+        return as_lanes(a, lanes)
     if condition == FALSE:
-        return b
-    return Apply("select", (condition, a, b), a.dtype, max(condition.lanes, a.lanes, b.lanes))
+        return as_lanes(b, lanes)
+    return Apply("select", (condition, a, b), a.dtype, lanes)
+
+
+def as_lanes(expr: Expr, lanes: int) -> Expr:
+    """A scalar as a vector of that many equal lanes; a vector as it is."""
+    if lanes == 1 or expr.lanes == lanes:
+        return expr
+    return Apply("broadcast", (expr,), expr.dtype, lanes)
 
 
 def cast(a: Expr, dtype: str) -> Expr:

@@ -8,9 +8,23 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared, vectorise
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import as_lanes
 from tilewright.ir.computation import COMBINERS, Step
-from tilewright.ir.expr import ZERO, Expr, Linear, Load, Var, binary, from_linear, index_const, linear, replace_loads, rewrite, substitute, variables
+from tilewright.ir.expr import (
+    ZERO,
+    Expr,
+    Linear,
+    Load,
+    Var,
+    as_lanes,
+    binary,
+    from_linear,
+    index_const,
+    linear,
+    replace_loads,
+    rewrite,
+    substitute,
+    variables,
+)
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store, substitute_in
 
 SERIAL_WORK = 1 << 14

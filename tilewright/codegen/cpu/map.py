@@ -11,12 +11,11 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single
-from tilewright.codegen.common import as_lanes
 from tilewright.codegen.cpu.common import SERIAL_WORK, loops, nest
 from tilewright.codegen.cpu.transposition import transposed
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import Expr, Load, Var, binary, coefficient, index_const, loads, substitute
+from tilewright.ir.expr import Expr, Load, Var, as_lanes, binary, coefficient, index_const, loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
 from tilewright.ir.layout import Layout

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tilewright.codegen.access import bind_shared, vectorise
 from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.common import as_lanes, bytes_touched, decode, extent_of, named
+from tilewright.codegen.common import bytes_touched, decode, extent_of, named
 from tilewright.codegen.cpu.contraction import LINE
 from tilewright.codegen.cpu.second_factor import packed_panels
 from tilewright.codegen.describe import problem as describe
@@ -34,6 +34,7 @@ from tilewright.ir.expr import (
     Expr,
     Load,
     Var,
+    as_lanes,
     binary,
     coefficient,
     compare,

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import as_lanes, below, decode, named, vectors_fit
+from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm
-from tilewright.ir.expr import Expr, Load, Var, index_const, replace_loads, substitute
+from tilewright.ir.expr import Expr, Load, Var, as_lanes, index_const, replace_loads, substitute
 from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, ClusterBarrier, For, Let, Statement, Store
 
 PARTS = "parts"

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from math import gcd
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import as_lanes
 from tilewright.codegen.gpu.direct_form import DirectForm
 from tilewright.codegen.gpu.staging import Staged
-from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, compare, index_const, loads, logical_and, select, substitute
+from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, as_lanes, compare, index_const, loads, logical_and, select, substitute
 from tilewright.ir.kernel import Allocate, Buffer, Copy, If, Let, Statement, Store
 from tilewright.schedule.gpu_direct import DirectSchedule, columns_of, patch_of
 

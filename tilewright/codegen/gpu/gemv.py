@@ -11,11 +11,11 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import as_lanes, below, decode, named, vectors_fit
+from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm
 from tilewright.codegen.gpu.split import in_one_or_two
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import Const, Expr, Load, Var, binary, compare, index_const, range_of, replace_loads, substitute
+from tilewright.ir.expr import Const, Expr, Load, Var, as_lanes, binary, compare, index_const, range_of, replace_loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,

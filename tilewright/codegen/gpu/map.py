@@ -9,7 +9,6 @@ from tilewright.codegen.access import bind_shared, split_divided_axes
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import (
     Walk,
-    as_lanes,
     below,
     bytes_touched,
     decode,
@@ -21,7 +20,7 @@ from tilewright.codegen.common import (
     widest,
 )
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import Expr, Var, index_const, loads, substitute
+from tilewright.ir.expr import Expr, Var, as_lanes, index_const, loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import For, Launch, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout

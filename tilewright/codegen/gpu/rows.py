@@ -15,7 +15,6 @@ from tilewright.codegen.access import bind_shared, merge_axes, split_divided_row
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import (
     Walk,
-    as_lanes,
     below,
     bytes_touched,
     combine,
@@ -35,7 +34,21 @@ from tilewright.graph.rows import rows_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
-from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, coefficient, compare, index_const, loads, logical_and, replace_loads, substitute
+from tilewright.ir.expr import (
+    TRUE,
+    Expr,
+    Load,
+    Var,
+    as_lanes,
+    binary,
+    coefficient,
+    compare,
+    index_const,
+    loads,
+    logical_and,
+    replace_loads,
+    substitute,
+)
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,

@@ -13,7 +13,7 @@ from math import prod
 from typing import TypeAlias
 
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import as_lanes, decode, guarded_load, named, vectors_fit
+from tilewright.codegen.common import decode, guarded_load, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm
 from tilewright.ir.expr import (
     TRUE,
@@ -22,6 +22,7 @@ from tilewright.ir.expr import (
     Linear,
     Load,
     Var,
+    as_lanes,
     binary,
     compare,
     from_linear,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilewright.codegen.assemble import assemble, block
-from tilewright.codegen.common import as_lanes, below, bytes_touched, decode, expression_flops, extent_of, named, vectors_fit, widest
+from tilewright.codegen.common import below, bytes_touched, decode, expression_flops, extent_of, named, vectors_fit, widest
 from tilewright.codegen.describe import problem as describe
 from tilewright.codegen.gpu.contraction import lower_contraction
 from tilewright.codegen.gpu.product import product_form
@@ -21,6 +21,7 @@ from tilewright.ir.expr import (
     Expr,
     Load,
     Var,
+    as_lanes,
 )
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel, Launch, Let, Statement, Store, block_variable, thread_variable
