@@ -239,3 +239,12 @@ def test_the_mean_is_a_quotient() -> None:
         program = program_of(Mean(), (x,), "h200")
         results, _ = run_program(program, {program.graph.inputs[0]: x.numpy()})
         assert not results[program.graph.outputs[0]].any()
+
+
+def test_functions_of_reals_take_no_integers() -> None:
+    """What PyTorch refuses when it is called runs through PyTorch, which says so, and is no fault of a printer."""
+    x = torch.randint(5, (3, 4))
+    with pytest.warns(UserWarning, match="exp of i64 values"):
+        executable = tilewright.compile(Function(lambda x: torch.softmax(x, -1)), (x,), target="native", threads=1)
+    with executable, pytest.raises(NotImplementedError, match="softmax"):
+        executable(x)

@@ -76,7 +76,7 @@ class Growing:
             kind = info.type.tensor_type
             if all(d.HasField("dim_value") for d in kind.shape.dim) and kind.HasField("shape"):
                 shape = tuple(d.dim_value for d in kind.shape.dim)
-                if min(shape, default=0) < 0 or prod(shape) >= 1 << 14:
+                if min(shape, default=0) < 0 or prod(max(extent, 1) for extent in shape) >= 1 << 14:
                     continue
                 if kind.elem_type == FLOAT:
                     self.values[info.name] = shape
@@ -255,7 +255,7 @@ def _pooled(g: Growing, c: random.Random, v: str, s: tuple[int, ...]) -> str:
     kernel = [min(c.choice((1, 2, 3)), extent) for extent in s[2:]]
     options = {"strides": [g.odd(c.choice((1, 2))) for _ in kernel], "ceil_mode": c.randrange(2)}
     if c.random() < 0.5:
-        options["pads"] = [c.randrange(k) for k in (*kernel, *kernel)]
+        options["pads"] = [c.randrange(max(k, 1)) for k in (*kernel, *kernel)]
     return g.add(c.choice(POOLS[:2]), v, kernel_shape=kernel, **options)
 
 
@@ -304,8 +304,12 @@ def changed(model: onnx.ModelProto, chance: random.Random) -> None:
         array = numpy_helper.to_array(tensor).copy() if tensor.data_location != TensorProto.EXTERNAL else np.zeros(0)
         if array.size and array.dtype.kind in "fi":
             where = chance.randrange(array.size)
-            some = (0, 1, -1, 1e30, np.inf, np.nan, 1e-40) if array.dtype.kind == "f" else (0, 1, -1, 2, 3, int(array.flat[where]) + 1, int(array.flat[where]) - 1)
-            array.flat[where] = chance.choice(some)
+            now = array.flat[where]
+            if array.dtype.kind == "f":
+                array.flat[where] = chance.choice((0, 1, -1, 1e30, np.inf, np.nan, 1e-40))
+            else:
+                limits = np.iinfo(array.dtype)
+                array.flat[where] = max(min(chance.choice((0, 1, -1, 2, 3, int(now) + 1, int(now) - 1)), limits.max), limits.min)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
         return
     if way == 4:  # an edge: to a value that is there before

@@ -48,7 +48,7 @@ def prepare() -> None:
 
 
 def run() -> None:
-    read_and_plan("model.pt2", contained=True)  # arithmetic that kernels do not have in narrow integers is not known before
+    read_and_plan("model.pt2")
 
 
 class _Payload:

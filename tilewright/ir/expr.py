@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, Union
 
 from tilewright.ir.dtypes import is_float
+from tilewright.ir.scalar import REAL
 
 INDEX = "i64"
 
@@ -195,6 +196,9 @@ def _pair(a: Operand, b: Operand) -> tuple[Expr, Expr]:
 
 
 def unary(operation: str, a: Expr, dtype: str | None = None) -> Expr:
+    """Raises ValueError for a function of floating-point numbers alone of anything else."""
+    if operation in REAL and not is_float(a.dtype):
+        raise ValueError(f"{operation} of {a.dtype} values")
     return Apply(operation, (a,), dtype or a.dtype, a.lanes)
 
 

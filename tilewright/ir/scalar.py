@@ -108,3 +108,7 @@ _TABLE = (
     ScalarOperation("zip_high", 2, lambda a, b: _zipped(a, b)[..., a.shape[-1] :], 0),  # and their upper halves, to the end
 )
 OPERATIONS: Mapping[str, ScalarOperation] = MappingProxyType({op.name: op for op in _TABLE})
+REAL = frozenset(
+    "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split()
+)
+"""Functions of floating-point numbers alone."""
