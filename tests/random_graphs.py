@@ -1,8 +1,9 @@
 """Random models of two to nine operators, each with inputs, results in float64 and an error bound of its own: well-conditioned by construction.
 
 A graph grows operator by operator (`random_operators`). Each is evaluated in float64 as it is added: once exactly, and again over values that
-carry rounding errors sixteen times those of float32. An operator is refused where these errors grow beyond LIMIT of the result's magnitude, or
-where they change an integer or a truth value. The bound on an output's error is TOLERANCE of its largest magnitude plus twice what these errors
+carry rounding errors sixteen times those of float32, or four times what PyTorch's own float32 makes of these operands, as in an operator that has
+steps of its own (the softmax of a product). An operator is refused where these errors grow beyond LIMIT of the result's magnitude, or where they
+change an integer or a truth value. The bound on an output's error is TOLERANCE of its largest magnitude plus twice what these errors
 made of it; what no rounding can reach (copies, maxima, integers, truth values of what is exact) has to be equal.
 """
 
@@ -212,12 +213,18 @@ class Growth:
             return Value(len(self.values), exact, (exact, exact), True) if same and (sure or self._decided(node, operands)) else None
         keeps = sure and node.keeps
         if not keeps:
-            size = NOISE * _magnitude(exact) + LEAST_NOISE
+            size = max(NOISE * _magnitude(exact) + LEAST_NOISE, 4 * _error(self._single(node, operands), exact))
             noisy = tuple(other + size * (2 * torch.rand(exact.shape, generator=self.noise, dtype=torch.float64) - 1) for other in noisy)
         value = Value(len(self.values), exact, noisy, keeps)
         if not bool(torch.isfinite(exact).all()) or _magnitude(exact) > LARGEST or not _spread(value) <= LIMIT * max(1.0, _magnitude(exact)):
             return None
         return value
+
+    def _single(self, node: Node, operands: Sequence[Value]) -> Tensor:
+        """The operator in float32, of the operands as they are."""
+        part = copy.deepcopy(node.part).float().eval()
+        with torch.no_grad():
+            return part(*[v.exact.float() if v.is_float else v.exact for v in operands])
 
     def _decided(self, node: Node, operands: Sequence[Value]) -> bool:
         """Whether errors a hundred times as large change no integer or truth value either: two noisy evaluations may miss a close one."""

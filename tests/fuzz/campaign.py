@@ -33,8 +33,8 @@ BATCH = 250
 """Cases of one seed: hypothesis remembers all that it has made, and slows down."""
 
 
-def share(subject: str, cases: int, start: int, kept: Path) -> dict[str, Any]:
-    """Runs so many cases of a subject, with the seeds from `start` on."""
+def share(subject: str, cases: int, start: int, kept: Path, end: float) -> dict[str, Any]:
+    """Runs so many cases of a subject, with the seeds from `start` on; none of a further seed after the time `end`."""
     verdicts: Counter[str] = Counter()
     faults: list[dict[str, str]] = []
     strategy = importlib.import_module(subject).cases()
@@ -48,7 +48,7 @@ def share(subject: str, cases: int, start: int, kept: Path) -> dict[str, Any]:
 
     with Server(subject) as server:
         number = start
-        while verdicts.total() < cases:
+        while verdicts.total() < cases and time.time() < end:
 
             @seed(number)
             @settings(
@@ -61,15 +61,16 @@ def share(subject: str, cases: int, start: int, kept: Path) -> dict[str, Any]:
 
             check()
             number += 1
-    return {"subject": subject, "cases": cases, "verdicts": dict(verdicts), "faults": faults, "seconds": time.perf_counter() - began}
+    return {"subject": subject, "cases": verdicts.total(), "verdicts": dict(verdicts), "faults": faults, "seconds": time.perf_counter() - began}
 
 
-def campaign(subject: str, cases: int, start: int, kept: Path, workers: int) -> dict[str, Any]:
+def campaign(subject: str, cases: int, start: int, kept: Path, workers: int, end: float) -> dict[str, Any]:
     """Runs so many cases of a subject in processes, each with seeds of its own from `start` on."""
     batches = -(-cases // BATCH)
     shares = [range(batches * i // workers, batches * (i + 1) // workers) for i in range(workers)]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        asked = [pool.submit(share, subject, min(len(own) * BATCH, cases - own.start * BATCH), start + own.start, kept) for own in shares if own]
+        sizes = [min(len(own) * BATCH, cases - own.start * BATCH) for own in shares]
+        asked = [pool.submit(share, subject, size, start + own.start, kept, end) for own, size in zip(shares, sizes, strict=True) if own]
         return together([future.result() for future in asked])
 
 
@@ -107,12 +108,14 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, default=Path("fuzz-faults"), help="folder for the files of faults (default: %(default)s)")
     parser.add_argument("--name", help="write bench/results/NAME.json")
     parser.add_argument("--workers", type=int, default=tilewright_settings.available_cores(), help="processes (default: %(default)s, the cores)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no batch begins later (default: until all cases are done)")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="result files of this program, of one commit")
     options = parser.parse_args()
     if options.merge:
         results = merged(options.merge)
     else:
-        results = [campaign(subject, options.cases, options.seed, options.keep, options.workers) for subject in options.subjects]
+        end = time.time() + options.seconds
+        results = [campaign(subject, options.cases, options.seed, options.keep, options.workers, end) for subject in options.subjects]
     console = Console()
     for result in results:
         console.print(result["subject"], result["verdicts"], f"{result['seconds']:.0f} s")

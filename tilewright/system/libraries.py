@@ -21,12 +21,15 @@ from functools import lru_cache
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
+_NUMBERS = itertools.count(1)
+"""Of the names of this process, which are the dynamic loader's."""
+
+
 class Libraries:
     """What this process has mapped, by content; it stays mapped, since worker threads of OpenMP may still be inside."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, ctypes.CDLL] = {}
-        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
     def of(self, content: bytes, name: str) -> ctypes.CDLL:
@@ -41,7 +44,7 @@ class Libraries:
         descriptor = _anonymous_file(content, name)
         try:
             # File descriptors are used again and the loader goes by names, so each name is new: it spells a number in binary, "//" or "/./" a digit.
-            digits = "".join("/./" if digit == "1" else "//" for digit in f"{next(self._numbers):b}")
+            digits = "".join("/./" if digit == "1" else "//" for digit in f"{next(_NUMBERS):b}")
             library = ctypes.CDLL(f"/proc/self/fd{digits}{descriptor}")
         finally:
             os.close(descriptor)
