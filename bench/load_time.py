@@ -50,6 +50,10 @@ def output(checkout: Path, code: str, *arguments: str) -> str:
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+def commit_of(checkout: Path) -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def summary(values: list[float]) -> dict[str, Any]:
     """Milliseconds."""
     lower, median, upper = (1e3 * value for value in statistics.quantiles(values, n=4))
@@ -81,7 +85,8 @@ def main() -> None:
     for row in results:
         print(json.dumps(row))
     if options.name:
-        write_results(options.name, {"model": options.model, "rounds": options.rounds, "against": options.against is not None}, results)
+        against = commit_of(options.against) if options.against else None
+        write_results(options.name, {"model": options.model, "rounds": options.rounds, "against": against}, results)
 
 
 if __name__ == "__main__":
