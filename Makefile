@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= dev,cuda13
 TORCH ?= torch==2.13.0
-WORKERS ?= 2
+WORKERS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
@@ -34,7 +34,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: venv
 	$(BIN)/python examples/demo.py
 
-# One OpenMP thread a process: two workers with two threads each would fight for the cores.
+# One OpenMP thread a process: workers with two threads each would fight for the cores. Three of them: some tests wait for processes.
 test: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
 
