@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import tilewright
 from tilewright.cost.choice import choose
 from tilewright.hardware import machine
-from tilewright.runtime import choices
+from tilewright.runtime import choices, problems
 from tilewright.runtime.problems import Problem, convolution_problem
 
 H200 = machine("h200")
@@ -52,3 +55,76 @@ def test_a_damaged_file_is_made_again(kept: Path, text: str) -> None:
     kept.rmdir()
     kept.write_text("no folder")
     assert choices.remembered()(*arguments(problem)) == first
+
+
+# What a kept choice depends on
+
+CPU = machine("x86-avx512")
+PROBLEM = convolution_problem(16, 16, 9, 9, 3)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Digests of sources are taken once in a process."""
+    yield
+    choices._models.cache_clear()
+    problems._sources.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hardware/occupancy.py", "hardware/pipelines.py", "cost/ranking.py", "cost/models/cpu_golden-cove_2.npz", "analysis/assembly.py",
+        "runtime/code_choice.py", "runtime/score_worker.py", "runtime/kernel_source.py", "toolchain/compilers.py",
+        "ir/expr.py", "graph/table.py", "schedule/columns.py", "codegen/c.py", "codegen/cpu/contraction.py",
+    ],
+)  # fmt: skip
+def test_sources_and_models_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    changed = Path(tilewright.__file__).parent / name
+    assert changed.is_file()
+    before, read = choices.place(PROBLEM, CPU, False, 2), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == changed))
+    choices._models.cache_clear()
+    problems._sources.cache_clear()
+    assert choices.place(PROBLEM, CPU, False, 2) != before
+
+
+@pytest.mark.usefixtures("fresh")
+def test_arguments_and_numpy_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [
+        choices.place(PROBLEM, CPU, False, 2),
+        choices.place(PROBLEM, CPU, False, 3),
+        choices.place(PROBLEM, CPU, True, 2),
+        choices.place(convolution_problem(16, 16, 9, 10, 3), CPU, False, 2),
+        choices.place(PROBLEM, replace(CPU, memory_bandwidth=2 * CPU.memory_bandwidth), False, 2),
+        choices.place(PROBLEM, replace(CPU, pipeline="golden-cove"), False, 2),
+        choices.place(PROBLEM, H200, False, 2),
+    ]
+    monkeypatch.setattr(choices.np, "__version__", "0.1")
+    choices._models.cache_clear()
+    keys.append(choices.place(PROBLEM, CPU, False, 2))
+    assert len(set(keys)) == len(keys)
+
+
+def test_programs_are_part_of_the_key_of_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def program(name: str, words: str) -> Path:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\necho {words}\n")
+        path.chmod(0o755)
+        return path
+
+    def keys() -> tuple[Path, Path]:
+        return choices.place(PROBLEM, CPU, False, 2), choices.place(PROBLEM, H200, False)
+
+    found = [keys()]
+    for words in ("compiler 1.0", "compiler 1.0.1"):
+        monkeypatch.setenv("TILEWRIGHT_CC", str(program(f"{words.split()[1]}-cc", words)))
+        found.append(keys())
+    program("objdump", "objdump 9")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    program("x86_64-linux-gnu-objdump", "objdump 10")
+    found.append(keys())
+    monkeypatch.setenv("PATH", "")
+    found.append(keys())
+    assert len({cpu for cpu, _ in found}) == 5 and len({gpu for _, gpu in found}) == 1

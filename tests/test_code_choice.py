@@ -95,14 +95,14 @@ def test_the_best_score_among_the_favourites() -> None:
     scores[0] *= 1 - MARGIN
     for workers in (1, 2):
         with CodeScores(target, workers) as processes:
-            assert processes.best(PROBLEM, ranking, 2, count=3) == favourites[scores.index(min(scores))]
+            assert processes.best(PROBLEM, ranking, 2, count=3) == (favourites[scores.index(min(scores))], True)
 
 
 @pytest.mark.usefixtures("worth")
 def test_the_models_decide_where_code_cannot_be_read() -> None:
     ranking = ranking_of(PROBLEM, machine("x86-avx512"), threads=2)
     with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as broken:
-        assert broken.best(PROBLEM, ranking, 2, count=2) == ranking.first()
+        assert broken.best(PROBLEM, ranking, 2, count=2) == (ranking.first(), False)
     assert not reads_code(machine("h200"))
     assert all(reads_code(entry) for entry in catalogue().values() if not entry.is_gpu)
     assert FAVOURITES > 1
@@ -126,6 +126,29 @@ def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         choices.remembered(False, Never())(*arguments, 1)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("worth")
+def test_a_choice_on_the_way_to_which_something_hung_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a process that is lost nor a compiler that does not end may decide for good."""
+    target = machine("x86-avx512")
+    need(target)
+    arguments = (PROBLEM.region, PROBLEM.layouts, PROBLEM.values, PROBLEM.constants, target, 2)
+    favourite = ranking_of(PROBLEM, target, threads=2).first()
+    with CodeScores(target, 1, ("-c", "raise SystemExit(3)")) as broken:
+        assert choices.remembered(False, broken)(*arguments) == favourite
+    hanging = cache / "hanging-cc"
+    hanging.write_text("#!/bin/sh\ncase $1 in --version) echo 1.0; exit;; esac\nsleep 1000\n")
+    hanging.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("TILEWRIGHT_CC", str(hanging))
+        patch.setenv("TILEWRIGHT_COMPILE_SECONDS", "2")
+        with CodeScores(target, 1) as processes:
+            assert processes.best(PROBLEM, ranking_of(PROBLEM, target, threads=2), 2, count=1) == (favourite, False)
+    assert not (cache / "choices").exists()
+    with CodeScores(target, 1) as processes:
+        choices.remembered(False, processes)(*arguments)
+    assert len(list((cache / "choices").iterdir())) == 1
+
+
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_code_is_read_where_it_is_wanted(worth: None, cache: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("TILEWRIGHT_READ_CODE", setting)
@@ -140,7 +163,7 @@ def test_small_regions_are_left_to_the_models() -> None:
     ranking = ranking_of(PROBLEM, machine("x86-avx512"), threads=2)
     assert ranking.first().seconds < code_choice.WORTH_SECONDS
     with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as processes:
-        assert processes.best(PROBLEM, ranking, 2) == ranking.first()
+        assert processes.best(PROBLEM, ranking, 2) == (ranking.first(), True)
         assert processes._processes[0]._worker is None  # nothing was asked
 
 

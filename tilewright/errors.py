@@ -73,14 +73,16 @@ class CompilerMissing(TilewrightError):
 
 
 class KernelFailed(TilewrightError):
-    """A generated kernel did not compile, load or run; ``log_path`` holds the compiler's words where there are any."""
+    """A generated kernel did not compile, load or run; ``log_path`` holds the compiler's words where there are any. ``hung``: a program did not end
+    in time, and may another time."""
 
-    def __init__(self, cause: str, remedy: str = "", log_path: Path | None = None) -> None:
+    def __init__(self, cause: str, remedy: str = "", log_path: Path | None = None, hung: bool = False) -> None:
         super().__init__(cause, remedy)
         self.log_path = log_path
+        self.hung = hung
 
-    def __reduce__(self) -> tuple[type[KernelFailed], tuple[str, str, Path | None]]:
-        return type(self), (self.cause, self.remedy, self.log_path)
+    def __reduce__(self) -> tuple[type[KernelFailed], tuple[str, str, Path | None, bool]]:
+        return type(self), (self.cause, self.remedy, self.log_path, self.hung)
 
 
 class CacheError(TilewrightError):

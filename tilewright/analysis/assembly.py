@@ -91,6 +91,18 @@ _RELATIVE = re.compile(r"-?(?:0x)?[0-9a-f]*\(%rip\)")
 _PREFIXES = ("cs ", "data16 ", "notrack ", "bnd ", "ds ")
 
 
+def disassembler(machine: Machine) -> str:
+    """The path of objdump for a machine's code.
+
+    Raises:
+        CompilerMissing: where there is none.
+    """
+    found = shutil.which(f"{machine.target_triple}-objdump") or shutil.which("objdump")
+    if found is None:
+        raise CompilerMissing(f"no objdump for {machine.target_triple}", "install binutils for it")
+    return found
+
+
 def disassembled(binary: Path, machine: Machine) -> str:
     """The code of a binary that was linked for the machine, as text.
 
@@ -98,13 +110,11 @@ def disassembled(binary: Path, machine: Machine) -> str:
         CompilerMissing: where there is no objdump for that machine.
         KernelFailed: where it cannot read the binary, or does not end.
     """
-    found = shutil.which(f"{machine.target_triple}-objdump") or shutil.which("objdump")
-    if found is None:
-        raise CompilerMissing(f"no objdump for {machine.target_triple}", "install binutils for it")
+    found = disassembler(machine)
     try:
         done = run_program([found, "-d", "--no-show-raw-insn", str(binary)], settings.compile_seconds(), output_bytes=LISTING_BYTES)
     except (OSError, ProgramHung) as error:
-        raise KernelFailed(f"the code of {binary} cannot be read: {error}", "check objdump") from error
+        raise KernelFailed(f"the code of {binary} cannot be read: {error}", "check objdump", hung=isinstance(error, ProgramHung)) from error
     if done.status or done.cut:
         words = "it is too long" if done.cut else done.errors.strip() or f"objdump ended with status {done.status}"
         raise KernelFailed(f"the code of {binary} cannot be read: {words}", "check objdump and the file")

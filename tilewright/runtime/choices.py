@@ -1,6 +1,7 @@
 """Choices that were made before, kept beside the kernels: the same models choose the same schedule of the same problem, and ranking takes time.
 
-A choice is one JSON file named by a digest of all that decides it: problem, machine, the sources that lower and rank, trained models, options.
+A choice is one JSON file named by a digest of all that decides it: problem, machine, the sources that lower, rank and score, trained models, options,
+NumPy, in which the ranking is computed, and for a CPU the programs that compile and read code. One on the way to which something hung is not kept.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from tilewright import settings
 from tilewright.cost.choice import choose, rank
 from tilewright.cost.ranking import Choice
@@ -26,15 +29,21 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.region import Region
 from tilewright.partition.plan import Chooser
 from tilewright.runtime import plain
-from tilewright.runtime.code_choice import CodeScores
+from tilewright.runtime.code_choice import CodeScores, tools
 from tilewright.runtime.problems import Problem, digest_of_files, generator
 from tilewright.system.private_files import make_folder, read_private, require_private
+
+RANKING = (
+    "cost/*.py", "cost/models/*", "analysis/*.py", "hardware/*.py", "toolchain/*.py", "runtime/code_choice.py", "runtime/score_worker.py",
+    "runtime/kernel_source.py",
+)  # fmt: skip
+"""Files that rank: models, what was learned, rules of occupancy, tables of pipelines, flags of compilers, choosing by code."""
 
 
 @lru_cache(maxsize=1)
 def _models() -> str:
     """A digest of everything that ranks."""
-    return digest_of_files("cost/*.py", "cost/models/*", "analysis/*.py")
+    return f"{digest_of_files(*RANKING)} {np.__version__}"
 
 
 def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Chooser:
@@ -50,11 +59,13 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
         path = place(problem, machine, atomics, 0 if machine.is_gpu else threads)
         known = _read(path)
         if known is None:
+            whole = True
             if scores is None or machine.is_gpu:
                 known = choose(region, layouts, values, constants, machine, threads, atomics)
             else:
-                known = scores.best(problem, rank(region, layouts, values, constants, machine, threads), threads)
-            _write(path, known)
+                known, whole = scores.best(problem, rank(region, layouts, values, constants, machine, threads), threads)
+            if whole:
+                _write(path, known)
         return known
 
     return chosen
@@ -62,7 +73,8 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
 
 def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -> Path:
     """Where the choice is kept; `threads` of a CPU."""
-    key = hashlib.sha256(f"{problem.key} {generator(machine)} {_models()} {atomics} {threads}".encode()).hexdigest()[:40]
+    programs = "" if machine.is_gpu else tools(machine)
+    key = hashlib.sha256(f"{problem.key} {generator(machine)} {_models()} {atomics} {threads} {programs}".encode()).hexdigest()[:40]
     return settings.cache_directory() / "choices" / f"{key}.json"
 
 

@@ -9,15 +9,18 @@ code cannot be read (no objdump for the target, a flow of control that depends o
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
 from tilewright import settings
+from tilewright.analysis.assembly import disassembler
 from tilewright.cost.cpu_code import MODELS, coefficients_of, linear
 from tilewright.cost.ranking import Choice, Ranking
 from tilewright.cost.search import rescored
+from tilewright.errors import CompilerMissing
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.runtime import plain
@@ -26,6 +29,7 @@ from tilewright.runtime.trial_processes import Child
 from tilewright.runtime.workers import Message, WorkerLost
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule
 from tilewright.schedule.cpu_winograd import CpuWinogradSchedule
+from tilewright.toolchain.compilers import CCompiler, identity_of
 
 FAVOURITES = 8
 """Candidates whose code is read."""
@@ -43,6 +47,17 @@ SCORE_SECONDS = 60.0
 def reads_code(machine: Machine) -> bool:
     """Whether code for the machine can be read here, and is wanted: a CPU with a table of its pipelines and coefficients for its architecture."""
     return settings.read_code() and not machine.is_gpu and machine.pipeline in PIPELINES and (MODELS / f"cpu_{machine.architecture}.json").exists()
+
+
+def tools(machine: Machine) -> str:
+    """What compiles and reads the code of candidates, with versions; what is missing is said to be."""
+    found = []
+    for identity in (lambda: CCompiler.find(machine).identity, lambda: identity_of(disassembler(machine))):
+        try:
+            found.append(identity())
+        except (CompilerMissing, OSError):
+            found.append("none")
+    return ", ".join(found)
 
 
 class ScoringProcess(Child):
@@ -83,10 +98,11 @@ class CodeScores:
         for process in self._processes:
             process.close()
 
-    def best(self, problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> Choice:
+    def best(self, problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> tuple[Choice, bool]:
         """The candidate with the best score among the ranking's first `count`, or the ranking's first where that is as good but for `MARGIN`, has no
-        score, where the region is not worth it, or where the coefficients were not fitted to its schema. What was learned from
-        measurements ranks better (`cost/cpu_learned.py`), so that it decides alone where there is any.
+        score, where the region is not worth it, or where the coefficients were not fitted to its schema. What was learned from measurements ranks
+        better (`cost/cpu_learned.py`), so that it decides alone where there is any. The second result is False where something hung or was lost on
+        the way, so that the choice may be another one another time.
 
         Raises:
             Unsuitable: where no candidate is feasible.
@@ -94,8 +110,9 @@ class CodeScores:
         favourite = ranking.first()
         fitted = all(isinstance(choice.schedule, FITTED) for choice in islice(ranking, count))
         if ranking.predicted is not None or favourite.seconds < WORTH_SECONDS or not fitted:
-            return favourite
+            return favourite, True
         coefficients = coefficients_of(self._machine.architecture)
+        lost = threading.Event()
 
         def score(schedule: Any) -> float:
             choice = ranking.find(schedule)
@@ -103,11 +120,14 @@ class CodeScores:
             try:
                 answer = process.terms(problem, choice, threads) if choice is not None else {}
             except WorkerLost:
-                answer = {}
+                answer = {"hung": True}
             finally:
                 self._idle.put(process)
+            if answer.get("hung"):
+                lost.set()
             return linear(answer["terms"], coefficients) if "terms" in answer else float("inf")
 
         found = rescored(ranking, score, count, self._pool)
         its = next((entry.score for entry in found if entry.choice.schedule == favourite.schedule), None)
-        return found[0].choice if its is not None and found[0].score < (1 - MARGIN) * its else favourite
+        chosen = found[0].choice if its is not None and found[0].score < (1 - MARGIN) * its else favourite
+        return chosen, not lost.is_set()

@@ -129,8 +129,12 @@ def _sources() -> str:
 def digest_of_files(*patterns: str) -> str:
     """Of the contents of the package's files that match one of the patterns."""
     root = Path(tilewright.__file__).parent
-    files = sorted(path for pattern in patterns for path in root.glob(pattern))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    files = sorted({path for pattern in patterns for path in root.glob(pattern)})
+    found = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(root)} {len(content)} ".encode() + content)
+    return found.hexdigest()
 
 
 def generator(machine: Machine) -> str:

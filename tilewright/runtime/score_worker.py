@@ -2,7 +2,8 @@
 
 Questions (see `tilewright.runtime.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain form of region, layouts,
 values and constants}, which the candidates that follow are of; {"do": "score", "schedule": text, "threads": number, "seconds", "terms": what the
-models predict, which the kernels' headers say}. The answer to the last is {"terms": seconds by name (`cost/cpu_code.py`)} or {"error": why not}.
+models predict, which the kernels' headers say}. The answer to the last is {"terms": seconds by name (`cost/cpu_code.py`)} or {"error": why not,
+"hung": whether a program did not end in time}.
 Binaries go to the kernel cache, so that the candidate that is chosen is not compiled again.
 """
 
@@ -17,7 +18,7 @@ from tilewright.analysis.loops_operations import Unanalysable
 from tilewright.codegen.describe import prediction
 from tilewright.codegen.lower import lower
 from tilewright.cost.cpu_code import code_terms
-from tilewright.errors import TilewrightError
+from tilewright.errors import KernelFailed, TilewrightError
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
@@ -50,7 +51,7 @@ class Server:
         try:
             return {"terms": self.terms(message["schedule"], message["threads"], message["seconds"], message["terms"])}
         except (Unsuitable, Unanalysable, TilewrightError, KeyError) as error:
-            return {"error": str(error)}
+            return {"error": str(error), "hung": isinstance(error, KernelFailed) and error.hung}
 
     def terms(self, schedule: str, threads: int, seconds: float, predicted: Mapping[str, float]) -> dict[str, float]:
         """Of one candidate."""
@@ -67,7 +68,7 @@ class Server:
         pairs = []
         for kernel, binary in zip(kernels, built, strict=True):
             if not isinstance(binary, Binary):
-                raise Unsuitable(f"does not compile: {binary}")
+                raise binary
             pairs.append((kernel, disassembled(binary.path, machine)))
         self._known[key] = code_terms(pairs, machine, threads)
         return self._known[key]

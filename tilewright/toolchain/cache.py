@@ -29,7 +29,7 @@ from tilewright.hardware import Machine
 from tilewright.system.private_files import NotPrivate, make_folder, read_private, require_private
 from tilewright.system.scratch import Scratch
 from tilewright.toolchain.binary import Binary, SourceFile, parse_resources
-from tilewright.toolchain.compilers import Compiler
+from tilewright.toolchain.compilers import Compiler, Outcome
 
 SCHEMA = 1
 """Version of the entries' format; it is part of every key."""
@@ -195,7 +195,7 @@ class KernelCache:
             if not outcome.succeeded and any(words in outcome.log for words in DISK_WORDS):
                 raise OSError(f"the compiler could not write: {' '.join(outcome.log.split())[-200:]}")
             if not outcome.succeeded:
-                return self._keep_failure(root, folder, key, source, machine, outcome.log)
+                return self._keep_failure(root, folder, key, source, machine, outcome)
             metadata = {
                 "schema": SCHEMA,
                 "name": source.name,
@@ -224,7 +224,7 @@ class KernelCache:
 
     @staticmethod
     def _keep_failure(
-        root: Path, folder: Path, key: str, source: SourceFile, machine: Machine, words: str
+        root: Path, folder: Path, key: str, source: SourceFile, machine: Machine, outcome: Outcome
     ) -> KernelFailed:
         """Keep source, command and log of a failed build where the message can point to them."""
         kept = root / "failed" / key
@@ -236,12 +236,14 @@ class KernelCache:
         except OSError:  # another process keeps the same failure at this moment
             if not (kept / "log").exists():
                 raise
+        words = outcome.log
         errors = [line for line in words.splitlines() if "error" in line.lower()]
         first = errors[0] if errors else words.strip().partition("\n")[0] or "the compiler failed without a word"
         return KernelFailed(
             f"kernel {source.name!r} does not compile for {machine.name}: {first}",
             f"the source and the compiler's log are in {kept}",
             kept / "log",
+            outcome.hung,
         )
 
     def _all_folders(self) -> Iterator[Path]:

@@ -45,10 +45,11 @@ INSTALL = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of a compiler left: its words, and whether the binary is there."""
+    """What one run of a compiler left: its words, and whether the binary is there; `hung` where it was ended."""
 
     succeeded: bool
     log: str
+    hung: bool = False
 
 
 VERSION_SECONDS = 60.0
@@ -68,12 +69,21 @@ def _version_line(path: str, modified_ns: int) -> str:
     return (done.output or done.errors).partition("\n")[0].strip()
 
 
-def _failed(words: str, reason: object) -> Outcome:
-    return Outcome(False, f"{words}{'' if not words or words.endswith(chr(10)) else chr(10)}error: {reason}\n")
+def identity_of(path: str) -> str:
+    """The resolved path of a program and what it calls itself.
+
+    Raises:
+        CompilerMissing: where it cannot be run.
+    """
+    return f"{os.path.realpath(path)}: {_version_line(path, os.stat(path).st_mtime_ns)}"
+
+
+def _failed(words: str, reason: object, hung: bool = False) -> Outcome:
+    return Outcome(False, f"{words}{'' if not words or words.endswith(chr(10)) else chr(10)}error: {reason}\n", hung)
 
 
 def _hung(words: str, reason: object) -> Outcome:
-    return _failed(words, f"{reason} (TILEWRIGHT_COMPILE_SECONDS)")
+    return _failed(words, f"{reason} (TILEWRIGHT_COMPILE_SECONDS)", True)
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,7 @@ class CCompiler:
     @property
     def identity(self) -> str:
         """The resolved path and what it calls itself."""
-        return f"{os.path.realpath(self.path)}: {_version_line(self.path, os.stat(self.path).st_mtime_ns)}"
+        return identity_of(self.path)
 
     def command(self, source: SourceFile) -> tuple[str, ...]:
         flags = (*C_FLAGS, *self.machine_flags, *source.extra_flags)
