@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(debug=False)
     try:
         _parser().parse_args(argv, options)
-        code = options.command(options)
+        code: int = options.command(options)
         if sys.stdout is not None:
             sys.stdout.flush()
         return code

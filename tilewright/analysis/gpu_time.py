@@ -109,7 +109,8 @@ def term_cycles(columns: Mapping[str, np.ndarray], machine: Machine, constants: 
     full = np.floor(each / k["resident"])
     rest = each - full * k["resident"]
     rounds = full * of_a_round(k["resident"]) + np.where(rest > 0, of_a_round(np.maximum(rest, 1)), 0)
-    return o.launch + np.maximum(o.memory * k["memory"], rounds)
+    cycles: np.ndarray = o.launch + np.maximum(o.memory * k["memory"], rounds)
+    return cycles
 
 
 def predicted_seconds(analyses: Sequence[KernelAnalysis], machine: Machine) -> float:

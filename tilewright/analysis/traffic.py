@@ -55,7 +55,8 @@ class Places:
         rows = self.blocks[which] if len(self.blocks) > 1 else self.blocks
         found = ((rows.reshape(-1, 1) + self.others) // SECTOR_BYTES).ravel()
         # what a guard leaves out at the edges lies outside, or is touched by a neighbour
-        return found[(found >= 0) & (found <= last)]
+        touched: np.ndarray = found[(found >= 0) & (found <= last)]
+        return touched
 
 
 @dataclass(frozen=True)

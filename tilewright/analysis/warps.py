@@ -320,7 +320,8 @@ def distinct(values: np.ndarray, active: np.ndarray) -> np.ndarray:
     least = np.iinfo(np.int64).min
     ordered = np.sort(np.where(active, values, least), axis=1)
     fresh = np.concatenate([ordered[:, :1] != least, ordered[:, 1:] != ordered[:, :-1]], axis=1)
-    return fresh.sum(axis=1)
+    counts: np.ndarray = fresh.sum(axis=1)
+    return counts
 
 
 def shared_wavefronts(addresses: np.ndarray, active: np.ndarray, bytes_each: int) -> np.ndarray:
@@ -339,7 +340,8 @@ def shared_wavefronts(addresses: np.ndarray, active: np.ndarray, bytes_each: int
     result[together] = _wide(rows[together], held[together], words)
     apart_rows, apart_held = (a[~together].reshape(-1, group) for a in (rows, held))
     result[~together] = _wide(apart_rows, apart_held, words).reshape(-1, 2).sum(axis=1)
-    return result.reshape(len(addresses), -1).sum(axis=1)
+    wavefronts: np.ndarray = result.reshape(len(addresses), -1).sum(axis=1)
+    return wavefronts
 
 
 def _wide(addresses: np.ndarray, active: np.ndarray, words: int) -> np.ndarray:
@@ -360,5 +362,6 @@ def _most_of_a_bank(words: np.ndarray, active: np.ndarray) -> np.ndarray:
     fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
     number = np.arange(len(words))[:, None] * BANKS + ordered % BANKS
     counts = np.bincount(number.ravel(), weights=fresh.ravel(), minlength=len(words) * BANKS)
-    return counts.reshape(len(words), BANKS).max(axis=1).astype(np.int64)
+    most: np.ndarray = counts.reshape(len(words), BANKS).max(axis=1)
+    return most.astype(np.int64)
 

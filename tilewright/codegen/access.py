@@ -341,7 +341,7 @@ def bind_shared(roots: Sequence[Expr], prefix: str = "v") -> tuple[list[Let], li
 def _same_or_rebuilt(node: Expr, kids: list[Expr]) -> Expr:
     if all(a is b for a, b in zip(children(node), kids, strict=True)):
         return node
-    return rebuild(node, kids) if node.lanes == 1 else replace(rebuild(node, kids), lanes=node.lanes)  # type: ignore[arg-type]
+    return rebuild(node, kids) if node.lanes == 1 else replace(rebuild(node, kids), lanes=node.lanes)
 
 
 def _cheap_index(node: Apply) -> bool:

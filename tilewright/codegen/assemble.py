@@ -118,7 +118,7 @@ def block(*parts: Statement | Sequence[Statement]) -> Block:
         if isinstance(part, Block):
             flat.extend(part.statements)
         elif isinstance(part, (Let, Store, Allocate, For, If)) or not isinstance(part, Sequence):
-            flat.append(part)  # type: ignore[arg-type]
+            flat.append(part)
         else:
             flat.extend(block(*part).statements)
     return Block(tuple(flat))

@@ -89,7 +89,10 @@ def _estimate(
     launch: a kernel in a chain of dependent ones takes no less than an empty one there (`Machine.launch_seconds`, measured). Its work may overlap
     the launch, so the two are not added."""
     count = len(fma)
-    full = lambda value: np.broadcast_to(np.asarray(value, dtype=float), count)  # noqa: E731
+
+    def full(value: np.ndarray | float) -> np.ndarray:
+        return np.broadcast_to(np.asarray(value, dtype=float), count)
+
     terms = {
         "fma": fma / machine.clock_hz + others,
         "issue": issue / machine.clock_hz + others,
@@ -219,9 +222,12 @@ def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share:
 
 def _inputs_needed(outputs: np.ndarray, filter_size: int, stride: int, dilation: int) -> np.ndarray:
     """Distinct inputs along one dimension that so many neighbouring outputs read; with a dilation at least the larger of outputs and filter."""
+    needed: np.ndarray
     if dilation > 1:
-        return np.maximum(outputs, filter_size)
-    return np.minimum(outputs * filter_size, (outputs - 1) * stride + filter_size)
+        needed = np.maximum(outputs, filter_size)
+    else:
+        needed = np.minimum(outputs * filter_size, (outputs - 1) * stride + filter_size)
+    return needed
 
 
 def winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, share: float) -> Estimate:

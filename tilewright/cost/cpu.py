@@ -32,7 +32,8 @@ attention)."""
 
 
 def ceil_divided(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
-    return -(-np.asarray(a) // np.asarray(b))
+    parts: np.ndarray = -(-np.asarray(a) // np.asarray(b))
+    return parts
 
 
 def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:

@@ -44,7 +44,8 @@ def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, machine: Mac
 
     def unit(down: np.ndarray) -> np.ndarray:
         rest = problem.columns % tile_columns
-        return vectors * (problem.columns // tile_columns * tile(down, tile_columns) + tile(down, rest))
+        cycles: np.ndarray = vectors * (problem.columns // tile_columns * tile(down, tile_columns) + tile(down, rest))
+        return cycles
 
     full, rest = problem.rows // tile_rows, problem.rows % tile_rows
     along = ceil_divided(problem.rows, tile_rows)

@@ -70,7 +70,8 @@ def _sizes(problem: Any) -> Iterator[tuple[str, float]]:
 
 def _balance(units: np.ndarray, threads: int) -> np.ndarray:
     """Mean over most work of the threads that share so many units."""
-    return units / (ceil_divided(units, threads) * threads)
+    balance: np.ndarray = units / (ceil_divided(units, threads) * threads)
+    return balance
 
 
 def _read_by_thread(a_bytes: float, b_bytes: float, share_pixels: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:

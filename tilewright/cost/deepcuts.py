@@ -34,7 +34,8 @@ class PrintedLimit:
     @property
     def share_of_peak(self) -> np.ndarray:
         """PUL, section 4.3."""
-        return self.memory * self.shared * self.balance * self.resources
+        share: np.ndarray = self.memory * self.shared * self.balance * self.resources
+        return share
 
     def flops(self, machine: Machine) -> np.ndarray:
         """Operations a second that are said to be the most."""
@@ -96,7 +97,8 @@ def _convolution(rows: Columns, problem: DirectProblem, machine: Machine) -> Pri
 def _halo(y: np.ndarray, x: np.ndarray, problem: DirectProblem) -> np.ndarray:
     """Inputs of y by x outputs as tables 7 and 8 count them."""
     pad_y, pad_x = (problem.filter_y - 1) // 2, (problem.filter_x - 1) // 2
-    return ((y + problem.filter_y - 2 * pad_y) // problem.stride_y + 1) * ((x + problem.filter_x - 2 * pad_x) // problem.stride_x + 1)
+    inputs: np.ndarray = ((y + problem.filter_y - 2 * pad_y) // problem.stride_y + 1) * ((x + problem.filter_x - 2 * pad_x) // problem.stride_x + 1)
+    return inputs
 
 
 def _limit(

@@ -67,7 +67,8 @@ def coordinates(rows: Columns) -> np.ndarray:
 def nearest(grid: np.ndarray, points: np.ndarray) -> np.ndarray:
     """For each of `points` (n, axes) the position of the nearest row of `grid` (candidates, axes)."""
     # without the points' own squares, which are the same for every candidate
-    return np.argmin(np.einsum("ca,ca->c", grid, grid) - 2 * (points @ grid.T), axis=1)
+    positions: np.ndarray = np.argmin(np.einsum("ca,ca->c", grid, grid) - 2 * (points @ grid.T), axis=1)
+    return positions
 
 
 def utilities(scores: np.ndarray) -> np.ndarray:

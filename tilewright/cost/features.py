@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tilewright.cost.volumes import SECTOR_BYTES, Overheads, Volumes, busiest, step_cycles, volume_cost
+from tilewright.cost.gpu import SECTOR_BYTES
+from tilewright.cost.volumes import Overheads, Volumes, busiest, step_cycles, volume_cost
 from tilewright.hardware.machine import Machine
 from tilewright.schedule.columns import Columns
 

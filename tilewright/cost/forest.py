@@ -197,7 +197,7 @@ def save(forest: Forest, path: Path | BinaryIO, more: Mapping[str, Any] | None =
     """Writes an .npz file of plain arrays; `more` is what else to keep, as JSON allows."""
     document = {"format": FORMAT, "version": forest.version, "names": list(forest.names), "base": forest.base, "more": dict(more or {})}
     text = np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
-    np.savez_compressed(path, document=text, **{name: getattr(forest, name) for name in DTYPES})  # type: ignore[arg-type]
+    np.savez_compressed(path, document=text, **{name: getattr(forest, name) for name in DTYPES})
 
 
 def load(path: Path) -> tuple[Forest, dict[str, Any]]:

@@ -59,7 +59,8 @@ def _streaming(
 ) -> np.ndarray:
     """Seconds to move bytes when each of the threads has `bytes_each` under way: Little's law, capped by the bandwidth."""
     reachable = threads_at_once * bytes_each / _latency_seconds(machine)
-    return bytes_moved / np.minimum(reachable, bandwidth(machine))
+    seconds: np.ndarray = bytes_moved / np.minimum(reachable, bandwidth(machine))
+    return seconds
 
 
 def point_cost(rows: Columns, problem: PointProblem, machine: Machine) -> Estimate:

@@ -73,7 +73,8 @@ def on_processors(
         uneven = 1 + SCHEDULER_IMBALANCE * (np.ceil(a_scheduler) / a_scheduler - 1)
         slower = uneven * (1 + UNHIDDEN / np.maximum(a_scheduler, 0.25))
         through = (arithmetic * slower**overlap + traffic) ** (1 / overlap)
-        return np.maximum(count * through, np.maximum(through, step.least) + step.barrier)
+        cycles: np.ndarray = np.maximum(count * through, np.maximum(through, step.least) + step.barrier)
+        return cycles
 
     share = np.ones(len(blocks))
     for size, reached in CLUSTERED_SHARE.items():

@@ -113,4 +113,5 @@ def _transform(
     assert cache is not None
     # loads, what depends on them in one warp, and stores that the next kernel waits for
     alone = latency + (instructions * machine.fma_latency_cycles / 2 + cache.latency_cycles) / machine.clock_hz
-    return np.maximum(moving, issue) + waves * alone
+    seconds: np.ndarray = np.maximum(moving, issue) + waves * alone
+    return seconds

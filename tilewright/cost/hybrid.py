@@ -99,7 +99,7 @@ class Learned:
             return self.predicted(described, volumes, machine, analytical)
         kept = np.sort(np.argpartition(analytical, LEARNED_ROWS)[:LEARNED_ROWS])
         predicted = self.predicted(take(described, kept), take_volumes(volumes, kept), machine, analytical[kept])
-        result = analytical * (1 + predicted.max() / analytical.min())
+        result: np.ndarray = analytical * (1 + predicted.max() / analytical.min())
         result[kept] = predicted
         return result
 
@@ -256,7 +256,8 @@ def fit_overheads(samples: Samples, machine: Machine, start: Overheads = DEFAULT
 
     def residuals(logarithms: np.ndarray) -> np.ndarray:
         predicted = np.log(volume_cost(volumes, machine, with_constants(logarithms)).seconds)
-        return np.r_[(predicted - goal) * weight, (logarithms - origin) * prior * len(chosen) ** 0.5]
+        differences: np.ndarray = np.r_[(predicted - goal) * weight, (logarithms - origin) * prior * len(chosen) ** 0.5]
+        return differences
 
     solution = least_squares(residuals, origin, loss="soft_l1", f_scale=0.1, max_nfev=40, bounds=(origin - 2.5, origin + 2.5))
     return with_constants(solution.x)

@@ -112,7 +112,8 @@ def problem_columns(problem: Problem, count: int) -> dict[str, np.ndarray]:
 
 def ceil_div(a: np.ndarray, b: np.ndarray | float) -> np.ndarray:
     """Whole parts of size b that hold a; exact for the sizes here (well below 2**53)."""
-    return -np.floor_divide(-a, b)
+    parts: np.ndarray = -np.floor_divide(-a, b)
+    return parts
 
 
 def row_sectors(words: np.ndarray) -> np.ndarray:
@@ -123,7 +124,8 @@ def row_sectors(words: np.ndarray) -> np.ndarray:
 def input_extent(outputs: np.ndarray, filter_size: np.ndarray, stride: np.ndarray, dilation: np.ndarray) -> np.ndarray:
     """Input points along one dimension under so many outputs: (outputs - 1) stride + (filter - 1) dilation + 1. The paper prints the case of
     stride and dilation 1, outputs + filter - 1."""
-    return (outputs - 1) * stride + (filter_size - 1) * dilation + 1
+    inputs: np.ndarray = (outputs - 1) * stride + (filter_size - 1) * dilation + 1
+    return inputs
 
 
 def direct_registers(rows: Columns, problem: Problem, form: DirectForm) -> np.ndarray:
@@ -397,7 +399,8 @@ def volume_cost(volumes: Volumes, machine: Machine, overheads: Overheads = DEFAU
     one, alone = cycles["through"], cycles["alone"]
 
     def step(count: np.ndarray) -> np.ndarray:
-        return ((count * one) ** o.hiding + alone**o.hiding) ** (1 / o.hiding)
+        total: np.ndarray = ((count * one) ** o.hiding + alone**o.hiding) ** (1 / o.hiding)
+        return total
 
     each, waves, rest = busiest(v, machine)
     full = waves - (rest > 0)

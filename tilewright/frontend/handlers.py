@@ -7,7 +7,7 @@ A handler is a function of the builder and of the operator's arguments in the or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch
 from tilewright.ir.graph import Value
 
 Handler = Callable[..., Any]
+Registered = TypeVar("Registered", bound=Handler)
 
 
 class Unsupported(Exception):
@@ -28,10 +29,10 @@ class Handlers:
     def __init__(self) -> None:
         self.table: dict[str, Handler] = {}
 
-    def handles(self, *targets: str) -> Callable[[Handler], Handler]:
+    def handles(self, *targets: str) -> Callable[[Registered], Registered]:
         """Decorator: the handler serves these ATen operators ("conv2d.default")."""
 
-        def register(handler: Handler) -> Handler:
+        def register(handler: Registered) -> Registered:
             self.table.update((target, handler) for target in targets)
             return handler
 
@@ -39,7 +40,8 @@ class Handlers:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    return getattr(torch, ELEMENT_TYPES[name].torch)
+    dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[name].torch)
+    return dtype
 
 
 def result_type(*operands: Operand) -> str:

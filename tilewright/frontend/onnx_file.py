@@ -62,7 +62,7 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def opset_of(model: onnx.ModelProto, place: str = "the model") -> int:
     """The version of ONNX's operator set. Raises InvalidModel outside the known versions."""
-    versions = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN]
+    versions: list[int] = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAIN]
     if not versions and model.opset_import:
         domains = ", ".join(entry.domain for entry in model.opset_import)
         raise UnsupportedOperator(f"{place} uses only operators of {domains}", "only ONNX's own operators are supported")
@@ -121,7 +121,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 def _checked_location(tensor: onnx.TensorProto, length: int, folder: Path, path: Path) -> Path:
     """The file with the tensor's `length` bytes of data. Raises InvalidModel unless it is under the model's folder, and holds them."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries: dict[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if not location.isprintable() or not location or Path(location).is_absolute() or ".." in Path(location).parts:
         raise InvalidModel(f"{path} takes {tensor.name} from {location!r}, outside its folder", _BESIDE)
@@ -150,7 +150,8 @@ def _bytes_of(tensor: onnx.TensorProto) -> int:
         raise InvalidModel(f"{tensor.name} has the unknown type {tensor.data_type}", "export the model again") from error
     name = onnx.TensorProto.DataType.Name(tensor.data_type)
     narrow = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
-    return -(-prod(tensor.dims) * narrow.get(name, bits) // 8)
+    elements: int = prod(tensor.dims)
+    return -(-elements * narrow.get(name, bits) // 8)
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -310,7 +310,8 @@ class _Importer:
         except onnx.defs.SchemaError:
             return None
         if schema.has_function:
-            return schema.function_body
+            standard: onnx.FunctionProto = schema.function_body
+            return standard
         if not schema.has_context_dependent_function:
             return None
         if operands is None:

@@ -157,11 +157,14 @@ def _resized(call: NodeCall, x: Value, dim: _Dimension, mode: str, coordinates: 
 
 
 def _nearest(at: np.ndarray, mode: str) -> np.ndarray:
+    rounded: np.ndarray
     if mode == "floor":
-        return np.floor(at)
-    if mode == "ceil":
-        return np.ceil(at)
-    return np.ceil(at - 0.5) if mode == "round_prefer_floor" else np.floor(at + 0.5)
+        rounded = np.floor(at)
+    elif mode == "ceil":
+        rounded = np.ceil(at)
+    else:
+        rounded = np.ceil(at - 0.5) if mode == "round_prefer_floor" else np.floor(at + 0.5)
+    return rounded
 
 
 def _linear(at: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -175,9 +178,11 @@ def _cubic(at: np.ndarray, a: float) -> list[tuple[np.ndarray, np.ndarray]]:
     t = at - low
 
     def near(d: np.ndarray) -> np.ndarray:
-        return ((a + 2) * d - (a + 3)) * d * d + 1
+        weights: np.ndarray = ((a + 2) * d - (a + 3)) * d * d + 1
+        return weights
 
     def far(d: np.ndarray) -> np.ndarray:
-        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        weights: np.ndarray = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        return weights
 
     return [(low - 1, far(1 + t)), (low, near(t)), (low + 1, near(1 - t)), (low + 2, far(2 - t))]

@@ -290,4 +290,5 @@ def arange(call: NodeCall) -> np.ndarray:
         raise ValueError("a step of zero")
     count = max(int(np.ceil((limit - start) / step)), 0)
     check_computed(count)
-    return (start + np.arange(count) * step).astype(numpy_dtype(call.kind()))
+    values: np.ndarray = (start + np.arange(count) * step).astype(numpy_dtype(call.kind()))
+    return values

@@ -230,7 +230,8 @@ class _Importer:
 
     def _tensor(self, name: str) -> torch.Tensor:
         stored = self.program.state_dict.get(name)
-        return self.program.constants[name] if stored is None else stored
+        tensor: torch.Tensor = self.program.constants[name] if stored is None else stored
+        return tensor
 
     def _parameter(self, node: torch.fx.Node, name: str, known: dict[Any, Value]) -> Value:
         tensor = self._tensor(name)

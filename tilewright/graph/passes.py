@@ -346,7 +346,8 @@ def _merged(graph: Graph, node: Node, current: Mapping[str, Node]) -> Node:
 
 def _is_identity(node: Node, source: Value, result: Value) -> bool:
     if node.operator == "permute":
-        return node.attributes["axes"] == tuple(range(len(source.shape)))
+        axes: tuple[int, ...] = node.attributes["axes"]
+        return axes == tuple(range(len(source.shape)))
     if node.operator in ("reshape", "expand", "copy", "repeat"):
         return source.shape == result.shape
     if node.operator == "slice":

@@ -227,7 +227,8 @@ def _value(node: Expr, done: Mapping[int, np.ndarray], variables: Mapping[str, n
             return array
         if not array.size:
             return np.zeros((), dtype)  # only a guard that never holds lets this be evaluated
-        return array[tuple(np.clip(done[id(i)], 0, extent - 1) for i, extent in zip(node.index, array.shape, strict=True))]
+        elements: np.ndarray = array[tuple(np.clip(done[id(i)], 0, extent - 1) for i, extent in zip(node.index, array.shape, strict=True))]
+        return elements
     assert isinstance(node, Apply)
     arguments = [done[id(argument)] for argument in node.args]
     if node.operation == "cast" and dtype.kind in "iu" and arguments[0].dtype.kind == "f":

@@ -18,4 +18,5 @@ def resident_blocks(machine: Machine, threads: np.ndarray | int, registers: np.n
     taken = np.asarray(shared) + machine.shared_reserved_bytes
     by_shared = machine.shared_bytes_per_processor // np.maximum(taken, 1)
     limit = np.minimum(np.minimum(by_registers, by_threads), np.minimum(by_shared, machine.blocks_per_processor))
-    return np.maximum(limit, 1)
+    blocks: np.ndarray = np.maximum(limit, 1)
+    return blocks

@@ -26,7 +26,8 @@ class ScalarOperation:
 
 
 def _truncated_remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.fmod(a, b)
+    remainder: np.ndarray = np.fmod(a, b)
+    return remainder
 
 
 def _zipped(a: np.ndarray, b: np.ndarray) -> np.ndarray:

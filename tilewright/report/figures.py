@@ -26,8 +26,9 @@ class Figures:
 def node_flops(graph: Graph, node: Node) -> int:
     """Arithmetic operations of one node; a loop's body counts once for each repetition."""
     if node.operator == "scan":
-        body = node.attributes["body"]
-        return node.attributes["length"] * sum(node_flops(body, inner) for inner in body.nodes)
+        body: Graph = node.attributes["body"]
+        length: int = node.attributes["length"]
+        return length * sum(node_flops(body, inner) for inner in body.nodes)
     return computation(node, graph.values).flops() if node.operator in OPERATORS else 0
 
 

@@ -198,7 +198,8 @@ def content_of(model: str) -> bytes:
         from tilewright.frontend.onnx_file import load
 
         try:
-            return load(path).SerializeToString()
+            content: bytes = load(path).SerializeToString()
+            return content
         except ValueError as error:  # protocol buffers end at 2 GB
             raise InvalidModel(f"{model} with its data files is too large to be sent: {error}", "compile it with `tilewright compile`") from error
     try:

@@ -19,7 +19,8 @@ from tilewright.runtime.packing import pack, prepared, unpack
 
 def torch_dtype(name: str) -> torch.dtype:
     """The `torch.dtype` of an element type's name."""
-    return getattr(torch, ELEMENT_TYPES[name].torch)
+    dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[name].torch)
+    return dtype
 
 
 def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -51,8 +51,9 @@ def reads_code(machine: Machine) -> bool:
 
 def tools(machine: Machine) -> str:
     """What compiles and reads the code of candidates, with versions; what is missing is said to be."""
+    identities: tuple[Callable[[], str], ...] = (lambda: CCompiler.find(machine).identity, lambda: identity_of(disassembler(machine)))
     found = []
-    for identity in (lambda: CCompiler.find(machine).identity, lambda: identity_of(disassembler(machine))):
+    for identity in identities:
         try:
             found.append(identity())
         except (CompilerMissing, OSError):

@@ -15,7 +15,7 @@ from tilewright.cost.hybrid import Learned
 from tilewright.cost.learned import refined
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import dataset
+from tilewright.runtime import dataset, plain
 from tilewright.runtime.problems import Problem
 from tilewright.runtime.sampling import evenly, towards_the_best
 from tilewright.runtime.trials import Job, Outcome, Trials
@@ -52,7 +52,7 @@ def favourites_of(model: Learned, each: int, known: Sequence[dataset.MeasuredLay
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
         ranking = refined(ranking_of(problem, machine), machine, model)
-        new = (choice.schedule for choice in ranking if dataset.plain.schedule_text(choice.schedule) not in texts.get(str(layer["name"]), ()))
+        new = (choice.schedule for choice in ranking if plain.schedule_text(choice.schedule) not in texts.get(str(layer["name"]), ()))
         return list(islice(new, each))
 
     return choose
@@ -106,5 +106,5 @@ def again(trials: Trials, measured: dataset.MeasuredLayer, count: int, rounds: i
     times = measured.times()
     fastest = sorted(times, key=lambda text: (times[text], text))[:count]
     problem = dataset.layer_problem(measured.layer)
-    jobs = [Job(problem, dataset.plain.schedule_of(text), text) for text in fastest]
+    jobs = [Job(problem, plain.schedule_of(text), text) for text in fastest]
     return dataset.merged(measured, dataset.from_outcomes(measured.layer, measured.machine, trials.remeasure(jobs, rounds)))

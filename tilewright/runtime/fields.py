@@ -116,15 +116,17 @@ class Field:
 
     def prose(self) -> str:
         """A text for people, which does nothing to a terminal."""
-        if CONTROL.search(self.text()):
+        text = self.text()
+        if CONTROL.search(text):
             raise self.wrong("a text without control characters")
-        return self.value
+        return text
 
     def name(self) -> str:
         """A text that can stand in an error's one line."""
-        if not self.text().isprintable() or len(self.value) > MOST_NAME:
+        text = self.text()
+        if not text.isprintable() or len(text) > MOST_NAME:
             raise self.wrong("a name")
-        return self.value
+        return text
 
     def names(self) -> tuple[str, ...]:
         return tuple(item.name() for item in self.items())

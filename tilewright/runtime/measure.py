@@ -84,7 +84,8 @@ def seconds_of_device_call(call: Callable[[], object]) -> float:
     call()
     after.record()
     after.synchronize()
-    return before.elapsed_time(after) / 1e3
+    milliseconds: float = before.elapsed_time(after)
+    return milliseconds / 1e3
 
 
 def interleaved_seconds(

@@ -81,7 +81,7 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     if tree.kind == "list":
         return values
     if tree.kind == "namedtuple":
-        named = tree.registered or namedtuple(tree.type_name, tree.keys)  # type: ignore[misc]
+        named = tree.registered or namedtuple(tree.type_name, tree.keys)
         return named(*values)
     if tree.kind == "registered" and tree.registered is not None:
         from torch.utils._pytree import SUPPORTED_NODES
@@ -311,7 +311,7 @@ def decode_tree(data: Field) -> Tree:
     name = data["type"].name() if "type" in data.value else ""
     if kind in ("dict", "namedtuple", "registered") and (len(keys) != len(children) or len(set(keys)) != len(keys)):
         raise data.wrong(f"a tree with {len(children)} different keys")
-    named = namedtuple(name, keys) if kind == "namedtuple" else None  # type: ignore[misc]  # ValueError for names that Python does not take
+    named = namedtuple(name, keys) if kind == "namedtuple" else None  # ValueError for names that Python does not take
     return Tree(kind, children, keys, name, registered=named)
 
 

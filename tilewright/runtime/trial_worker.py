@@ -394,7 +394,8 @@ class Server:
         launch()
         after.record()
         after.synchronize()
-        return before.elapsed_time(after) / 1e3
+        milliseconds: float = before.elapsed_time(after)
+        return milliseconds / 1e3
 
 
 def _tuples(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def reach(span: tuple[int, int], count: np.ndarray) -> np.ndarray:
 def filters_held(rows: Columns, problem: CpuDepthwiseProblem, machine: Machine) -> np.ndarray:
     """Whether the filter stays in registers while a row of tiles is computed: one vector of channels, and room beside sums and a row of inputs."""
     needed = rows["tile_rows"] * rows["tile_columns"] + reach(problem.input_columns, rows["tile_columns"]) + problem.taps[0] * problem.taps[1]
-    return (rows["vectors"] == 1) & (needed <= machine.vector_registers)
+    held: np.ndarray = (rows["vectors"] == 1) & (needed <= machine.vector_registers)
+    return held
 
 
 def cpu_depthwise_space(problem: CpuDepthwiseProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:

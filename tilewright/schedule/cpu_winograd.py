@@ -36,7 +36,8 @@ class CpuWinogradProblem:
     def tiles(self, output_tile: np.ndarray | int) -> np.ndarray:
         """Tiles of all images."""
         size = np.asarray(output_tile)
-        return self.images * -(-self.height // size) * -(-self.width // size)
+        count: np.ndarray = self.images * -(-self.height // size) * -(-self.width // size)
+        return count
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def working_bytes(rows: Columns, problem: CpuWinogradProblem, lanes: int) -> np.
     """What a block keeps in level 2: its points, the sums of a panel, and the filters of one point and panel."""
     points = (rows["output_tile"] + FILTER - 1) ** 2
     tiles, panel = rows["tile"] * rows["blocks"], rows["vectors"] * lanes
-    return 4 * (points * tiles * (problem.channels + panel) + problem.channels * panel)
+    needed: np.ndarray = 4 * (points * tiles * (problem.channels + panel) + problem.channels * panel)
+    return needed
 
 
 def cpu_winograd_space(problem: CpuWinogradProblem, machine: Machine, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:

@@ -165,7 +165,8 @@ def contraction_rules(rows: Columns, problem: ContractionProblem, machine: Machi
 
 def threads_of(rows: Columns) -> np.ndarray:
     """Threads of a block."""
-    return (rows["block_m"] // rows["thread_m"]) * (rows["block_n"] // rows["thread_n"])
+    threads: np.ndarray = (rows["block_m"] // rows["thread_m"]) * (rows["block_n"] // rows["thread_n"])
+    return threads
 
 
 def shared_bytes_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
@@ -182,7 +183,8 @@ def shared_bytes_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
         deep = extent * (bk + PADDING)
         elements = elements + np.where((stages > 1) & (operand.along == "r"), deep, flat)
     row_elements = (bm * (problem.n + 1) + problem.row_stages * (bm + threads_of(rows))) * (problem.row_stages > 0)
-    return 4 * (buffers * elements + rows["cluster"] * bm * bn + row_elements)
+    needed: np.ndarray = 4 * (buffers * elements + rows["cluster"] * bm * bn + row_elements)
+    return needed
 
 
 def registers_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
@@ -198,7 +200,8 @@ def registers_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
     staged_b = -(-rows["block_n"] * rows["block_k"] // threads)
     addresses = 36 + staged_a // problem.a.lanes * (3 if problem.a.guarded else 1) + staged_b // problem.b.lanes
     staged = np.where(copies, 0, staged_a + staged_b)
-    return np.minimum(accumulators + fragments + staged + addresses, 10_000)
+    registers: np.ndarray = np.minimum(accumulators + fragments + staged + addresses, 10_000)
+    return registers
 
 
 def blocks_to_ask_for(schedule: ContractionSchedule, problem: ContractionProblem, machine: Machine) -> int:

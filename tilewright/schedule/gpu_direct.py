@@ -148,7 +148,8 @@ def plane_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
     of neighbouring pixels, lies in different banks as far as that allows."""
     least = patch_of(rows, problem)[0] * pitch_of(rows, problem)
     wanted = np.maximum(4, BANKS // np.maximum(rows["channels"], 1) // 4 * 4)
-    return least + (wanted - least) % BANKS * (rows["channels"] > 1) + (-least % 4) * (rows["channels"] == 1)
+    elements: np.ndarray = least + (wanted - least) % BANKS * (rows["channels"] > 1) + (-least % 4) * (rows["channels"] == 1)
+    return elements
 
 
 def _padded(rows: Columns, problem: DirectProblem) -> tuple[np.ndarray, np.ndarray]:
@@ -185,7 +186,8 @@ def _conflicts(rows: Columns, step_x: np.ndarray, step_y: np.ndarray, lanes: np.
     group = word % BANKS // width[:, None]
     slots = (np.arange(len(distinct))[:, None] * BANKS + group)[inside]
     counts = np.bincount(slots, minlength=len(distinct) * BANKS).reshape(-1, BANKS)
-    return counts.max(axis=1)[where]
+    most: np.ndarray = counts.max(axis=1)[where]
+    return most
 
 
 def buffer_elements_of(rows: Columns, problem: DirectProblem) -> tuple[np.ndarray, np.ndarray]:
@@ -206,7 +208,8 @@ def multiply_adds_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
 
 def taps_are_unrolled(rows: Columns, problem: DirectProblem) -> np.ndarray:
     """Whether all rows of taps are straight code. In the RS kernel and with filters in registers they have to be: registers have no index."""
-    return (rows["slice"] == RS) | (rows["filters"] == REGISTERS) | (multiply_adds_of(rows, problem) <= UNROLLED_PRODUCTS)
+    unrolled: np.ndarray = (rows["slice"] == RS) | (rows["filters"] == REGISTERS) | (multiply_adds_of(rows, problem) <= UNROLLED_PRODUCTS)
+    return unrolled
 
 
 def stretch_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
@@ -251,7 +254,8 @@ def registers_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
     elements, lanes, vectors = fetches_of(rows, problem)
     fetched = np.where(rows["stages"] == 1, elements + 4 * vectors, (elements // lanes + vectors) // 2)
     addresses = 28 + np.where(rows["filters"] == SHARED, 0, 12)
-    return np.minimum((115 * sums + 60 * held + 110 * filters) // 100 + fetched + addresses, 10_000)
+    registers: np.ndarray = np.minimum((115 * sums + 60 * held + 110 * filters) // 100 + fetched + addresses, 10_000)
+    return registers
 
 
 def blocks_to_ask_for(schedule: DirectSchedule, problem: DirectProblem, machine: Machine) -> int:
@@ -264,7 +268,8 @@ def blocks_to_ask_for(schedule: DirectSchedule, problem: DirectProblem, machine:
 def tiles_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
     """Tiles of the whole output."""
     k, y, x = extents_of(rows)
-    return problem.images * problem.groups * -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x)
+    tiles: np.ndarray = problem.images * problem.groups * -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x)
+    return tiles
 
 
 def steps_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
@@ -285,4 +290,5 @@ def shared_bytes_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
     3 * 4 * (4 * 200 + 4 * 9 * 64) = 37248."""
     buffers = np.minimum(np.maximum(rows["stages"], 2), steps_of(rows, problem))
     k, y, x = extents_of(rows)
-    return 4 * (buffers * sum(buffer_elements_of(rows, problem)) + rows["cluster"] * k * y * x)
+    needed: np.ndarray = 4 * (buffers * sum(buffer_elements_of(rows, problem)) + rows["cluster"] * k * y * x)
+    return needed

@@ -125,13 +125,15 @@ def _splits(machine: Machine, atomics: bool) -> dict[str, np.ndarray]:
 
 def _wasted(extent: int, tile: np.ndarray) -> np.ndarray:
     """Work along a dimension over what is needed, at least one."""
-    return -(-extent // tile) * tile / extent
+    work: np.ndarray = -(-extent // tile) * tile / extent
+    return work
 
 
 def _odd(extent: int, tile: np.ndarray) -> np.ndarray:
     """Tiles that neither divide the extent, nor are powers of two, nor waste a twentieth less than four do."""
     wasted = _wasted(extent, tile)
-    return ((tile & (tile - 1)) > 0) & (extent % tile > 0) & (wasted > 0.95 * _wasted(extent, np.full_like(tile, 4)))
+    odd: np.ndarray = ((tile & (tile - 1)) > 0) & (extent % tile > 0) & (wasted > 0.95 * _wasted(extent, np.full_like(tile, 4)))
+    return odd
 
 
 def register_rules(rows: Columns, problem: DirectProblem) -> Rules:
@@ -196,7 +198,8 @@ def _level2_cycles(rows: Columns, problem: DirectProblem, machine: Machine) -> n
     patch_rows, patch_columns = patch_of(rows, problem)
     cache = machine.cache(2)
     assert cache is not None
-    return 4 * (patch_rows * patch_columns + extents_of(rows)[0] * problem.filter_y * problem.filter_x) / cache.bandwidth
+    cycles: np.ndarray = 4 * (patch_rows * patch_columns + extents_of(rows)[0] * problem.filter_y * problem.filter_x) / cache.bandwidth
+    return cycles
 
 
 def _too_slow(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
@@ -204,7 +207,8 @@ def _too_slow(rows: Columns, problem: DirectProblem, machine: Machine) -> np.nda
     k, y, x = extents_of(rows)
     taps = problem.filter_y * problem.filter_x
     slower = _level2_cycles(rows, problem, machine) / (k * y * x * taps / machine.fp32_lanes_per_processor)
-    return slower > max(1.25, 1.1 * float(slower.min(initial=np.inf)))
+    too_slow: np.ndarray = slower > max(1.25, 1.1 * float(slower.min(initial=np.inf)))
+    return too_slow
 
 
 def _read_wavefronts(rows: Columns, problem: DirectProblem) -> np.ndarray:
@@ -216,7 +220,8 @@ def _read_wavefronts(rows: Columns, problem: DirectProblem) -> np.ndarray:
     read_rows = np.where(rows["slice"] == RS, slice_rows, rows["register_y"] * problem.filter_y)
     filters = taps * (rows["register_k"] // width) * np.maximum(1.0, rows["warp_k"] * width / BANKS)
     inputs = read_rows * -(-slice_columns // lanes) * np.maximum(1.0, rows["warp_y"] * rows["warp_x"] * lanes / BANKS)
-    return filters + inputs
+    wavefronts: np.ndarray = filters + inputs
+    return wavefronts
 
 
 def _first_of_best(key: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -246,7 +251,8 @@ def _channel_cycles(rows: Columns, problem: DirectProblem, machine: Machine) -> 
     k, y, x = extents_of(rows)
     fma = k * y * x * problem.filter_y * problem.filter_x / machine.fp32_lanes_per_processor
     reads = _read_wavefronts(rows, problem) * threads_of(rows) / BANKS
-    return fma + (reads + _level2_cycles(rows, problem, machine)) / 2
+    cycles: np.ndarray = fma + (reads + _level2_cycles(rows, problem, machine)) / 2
+    return cycles
 
 
 def _shaped_worse(rows: Columns, problem: DirectProblem, machine: Machine) -> np.ndarray:
@@ -260,7 +266,8 @@ def _shaped_worse(rows: Columns, problem: DirectProblem, machine: Machine) -> np
     _, group = np.unique(key, return_inverse=True)
     least = np.full(int(group.max(initial=0)) + 1, np.inf)
     np.minimum.at(least, group, value)
-    return value > MUCH_MORE * least[group]
+    worse: np.ndarray = value > MUCH_MORE * least[group]
+    return worse
 
 
 def channel_rules(rows: Columns, problem: DirectProblem) -> Rules:

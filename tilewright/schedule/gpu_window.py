@@ -40,7 +40,8 @@ class TiledLoad:
 
     def count(self, rows: np.ndarray, items: np.ndarray) -> np.ndarray:
         """Loads for a tile. Of the input of a 3x3 convolution with stride 1 and a tile of 2 x 4: (2 + 2) * (4 + 2) = 24."""
-        return self.fixed * self.along("rows", rows) * self.along("items", items)
+        loads: np.ndarray = self.fixed * self.along("rows", rows) * self.along("items", items)
+        return loads
 
     @property
     def repeats_rows(self) -> bool:
@@ -105,12 +106,14 @@ def window_space(problem: WindowProblem, machine: Machine) -> tuple[dict[str, np
 def tiles_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
     """Threads that have a tile, those at the edge in part."""
     along = -(-problem.row_extent // rows["rows"]) * -(-problem.item_extent // rows["items"])
-    return -(-problem.points * along // (problem.row_extent * problem.item_extent * rows["lanes"]))
+    tiles: np.ndarray = -(-problem.points * along // (problem.row_extent * problem.item_extent * rows["lanes"]))
+    return tiles
 
 
 def blocks_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
     """Blocks of the grid."""
-    return np.maximum(1, -(-tiles_of(rows, problem) // rows["threads"]))
+    blocks: np.ndarray = np.maximum(1, -(-tiles_of(rows, problem) // rows["threads"]))
+    return blocks
 
 
 def loads_of(rows: Columns, problem: WindowProblem) -> np.ndarray:

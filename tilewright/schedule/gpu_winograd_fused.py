@@ -95,11 +95,13 @@ def points_of(rows: Columns) -> np.ndarray:
 def tiles_there(rows: Columns, problem: WinogradProblem) -> np.ndarray:
     """Tiles of the whole output."""
     size = rows["output_tile"]
-    return problem.images * -(-problem.height // size) * -(-problem.width // size)
+    tiles: np.ndarray = problem.images * -(-problem.height // size) * -(-problem.width // size)
+    return tiles
 
 
 def fused_threads_of(rows: Columns) -> np.ndarray:
-    return points_of(rows) * (rows["tiles"] // rows["thread_m"]) * (rows["outputs"] // rows["thread_n"])
+    threads: np.ndarray = points_of(rows) * (rows["tiles"] // rows["thread_m"]) * (rows["outputs"] // rows["thread_n"])
+    return threads
 
 
 def fused_shared_bytes_of(rows: Columns) -> np.ndarray:
@@ -109,7 +111,8 @@ def fused_shared_bytes_of(rows: Columns) -> np.ndarray:
     inputs = 2 * rows["channels"] * (rows["tiles"] + PADDING)
     filters = 2 * rows["channels"] * rows["outputs"]
     block = rows["tiles"] * rows["outputs"]
-    return 4 * (points_of(rows) * (inputs + filters + block) + np.where(rows["split"] > 1, rows["output_tile"] ** 2 * block, 0))
+    needed: np.ndarray = 4 * (points_of(rows) * (inputs + filters + block) + np.where(rows["split"] > 1, rows["output_tile"] ** 2 * block, 0))
+    return needed
 
 
 def fused_registers_of(rows: Columns) -> np.ndarray:
@@ -117,4 +120,5 @@ def fused_registers_of(rows: Columns) -> np.ndarray:
     takes at most an eighth more for the candidates that are predicted best of the layers of bench/layers.py on sm_90a, mostly fewer."""
     passes = -(-rows["tiles"] * rows["channels"] // np.maximum(fused_threads_of(rows), 1))
     size = rows["thread_m"] * rows["thread_n"]
-    return 28 + size + 2 * (rows["thread_m"] + rows["thread_n"]) + passes * points_of(rows)
+    registers: np.ndarray = 28 + size + 2 * (rows["thread_m"] + rows["thread_n"]) + passes * points_of(rows)
+    return registers

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from tilewright import settings
 from tilewright.errors import CompilerMissing, UnsupportedOption
@@ -196,7 +197,7 @@ def _install_extra(extra: str) -> str:
     return f"pip install 'tilewright[{extra}]'"
 
 
-def _load_nvrtc(extra: str):  # noqa: ANN202 - a module
+def _load_nvrtc(extra: str) -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:

@@ -57,7 +57,8 @@ def build(name: str, batch: int = 1, seed: int = 0) -> tuple[nn.Module, tuple[Te
 
 def _builder(file: str, function: str) -> Callable[[], nn.Module]:
     def build_network() -> nn.Module:
-        return getattr(importlib.import_module(f"tilewright.zoo.{file}"), function)()
+        network: nn.Module = getattr(importlib.import_module(f"tilewright.zoo.{file}"), function)()
+        return network
 
     return build_network
 

@@ -19,14 +19,16 @@ class EncoderLayer(nn.Module):
         self.output_norm = nn.LayerNorm(width, eps=1e-12)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        split: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return split
 
     def forward(self, x: Tensor) -> Tensor:
         attended = F.scaled_dot_product_attention(
             self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
         )
         x = self.attention_norm(x + self.output(attended.transpose(1, 2).flatten(2)))
-        return self.output_norm(x + self.contract(F.gelu(self.expand(x))))
+        y: Tensor = self.output_norm(x + self.contract(F.gelu(self.expand(x))))
+        return y
 
 
 class Bert(nn.Module):

@@ -57,7 +57,8 @@ class Residual(nn.Module):
         self.activation = activation or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.branch(x) + self.shortcut(x))
+        y: Tensor = self.activation(self.branch(x) + self.shortcut(x))
+        return y
 
 
 class Concatenated(nn.Module):

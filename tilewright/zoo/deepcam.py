@@ -72,7 +72,8 @@ class DeepCam(nn.Module):
         pooled = F.interpolate(self.pooled(high), size=high.shape[2:], mode="bilinear", align_corners=True)
         x = self.bottleneck(torch.cat([*(branch(high) for branch in self.pyramid), pooled], dim=1))
         x = torch.cat([self.upsample(x), self.low_level(low)], dim=1)
-        return self.last(self.merge(x))
+        logits: Tensor = self.last(self.merge(x))
+        return logits
 
 
 def _upsampling() -> list[nn.Module]:

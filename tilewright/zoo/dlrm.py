@@ -34,7 +34,8 @@ class Dlrm(nn.Module):
         features = torch.stack([dense, *pooled], dim=1)
         products = features @ features.transpose(1, 2)
         first, second = torch.tril_indices(features.shape[1], features.shape[1], -1, device=dense.device)
-        return self.top(torch.cat([dense, products[:, first, second]], dim=1))
+        rate: Tensor = self.top(torch.cat([dense, products[:, first, second]], dim=1))
+        return rate
 
 
 def dlrm() -> nn.Module:

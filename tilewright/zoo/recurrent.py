@@ -27,7 +27,8 @@ class DeepSpeech2(nn.Module):
             x = norm(x.flatten(0, 1)).unflatten(0, (steps, batch))
             x, _ = layer(x)
             x = x.unflatten(2, (2, -1)).sum(2)  # both directions
-        return self.head(x.flatten(0, 1)).unflatten(0, (steps, batch)).log_softmax(-1)
+        scores: Tensor = self.head(x.flatten(0, 1)).unflatten(0, (steps, batch)).log_softmax(-1)
+        return scores
 
 
 def deepspeech2() -> nn.Module:
@@ -70,7 +71,8 @@ class AttentionTranslation(nn.Module):
         for index, layer in enumerate(self.decoder):
             output, _ = layer(torch.cat([x, context], dim=-1))
             x = output if index == 0 else output + x
-        return self.logits(x)
+        logits: Tensor = self.logits(x)
+        return logits
 
 
 def attention_rnn() -> nn.Module:

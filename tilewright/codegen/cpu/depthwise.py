@@ -145,7 +145,7 @@ def lower_depthwise(
     axes = {"tile_rows": schedule.tile_rows, "tile_columns": schedule.tile_columns, "vectors": schedule.vectors}
     held = bool(filters_held(axes, problem, machine))  # type: ignore[arg-type]
     body = _Tiles(form, problem, schedule, held).loops()
-    lowered = single(form.region, schedule, body, form.layouts, form.values)  # type: ignore[arg-type]
+    lowered = single(form.region, schedule, body, form.layouts, form.values)
     return replace(lowered, storage=form.storage)
 
 
