@@ -67,7 +67,8 @@ def bytes_of(shape: Mapping[str, Any]) -> float:
     size, stride = shape["filter"], shape["stride"]
     border = 2 * (size // 2)
     inputs = shape["channels"] * (shape["height"] * stride + border) * (shape["width"] * stride + border)
-    return 4.0 * (inputs + shape["outputs"] * shape["channels"] * size * size + shape["outputs"] * shape["height"] * shape["width"])
+    elements: int = inputs + shape["outputs"] * shape["channels"] * size * size + shape["outputs"] * shape["height"] * shape["width"]
+    return 4.0 * elements
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Checked:
 
     @property
     def tightness(self) -> np.ndarray:
-        return self.bound / self.seconds
+        ratio: np.ndarray = self.bound / self.seconds
+        return ratio
 
 
 def part_of(ranking: Ranking, parameters: Mapping[str, int]) -> Part | None:
@@ -127,7 +129,8 @@ def printed_seconds(rows: Columns, part: Part, machine: Machine) -> np.ndarray:
         limit = printed_limit(rows, part.problem, machine).flops(machine)
     except Unsuitable:
         return np.zeros(length(rows))
-    return np.divide(part.problem.flops, limit, out=np.full(len(limit), np.inf), where=limit > 0)
+    seconds: np.ndarray = np.divide(part.problem.flops, limit, out=np.full(len(limit), np.inf), where=limit > 0)
+    return seconds
 
 
 def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tuple[int, bool | None]:

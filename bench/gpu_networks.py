@@ -91,7 +91,8 @@ def cold_seconds(call: Callable[[], object], scratch: Tensor) -> float:
     call()
     after.record()
     after.synchronize()
-    return before.elapsed_time(after) / 1e3
+    milliseconds: float = before.elapsed_time(after)
+    return milliseconds / 1e3
 
 
 def main() -> None:

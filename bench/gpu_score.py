@@ -93,7 +93,8 @@ def fitted_linear(rows: Sequence[Row], machine: Machine) -> dict[str, float]:
 
 
 def linear(coefficients: Mapping[str, float], rows: Sequence[Row]) -> np.ndarray:
-    return matrix(rows, list(coefficients)) @ np.array(list(coefficients.values()))
+    predicted: np.ndarray = matrix(rows, list(coefficients)) @ np.array(list(coefficients.values()))
+    return predicted
 
 
 def stacked(rows: Sequence[Row]) -> tuple[dict[str, np.ndarray], np.ndarray]:

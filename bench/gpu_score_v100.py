@@ -62,7 +62,8 @@ TERMS = ("fma", "issue", "shared", "level 2", "alone", "waves", "drain", "memory
 
 def linear_coefficients(rows: Samples, machine: Machine) -> np.ndarray:
     cycles = rows.seconds * machine.clock_hz
-    return nnls(matrix(rows.volumes, machine) / cycles[:, None], np.ones(len(rows)))[0]
+    coefficients: np.ndarray = nnls(matrix(rows.volumes, machine) / cycles[:, None], np.ones(len(rows)))[0]
+    return coefficients
 
 
 def judged(layers: Samples, score: Score) -> dict[str, Any]:

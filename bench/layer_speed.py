@@ -62,7 +62,8 @@ def replays(call: Call, sets: int) -> Callable[[], float]:
         graph.replay()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) * 1e3 / sets
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds * 1e3 / sets
 
     replay()
     return replay
@@ -95,7 +96,13 @@ def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, s
             except Unsupported:
                 continue
 
-            def call(n: int, convolution=convolution, images=images, weights=weights, outputs=outputs) -> torch.Tensor:  # noqa: ANN001
+            def call(
+                n: int,
+                convolution: Convolution = convolution,
+                images: list[torch.Tensor] = images,
+                weights: list[torch.Tensor] = weights,
+                outputs: list[torch.Tensor] = outputs,
+            ) -> torch.Tensor:
                 convolution(images[n], weights[n], outputs[n])
                 return outputs[n]
 

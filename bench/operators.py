@@ -53,7 +53,8 @@ class _Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         branch = torch.relu(self.branch(x)) if self.branch is not None else None
         result = self.convolution(torch.relu(self.before(x)))
-        return self.after(torch.relu(result if branch is None else result + branch))
+        y: torch.Tensor = self.after(torch.relu(result if branch is None else result + branch))
+        return y
 
 
 def _depthwise(channels: int, size: int, filter_size: int, stride: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -81,7 +82,8 @@ class _Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         branch = self.branch(x) if self.branch is not None else None
         result = self.activation(self.linear(self.before(x)))
-        return self.after(result if branch is None else result + branch)
+        y: torch.Tensor = self.after(result if branch is None else result + branch)
+        return y
 
 
 def _linear(rows: int, reduced: int, columns: int, follows: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

@@ -142,7 +142,8 @@ class Campaign:
                 return [{"seed": seed, "outcome": outcome, "detail": str(lost)} for seed in seeds]
             if "error" in answer:
                 return [{"seed": seed, "outcome": "raised", "detail": answer["error"]} for seed in seeds]
-            return answer["results"]
+            results: list[dict[str, Any]] = answer["results"]
+            return results
 
         while (seeds := self.next()) is not None:
             results = ask(seeds)
@@ -217,7 +218,8 @@ def show(seed: int, target: str) -> int:
                 warnings.simplefilter("error")
                 warnings.filterwarnings("ignore", message=".*LeafSpec.*")
                 warnings.filterwarnings("ignore", message="(?s).*operators? runs? through PyTorch")
-                return (compiled_faults([case], target) if target in ("native", "cuda") else interpreted_faults([case], target))[0]
+                found: list[str] = (compiled_faults([case], target) if target in ("native", "cuda") else interpreted_faults([case], target))[0]
+                return found
         except Exception as error:
             return ["".join(traceback.format_exception(error, limit=-4))]
 

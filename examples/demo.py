@@ -38,7 +38,8 @@ class DigitNet(nn.Module):
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(128, 84), nn.ReLU(), nn.Linear(84, 10))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.classifier(self.features(images))
+        scores: Tensor = self.classifier(self.features(images))
+        return scores
 
 
 def digits(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
