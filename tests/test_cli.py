@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -174,6 +175,8 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "needs AMX" in error_line(capsys, "compile", "zoo:lenet5", "--precision", "bf16", "--target", "x86-avx512")
     assert "not offered yet" in error_line(capsys, "compile", "zoo:lenet5", "--vendor")
     assert "there is no file" in error_line(capsys, "compile", "missing.onnx")
+    os.mkfifo(tmp_path / "pipe.pt2")
+    assert "pipe.pt2 is no regular file" in error_line(capsys, "compile", str(tmp_path / "pipe.pt2"))
     assert "artifact" in error_line(capsys, "explain", str(tmp_path / "missing.zip"))
     assert "artifact" in error_line(capsys, "verify", str(tmp_path))
     assert "no meaning" in error_line(capsys, "cache", "show", "--all")

@@ -290,6 +290,8 @@ DAMAGED: dict[str, tuple[Callable[[Members], Members], str]] = {
     "a negative offset": (_meta(storage_offset={"as_int": -1}), "not a size"),
     "repeated elements": (_meta(sizes=_sizes(1 << 20, 1 << 20), strides=_sizes(0, 0)), "repeat"),
     "a size of text": (_meta(sizes=_sizes("4", 4)), "not a size"),
+    "dimensions without end": (_meta(sizes=_sizes(*[1 << 40] * 80_000), strides=_sizes(*[1] * 80_000)), "size that fits"),
+    "too many dimensions": (_meta(sizes=_sizes(*[1] * 65), strides=_sizes(*[1] * 65)), "size that fits"),
     "other strides": (_meta(strides=_sizes(1)), "size that fits"),
     "an element type": (_meta(dtype=99), "cannot be read"),
     "an element type of another size": (_meta(dtype=8), "larger than its storage"),

@@ -122,6 +122,8 @@ def random_tensor(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gen
 
 def _file(text: str, batch: int | None, chosen: Callable[[int], tuple[Any, ...]] | None) -> Model:
     path = Path(text)
+    if path.exists() and not path.is_file():
+        raise UnknownModel(f"{text} is no regular file", "give an .onnx or .pt2 file that stands on a disk")
     if not path.is_file():
         beside = [str(other) for other in path.parent.glob(f"*{path.suffix}")] if path.parent.is_dir() else []
         near = difflib.get_close_matches(text, beside, n=3, cutoff=0.4)

@@ -14,7 +14,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, HelperTable, ordered
-from tilewright.codegen.printer import _INFIX, ATOM, BITAND, BITOR, BITXOR, COMPARISONS, CONDITIONAL, EQUALITY, OR, SUM, UNARY, Code, Printer
+from tilewright.codegen.printer import (
+    _INFIX,
+    ATOM,
+    BITAND,
+    BITOR,
+    BITXOR,
+    COMPARISONS,
+    CONDITIONAL,
+    EQUALITY,
+    OR,
+    SUM,
+    UNARY,
+    Code,
+    Printer,
+    printed_operation,
+)
 from tilewright.codegen.sharing import used_variables
 from tilewright.codegen.tiles import (
     OPERATIONS,
@@ -265,7 +280,7 @@ class CPrinter(Printer):
         return Code(f"__builtin_convertvector({code.text}, {self.type_name('bool', lanes, mask)})", ATOM, mask)
 
     def vector_apply(self, node: Apply) -> Code:
-        operation, args, lanes, dtype = node.operation, node.args, node.lanes, node.args[0].dtype
+        operation, args, lanes, dtype = printed_operation(node), node.args, node.lanes, node.args[0].dtype
         if operation == "broadcast":
             return self.vector(args[0], lanes)
         if operation in ("zip_low", "zip_high"):

@@ -6,7 +6,7 @@ static up to 48 KiB in all; beyond, they lie one after another in dynamic shared
 
 Vectors are the built-in ones (`float4`); their loads and stores from global and shared memory need an address aligned to the whole vector.
 Arithmetic on vectors is written out lane by lane. Both sides of a `select` whose condition is a vector may be read. Integer arithmetic
-wraps on the machine; a floating-point number that does not fit the integer it is cast to saturates; integer division by zero is undefined.
+wraps on the machine; a floating-point number that does not fit the integer it is cast to saturates; integer division by zero gives 0.
 """
 
 from __future__ import annotations

@@ -98,6 +98,18 @@ _UNSIGNED = {
 }
 
 
+TOTAL_DIVISIONS: frozenset[str] = frozenset({"total_div", "total_floordiv", "total_mod", "total_truncdiv", "total_fmod"})
+"""Integer divisions by any number: quotient and remainder by 0 are 0, and the least number divided by -1 is itself. Everywhere else those of
+the names without `total_`."""
+
+
+def _total_division(operation: str, dtype: str, two: str, t: str) -> Helper:
+    symbol = {"div": "/", "truncdiv": "/", "fmod": "%"}.get(operation)
+    plain = f"({t})(a {symbol} b)" if symbol else f"tw_{operation}_{dtype}(a, b)"
+    negative = f"b == -1 ? {'0' if operation in ('mod', 'fmod') else f'({t})(0 - ({_unsigned(dtype)})a)'} : " if dtype.startswith("i") else ""
+    return Helper(f"{two} {{ return b == 0 ? 0 : {negative}{plain}; }}", () if symbol else (f"tw_{operation}_{dtype}",))
+
+
 def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Mapping[str, str]) -> Helper | None:
     """A function that exists for several element types; None where `name` is not one."""
     match = re.fullmatch(r"tw_(\w+?)_(f64|f32|i64|i32|i16|i8|u8|bool)", name)
@@ -148,6 +160,8 @@ def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Ma
         )
     if operation == "truncdiv" and is_float(dtype):
         return Helper(f"{two} {{ return trunc{f}(a / b); }}")
+    if operation in TOTAL_DIVISIONS:
+        return _total_division(operation.removeprefix("total_"), dtype, two, t)
     if operation == "floordiv":
         return Helper(f"{two} {{ return ({t})(a / b - ((a % b != 0) & ((a < 0) != (b < 0)))); }}")
     if operation == "mod":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.codegen.sharing import is_risky
-from tilewright.ir.dtypes import is_float
+from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, constants, range_of, walk
 from tilewright.ir.guards import Guard, guards
 from tilewright.ir.kernel import (
@@ -64,6 +64,7 @@ _INFIX = {
     "bitwise_or": ("|", BITOR),
     "bitwise_xor": ("^", BITXOR),
 }
+_DIVISIONS = frozenset({"div", "floordiv", "mod", "truncdiv", "fmod"})
 _LARGE = 12  # nodes of a guarded tree from which on writing it twice is worse than naming its loads
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _ASSOCIATIVE = frozenset({"add", "mul", "and", "or", "bitwise_and", "bitwise_or", "bitwise_xor"})
@@ -101,6 +102,23 @@ class Scope:
     masks: dict[str, int] = field(default_factory=dict)
     wide: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
+
+
+def divides_safely(divisor: Expr) -> bool:
+    """Whether an integer divisor is known not to be 0 or -1: the machine stops a program that divides by 0, or the least number by -1."""
+    while isinstance(divisor, Apply) and divisor.operation == "broadcast":
+        divisor = divisor.args[0]
+    if isinstance(divisor, Const):
+        values = 1 << 8 * size_of(divisor.dtype)
+        return int(divisor.value) % values not in ((0,) if divisor.dtype in ("u8", "bool") else (0, values - 1))
+    low, high = range_of(divisor) if divisor.dtype == INDEX else (0, 0)
+    return 0 < low and high < 1 << 63
+
+
+def printed_operation(node: Apply) -> str:
+    """The operation, `total_...` where it divides integers by what may be 0 or -1: see `helpers.TOTAL_DIVISIONS`."""
+    divides = node.operation in _DIVISIONS and not is_float(node.args[0].dtype)
+    return f"total_{node.operation}" if divides and not divides_safely(node.args[1]) else node.operation
 
 
 def identifier(name: str) -> str:
@@ -292,7 +310,7 @@ class Printer(ABC):
 
     def apply(self, node: Apply) -> Code:
         """An operation on scalars."""
-        operation, args, dtype = node.operation, node.args, node.args[0].dtype
+        operation, args, dtype = printed_operation(node), node.args, node.args[0].dtype
         if operation == "select":
             condition, yes, no = (self.expression(arg) for arg in args)
             return Code(f"{condition.at(OR)} ? {yes.at(OR)} : {no.at(CONDITIONAL)}", CONDITIONAL)

@@ -29,6 +29,9 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
 from tilewright.frontend.reading import LARGEST_VALUE, printable
 
+LARGEST_RANK = 64
+"""Dimensions of a tensor of a file, as many as PyTorch allows operators to take."""
+
 Check = Callable[[Any, str], Any]
 """Takes a value of the file and its place, returns what is used instead; raises ValueError naming the place."""
 
@@ -244,7 +247,7 @@ _META = _record(
 
 def _tensor_meta(value: Any, place: str) -> dict[str, Any]:
     meta: dict[str, Any] = _META(value, place)
-    if len(meta["sizes"]) != len(meta["strides"]) or math.prod(size["as_int"] for size in meta["sizes"]) > LARGEST_VALUE:
+    if not len(meta["sizes"]) == len(meta["strides"]) <= LARGEST_RANK or math.prod(size["as_int"] for size in meta["sizes"]) > LARGEST_VALUE:
         raise _wrong(place, "a tensor of a size that fits any machine")
     return meta
 

@@ -25,9 +25,25 @@ class ScalarOperation:
     boolean: bool = False
 
 
-def _truncated_remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    remainder: np.ndarray = np.fmod(a, b)
-    return remainder
+def _division(function: Callable[[np.ndarray, np.ndarray], np.ndarray], quotient: bool) -> Callable[..., np.ndarray]:
+    """The function, of integers total as in `codegen.helpers.TOTAL_DIVISIONS`: by 0 it is 0, and the least number by -1 is itself."""
+
+    def total(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = np.asarray(a), np.asarray(b)
+        if not (np.issubdtype(a.dtype, np.integer) and np.issubdtype(b.dtype, np.integer)):
+            return function(a, b)
+        negative = (b < 0) & (b == -1)
+        result = function(a, np.where((b == 0) | negative, np.ones_like(b), b))
+        with np.errstate(over="ignore"):
+            return np.where(b == 0, np.zeros_like(result), np.where(negative, 0 - a if quotient else np.zeros_like(result), result))
+
+    return total
+
+
+def _truncated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if not np.issubdtype(np.asarray(a).dtype, np.integer):
+        return np.asarray(np.trunc(a / b).astype(np.asarray(a).dtype))
+    return np.asarray(np.floor_divide(a, b) + ((np.mod(a, b) != 0) & ((a < 0) != (b < 0))))
 
 
 def _zipped(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -47,10 +63,10 @@ _TABLE = (
     ScalarOperation("sub", 2, np.subtract),
     ScalarOperation("mul", 2, np.multiply),
     ScalarOperation("div", 2, np.divide, 4),
-    ScalarOperation("floordiv", 2, np.floor_divide, 4),
-    ScalarOperation("mod", 2, np.mod, 4),  # the result has the divisor's sign, as Python and torch.remainder
-    ScalarOperation("fmod", 2, _truncated_remainder, 4),
-    ScalarOperation("truncdiv", 2, lambda a, b: np.trunc(a / b).astype(np.asarray(a).dtype), 4),
+    ScalarOperation("floordiv", 2, _division(np.floor_divide, True), 4),
+    ScalarOperation("mod", 2, _division(np.mod, False), 4),  # the result has the divisor's sign, as Python and torch.remainder
+    ScalarOperation("fmod", 2, _division(np.fmod, False), 4),
+    ScalarOperation("truncdiv", 2, _division(_truncated, True), 4),
     ScalarOperation("neg", 1, np.negative),
     ScalarOperation("abs", 1, np.abs),
     ScalarOperation("sign", 1, lambda a: np.where(np.isnan(a), 0, np.sign(a)).astype(a.dtype)),  # of NaN 0, as torch.sign
