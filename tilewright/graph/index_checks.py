@@ -1,18 +1,18 @@
 """Which indices of a graph are checked when it runs: those that its constants and the ranges of its integers leave in doubt.
 
-An operator's definition checks every index that is data (`ir.expr.checked`). Here what is known when compiling is taken from these: an index that a
-constant gives is checked now, one whose range lies within the dimension (argmax over as many elements, a byte into a table of 256 rows) needs no
-check, and what remains gets a site of its own, so that a fault can name the operator.
+An operator's definition checks every index that is data (`ir.expr.checked`). One whose range lies within the dimension (argmax over as many elements,
+a byte into a table of 256 rows) needs no check. What remains gets a site of its own, so that a fault can name the operator: also an index that a
+constant gives, which is checked when compiling as well. A saved model's constants lie beside its kernels, and whoever changes them must not make the
+kernels read elsewhere. Ranges are exact, in Python's integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, prod
+from math import prod
 
 import numpy as np
-import torch
 
 from tilewright.errors import IndexOutOfRange, InvalidModel
 from tilewright.graph import table
@@ -22,9 +22,12 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, checks, constants, index_const, loads, rewrite, select, variables, walk
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.region import IndexCheck, Region
+from tilewright.ir.scalar import OPERATIONS
 
-Range = tuple[float, float]
-UNKNOWN: Range = (-inf, inf)
+Range = tuple[int, int] | None
+"""Least and greatest value; None of floating-point numbers, of which nothing is known."""
+BYTE = (0, 255)
+"""Of a boolean in memory: 0 and 1 are what kernels write, and a caller's tensor may hold any byte."""
 MOST_POINTS = 1 << 26
 """Indices of one operator that are evaluated when compiling; more are left to the kernels."""
 
@@ -79,19 +82,18 @@ class IndexChecks:
         assert isinstance(part, Apply)
         index = part.args[0]
         least, extent, _ = constants(part.args[1:])
-        low, high = range_in(index, ranges)
-        if not (least <= low and high < extent):
-            values = self._constant(index)
-            if values is None:
-                check = IndexCheck(node.described, least, extent)
-                if check not in self.found:
-                    self.found.append(check)
-                return replace(part, args=(*part.args[:3], index_const(self.found.index(check))))
+        known = range_in(index, ranges)
+        if known is not None and least <= known[0] and known[1] < extent:
+            return index if known[0] >= 0 else select(index < 0, index + extent, index)
+        values = self._constant(index)
+        if values is not None:
             outside = values[(values < least) | (values >= extent)]
             if outside.size:
                 raise invalid(IndexOutOfRange.at(node.described, int(outside.flat[0]), extent))
-            low = float(values.min(initial=0))
-        return index if low >= 0 else select(index < 0, index + extent, index)
+        check = IndexCheck(node.described, least, extent)
+        if check not in self.found:
+            self.found.append(check)
+        return replace(part, args=(*part.args[:3], index_const(self.found.index(check))))
 
     def _constant(self, index: Expr) -> np.ndarray | None:
         """Every value that the index takes, where constants alone decide it."""
@@ -122,13 +124,10 @@ def _site(check: Apply) -> int:
 
 
 def known_ranges(graph: Graph) -> dict[str, Range]:
-    """Least and greatest value of the graph's integers and booleans, where its constants and operators bound them."""
+    """Least and greatest value of the graph's integers and booleans, where its operators bound them, whatever its constants are."""
     ranges: dict[str, Range] = {}
-    for name, tensor in graph.constants.items():
-        if isinstance(tensor, torch.Tensor) and tensor.numel() and not tensor.is_floating_point():
-            ranges[name] = float(tensor.min()), float(tensor.max())
     for node in graph.nodes:
-        if node.operator in table.STRUCTURAL or not any(_bounds_of(graph.values[name].dtype) != UNKNOWN for name in node.outputs):
+        if node.operator in table.STRUCTURAL or all(_bounds_of(graph.values[name].dtype) is None for name in node.outputs):
             continue
         inner = dict(ranges)
         for step in table.computation(node, graph.values).steps:
@@ -146,57 +145,66 @@ def _results(step: Step, ranges: Mapping[str, Range]) -> tuple[Range, ...]:
 
 
 def _bounds_of(dtype: str) -> Range:
-    """Of every value of a type; unknown for floating-point numbers, and for 64-bit integers as good as that."""
+    """Of every value of a type."""
     if dtype == "bool":
-        return 0, 1
+        return BYTE
     if ELEMENT_TYPES[dtype].kind == "int":
         limits = np.iinfo(ELEMENT_TYPES[dtype].numpy)
-        return float(limits.min), float(limits.max)
-    return UNKNOWN
+        return int(limits.min), int(limits.max)
+    return None
 
 
 def range_in(root: Expr, ranges: Mapping[str, Range]) -> Range:
     """Least and greatest value of an integer expression, given those of what it loads; a result beyond its type wraps, and is any of the type's."""
     done: dict[int, Range] = {}
     for node in walk(root):
-        bounds = _bounds_of(node.dtype)
-        low, high = _range(node, done, ranges)
-        done[id(node)] = (low, high) if bounds[0] <= low and high <= bounds[1] else bounds
+        bounds, found = _bounds_of(node.dtype), _range(node, done, ranges)
+        fits = bounds is not None and found is not None and bounds[0] <= found[0] and found[1] <= bounds[1]
+        done[id(node)] = found if fits else bounds
     return done[id(root)]
 
 
 def _range(node: Expr, done: Mapping[int, Range], ranges: Mapping[str, Range]) -> Range:
     if isinstance(node, Const):
-        return (float(node.value), float(node.value)) if node.value == node.value else UNKNOWN
+        return (int(node.value), int(node.value)) if _bounds_of(node.dtype) is not None else None
     if isinstance(node, Var):
-        return (0, max(node.extent - 1, 0)) if node.extent is not None else UNKNOWN
+        return (0, max(node.extent - 1, 0)) if node.extent is not None else None
     if isinstance(node, Load):
-        return ranges.get(node.buffer, UNKNOWN)
-    args = [done[id(arg)] for arg in node.args]
+        return ranges.get(node.buffer)
     if node.operation == "checked":
         return 0, max(constants(node.args[2:3])[0] - 1, 0)
-    if node.operation == "cast" and _bounds_of(node.args[0].dtype) != UNKNOWN:
-        return args[0]
+    if OPERATIONS[node.operation].boolean:
+        return 0, 1
+    args = [done[id(arg)] for arg in node.args]
     if node.operation == "select":
-        return min(args[1][0], args[2][0]), max(args[1][1], args[2][1])
-    if node.operation == "mod" and args[1][0] > 0:
-        return 0, args[1][1] - 1
+        return _hull(args[1:])
+    if node.operation == "cast" and node.dtype != "bool":
+        return args[0]
     return _arithmetic(node.operation, args)
 
 
-def _arithmetic(operation: str, args: Sequence[Range]) -> Range:
-    """Of operations that are monotonic in each operand."""
-    functions: Mapping[str, Callable[[float, float], float]] = {
+def _hull(ranges: Sequence[Range]) -> Range:
+    known = [found for found in ranges if found is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(ranges) else None
+
+
+def _arithmetic(operation: str, ranges: Sequence[Range]) -> Range:
+    """Of two operands: operations that are monotonic in each, and remainders, which have the divisor's sign."""
+    functions: Mapping[str, Callable[[int, int], int]] = {
         "add": lambda a, b: a + b,
         "sub": lambda a, b: a - b,
         "mul": lambda a, b: a * b,
         "min": min,
         "max": max,
+        "floordiv": lambda a, b: a // b,
     }
-    if operation in functions and all(abs(bound) < inf for arg in args for bound in arg):
-        corners = [functions[operation](a, b) for a in args[0] for b in args[1]]
-        return min(corners), max(corners)
-    if operation == "floordiv" and args[1][0] > 0 and all(abs(bound) < inf for arg in args for bound in arg):
-        corners = [a // b for a in args[0] for b in args[1]]
-        return min(corners), max(corners)
-    return UNKNOWN
+    operands = [found for found in ranges if found is not None]
+    if len(operands) != 2 or len(ranges) != 2 or operation not in {*functions, "mod"}:
+        return None
+    left, right = operands
+    if operation in ("floordiv", "mod") and right[0] <= 0:
+        return None
+    if operation == "mod":
+        return 0, right[1] - 1
+    corners = [functions[operation](a, b) for a in left for b in right]
+    return min(corners), max(corners)

@@ -362,15 +362,28 @@ def from_linear(form: Linear) -> Expr:
 
 
 def range_of(expr: Expr) -> tuple[float, float]:
-    """Least and greatest value of an index expression (plus or minus infinity where nothing is known)."""
+    """Least and greatest value of an index expression (plus or minus infinity where nothing is known). Integers that are data may be any, and sums
+    of them wrap: then both are unknown."""
     form = linear(expr)
+    if len(form.terms) == 1 and form.terms[0][1] == 1 and not form.constant:
+        return _atom_range(form.terms[0][0])
     low: float = form.constant
     high: float = form.constant
     for atom, coefficient in form.terms:
         bounds = _atom_range(atom)
         products = (_scaled(bounds[0], coefficient), _scaled(bounds[1], coefficient))
         low, high = low + min(products), high + max(products)
-    return low, high
+    return (low, high) if -_LIMIT <= low and high < _LIMIT else (float("-inf"), float("inf"))
+
+
+_LIMIT = 1 << 63
+
+
+def _is_data(expr: Expr) -> bool:
+    """Whether an integer that is data, and may be any, has a part in the value."""
+    if isinstance(expr, Apply) and expr.operation == "checked":
+        return False
+    return isinstance(expr, Load) or any(_is_data(child) for child in children(expr))
 
 
 def _scaled(bound: float, coefficient: int) -> float:
@@ -445,6 +458,8 @@ def _divide(operation: str, a: Expr, divisor: int) -> Expr:
     if divisor == 1:
         return a if operation == "floordiv" else Const(0, INDEX)
     form = linear(a)
+    if range_of(a)[0] == float("-inf") and any(map(_is_data, (t for t, _ in form.terms))):  # it may wrap before it is divided
+        return Apply(operation, (a, Const(divisor, INDEX)), INDEX)
     whole = tuple((t, c) for t, c in form.terms if c % divisor == 0)
     rest_terms = tuple((t, c) for t, c in form.terms if c % divisor)
     whole_constant = form.constant // divisor * divisor
