@@ -32,8 +32,11 @@ class _Hashed:
 
     __slots__ = ()
 
+    dtype: str
+    _hash: int
+
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined]
+        return self._hash
 
     # Arithmetic, so that operator definitions and lowerings read like the mathematics.
     def __add__(self, other: Operand) -> Expr:
@@ -67,7 +70,7 @@ class _Hashed:
         return binary("div", other, self)
 
     def __neg__(self) -> Expr:
-        return sub(0, self) if self.dtype == INDEX else unary("neg", self)  # type: ignore[attr-defined, arg-type]
+        return sub(0, self) if self.dtype == INDEX else unary("neg", self)  # type: ignore[arg-type]
 
     def __lt__(self, other: Operand) -> Expr:
         return compare("lt", self, other)
@@ -191,7 +194,7 @@ def wrap(value: Operand, like: str = INDEX) -> Expr:
 
 
 def _pair(a: Operand, b: Operand) -> tuple[Expr, Expr]:
-    like = a.dtype if isinstance(a, _Hashed) else b.dtype if isinstance(b, _Hashed) else INDEX  # type: ignore[union-attr, attr-defined]
+    like = a.dtype if isinstance(a, _Hashed) else b.dtype if isinstance(b, _Hashed) else INDEX
     return wrap(a, like), wrap(b, like)
 
 
