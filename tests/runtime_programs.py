@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tilewright.hardware import host_cpu
+from tilewright.hardware import Machine, host_cpu
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.kernel import Block, Buffer, Kernel
 from tilewright.ir.layout import Layout, row_major
@@ -124,12 +124,13 @@ class ProgramBuilder:
         specs = [(name, self.values[name].shape, self.values[name].dtype) for name in self.inputs]
         return positional_signature(specs, outputs, mutations)
 
-    def image(self, outputs: Sequence[str], signature: Signature | None = None) -> Image:
+    def image(self, outputs: Sequence[str], signature: Signature | None = None, machine: Machine | None = None) -> Image:
+        machine = machine or host_cpu()
         program = loadable(self.program(outputs))
-        text = self.text + "".join(declared(facts_symbol(kernel), "c") for kernel in program.kernels.values())
+        text = self.text + "".join(declared(facts_symbol(kernel, machine), "c") for kernel in program.kernels.values())
         binaries = (compiled(text, self.entries),) if self.entries else ()
         sources = {"kernels.c": HEADER + text}
-        return Image(program, signature or self.signature(len(outputs)), host_cpu(), binaries, sources)
+        return Image(program, signature or self.signature(len(outputs)), machine, binaries, sources)
 
     def executable(self, outputs: Sequence[str], signature: Signature | None = None, **options: object) -> Executable:
         return Executable(self.image(outputs, signature), **options)  # type: ignore[arg-type]

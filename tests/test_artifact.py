@@ -274,7 +274,7 @@ def test_saving_for_an_absent_machine(tmp_path: Path, target: str) -> None:
 
 def test_a_missing_instruction_set_is_named(tmp_path: Path) -> None:
     host = host_cpu()
-    image = replace(chain(1).image(("r0",)), machine=replace(host, isa=(*host.isa, "avx4096")))
+    image = chain(1).image(("r0",), machine=replace(host, isa=(*host.isa, "avx4096")))
     Executable(image).save(tmp_path / "m")
     with pytest.raises(InvalidArtifact, match="avx4096"):
         artifact.load(tmp_path / "m")

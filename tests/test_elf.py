@@ -47,14 +47,20 @@ def built(folder: Path, text: str = KERNEL, *flags: str, compiler: str = "gcc") 
     return (folder / "k.so").read_bytes()
 
 
+def segment_header(data: bytes, kind: int) -> int:
+    """Offset in the file of the header of the first segment of that kind."""
+    offset, count = struct.unpack_from("<Q", data, 32)[0], struct.unpack_from("<H", data, 56)[0]
+    return next(at for at in range(offset, offset + 56 * count, 56) if struct.unpack_from("<I", data, at)[0] == kind)
+
+
 def dynamic_entry(data: bytes, tag: int) -> int:
     """Offset in the file of an entry of the dynamic section."""
-    offset, count = struct.unpack_from("<Q", data, 32)[0], struct.unpack_from("<H", data, 56)[0]
-    for at in range(offset, offset + 56 * count, 56):
-        kind, _, start, _, _, size = struct.unpack_from("<IIQQQQ", data, at)
-        if kind == 2:
-            return next(entry for entry in range(start, start + size, 16) if struct.unpack_from("<Q", data, entry)[0] == tag)
-    raise AssertionError
+    _, _, start, _, _, size = struct.unpack_from("<IIQQQQ", data, segment_header(data, 2))
+    return next(entry for entry in range(start, start + size, 16) if struct.unpack_from("<Q", data, entry)[0] == tag)
+
+
+def value_of(data: bytes, tag: int) -> int:
+    return struct.unpack_from("<Q", data, dynamic_entry(data, tag) + 8)[0]
 
 
 def changed(data: bytes, at: int, form: str, value: int) -> bytes:
@@ -64,7 +70,9 @@ def changed(data: bytes, at: int, form: str, value: int) -> bytes:
 def test_kernels_pass(tmp_path: Path) -> None:
     host = host_cpu()
     check_shared_object(built(tmp_path), host.architecture, ["k"])
-    check_shared_object(built(tmp_path, KERNEL, "-Wl,--hash-style=sysv"), host.architecture, ["k"])
+    for flags in ("--hash-style=sysv", "--hash-style=both", "-z,now", "-z,noseparate-code", "-z,max-page-size=0x200000", "-z,norelro"):
+        check_shared_object(built(tmp_path, KERNEL, f"-Wl,{flags}"), host.architecture, ["k"])
+    check_shared_object(built(tmp_path, "void k(void *const *a) { *(float *)a[0] = 1; }"), host.architecture, ["k"])
     with pytest.raises(ValueError, match="no function kk"):
         check_shared_object(built(tmp_path), host.architecture, ["k", "kk"])
     with pytest.raises(ValueError, match="scale is no function"):
@@ -89,6 +97,7 @@ def test_kernels_for_aarch64_pass(tmp_path: Path) -> None:
         ("", ("-Wl,--no-as-needed", "-lresolv"), "library libresolv"),
         ("", ("-Wl,-rpath,/tmp",), "entry 0x"),
         ("", ("-Wl,-z,execstack",), "stack"),
+        ("", ("-Wl,-soname,libnvrtc.so.13",), "entry 0xe"),
         ("", ("-Wl,-z,nodelete",), "loaded in a way"),
         ("", ("-Wl,-z,initfirst",), "loaded in a way"),
         ("static char big[1 << 29]; char *f(int i) { return big + i; }", (), "larger"),
@@ -121,6 +130,93 @@ def test_tables_that_the_loader_follows_stay_inside(tmp_path: Path) -> None:
     for at, form, value in ((0, "Q", 0), (0, "Q", 1 << 30), (8, "I", 37), (12, "I", 1 << 20)):
         with pytest.raises(ValueError):
             check_shared_object(changed(data, first + at, form, value), architecture, ["k"])
+
+
+def refused(data: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_shared_object(data, host_cpu().architecture, ["k"])
+
+
+def symbols_of(data: bytes) -> dict[bytes, tuple[int, int]]:
+    """Number and address of each symbol of a file whose tables are in its first segment."""
+    symbols, strings = value_of(data, 6), value_of(data, 5)
+    found = {}
+    for index in range(1, (strings - symbols) // 24):
+        name, _, address = struct.unpack_from("<IIQ", data, symbols + 24 * index)
+        found[data[strings + name : data.index(b"\0", strings + name)]] = index, address
+    return found
+
+
+def test_relocations_write_to_nothing_that_the_loader_reads(tmp_path: Path) -> None:
+    data = built(tmp_path)
+    _, _, _, dynamic, _, size = struct.unpack_from("<IIQQQQ", data, segment_header(data, 2))
+    for table in (7, 23):
+        for where in (dynamic, dynamic + size - 1):
+            refused(changed(data, value_of(data, table), "Q", where), "what a relocation writes lies in the dynamic section")
+    refused(changed(data, dynamic_entry(data, 3) + 8, "Q", dynamic), "table of addresses lies in the dynamic section")
+
+
+def test_tables_that_the_loader_follows_are_not_written(tmp_path: Path) -> None:
+    data = built(tmp_path, KERNEL + "char room[4096] __attribute__((aligned(16))) = {1};", "-Wl,-z,separate-code")
+    refused(changed(data, segment_header(data, 1) + 4, "I", 6), "table of segments lies outside of the first one, or may be written")
+    (_, _, start, dynamic, _, _), address = struct.unpack_from("<IIQQQQ", data, segment_header(data, 2)), symbols_of(data)[b"room"][1]
+    room = start + address - dynamic
+    for tag in (0x6FFFFEF5, 5, 6, 7, 23, 0x6FFFFFF0, 0x6FFFFFFE):
+        table = value_of(data, tag)  # all of them are in the first segment, which begins the file
+        copied = data[:room] + data[table : table + 1024] + data[room + 1024 :]
+        refused(changed(copied, dynamic_entry(data, tag) + 8, "Q", address), "outside of what is loaded and may not be written")
+
+
+def test_segments_do_not_share_the_largest_page_that_one_asks_for(tmp_path: Path) -> None:
+    data = built(tmp_path, KERNEL, "-Wl,-z,separate-code,-z,max-page-size=4096")
+    check_shared_object(data, host_cpu().architecture, ["k"])
+    refused(changed(data, segment_header(data, 1) + 48, "Q", 1 << 16), "segments overlap")
+
+
+def test_what_the_loader_takes_for_granted_is_there(tmp_path: Path) -> None:
+    data = built(tmp_path)
+    for tag in (9, 20, 0x6FFFFFFF):  # RELAENT, PLTREL, VERNEEDNUM; FLAGS_1 of 0 in its place says nothing
+        at = dynamic_entry(data, tag)
+        refused(data[:at] + struct.pack("<QQ", 0x6FFFFFFB, 0) + data[at + 16 :], "incomplete")
+    within = changed(data, dynamic_entry(data, 7) + 8, "Q", value_of(data, 23) + value_of(data, 2) - value_of(data, 8))
+    refused(changed(within, dynamic_entry(data, 0x6FFFFFF9) + 8, "Q", 0), "relocations overlap")
+
+
+def test_versions_end_where_their_counts_say(tmp_path: Path) -> None:
+    data = built(tmp_path)
+    needs, number = value_of(data, 0x6FFFFFFE), dynamic_entry(data, 0x6FFFFFFF) + 8  # in the first segment, which begins the file
+    count, aside, onwards = struct.unpack_from("<H4xII", data, needs + 2)
+    assert struct.unpack_from("<Q", data, number)[0] == 2 and onwards
+    for damaged in (
+        changed(changed(data, needs + 2, "H", 0), needs + 8, "I", 0x7FFFFF00),
+        changed(data, needs + 2, "H", count + 1),
+        changed(data, needs + 12, "I", 0),
+        changed(data, needs + onwards + 12, "I", 16),
+        changed(data, needs + aside + 12, "I", 16 if count == 1 else 0),
+        changed(data, needs + aside + 6, "H", 1),
+        changed(data, number, "Q", 1),
+        changed(data, number, "Q", 1 << 40),
+    ):
+        refused(damaged, "versions are malformed")
+
+
+def test_versions_of_all_exported_symbols_are_there(tmp_path: Path) -> None:
+    data = built(tmp_path)
+    place = value_of(data, 0x6FFFFFF0) + 2 * symbols_of(data)[b"table"][0]
+    refused(changed(data, place, "H", 0x7FF0), "has a version that is not there")
+
+
+def test_a_second_table_of_segments_is_the_first(tmp_path: Path) -> None:
+    data = built(tmp_path)
+    offset, count = struct.unpack_from("<Q", data, 32)[0], struct.unpack_from("<H", data, 56)[0]
+    at, size = segment_header(data, 0x6474E550), 56 * count  # in place of the tables of unwinding
+
+    def table(place: int, in_file: int, in_memory: int) -> bytes:
+        return data[:at] + struct.pack("<IIQQQQQQ", 6, 4, place, place, place, in_file, in_memory, 8) + data[at + 56 :]
+
+    check_shared_object(table(offset, size, size), host_cpu().architecture, ["k"])
+    for place, in_file, in_memory in ((offset, 0, 0), (offset, 0, size), (offset, size - 56, size - 56), (offset + 8, size, size)):
+        refused(table(place, in_file, in_memory), "second table of segments")
 
 
 def test_changed_bytes_never_end_the_process_that_loads(tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def _binaries(path: Path, entries: Field, program: LoadableProgram, machine: Mac
         name, functions = entry.only("file", "entries")["file"].text(), entry["entries"].names()
         if name not in contents or not name.startswith("binaries/"):
             raise entry.wrong("a binary of the artifact")
-        facts = [facts_symbol(program.kernels[function]) for function in functions if function in program.kernels]
+        facts = [facts_symbol(program.kernels[function], machine) for function in functions if function in program.kernels]
         try:
             examine(contents[name], machine.architecture, functions, facts)
         except ValueError as error:

@@ -13,11 +13,11 @@ from tilewright.toolchain.compilers import language_of
 def declared(symbol: str, language: str) -> str:
     """Source text that makes a binary have the symbol; see `loadable.facts_symbol`."""
     before = 'extern "C" __device__ const' if language == "cuda" else "const"
-    return f"\n// What is called with less memory, more steps or another launch than this says is not this kernel.\n{before} char {symbol} = 1;\n"
+    return f"\n// What is called with less memory, more steps or otherwise than this says is not this kernel.\n{before} char {symbol} = 1;\n"
 
 
 def kernel_source(kernel: Kernel, machine: Machine) -> SourceFile:
     """One file with one kernel."""
     language = language_of(machine)
-    text = source_text(kernel) + declared(facts_symbol(loadable_kernel(kernel)), language)
+    text = source_text(kernel) + declared(facts_symbol(loadable_kernel(kernel), machine), language)
     return SourceFile(kernel.name, text, language, (kernel.name,))

@@ -6,6 +6,7 @@ the report.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from math import prod
 from types import MappingProxyType
 
 from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype
+from tilewright.hardware import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX
 from tilewright.ir.graph import Graph, Node
@@ -130,14 +132,16 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
     return replace(touched, grid=launch.grid, block=launch.block, shared_bytes=shared, scalar_bytes=scalar)
 
 
-def facts_symbol(kernel: LoadableKernel) -> str:
+def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     """Name of a symbol that says all of this. A kernel's binary has it, so that no other file can say otherwise of that binary:
-    `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second."""
+    `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second. Code for a
+    CPU also has the digest of the instruction sets (`Machine.isa`) that it may use, as `_isa0123456789abcdef`."""
     touched = "".join(f"_{'w' if write else 'r'}{extent}" for write, extent in zip(kernel.writes, kernel.extents, strict=True))
     scalars = f"_{kernel.scalars}x{kernel.scalar_bytes}_below{kernel.steps}" if kernel.scalars else ""
     shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
     launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape))
-    return f"{kernel.name}{touched}{scalars}{launch}"
+    needs = "" if machine.is_gpu else f"_isa{hashlib.sha256(' '.join(machine.isa).encode()).hexdigest()[:16]}"
+    return f"{kernel.name}{touched}{scalars}{launch}{needs}"
 
 
 def loadable(program: Program) -> LoadableProgram:

@@ -4,7 +4,8 @@
 asked for. `check_shared_object` follows the loader through everything that it reads: segments, the dynamic section, symbols, hash tables,
 versions and relocations have to lie inside the file and inside the memory that the file is given, and nothing may run while it is loaded
 (no constructors, destructors, indirect functions, thread-local storage, or libraries but those of C, mathematics and OpenMP).
-Kernels are linked without start files, so honest ones have none of these.
+Kernels are linked without start files, so honest ones have none of these. What was checked is what the loader uses: relocations write where
+neither a table nor the dynamic section is, since what the loader writes it may read again.
 
 What the machine code does when it is called is not and cannot be checked here.
 """
@@ -34,11 +35,14 @@ EXECUTE, WRITE, READ = 1, 2, 4
 NULL, NOBITS = 0, 8
 TAGS = {
     0: "NULL", 1: "NEEDED", 2: "PLTRELSZ", 3: "PLTGOT", 4: "HASH", 5: "STRTAB", 6: "SYMTAB", 7: "RELA", 8: "RELASZ", 9: "RELAENT", 10: "STRSZ",
-    11: "SYMENT", 14: "SONAME", 16: "SYMBOLIC", 20: "PLTREL", 23: "JMPREL", 24: "BIND_NOW", 30: "FLAGS", 0x6FFFFEF5: "GNU_HASH", 0x6FFFFFF0: "VERSYM",
+    11: "SYMENT", 16: "SYMBOLIC", 20: "PLTREL", 23: "JMPREL", 24: "BIND_NOW", 30: "FLAGS", 0x6FFFFEF5: "GNU_HASH", 0x6FFFFFF0: "VERSYM",
     0x6FFFFFF9: "RELACOUNT", 0x6FFFFFFB: "FLAGS_1", 0x6FFFFFFE: "VERNEED", 0x6FFFFFFF: "VERNEEDNUM", 0x70000001: "BTI_PLT", 0x70000003: "PAC_PLT",
 }  # fmt: skip
 """Entries of a dynamic section that a kernel may have. Not among them: what runs code (INIT, FINI and their arrays), where libraries are
-looked for (RPATH, RUNPATH, AUDIT, FILTER), and what writes to code (TEXTREL)."""
+looked for (RPATH, RUNPATH, AUDIT, FILTER), the name under which the process would find this file in place of a library (SONAME), and what writes
+to code (TEXTREL)."""
+TOGETHER = (("RELA", "RELASZ", "RELAENT"), ("JMPREL", "PLTRELSZ", "PLTREL"), ("VERSYM", "VERNEED", "VERNEEDNUM"))
+"""Entries of which the loader takes one to mean that the others are there."""
 SYMBOL_BYTES, RELOCATION_BYTES, ENTRY_BYTES = 24, 24, 16
 FUNCTION, GLOBAL, WEAK = 2, 1, 2
 
@@ -81,6 +85,9 @@ class _Segment:
     def holds(self, address: int, count: int, in_file: bool = False) -> bool:
         return self.address <= address and address + count <= self.address + (self.in_file if in_file else self.in_memory)
 
+    def meets(self, address: int, count: int) -> bool:
+        return address < self.address + self.in_memory and self.address < address + count
+
 
 @dataclass(frozen=True)
 class _Section:
@@ -98,6 +105,8 @@ class _File:
     bytes: _Bytes
     flags: int
     abi: int
+    header_at: int
+    """Offset of the table of segments."""
     segments: tuple[_Segment, ...]
     sections: tuple[_Section, ...]
 
@@ -131,7 +140,7 @@ def _read(data: bytes, machine: int, kind: int, abis: Sequence[int]) -> _File:
             file.require(offset, count, f"section {index}")
     start, end = rows[names][4], rows[names][4] + rows[names][5]
     read = tuple(_Section(file.text(start + row[0], end, "a section's name"), row[1], row[4], row[5], row[6]) for row in rows)
-    return _File(file, flags, data[7], tuple(segments), read)
+    return _File(file, flags, data[7], program_at, tuple(segments), read)
 
 
 def check_shared_object(data: bytes, architecture: str, entries: Sequence[str], others: Sequence[str] = ()) -> None:
@@ -191,8 +200,8 @@ class _SharedObject:
     def check(self, entries: Sequence[str], others: Sequence[str]) -> None:
         self._check_segments()
         self._read_dynamic()
-        named = self._exported()
         versions = self._check_versions()
+        named = self._exported(versions)
         self._check_relocations(versions)
         missing = [name for name in (*entries, *others) if name not in named]
         if missing:
@@ -207,19 +216,23 @@ class _SharedObject:
 
     def _check_segments(self) -> None:
         end = 0
+        unit = max((segment.alignment for segment in self.loads), default=0)  # pages may be as large, and are protected as a whole
         for segment in self.loads:
             page = segment.alignment
             if page < 4096 or page & (page - 1) or page > 1 << 21 or (segment.address - segment.offset) % page:
                 raise ValueError("a segment is not aligned")
-            if segment.address // 4096 * 4096 < end or segment.in_memory < segment.in_file or segment.in_memory > LARGEST_MEMORY:
+            if segment.address // unit * unit < end or segment.in_memory < segment.in_file or segment.in_memory > LARGEST_MEMORY:
                 raise ValueError("its segments overlap, or one is larger than any kernel")
             if segment.flags & WRITE and segment.flags & EXECUTE or not segment.flags & READ:
                 raise ValueError("a segment may be both written and executed, or not be read")
             if segment.in_memory > segment.in_file and not segment.flags & WRITE:
                 raise ValueError("a segment that may not be written is longer in memory than in the file")
-            end = -(-(segment.address + segment.in_memory) // 4096) * 4096
+            end = -(-(segment.address + segment.in_memory) // unit) * unit
         if not self.loads or self.loads[0].address or end > LARGEST_MEMORY:
             raise ValueError("it has no segments to load from address 0 on, or needs more memory than any kernel")
+        first, table, size = self.loads[0], self.file.header_at - self.loads[0].offset, 56 * len(self.file.segments)
+        if first.flags & WRITE or not first.holds(table, size, in_file=True):
+            raise ValueError("its table of segments lies outside of the first one, or may be written")
         stacks = [segment for segment in self.file.segments if segment.kind == STACK]
         if len(stacks) != 1 or stacks[0].flags & EXECUTE:
             raise ValueError("it asks for a stack that may be executed")
@@ -231,6 +244,8 @@ class _SharedObject:
             inside = [load for load in self.loads if load.holds(segment.address, segment.in_memory)]
             if not inside or segment.in_file > segment.in_memory or (segment.kind in (DYNAMIC, RELRO) and not inside[0].flags & WRITE):
                 raise ValueError("a segment lies outside of what is loaded")
+            if segment.kind == HEADERS and (segment.address, segment.in_file, segment.in_memory) != (table, size, size):
+                raise ValueError("a second table of segments lies elsewhere")
             if segment.kind in (NOTE, PROPERTY):
                 self._check_notes(segment)
 
@@ -251,12 +266,20 @@ class _SharedObject:
                 if inner != body + description:
                     raise ValueError("a property ends beyond its note")
 
-    def _offset(self, address: int, count: int, what: str) -> int:
-        """Where in the file a range of memory is from. Raises ValueError where it is not from the file."""
+    def _offset(self, address: int, count: int, what: str, written: bool = False) -> int:
+        """Where in the file a range of memory is from. Raises ValueError where it is not from the file, or may be `written` unlike what is said:
+        what may be written is not what was read here once a relocation has written to it."""
         for segment in self.loads:
-            if segment.holds(address, count, in_file=True):
+            if segment.holds(address, count, in_file=True) and bool(segment.flags & WRITE) == written:
                 return segment.offset + address - segment.address
-        raise ValueError(f"{what} (address {address:#x}) lies outside of what is loaded")
+        raise ValueError(f"{what} (address {address:#x}) lies outside of what is loaded{'' if written else ' and may not be written'}")
+
+    def _check_written(self, address: int, count: int, what: str) -> None:
+        """Of what the loader writes: inside of what may be written, and no part of the dynamic section."""
+        if not any(segment.flags & WRITE and segment.holds(address, count) for segment in self.loads):
+            raise ValueError(f"{what} lies outside of what may be written")
+        if self.dynamic.meets(address, count):
+            raise ValueError(f"{what} lies in the dynamic section")
 
     # The dynamic section
 
@@ -264,9 +287,10 @@ class _SharedObject:
         sections = [segment for segment in self.file.segments if segment.kind == DYNAMIC]
         if len(sections) != 1:
             raise ValueError("it has no dynamic section, or several")
-        at = self._offset(sections[0].address, sections[0].in_file, "the dynamic section")
+        self.dynamic = sections[0]
+        at = self._offset(self.dynamic.address, self.dynamic.in_file, "the dynamic section", written=True)
         names = []
-        for entry in range(at, at + sections[0].in_file - ENTRY_BYTES + 1, ENTRY_BYTES):
+        for entry in range(at, at + self.dynamic.in_file - ENTRY_BYTES + 1, ENTRY_BYTES):
             tag, value = self.bytes.take("QQ", entry, "the dynamic section")
             label = TAGS.get(tag)
             if label is None:
@@ -284,6 +308,8 @@ class _SharedObject:
         missing = {"STRTAB", "STRSZ", "SYMTAB", "SYMENT"} - self.tags.keys()
         if missing or not {"GNU_HASH", "HASH"} & self.tags.keys():
             raise ValueError("its dynamic section lacks symbols or strings")
+        if any(0 < len(self.tags.keys() & group) < len(group) for group in TOGETHER):
+            raise ValueError("its relocations or versions are incomplete")
         if self.tags["SYMENT"] != SYMBOL_BYTES or self.tags.get("RELAENT", RELOCATION_BYTES) != RELOCATION_BYTES or self.tags.get("PLTREL", 7) != 7:
             raise ValueError("its symbols or relocations are of another form")
         if self.tags.get("FLAGS", 0) & ~8 or self.tags.get("FLAGS_1", 0) & ~1:
@@ -294,10 +320,8 @@ class _SharedObject:
             self.needed.append(self._string(value))
             if self.needed[-1] not in LIBRARIES:
                 raise ValueError(f"it needs the library {self.needed[-1]}, which kernels do not")
-        if "SONAME" in self.tags:
-            self._string(self.tags["SONAME"])
-        if "PLTGOT" in self.tags and not any(segment.flags & WRITE and segment.holds(self.tags["PLTGOT"], 24) for segment in self.loads):
-            raise ValueError("its table of addresses lies outside of what is loaded")
+        if "PLTGOT" in self.tags:
+            self._check_written(self.tags["PLTGOT"], 24, "its table of addresses")
 
     def _string(self, at: int) -> str:
         return self.bytes.text(self.strings + at, self.strings + self.tags["STRSZ"], "a name")
@@ -317,10 +341,10 @@ class _SharedObject:
                 raise ValueError(f"symbol {index} has a version that is not there")
         return name, info, other, section, address, size
 
-    def _exported(self) -> dict[str, int]:
+    def _exported(self, versions: int | None) -> dict[str, int]:
         """The symbols that hash tables lead to, by name."""
         indices = set(self._gnu_hash() if "GNU_HASH" in self.tags else ()) | set(self._hash() if "HASH" in self.tags else ())
-        return {self._string(self._symbol(index, None)[0]): index for index in sorted(indices)}
+        return {self._string(self._symbol(index, versions)[0]): index for index in sorted(indices)}
 
     def _words(self, address: int, count: int, what: str) -> tuple[int, ...]:
         if count > len(self.bytes.data):
@@ -363,32 +387,39 @@ class _SharedObject:
 
     def _check_versions(self) -> int | None:
         """The largest number of a version of symbols; None where there are no versions. The loader asks libraries for those that are needed."""
-        if "VERSYM" not in self.tags and "VERNEED" not in self.tags:
+        if "VERSYM" not in self.tags:
             return None
-        if not {"VERSYM", "VERNEED"} <= self.tags.keys():
-            raise ValueError("its versions are incomplete")
-        largest, at, more = 1, self.tags["VERNEED"], True
-        while more:
+        at, records, read, largest = self.tags["VERNEED"], self.tags["VERNEEDNUM"], 0, 0
+        malformed = ValueError("its versions are malformed")
+        if not 0 < records <= len(self.needed):
+            raise malformed
+        for record in range(records):  # the loader goes by the offset of the next one, whatever the counts say
             _, count, library, aside, onwards = self.bytes.take("HHIII", self._offset(at, 16, "a version"), "a version")
             if self._string(library) not in self.needed:
                 raise ValueError("it needs a version of a library that it does not need")
-            inner = at + aside
-            for _ in range(count):
+            inner, read = at + aside, read + count
+            if not count or bool(onwards) != (record < records - 1) or 16 * read > len(self.bytes.data):
+                raise malformed
+            for index in range(count):
                 _, _, other, name, further = self.bytes.take("IHHII", self._offset(inner, 16, "a version"), "a version")
+                if bool(further) != (index < count - 1) or other & 0x7FFF < 2:
+                    raise malformed
                 self._string(name)
                 largest = max(largest, other & 0x7FFF)
                 inner += further
-            if count and further:
-                raise ValueError("its versions do not end")
-            at, more = at + onwards, bool(onwards)
+            at += onwards
         return largest
 
     def _check_relocations(self, versions: int | None) -> None:
-        """Each writes eight bytes of a segment that may be written."""
+        """Each writes eight bytes, and none of them what the loader reads."""
         types = RELOCATIONS[self.architecture]
         relative = self.tags.get("RELACOUNT", 0)
-        for table, size in (("RELA", "RELASZ"), ("JMPREL", "PLTRELSZ")):
-            if (table in self.tags) != (size in self.tags) or self.tags.get(size, 0) % RELOCATION_BYTES:
+        sizes = (("RELA", "RELASZ"), ("JMPREL", "PLTRELSZ"))
+        (first, end), (second, last) = ((self.tags.get(table, 0), self.tags.get(table, 0) + self.tags.get(size, 0)) for table, size in sizes)
+        if first < last and second < end:  # where they end together the loader takes one for a part of the other
+            raise ValueError("its tables of relocations overlap")
+        for table, size in sizes:
+            if self.tags.get(size, 0) % RELOCATION_BYTES:
                 raise ValueError("its relocations are malformed")
             count = self.tags.get(size, 0) // RELOCATION_BYTES
             at = self._offset(self.tags[table], self.tags[size], "the relocations") if count else 0
@@ -397,8 +428,7 @@ class _SharedObject:
                 kind = info & 0xFFFFFFFF
                 if kind not in types or (table == "RELA" and index < relative and kind != types[0]):
                     raise ValueError(f"a relocation is of the kind {kind}, which kernels do not have")
-                if not any(segment.flags & WRITE and segment.holds(where, 8) for segment in self.loads):
-                    raise ValueError("a relocation writes outside of what may be written")
+                self._check_written(where, 8, "what a relocation writes")
                 self._symbol(info >> 32, versions)
             if table == "RELA" and relative > count:
                 raise ValueError("its relocations are malformed")
