@@ -20,7 +20,7 @@ from sample_artifacts import MANIFEST, WEIGHTS, files, manifest_of, put, signed,
 
 import tilewright
 from tilewright.cli import main
-from tilewright.errors import InvalidArtifact
+from tilewright.errors import InvalidArtifact, KernelFailed
 from tilewright.runtime import artifact, cpu
 from tilewright.runtime.encoding import decode_machine
 from tilewright.runtime.fields import MOST_DEPTH, parsed
@@ -380,6 +380,25 @@ def test_a_digest_names_the_content(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "again" / MANIFEST).write_bytes(b"no JSON")
     with pytest.raises(InvalidArtifact, match="has the digest"):  # before anything else is looked at
         tilewright.load(tmp_path / "again", expect_digest=digest)
+
+
+@pytest.mark.parametrize(
+    ("target", "recipes", "words"),
+    [
+        ("aten.topk.default", [["input", 0], ["value", 1]], "made .* and not"),
+        ("aten._fft_r2c.default", [["input", 0], ["list", [["value", 100_000]]], ["value", 0], ["value", True]], "a dimension that"),
+        ("aten.sort.default", [["value", "x"]], "Expected a value of type 'Tensor'"),
+    ],
+)
+def test_a_call_that_makes_something_else_names_the_node(target: str, recipes: list[Any], words: str, tmp_path: Path) -> None:
+    original = files("embedded")
+    manifest = manifest_of(original)
+    attributes = next(node for node in manifest["program"]["graph"]["nodes"] if node["operator"] == "torch")["attributes"]
+    attributes["target"], attributes["call"] = target, [recipes, []]
+    executable = tilewright.load(put(signed(original, manifest), tmp_path / "artifact"))
+    with pytest.raises(KernelFailed, match=words) as caught:
+        executable(torch.randint(11, (2, 4)), torch.randint(4, (2, 3, 6)))
+    assert target in str(caught.value)
 
 
 def test_looking_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

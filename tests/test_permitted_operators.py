@@ -18,6 +18,7 @@ from tilewright.compile import read
 from tilewright.errors import InvalidArtifact
 from tilewright.frontend.permitted_operators import FAMILIES, PERMITTED
 from tilewright.frontend.torch_operators import permitted_operator, resolve_operator
+from tilewright.graph.operator_arguments import checked_call
 
 LISTED_FOR = (2, 13)
 """The release of PyTorch whose operators were looked at."""
@@ -56,7 +57,8 @@ def test_every_word_is_an_operator_and_stands_once() -> None:
     aten.cudnn_convolution.default aten._native_batch_norm_legit_functional.default aten.batch_norm_update_stats.default aten._weight_norm.default
     aten._weight_norm_interface.default aten._embedding_bag.default aten.embedding_bag.padding_idx aten.fractional_max_pool2d.default
     aten._scaled_dot_product_flash_attention_for_cpu.default aten.scaled_dot_product_attention.default aten.slow_conv3d_forward.default
-    aten.slow_conv_transpose2d.default aten.lstm.input aten._upsample_bilinear2d_aa.default aten._native_multi_head_attention.default
+    aten.slow_conv_transpose2d.default aten.lstm.input aten.lstm.data aten.gru.data aten.rnn_relu.data aten.binomial.default
+    aten.special_laguerre_polynomial_l.default aten._upsample_bilinear2d_aa.default aten._native_multi_head_attention.default
     aten.quantize_per_tensor.default aten.dequantize.self aten.coalesce.default aten.to_sparse.default aten.empty_strided.default
     aten.add.t aten.sort.str aten.split.str aten.item.default""".split(),
 )
@@ -132,3 +134,57 @@ def test_the_cases_of_operators_need_nothing_that_is_not_permitted(family: str) 
     for case in CASE_FAMILIES[family](Random(0)):
         for target in through_torch(case.module.eval(), case.inputs):
             permitted_operator(target)
+
+
+LEAST = -(2**63)
+NOT_A_NUMBER = float("nan")
+HOSTILE: dict[str, tuple[str, list[object], str]] = {
+    "c2c": ("_fft_c2c.default", [torch.ones(4, dtype=torch.complex64), [100_000], 0, True], "dimension"),
+    "r2c": ("_fft_r2c.default", [torch.ones(4), [-70], 0, True], "dimension"),
+    "c2r": ("_fft_c2r.default", [torch.ones(4, dtype=torch.complex64), [5000], 0, 6], "dimension"),
+    "circular": ("_pad_circular.default", [torch.ones(1, 1, 4), [-6, 3]], "negative"),
+    "circular by name": ("pad.default", [torch.ones(1, 1, 4), [-6, 3], "circular"], "negative"),
+    "a power": ("matrix_power.default", [torch.eye(3), LEAST], "exponent"),
+    "a window": ("max_pool1d.default", [torch.ones(1, 1, 4), [1 << 62], [1], [1 << 61], [1]], "window"),
+    "eigenvalues": ("_linalg_eigvals.default", [torch.full((4, 4), NOT_A_NUMBER)], "finite"),
+    "other kinds": ("_fft_c2c.default", [3, [0], 0, True], "kinds"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_arguments_that_stop_the_process_are_refused(what: str) -> None:
+    """Each of these calls, made directly, is a signal or never ends."""
+    target, arguments, words = HOSTILE[what]
+    with pytest.raises(ValueError, match=words):
+        checked_call(permitted_operator(f"aten.{target}"), arguments, {})
+
+
+@pytest.mark.parametrize("other", [-1, torch.tensor([3, -1])])
+def test_the_least_integer_is_not_divided_by_minus_one(other: int | torch.Tensor) -> None:
+    operator = permitted_operator(f"aten.div.{'Tensor' if isinstance(other, torch.Tensor) else 'Scalar'}_mode")
+    with pytest.raises(ValueError, match="least"):
+        checked_call(operator, [torch.tensor([1, LEAST]), other], {"rounding_mode": "trunc"})
+    assert checked_call(operator, [torch.tensor([8, 8]), other], {"rounding_mode": "trunc"})[1] == -8
+    assert checked_call(operator, [torch.tensor([-4.0, 4.0]), other], {"rounding_mode": "trunc"})[1] == -4
+
+
+def test_what_repeats_elements_is_written_out_before_the_call() -> None:
+    ones, zeros = torch.ones(1).expand(4), torch.zeros(1).expand(4)
+    x = torch.randn(1, 4, 3)
+    seen = []
+    checked_call(Recording(seen), [x, ones, [zeros, None]], {"scale": ones})  # type: ignore[arg-type]
+    assert all(tensor.is_contiguous() for tensor in seen) and len(seen) == 4
+    result = checked_call(permitted_operator("aten.native_group_norm.default"), [x, ones, zeros, 1, 4, 3, 2, 1e-5], {})
+    torch.testing.assert_close(result[0], F.group_norm(x, 2))
+
+
+class Recording:
+    """An operator that notes the tensors it is given."""
+
+    _schema = torch.ops.aten.add.Tensor._schema
+
+    def __init__(self, seen: list[torch.Tensor]) -> None:
+        self.seen = seen
+
+    def __call__(self, first: torch.Tensor, second: torch.Tensor, rest: list[torch.Tensor | None], *, scale: torch.Tensor) -> None:
+        self.seen.extend(tensor for tensor in (first, second, *rest, scale) if tensor is not None)

@@ -5,11 +5,15 @@ later PyTorch adds is refused. Left out, beside what is no function of tensors, 
 
 - `as_strided`, `set`, `resize`, `empty_strided`, `_reshape_alias`: raw strides and storage;
 - `*_backward`, `segment_reduce`, `ctc_loss`, sparse, nested and quantized tensors, `_cudnn*`, `mkldnn*`: what another operator made;
+- `*.data` of recurrent networks: sizes of batches that are data; `special_laguerre_polynomial_l`, `special_legendre_polynomial_p` and
+  `binomial`: numbers that say how long it takes;
 - `batch_norm` and its like, `_weight_norm`, `lstm.input`, `slow_conv*`, `_scaled_dot_product_*` and `scaled_dot_product_attention`: sizes of one
   argument that must be those of another (there are kernels of ours for most);
 - `embedding_bag` and its like, `fractional_max_pool*d`, `_grouped_mm`: offsets and samples that are positions;
 - `upsample_*.default`: a scale beside a size (the overload `vec` takes one of them), `repeat_interleave.Tensor`: a number of elements;
 - `_native_multi_head_attention`, `_transformer_encoder_layer_fwd`: a number of heads that may be zero.
+
+At which arguments some of those listed would still stop the process is said in `graph.operator_arguments`.
 """
 
 from __future__ import annotations
@@ -35,8 +39,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
             special_spherical_bessel_j0 special_xlog1py special_xlogy special_zeta special_chebyshev_polynomial_t
             special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
             special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
-            special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
-            special_legendre_polynomial_p""",
+            special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he""",
         "comparison and logic": """
             eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose isfinite isinf isnan isneginf isposinf isreal signbit
             isin logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift
@@ -81,7 +84,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
             to _to_copy type_as chalf fake_quantize_per_tensor_affine fake_quantize_per_channel_affine
             fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask""",
         "random numbers": """
-            rand rand_like randn randn_like randint randint_like randperm bernoulli binomial multinomial normal normal_functional poisson
+            rand rand_like randn randn_like randint randint_like randperm bernoulli multinomial normal normal_functional poisson
             uniform random cauchy exponential geometric log_normal dropout native_dropout alpha_dropout feature_dropout
             feature_alpha_dropout""",
         "products": """
@@ -111,7 +114,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
             grid_sampler_2d grid_sampler_3d affine_grid_generator""",
         "normalisation": "layer_norm native_layer_norm group_norm native_group_norm rms_norm",
         "attention and recurrence": """
-            _scaled_dot_product_attention_math lstm.data gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""",
+            _scaled_dot_product_attention_math gru.input rnn_tanh.input rnn_relu.input lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""",
         "losses": """
             binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy_loss hinge_embedding_loss huber_loss
             kl_div l1_loss margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward nll_loss

@@ -11,6 +11,7 @@ import torch
 
 from tilewright.errors import IndexOutOfRange
 from tilewright.graph import table
+from tilewright.graph.operator_arguments import checked_call
 from tilewright.ir.computation import COMBINERS, Computation, Step
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import Apply, Const, Expr, Load, Var, walk
@@ -87,7 +88,7 @@ def call_torch(node: Node, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     name, overload = node.attributes["target"].removeprefix("aten.").rsplit(".", 1)
     operator = getattr(getattr(torch.ops.aten, name), overload)
     arguments, keywords = node.attributes["call"]
-    results = operator(*(_argument(a, inputs) for a in arguments), **{key: _argument(a, inputs) for key, a in keywords})
+    results = checked_call(operator, [_argument(a, inputs) for a in arguments], {key: _argument(a, inputs) for key, a in keywords})
     results = results if isinstance(results, (tuple, list)) else (results,)
     return tuple(r for r in results if isinstance(r, torch.Tensor))
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArtifact, KernelFailed
+from tilewright.errors import InvalidArtifact, KernelFailed, TilewrightError
+from tilewright.files import first_line
 from tilewright.frontend.torch_operators import resolve_operator
+from tilewright.graph.operator_arguments import checked_call
 from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.graph.table import OPERATORS
 from tilewright.ir.graph import Graph, Node
@@ -49,12 +51,37 @@ def run_node(node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -
     operator = resolve_operator(node.attributes["target"])
     arguments, keywords = node.attributes["call"]
     with torch.no_grad():
-        results = operator(
-            *(make_argument(recipe, inputs, device) for recipe in arguments),
-            **{name: make_argument(recipe, inputs, device) for name, recipe in keywords},
+        results = checked_call(
+            operator,
+            [make_argument(recipe, inputs, device) for recipe in arguments],
+            {name: make_argument(recipe, inputs, device) for name, recipe in keywords},
         )
     results = results if isinstance(results, (tuple, list)) else (results,)
     return tuple(result for result in results if isinstance(result, torch.Tensor))
+
+
+def _checked_node(graph: Graph, node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The tensors that a node of operator `torch` returns, where they are those of the graph.
+
+    Raises:
+        KernelFailed: naming the node, where PyTorch refuses the call or makes other tensors.
+    """
+    try:
+        results = run_node(node, inputs, device)
+    except (torch.OutOfMemoryError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        raise
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, TilewrightError):
+            raise
+        raise KernelFailed(f"{node.described} cannot run: {first_line(error)}", "look at the node's inputs, or compile the model again") from error
+    if len(results) < len(node.outputs):
+        raise KernelFailed(f"{node.described} made {len(results)} tensors, and not {len(node.outputs)}", "compile the model again")
+    for name, result in zip(node.outputs, results, strict=False):
+        value = graph.values[name]
+        if tuple(result.shape) != tuple(value.shape) or result.dtype != torch_dtype(value.dtype):
+            wanted = f"{tuple(value.shape)} of {value.dtype}"
+            raise KernelFailed(f"{node.described} made {tuple(result.shape)} of {result.dtype}, and not {wanted}", "compile the model again")
+    return results
 
 
 def check_nodes(program: LoadableProgram) -> None:
@@ -113,9 +140,7 @@ def run_region(
         node = program.nodes[node_name]
         arguments = [read(name) for name in node.inputs]
         if node.operator == "torch":
-            results = run_node(node, arguments, buffers.device)
-            if len(results) < len(node.outputs):
-                raise KernelFailed(f"{node.described} made {len(results)} tensors, and not {len(node.outputs)}", "compile the model again")
+            results = _checked_node(program.graph, node, arguments, buffers.device)
         else:
             results = _evaluate(program.graph, node, arguments)
         local.update(zip(node.outputs, results, strict=False))

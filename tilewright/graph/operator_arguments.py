@@ -1,0 +1,92 @@
+"""Arguments at which operators of `frontend.permitted_operators` crash or never end: they are refused before the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+LARGEST_WINDOW = 1 << 16
+"""Extent of a pooling window."""
+
+
+def _dimensions(arguments: Mapping[str, Any]) -> bool:
+    rank = arguments["self"].dim()
+    return all(-rank <= dim < rank for dim in arguments["dim"])
+
+
+def _circular(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("mode") in ("constant", 0) or all(extent >= 0 for extent in arguments["pad"])
+
+
+def _power(arguments: Mapping[str, Any]) -> bool:
+    return bool(abs(arguments["n"]) < 1 << 62)
+
+
+def _window(arguments: Mapping[str, Any]) -> bool:
+    kernel = arguments["kernel_size"]
+    return all(extent <= LARGEST_WINDOW for extent in (kernel if isinstance(kernel, Sequence) else (kernel,)))
+
+
+def _finite(arguments: Mapping[str, Any]) -> bool:
+    return bool(arguments["self"].is_meta) or bool(torch.isfinite(arguments["self"]).all())
+
+
+def _quotient(arguments: Mapping[str, Any]) -> bool:
+    """The least integer divided by -1 towards zero stops the process."""
+    if arguments.get("rounding_mode") != "trunc":
+        return True
+    a, b = (torch.as_tensor(arguments[name]) for name in ("self", "other"))
+    kind = torch.result_type(arguments["self"], arguments["other"])
+    if a.is_meta or b.is_meta or kind.is_floating_point or kind.is_complex or kind in (torch.bool, torch.uint8):
+        return True
+    return not bool(((a.to(kind) == torch.iinfo(kind).min) & (b.to(kind) == -1)).any())
+
+
+_CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), (_dimensions, "a dimension that the tensor does not have")),
+        **dict.fromkeys(("pad", "_pad_circular", "_pad_enum"), (_circular, "a negative extent of padding")),
+        **dict.fromkeys(("matrix_power", "linalg_matrix_power"), (_power, "an exponent beyond 62 bits")),
+        **dict.fromkeys(
+            (f"{kind}_pool{rank}d{more}" for kind in ("max", "avg") for rank in (1, 2, 3) for more in ("", "_with_indices")),
+            (_window, f"a window beyond {LARGEST_WINDOW}"),
+        ),
+        **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), (_finite, "a matrix that is not finite")),
+        **dict.fromkeys(("div", "divide"), (_quotient, "the least integer divided by -1")),
+    }
+)
+
+
+def _spread(value: Any) -> Any:
+    """The argument, where it is a tensor that repeats elements (an expanded one) with each in its own place: some kernels take the address
+    of the first for that of an array."""
+    repeats = isinstance(value, torch.Tensor) and value.layout == torch.strided and 0 in value.stride() and value.numel() > 1
+    return value.contiguous() if repeats else value
+
+
+def _spread_all(value: Any) -> Any:
+    return [_spread(item) for item in value] if isinstance(value, list) else _spread(value)
+
+
+def checked_call(operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """The operator's result.
+
+    Raises:
+        ValueError: for arguments that would stop the process, or never end. What PyTorch raises, too.
+    """
+    arguments = [_spread_all(argument) for argument in arguments]
+    keywords = {name: _spread_all(argument) for name, argument in keywords.items()}
+    check = _CHECKS.get(operator._schema.name.removeprefix("aten::"))
+    if check is not None:
+        names = [argument.name for argument in operator._schema.arguments]
+        given = {**dict(zip(names, arguments, strict=False)), **keywords}
+        try:
+            fits = check[0](given)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"arguments of other kinds than {operator} takes") from error
+        if not fits:
+            raise ValueError(check[1])
+    return operator(*arguments, **keywords)
