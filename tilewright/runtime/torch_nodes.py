@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from tilewright.errors import InvalidArtifact, KernelFailed, TilewrightError
-from tilewright.files import first_line
+from tilewright.errors import InvalidArtifact, KernelFailed
 from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.graph.operator_arguments import checked_call
 from tilewright.graph.reference import evaluate_node, to_numpy
@@ -61,19 +60,16 @@ def run_node(node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -
 
 
 def _checked_node(graph: Graph, node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The tensors that a node of operator `torch` returns, where they are those of the graph.
+    """The tensors that a node of operator `torch` returns, where they are those of the graph. What PyTorch raises stays what it is, with a note.
 
     Raises:
-        KernelFailed: naming the node, where PyTorch refuses the call or makes other tensors.
+        KernelFailed: naming the node, where PyTorch makes other tensors.
     """
     try:
         results = run_node(node, inputs, device)
-    except (torch.OutOfMemoryError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+    except Exception as error:
+        error.add_note(f"in {node.described}, which runs through PyTorch")
         raise
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, TilewrightError):
-            raise
-        raise KernelFailed(f"{node.described} cannot run: {first_line(error)}", "look at the node's inputs, or compile the model again") from error
     if len(results) < len(node.outputs):
         raise KernelFailed(f"{node.described} made {len(results)} tensors, and not {len(node.outputs)}", "compile the model again")
     for name, result in zip(node.outputs, results, strict=False):
