@@ -25,7 +25,7 @@ from tilewright.codegen.cpu.common import SERIAL_WORK, loops
 from tilewright.codegen.cpu.window import packed_along
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, coefficient, index_const, rewrite, substitute, variables
+from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, as_lanes, coefficient, index_const, rewrite, substitute, variables
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout
@@ -251,9 +251,7 @@ class _Tiles:
         places |= {axis: row + i for axis in (form.rows,) if axis is not None}
         held = Load("acc", ((i * columns + j) * lanes,), "f32", lanes)
         value = rewrite(form.element, lambda x: held if isinstance(x, Load) and x.buffer == form.step.name else x)
-        value = substitute(value, places)
-        if value.lanes == 1:
-            value = Apply("broadcast", (value,), "f32", lanes)
+        value = as_lanes(substitute(value, places), lanes)
         lets, (value, where) = bind_shared([value, substitute(form.offset, places)])
         return _unrolled(block(lets, Store(form.region.outputs[0], where, value)), i, j)
 

@@ -21,7 +21,7 @@ from tilewright.codegen.assemble import block, single
 from tilewright.codegen.cpu.common import SERIAL_WORK, loops, nest, reduction, with_results
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import COMBINERS, Step
-from tilewright.ir.expr import TRUE, ZERO, Apply, Expr, Load, Var, coefficient, index_const, loads, rewrite, substitute, variables
+from tilewright.ir.expr import TRUE, ZERO, Apply, Expr, Load, Var, as_lanes, coefficient, index_const, loads, rewrite, substitute, variables
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, permuted
@@ -130,10 +130,8 @@ class _Tile:
         for axis in reversed([axis for axis in self.reduce.reduction if axis.extent != 1]):
             tap = For(axis, index_const(axis.extent or 0), tap, "unroll" if self.unrolled else "serial")
         result = rewrite(substitute(self.value, here), lambda n: held if isinstance(n, Load) and n.buffer == self.reduce.name else n)
-        if result.lanes == 1:
-            result = Apply("broadcast", (result,), "f32", self.lanes)
-        lets, (result, where) = bind_shared([result, substitute(self.offset, here)])
-        zero = Apply("broadcast", (identity,), "f32", self.lanes)
+        lets, (result, where) = bind_shared([as_lanes(result, self.lanes), substitute(self.offset, here)])
+        zero = as_lanes(identity, self.lanes)
         return block(
             Allocate(Buffer("acc", "f32", size * self.lanes, "register", self.lanes)),
             For(k, index_const(size), Store("acc", k * self.lanes, zero), "unroll"),
