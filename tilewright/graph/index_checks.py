@@ -139,7 +139,7 @@ def known_ranges(graph: Graph) -> dict[str, Range]:
 def _results(step: Step, ranges: Mapping[str, Range]) -> tuple[Range, ...]:
     """Of each result of a step."""
     known = tuple(range_in(body, ranges) for body in step.bodies)
-    if step.combiner is None or step.combiner in ("max", "min", "argmax", "argmin") and all(axis.extent for axis in step.reduction):
+    if step.combiner is None or step.combiner in ("max", "min", "argmax", "pooled_argmax", "argmin") and all(axis.extent for axis in step.reduction):
         return known
     return tuple(_bounds_of(dtype) for dtype in step.dtypes)
 

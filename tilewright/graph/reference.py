@@ -171,14 +171,16 @@ def _combine(step: Step, bodies: Sequence[np.ndarray], count: int) -> list[np.nd
         return [np.full(outer, e.value, ELEMENT_TYPES[d].numpy) for e, d in zip(identity, dtypes, strict=True) if isinstance(e, Const)]
     if step.combiner in fold:
         return [fold[step.combiner].reduce(flat[0], axis=-1, dtype=flat[0].dtype if step.combiner not in ("any", "all") else None)]
-    # argmax, argmin: the first of the best, NaN before everything
-    value = flat[0] if step.combiner == "argmax" else -flat[0]
+    # argmax, pooled_argmax, argmin: the first of the best, NaN before everything (the first, or with pooled_argmax the last)
+    value = -flat[0] if step.combiner == "argmin" else flat[0]
     if flat[0].dtype.kind == "f":
         value = np.where(np.isnan(flat[0]), np.inf, value)
         best = np.where(np.isnan(flat[0]).any(-1, keepdims=True), np.isnan(flat[0]), value == value.max(-1, keepdims=True))
     else:
-        best = flat[0] == (flat[0].max(-1, keepdims=True) if step.combiner == "argmax" else flat[0].min(-1, keepdims=True))
+        best = flat[0] == (flat[0].min(-1, keepdims=True) if step.combiner == "argmin" else flat[0].max(-1, keepdims=True))
     position = np.where(best, flat[1], np.iinfo(np.int64).max).min(-1)
+    if step.combiner == "pooled_argmax" and flat[0].dtype.kind == "f":
+        position = np.where(np.isnan(flat[0]).any(-1), np.where(best, flat[1], -1).max(-1), position)
     chosen = np.argmax(best & (flat[1] == position[..., None]), axis=-1)
     return [np.take_along_axis(f, chosen[..., None], axis=-1)[..., 0] for f in flat]
 

@@ -51,8 +51,8 @@ def _fold(operation: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tupl
     return lambda a, b: (Apply(operation, (a[0], b[0]), a[0].dtype, max(a[0].lanes, b[0].lanes)),)
 
 
-def _pick(better: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
-    """(value, index): the better value, the lower index on ties; NaN beats everything, as in PyTorch."""
+def _pick(better: str, nan: str = "lt") -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
+    """(value, index): the better value, the lower index on ties; NaN beats everything, and of two the one whose index compares so."""
 
     def combine(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> tuple[Expr, ...]:
         wins = compare(better, b[0], a[0])
@@ -60,8 +60,8 @@ def _pick(better: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[E
         take: Expr = Apply("or", (wins, tie), "bool")
         if is_float(a[0].dtype):
             a_nan, b_nan = unary("isnan", a[0], "bool"), unary("isnan", b[0], "bool")
-            nan_first = logical_and(b_nan, Apply("or", (Apply("not", (a_nan,), "bool"), Apply("lt", (b[1], a[1]), "bool")), "bool"))
-            take = Apply("or", (nan_first, logical_and(Apply("not", (a_nan,), "bool"), take)), "bool")
+            nan_wins = logical_and(b_nan, Apply("or", (Apply("not", (a_nan,), "bool"), Apply(nan, (b[1], a[1]), "bool")), "bool"))
+            take = Apply("or", (nan_wins, logical_and(Apply("not", (a_nan,), "bool"), take)), "bool")
         return select(take, b[0], a[0]), select(take, b[1], a[1])
 
     return combine
@@ -76,6 +76,7 @@ COMBINERS: Mapping[str, Combiner] = MappingProxyType(
         "any": Combiner("any", 1, lambda t: (const(0, t[0]),), _fold("or")),
         "all": Combiner("all", 1, lambda t: (const(1, t[0]),), _fold("and")),
         "argmax": Combiner("argmax", 2, lambda t: (lowest(t[0]), const(2**62, INDEX)), _pick("gt")),
+        "pooled_argmax": Combiner("pooled_argmax", 2, lambda t: (lowest(t[0]), const(2**62, INDEX)), _pick("gt", nan="gt")),
         "argmin": Combiner("argmin", 2, lambda t: (highest(t[0]), const(2**62, INDEX)), _pick("lt")),
     }
 )

@@ -8,7 +8,7 @@ from math import prod
 from tilewright.graph.operators.convolution import Pairs
 from tilewright.graph.operators.definition import Operator, flatten, in_bounds, number
 from tilewright.ir.computation import StepBuilder, Tensor, lowest, maximum, minimum
-from tilewright.ir.expr import Const, Expr, const, floordiv, logical_and, mul, select, sub
+from tilewright.ir.expr import Const, Expr, compare, const, floordiv, logical_and, mod, mul, select, sub
 
 
 def pooled_extent(size: int, window: int, stride: int, padding: tuple[int, int], dilation: int, ceil_mode: bool) -> int:
@@ -29,13 +29,16 @@ def _windows(x: Tensor, window: Sequence[int], stride: Sequence[int], padding: P
 
 def _guarded(
     x: Tensor, index: Sequence[Expr], rank: int, stride: Sequence[int], padding: Pairs, dilation: Sequence[int], outside: Expr
-) -> tuple[Expr, list[Expr]]:
-    """The element under a window's tap, or `outside`; and its position in the trailing dimensions."""
+) -> tuple[Expr, Expr]:
+    """The element under a window's tap, or `outside`; and its flat position in the trailing dimensions: of a tap outside, that of the window's
+    first tap that lies behind the left padding, as PyTorch has it of a window where nothing exceeds `outside`."""
     lead, where, taps = index[: -2 * rank], index[-2 * rank : -rank], index[-rank:]
-    positions = [o * s + t * d - p[0] for o, s, t, d, p in zip(where, stride, taps, dilation, padding, strict=True)]
+    starts = [o * s - p[0] for o, s, p in zip(where, stride, padding, strict=True)]
+    positions = [start + t * d for start, t, d in zip(starts, taps, dilation, strict=True)]
+    firsts = [select(compare("lt", start, 0), mod(start, d), start) for start, d in zip(starts, dilation, strict=True)]
     sizes = x.shape[-rank:]
     inside = logical_and(*(c for position, size in zip(positions, sizes, strict=True) for c in in_bounds(position, size)))
-    return select(inside, x(*lead, *positions), outside), positions
+    return select(inside, x(*lead, *positions), outside), select(inside, flatten(positions, sizes), flatten(firsts, sizes))
 
 
 def _max_pool(
@@ -49,14 +52,14 @@ def _max_pool(
     ceil_mode: bool = False,
     indices: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Greatest element of each window; with `indices` also its flat position in the trailing dimensions."""
+    """Greatest element of each window; with `indices` also its flat position in the trailing dimensions: of several the first, of NaN the last."""
     rank = len(window)
 
     def body(*index: Expr) -> Expr | tuple[Expr, ...]:
-        value, positions = _guarded(x, index, rank, stride, padding, dilation, lowest(x.dtype))
-        return (value, flatten(positions, x.shape[-rank:])) if indices else value
+        tap = _guarded(x, index, rank, stride, padding, dilation, lowest(x.dtype))
+        return tap if indices else tap[0]
 
-    return b.reduce("argmax" if indices else "max", _windows(x, window, stride, padding, dilation, ceil_mode), window, body)
+    return b.reduce("pooled_argmax" if indices else "max", _windows(x, window, stride, padding, dilation, ceil_mode), window, body)
 
 
 def _average_pool(
@@ -120,7 +123,7 @@ def _adaptive_pool(b: StepBuilder, x: Tensor, *, output: Sequence[int], kind: st
         value = select(inside, x(*lead, *positions), outside)
         return (value, flatten(positions, sizes)) if indices else value
 
-    results = b.reduce("argmax" if indices else "max" if kind == "max" else "sum", shape, window, body)
+    results = b.reduce("pooled_argmax" if indices else "max" if kind == "max" else "sum", shape, window, body)
     if kind == "max":
         return results
 
