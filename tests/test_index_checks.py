@@ -76,6 +76,8 @@ CASES = (
     Case("padded", lambda x, i: F.pad(x[i], (1, 1, 2, 0))),
     Case("int32", lambda x, i: F.embedding(i.clamp(-(2**31), 2**31 - 1).int(), x)),
     Case("of_an_index", lambda x, i: x[torch.arange(ROWS).flip(0)[i]]),
+    Case("one_hot", lambda x, i: F.one_hot(i, ROWS)),
+    Case("one_hot_then", lambda x, i: F.one_hot(i.reshape(2, 2), ROWS).float() @ x),
     Case("computed", lambda x, i: x.cumsum(0).index_select(0, i * 2 - i)),
 )
 
@@ -282,6 +284,20 @@ def test_constants_are_checked_when_compiling(known: bool) -> None:
     for wrong in (ROWS, -ROWS - 1, 2**62):
         with pytest.raises(InvalidModel, match=rf"index {wrong} is out of range for a dimension of 7 elements, in index.*test_index_checks"):
             tilewright.compile(Constant([0, wrong], known), (TABLE,), "native")
+
+
+@pytest.mark.parametrize("wrong", [ROWS, -1, 2**62])
+def test_constant_classes_are_checked_when_compiling(wrong: int) -> None:
+    class Classes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("index", torch.tensor([0, wrong]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * F.one_hot(self.index, ROWS)
+
+    with pytest.raises(InvalidModel, match=rf"index {wrong} is out of range for a dimension of 7 elements, in indices one_hot.*test_index_checks"):
+        tilewright.compile(Classes(), (torch.ones(ROWS),), "native")
 
 
 @pytest.mark.parametrize("wrong", [ROWS, -ROWS - 1, 2**40, -(2**40)])

@@ -155,3 +155,16 @@ def test_constants_of_onnx_are_checked_when_compiling(shape: tuple[int, ...], ri
     torch.testing.assert_close(executable(TABLE), TABLE[torch.tensor(right)])
     with pytest.raises(InvalidModel, match=r"is out of range for a dimension of 5 elements, in index_select reader"):
         tilewright.compile(model("Gather", shape, index=wrong), target="native")
+
+
+def test_classes_of_onnx_outside_of_the_depth_are_off_everywhere() -> None:
+    """Where PyTorch's one_hot raises."""
+    depth = helper.make_tensor("depth", TensorProto.INT64, [], [ROWS])
+    off_on = helper.make_tensor("values", TensorProto.FLOAT, [2], [-3.0, 7.0])
+    ends = helper.make_tensor_value_info("i", TensorProto.INT64, [8]), helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, ROWS])
+    graph = helper.make_graph([helper.make_node("OneHot", ["i", "depth", "values"], ["y"])], "g", [ends[0]], [ends[1]], [depth, off_on])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    index = torch.tensor([0, ROWS - 1, ROWS, -1, -ROWS, -ROWS - 1, 2**62, -(2**63)])
+    wanted = torch.full((8, ROWS), -3.0)
+    wanted[torch.tensor([0, 1, 3, 4]), torch.tensor([0, ROWS - 1, ROWS - 1, 0])] = 7.0
+    torch.testing.assert_close(tilewright.compile(proto, target="native")(index), wanted)

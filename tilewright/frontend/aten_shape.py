@@ -10,6 +10,7 @@ import torch
 
 from tilewright.frontend.handlers import Handlers, Unsupported, expanded, torch_dtype
 from tilewright.frontend.reading import check_computed
+from tilewright.frontend.torch_indices import positions
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
 
@@ -307,7 +308,7 @@ def embedding_bag(
 def one_hot(g: GraphBuilder, index: Value, classes: int) -> Value:
     if classes < 0:
         raise Unsupported("one_hot without a number of classes has a shape that depends on data")
-    return g.op("one_hot", index, classes=classes, dtype="i64")
+    return g.op("one_hot", positions(g, index, classes, negative=False), classes=classes, dtype="i64")
 
 
 # --- creation ---------------------------------------------------------------------------------------------------------

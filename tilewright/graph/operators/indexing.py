@@ -116,6 +116,7 @@ def _arange(b: StepBuilder, *, length: int, start: float | int, step: float | in
 
 
 def _one_hot(b: StepBuilder, index: Tensor, *, classes: int, dtype: str) -> Tensor:
+    """1 where a new last dimension counts the index; of an index outside of it (which ONNX allows) all are 0."""
     return b.map((*index.shape, classes), lambda *i: select(cast(index(*i[:-1]), INDEX).equals(i[-1]), const(1, dtype), const(0, dtype)))
 
 
