@@ -227,14 +227,19 @@ class Growth:
             return part(*[v.exact.float() if v.is_float else v.exact for v in operands])
 
     def _decided(self, node: Node, operands: Sequence[Value]) -> bool:
-        """Whether errors a hundred times as large change no integer or truth value either: two noisy evaluations may miss a close one."""
+        """Whether errors a hundred times as large change no integer or truth value either: two noisy evaluations may miss a close one. Numbers that
+        rounding may make equal are made so once, which no random error does."""
         part = copy.deepcopy(node.part).double().eval()
         exact = part(*[v.exact for v in operands])
-        for _ in range(6):
-            shaken = [v.exact + 1e-4 * _magnitude(v.exact) * (2 * torch.rand(v.shape, generator=self.noise, dtype=torch.float64) - 1) if v.is_float and not v.sure else v.exact for v in operands]
-            if not bool((part(*shaken) == exact).all()):
-                return False
-        return True
+        unsure = [v.is_float and not v.sure for v in operands]
+
+        def same(changed: Callable[[Tensor, float], Tensor]) -> bool:
+            return bool((part(*[changed(v.exact, 1e-4 * _magnitude(v.exact)) if it else v.exact for v, it in zip(operands, unsure, strict=True)]) == exact).all())
+
+        def shaken(x: Tensor, size: float) -> Tensor:
+            return x + size * (2 * torch.rand(x.shape, generator=self.noise, dtype=torch.float64) - 1)
+
+        return all(same(shaken) for _ in range(6)) and same(lambda x, size: size * torch.round(x / size) if size else x)
 
 
 def random_case(seed: int) -> RandomCase:
