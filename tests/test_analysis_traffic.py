@@ -40,7 +40,7 @@ def test_no_sector_that_a_thread_touches_is_missing(kernel: Kernel) -> None:
     """What guards leave out may be counted besides."""
     assert kernel.launch is not None
     walk = PlacesWalk(kernel, np.arange(prod(kernel.launch.grid)))
-    found = {int(sector) for place in walk.places for sector in place.sectors(slice(None), 1 << 17)}
+    found = {int(sector) for place in walk.places for sector in place.sectors(slice(None), 1 << 40)}  # random kernels heed no buffer's end
     assert by_hand(kernel) <= found
 
 
