@@ -1,4 +1,4 @@
-"""Integer division by anything: no signal, PyTorch's value where it has one, 0 where it raises."""
+"""Integer division by anything: no signal, PyTorch's value where it has one, 0 where it raises, and an error where the 0 is a constant."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from operator_cases import Function
+from torch import nn
 
 import tilewright
 from tilewright.codegen import helpers
@@ -18,6 +22,8 @@ from tilewright.codegen.c import CPrinter
 from tilewright.codegen.cuda import CudaPrinter
 from tilewright.codegen.printer import divides_safely
 from tilewright.compile import read
+from tilewright.errors import InvalidModel
+from tilewright.graph.passes import simplify
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var
 from tilewright.ir.scalar import OPERATIONS
@@ -60,17 +66,22 @@ def in_child(function: Callable[[], None]) -> int:
     os._exit(0)
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_kernels_divide_by_anything(dtype: str) -> None:
-    a, b = operands(dtype)
+def test_kernels_divide_by_anything() -> None:
+    pairs = [tensor for dtype in INTEGERS for tensor in operands(dtype)]
 
     def run() -> None:
         torch.set_num_threads(1)
-        model = Function(lambda a, b: tuple(function(a, b) for function in DIVISIONS.values()))
-        executable = tilewright.compile(model, (torch.ones_like(a), torch.ones_like(b)), threads=1)
+        model = Function(lambda *pairs: [function(a, b) for a, b in zip(pairs[::2], pairs[1::2], strict=True) for function in DIVISIONS.values()])
+        executable = tilewright.compile(model, [torch.ones_like(tensor) for tensor in pairs], threads=1)
         assert "torch" not in {region.kind for region in executable.image.program.regions}
-        for operation, result in zip(DIVISIONS, executable(a, b), strict=True):
-            assert torch.equal(result, expected(operation, a, b)), (operation, a, b, result, expected(operation, a, b))
+        results = iter(executable(*pairs))
+        wrong = {
+            f"{operation} of {a.dtype}": (result, wanted)
+            for a, b in zip(pairs[::2], pairs[1::2], strict=True)
+            for operation, result in zip(DIVISIONS, results, strict=False)
+            if not torch.equal(result, wanted := expected(operation, a, b))
+        }
+        assert not wrong, wrong
 
     assert in_child(run) == 0
 
@@ -86,18 +97,70 @@ def test_the_reference_divides_by_anything(dtype: str) -> None:
         np.testing.assert_array_equal(result, expected(operation, a, b).numpy(), operation)
 
 
-def test_a_constant_zero_runs_through_torch_and_raises() -> None:
-    x = torch.arange(4)
-    for function in DIVISIONS.values():
-        graph = read(Function(lambda x, function=function: function(x, 0)), (x,), None).graph  # type: ignore[misc]
-        assert [node.operator for node in graph.nodes] == ["torch"]
+class Divided(nn.Module):
+    """A function of a tensor and of three constants: 2, 1, 3; 1, 0, 3; and 256."""
 
-    def run() -> None:
-        executable = tilewright.compile(Function(lambda x: x % 0), (x,), threads=1)
-        with pytest.raises(Exception, match="ZeroDivisionError"):
-            executable(x)
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        for name, values in {"ones": [2, 1, 3], "zeros": [1, 0, 3], "wraps": 256}.items():
+            self.register_buffer(name, torch.tensor(values))
 
-    assert in_child(run) == 0
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self)
+
+
+CONSTANT_DIVISORS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "number": lambda x, m: x // 0,
+    "remainder": lambda x, m: x % 0,
+    "fmod": lambda x, m: torch.fmod(x, 0),
+    "truncated": lambda x, m: torch.div(x, 0, rounding_mode="trunc"),
+    "buffer": lambda x, m: x // m.zeros,
+    "of a number": lambda x, m: 7 % m.zeros + x,
+    "computed": lambda x, m: x % (m.ones - 1),
+    "literal": lambda x, m: x // torch.tensor([1, 0, 1]),
+    "number that wraps": lambda x, m: x.to(torch.uint8) % 256,
+    "tensor that wraps": lambda x, m: x.to(torch.uint8) % m.wraps,
+    "known result": lambda x, m: x + 7 // m.zeros,
+    "nothing divided": lambda x, m: x[:0] // 0,
+    "no zero": lambda x, m: x // m.ones,
+    "data": lambda x, m: x // (x + 1),
+    "floating": lambda x, m: x.float() // 0,
+    "changed": lambda x, m: x // m.zeros.add_(1),
+}
+
+
+@pytest.mark.parametrize("what", CONSTANT_DIVISORS)
+def test_a_constant_zero_is_refused_where_pytorch_refuses_it(what: str) -> None:
+    x, function = torch.tensor([1, 2, 3]), CONSTANT_DIVISORS[what]
+    try:
+        Divided(function)(x)
+    except RuntimeError:
+        with pytest.raises(InvalidModel, match=r"at .*test_integer_division.* divides integers by a constant 0; correct the divisor"):
+            simplify(read(Divided(function), (x,), None).graph)
+    else:
+        simplify(read(Divided(function), (x,), None).graph)
+
+
+def of_onnx(operator: str, divisor: list[int], known: bool, kind: int = TensorProto.INT64) -> onnx.ModelProto:
+    """[3] divided by a constant [3]; with `known`, of a constant to which the input is added."""
+    constants = [helper.make_tensor("b", kind, [3], divisor), helper.make_tensor("c", kind, [3], [7, 8, 9])]
+    nodes = [helper.make_node(operator, ["c" if known else "x", "b"], ["q"], name="divider", **{"fmod": 1} if operator == "Mod" and kind == 1 else {})]
+    nodes.append(helper.make_node("Add", ["q", "x"], ["y"]))
+    ends = [helper.make_tensor_value_info(name, kind, [3]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_constant_zero_of_onnx_is_refused(operator: str, known: bool) -> None:
+    """The standard leaves it open; ONNX Runtime refuses the model."""
+    for kind in (TensorProto.INT64, TensorProto.INT32, TensorProto.INT8, TensorProto.UINT8):
+        with pytest.raises(InvalidModel, match="divider .*divides integers by a constant 0; correct the divisor"):
+            simplify(read(of_onnx(operator, [1, 0, 3], known, kind), (), None).graph)
+        simplify(read(of_onnx(operator, [1, 2, 3], known, kind), (), None).graph)
+    simplify(read(of_onnx(operator, [1, 0, 3], known, TensorProto.FLOAT), (), None).graph)
 
 
 def test_a_constant_that_wraps_to_zero() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.frontend.handlers import Handlers, Unsupported, elementwise, result_type, simple
 from tilewright.graph.builder import GraphBuilder, Operand
-from tilewright.ir.dtypes import is_float, size_of
+from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
 
 HANDLERS = Handlers()
@@ -21,7 +21,7 @@ HANDLERS.table.update({f"{name}.default": simple(name) for name in _SAME_NAME})
 HANDLERS.table["round.default"] = simple("round")
 for _name in ("and", "or", "xor"):
     HANDLERS.table.update({f"__{_name}__.{overload}": simple(f"bitwise_{_name}") for overload in ("Tensor", "Scalar")})
-for _name in ("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor"):
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "fmod", "remainder"):
     HANDLERS.table.update({f"{_name}.{overload}": simple(_name) for overload in ("Tensor", "Scalar", "Scalar_Tensor")})
 HANDLERS.table["softsign.default"] = simple("softsign")
 for _name, _operator in (
@@ -31,24 +31,6 @@ for _name, _operator in (
     ("bitwise_right_shift", "shift_right"),
 ):
     HANDLERS.table.update({f"{_name}.{overload}": simple(_operator) for overload in ("Tensor", "Scalar", "Tensor_Scalar")})
-
-
-def divided(g: GraphBuilder, operator: str, a: Operand, b: Operand) -> Value:
-    """A division; that of integers by a constant 0 is left to PyTorch, which raises."""
-    kind = g.expected[0][1]
-    if not isinstance(b, Value) and not is_float(kind) and int(b) % (1 << 8 * size_of(kind)) == 0:
-        raise Unsupported("an integer division by zero")
-    return elementwise(g, operator, a, b)
-
-
-@HANDLERS.handles("fmod.Tensor", "fmod.Scalar")
-def fmod(g: GraphBuilder, a: Operand, b: Operand) -> Value:
-    return divided(g, "fmod", a, b)
-
-
-@HANDLERS.handles("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(g: GraphBuilder, a: Operand, b: Operand) -> Value:
-    return divided(g, "remainder", a, b)
 
 
 @HANDLERS.handles("add.Tensor", "add.Scalar")
@@ -83,12 +65,12 @@ def div(g: GraphBuilder, a: Operand, b: Operand) -> Value:
 
 @HANDLERS.handles("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(g: GraphBuilder, a: Operand, b: Operand, mode: str | None) -> Value:
-    return divided(g, {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}[mode], a, b)
+    return elementwise(g, {None: "div", "floor": "floor_divide", "trunc": "trunc_divide"}[mode], a, b)
 
 
 @HANDLERS.handles("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(g: GraphBuilder, a: Operand, b: Operand) -> Value:
-    return divided(g, "floor_divide", a, b)
+    return elementwise(g, "floor_divide", a, b)
 
 
 @HANDLERS.handles("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "float_power.Tensor_Scalar")

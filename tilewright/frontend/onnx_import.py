@@ -30,6 +30,7 @@ from tilewright.frontend.onnx_node import Known, NodeCall, NodeHandler, dtype_of
 from tilewright.frontend.onnx_pointwise import element_type
 from tilewright.frontend.reading import LARGEST_COMPUTED, printable, reading, said
 from tilewright.graph.builder import GraphBuilder
+from tilewright.graph.divisors import division_by_zero
 from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED
 from tilewright.ir.graph import Value
 
@@ -272,6 +273,8 @@ class _Importer:
         opset = opsets.get("", opsets.get("ai.onnx", 0))
         if _folded_elements(node, operands, opset) * 8 > LARGEST_COMPUTED:
             return None
+        if node.op_type in ("Div", "Mod") and all(v.dtype.kind in "iu" and v.size for v in operands) and not operands[1].all():
+            raise division_by_zero(f"{node.op_type} {_label(node)}")
         try:
             evaluator = ReferenceEvaluator(node, opsets={"": opset})
             with np.errstate(all="ignore"):

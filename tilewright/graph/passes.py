@@ -14,6 +14,7 @@ import torch
 from tilewright.errors import IndexOutOfRange
 from tilewright.graph import table
 from tilewright.graph.builder import GraphBuilder
+from tilewright.graph.divisors import check_divisor
 from tilewright.graph.index_checks import invalid
 from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.ir.graph import Graph, Node, Value
@@ -85,11 +86,16 @@ def fold_constants(graph: Graph) -> Graph:
     """*f(constants)* -> *constant*, evaluated by the reference: in float64 for float32, then rounded.
 
     Nodes that produce graph outputs stay (an output is always computed by a node), as do those that only make a constant larger, and
-    loops and calls through PyTorch."""
+    loops and calls through PyTorch.
+
+    Raises:
+        InvalidModel: where constants are an index out of range, or an integer divisor that holds 0.
+    """
     constants = dict(graph.constants)
     outputs = set(graph.outputs)
     nodes: list[Node] = []
     for node in graph.nodes:
+        check_divisor(graph, node, constants)
         foldable = node.operator not in table.STRUCTURAL and all(n in constants for n in node.inputs) and not outputs.intersection(node.outputs)
         if not foldable or not _worth_folding(graph, node):
             nodes.append(node)
