@@ -17,6 +17,7 @@ from tilewright.errors import InvalidArtifact
 from tilewright.frontend.permitted_operators import FAMILIES, PERMITTED
 from tilewright.frontend.torch_operators import permitted_operator, resolve_operator
 from tilewright.graph.operator_arguments import checked_call
+from tilewright.graph.reference import evaluate
 
 LISTED_FOR = (2, 13)
 """The release of PyTorch whose operators were looked at."""
@@ -58,7 +59,7 @@ def test_every_word_is_an_operator_and_stands_once() -> None:
     aten.slow_conv_transpose2d.default aten.lstm.input aten.lstm.data aten.gru.data aten.rnn_relu.data aten.binomial.default
     aten.special_laguerre_polynomial_l.default aten._upsample_bilinear2d_aa.default aten._native_multi_head_attention.default
     aten.quantize_per_tensor.default aten.dequantize.self aten.coalesce.default aten.to_sparse.default aten.empty_strided.default
-    aten.add.t aten.sort.str aten.split.str aten.item.default""".split(),
+    aten._stack.default aten.add.t aten.sort.str aten.split.str aten.item.default""".split(),
 )
 def test_what_trusts_its_arguments_or_reaches_beyond_tensors_is_refused(target: str) -> None:
     with pytest.raises(InvalidArtifact):
@@ -137,6 +138,15 @@ HOSTILE: dict[str, tuple[str, list[object], str]] = {
     "circular by name": ("pad.default", [torch.ones(1, 1, 4), [-6, 3], "circular"], "negative"),
     "a power": ("matrix_power.default", [torch.eye(3), LEAST], "exponent"),
     "a window": ("max_pool1d.default", [torch.ones(1, 1, 4), [1 << 62], [1], [1 << 61], [1]], "window"),
+    "c2r of one twice": ("_fft_c2r.default", [torch.ones(3, 4, dtype=torch.complex64), [0, -2], 0, 6], "twice"),
+    "r2c of one twice": ("_fft_r2c.default", [torch.ones(3, 4), [0, -2], 0, True], "twice"),
+    "patches": ("im2col.default", [torch.ones(1, 1, 8, 8), [2, 2], [1 << 62] * 2, [1 << 62] * 2, [1, 1]], "patches"),
+    "patches put together": ("col2im.default", [torch.ones(1, 4, 64), [8, 8], [2, 2], [1 << 62] * 2, [1 << 62] * 2, [1, 1]], "patches"),
+    "groups": ("native_group_norm.default", [torch.ones(1, 4, 3), None, None, 7, 4, (3 + (1 << 62)) // 7, 2, 1e-5], "sizes"),
+    "groups of nothing": ("native_group_norm.default", [torch.ones(0, 4, 3), None, None, 4, 4, 1 << 60, 2, 1e-5], "sizes"),
+    "a type of elements": ("_safe_softmax.default", [torch.ones(3, 4), -1, -1], "type of elements"),
+    "a type of bytes": ("view_copy.dtype", [torch.ones(4), 100], "type of elements"),
+    "a memory format": ("to.other", [torch.ones(3), torch.ones(3).double(), False, True, 4], "memory format"),
     "eigenvalues": ("_linalg_eigvals.default", [torch.full((4, 4), NOT_A_NUMBER)], "finite"),
     "other kinds": ("_fft_c2c.default", [3, [0], 0, True], "kinds"),
 }
@@ -148,6 +158,27 @@ def test_arguments_that_stop_the_process_are_refused(what: str) -> None:
     target, arguments, words = HOSTILE[what]
     with pytest.raises(ValueError, match=words):
         checked_call(permitted_operator(f"aten.{target}"), arguments, {})
+
+
+def test_sizes_and_types_that_fit_are_taken() -> None:
+    norm = permitted_operator("aten.native_group_norm.default")
+    for sizes in ((2, 4, 3), (4, 2, 3), (2, 12, 1)):
+        x = torch.randn(2, 4, 3)
+        torch.testing.assert_close(checked_call(norm, [x, None, None, *sizes, 2, 1e-5], {})[0], F.group_norm(x.reshape(sizes), 2).reshape(x.shape))
+    assert checked_call(norm, [torch.ones(0, 4, 3), None, None, 0, 4, 3, 2, 1e-5], {})[0].shape == (0, 4, 3)
+    assert checked_call(permitted_operator("aten.view_copy.dtype"), [torch.ones(4), torch.int32], {}).dtype is torch.int32
+    assert checked_call(permitted_operator("aten.clone.default"), [torch.ones(4)], {"memory_format": torch.contiguous_format}).shape == (4,)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 3), (4, 2, 3)])
+def test_group_norm_in_other_sizes_is_pytorchs(sizes: tuple[int, int, int]) -> None:
+    model = Function(lambda x: torch.ops.aten.native_group_norm.default(x, None, None, *sizes, 2, 1e-5)[0])
+    x = torch.randn(2, 4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = read(model, (x,), None).graph
+    torch.testing.assert_close(torch.from_numpy(evaluate(graph, (x,))[0]), model(x), check_dtype=False)
+    assert bool(through_torch(model, (x,))) == (sizes != tuple(x.shape))
 
 
 @pytest.mark.parametrize("other", [-1, torch.tensor([3, -1])])

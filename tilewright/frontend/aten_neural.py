@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tilewright.frontend.handlers import Handlers, Unsupported, axes_of, elementwise, expanded
 from tilewright.graph.builder import GraphBuilder
@@ -258,8 +259,10 @@ def group_norm(g: GraphBuilder, x: Value, groups: int, w: Value | None, b: Value
 
 @HANDLERS.handles("native_group_norm.default")
 def native_group_norm(
-    g: GraphBuilder, x: Value, w: Value | None, b: Value | None, _n: int, _c: int, _s: int, groups: int, epsilon: float
+    g: GraphBuilder, x: Value, w: Value | None, b: Value | None, images: int, channels: int, pixels: int, groups: int, epsilon: float
 ) -> tuple[Value, None, None]:
+    if (images, channels, pixels) != (*x.shape[:2], prod(x.shape[2:])):
+        raise Unsupported("group norm in sizes other than its input's")
     return group_norm(g, x, groups, w, b, epsilon), None, None
 
 

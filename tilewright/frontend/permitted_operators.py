@@ -11,7 +11,7 @@ later PyTorch adds is refused. Left out, beside what is no function of tensors, 
   argument that must be those of another (there are kernels of ours for most);
 - `embedding_bag` and its like, `fractional_max_pool*d`, `_grouped_mm`: offsets and samples that are positions;
 - `upsample_*.default`: a scale beside a size (the overload `vec` takes one of them), `repeat_interleave.Tensor`: a number of elements;
-- `_native_multi_head_attention`, `_transformer_encoder_layer_fwd`: a number of heads that may be zero.
+- `_stack`: a list that may be empty; `_native_multi_head_attention`, `_transformer_encoder_layer_fwd`: a number of heads that may be zero.
 
 At which arguments some of those listed would still stop the process is said in `graph.operator_arguments`.
 """
@@ -69,7 +69,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
             swapdims moveaxis movedim t t_copy numpy_T mT mH matrix_H adjoint diagonal diagonal_copy unfold unfold_copy alias alias_copy
             detach detach_copy contiguous clone lift lift_fresh lift_fresh_copy atleast_1d atleast_2d atleast_3d""",
         "parts": """
-            cat concat concatenate stack _stack hstack vstack dstack column_stack row_stack split split_copy split_with_sizes
+            cat concat concatenate stack hstack vstack dstack column_stack row_stack split split_copy split_with_sizes
             split_with_sizes_copy unsafe_split unsafe_split_with_sizes tensor_split hsplit vsplit dsplit chunk unsafe_chunk unbind
             unbind_copy repeat tile repeat_interleave.self_int roll rot90 flip fliplr flipud meshgrid cartesian_prod combinations block_diag
             diag diag_embed diagflat tril triu pad_sequence""",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -10,11 +12,13 @@ import torch
 
 LARGEST_WINDOW = 1 << 16
 """Extent of a pooling window."""
+LARGEST_STEP = 1 << 31
+"""Extent, stride, dilation or padding of the patches of `im2col`."""
 
 
 def _dimensions(arguments: Mapping[str, Any]) -> bool:
-    rank = arguments["self"].dim()
-    return all(-rank <= dim < rank for dim in arguments["dim"])
+    rank, dims = arguments["self"].dim(), arguments["dim"]
+    return all(-rank <= dim < rank for dim in dims) and len({dim % rank for dim in dims}) == len(dims)
 
 
 def _circular(arguments: Mapping[str, Any]) -> bool:
@@ -28,6 +32,16 @@ def _power(arguments: Mapping[str, Any]) -> bool:
 def _window(arguments: Mapping[str, Any]) -> bool:
     kernel = arguments["kernel_size"]
     return all(extent <= LARGEST_WINDOW for extent in (kernel if isinstance(kernel, Sequence) else (kernel,)))
+
+
+def _patches(arguments: Mapping[str, Any]) -> bool:
+    return all(abs(extent) < LARGEST_STEP for name in ("kernel_size", "dilation", "padding", "stride") for extent in arguments[name])
+
+
+def _groups(arguments: Mapping[str, Any]) -> bool:
+    """PyTorch compares the product of the sizes with the tensor's, in 64 bits."""
+    x, sizes = arguments["input"], [arguments[name] for name in ("N", "C", "HxW")]
+    return sizes == [*x.shape[:2], prod(x.shape[2:])] or (min(sizes) > 0 and prod(sizes) == x.numel())
 
 
 def _finite(arguments: Mapping[str, Any]) -> bool:
@@ -47,13 +61,15 @@ def _quotient(arguments: Mapping[str, Any]) -> bool:
 
 _CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = MappingProxyType(
     {
-        **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), (_dimensions, "a dimension that the tensor does not have")),
+        **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), (_dimensions, "a dimension that the tensor does not have, or one twice")),
         **dict.fromkeys(("pad", "_pad_circular", "_pad_enum"), (_circular, "a negative extent of padding")),
         **dict.fromkeys(("matrix_power", "linalg_matrix_power"), (_power, "an exponent beyond 62 bits")),
         **dict.fromkeys(
             (f"{kind}_pool{rank}d{more}" for kind in ("max", "avg") for rank in (1, 2, 3) for more in ("", "_with_indices")),
             (_window, f"a window beyond {LARGEST_WINDOW}"),
         ),
+        **dict.fromkeys(("im2col", "col2im"), (_patches, f"an extent of patches beyond {LARGEST_STEP}")),
+        "native_group_norm": (_groups, "sizes other than the tensor's"),
         **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), (_finite, "a matrix that is not finite")),
         **dict.fromkeys(("div", "divide"), (_quotient, "the least integer divided by -1")),
     }
@@ -71,6 +87,13 @@ def _spread_all(value: Any) -> Any:
     return [_spread(item) for item in value] if isinstance(value, list) else _spread(value)
 
 
+@cache
+def _names_and_kinds(operator: Any) -> Mapping[str, bool]:
+    """The operator's arguments in order, and which are types of elements, layouts or memory formats."""
+    kinds = ("ScalarType", "Layout", "MemoryFormat")
+    return {argument.name: str(argument.real_type).removeprefix("Optional[").removesuffix("]") in kinds for argument in operator._schema.arguments}
+
+
 def checked_call(operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
     """The operator's result.
 
@@ -79,10 +102,12 @@ def checked_call(operator: Any, arguments: Sequence[Any], keywords: Mapping[str,
     """
     arguments = [_spread_all(argument) for argument in arguments]
     keywords = {name: _spread_all(argument) for name, argument in keywords.items()}
+    names = _names_and_kinds(operator)
+    given = {**dict(zip(names, arguments, strict=False)), **keywords}
+    if any(names.get(name) and isinstance(argument, int) for name, argument in given.items()):
+        raise ValueError("a number where a type of elements, a layout or a memory format belongs")  # PyTorch takes it for one, whatever it is
     check = _CHECKS.get(operator._schema.name.removeprefix("aten::"))
     if check is not None:
-        names = [argument.name for argument in operator._schema.arguments]
-        given = {**dict(zip(names, arguments, strict=False)), **keywords}
         try:
             fits = check[0](given)
         except (KeyError, TypeError, AttributeError) as error:
