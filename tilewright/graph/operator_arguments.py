@@ -18,7 +18,7 @@ LARGEST_STEP = 1 << 31
 
 def _dimensions(arguments: Mapping[str, Any]) -> bool:
     rank, dims = arguments["self"].dim(), arguments["dim"]
-    return all(-rank <= dim < rank for dim in dims) and len({dim % rank for dim in dims}) == len(dims)
+    return all(0 <= dim < rank for dim in dims) and len(set(dims)) == len(dims)
 
 
 def _circular(arguments: Mapping[str, Any]) -> bool:
@@ -44,6 +44,15 @@ def _groups(arguments: Mapping[str, Any]) -> bool:
     return sizes == [*x.shape[:2], prod(x.shape[2:])] or (min(sizes) > 0 and prod(sizes) == x.numel())
 
 
+def _rows(arguments: Mapping[str, Any]) -> bool:
+    return bool(arguments["self"].dim() == 2)
+
+
+def _pivots(arguments: Mapping[str, Any]) -> bool:
+    *batch, rows, columns = arguments["LU_data"].shape
+    return tuple(arguments["LU_pivots"].shape) == (*batch, min(rows, columns))
+
+
 def _finite(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments["self"].is_meta) or bool(torch.isfinite(arguments["self"]).all())
 
@@ -61,7 +70,7 @@ def _quotient(arguments: Mapping[str, Any]) -> bool:
 
 _CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = MappingProxyType(
     {
-        **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), (_dimensions, "a dimension that the tensor does not have, or one twice")),
+        **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), (_dimensions, "a dimension that the tensor does not have, a negative one, or one twice")),
         **dict.fromkeys(("pad", "_pad_circular", "_pad_enum"), (_circular, "a negative extent of padding")),
         **dict.fromkeys(("matrix_power", "linalg_matrix_power"), (_power, "an exponent beyond 62 bits")),
         **dict.fromkeys(
@@ -69,6 +78,8 @@ _CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = Mapping
             (_window, f"a window beyond {LARGEST_WINDOW}"),
         ),
         **dict.fromkeys(("im2col", "col2im"), (_patches, f"an extent of patches beyond {LARGEST_STEP}")),
+        "_pdist_forward": (_rows, "rows of a tensor that has not two dimensions"),
+        "lu_unpack": (_pivots, "pivots of another shape than the matrix"),
         "native_group_norm": (_groups, "sizes other than the tensor's"),
         **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), (_finite, "a matrix that is not finite")),
         **dict.fromkeys(("div", "divide"), (_quotient, "the least integer divided by -1")),
@@ -110,7 +121,7 @@ def checked_call(operator: Any, arguments: Sequence[Any], keywords: Mapping[str,
     if check is not None:
         try:
             fits = check[0](given)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"arguments of other kinds than {operator} takes") from error
         if not fits:
             raise ValueError(check[1])
