@@ -141,6 +141,7 @@ HOSTILE: dict[str, tuple[str, list[object], str]] = {
     "c2r of one twice": ("_fft_c2r.default", [torch.ones(3, 4, dtype=torch.complex64), [0, -2], 0, 6], "twice"),
     "r2c of one twice": ("_fft_r2c.default", [torch.ones(3, 4), [0, -2], 0, True], "twice"),
     "c2r of a negative one": ("_fft_c2r.default", [torch.ones(2, 2, 3, dtype=torch.complex64), [-2], 1, -1], "negative"),
+    "a result of nothing": ("adaptive_max_pool2d.default", [torch.ones(1, 4, 4), [1 << 62, 0]], "a result beyond"),
     "distances of no columns": ("_pdist_forward.default", [torch.ones(4, 4, 0)], "two dimensions"),
     "pivots": ("lu_unpack.default", [torch.ones(1, 3), torch.zeros(3, 4, 1, 4, 0, dtype=torch.int32)], "pivots"),
     "patches": ("im2col.default", [torch.ones(1, 1, 8, 8), [2, 2], [1 << 62] * 2, [1 << 62] * 2, [1, 1]], "patches"),

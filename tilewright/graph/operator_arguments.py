@@ -14,6 +14,8 @@ LARGEST_WINDOW = 1 << 16
 """Extent of a pooling window."""
 LARGEST_STEP = 1 << 31
 """Extent, stride, dilation or padding of the patches of `im2col`."""
+LARGEST_POOLED = 1 << 24
+"""Extent of a result of adaptive pooling, which is counted through also where there is nothing to compute."""
 
 
 def _dimensions(arguments: Mapping[str, Any]) -> bool:
@@ -32,6 +34,10 @@ def _power(arguments: Mapping[str, Any]) -> bool:
 def _window(arguments: Mapping[str, Any]) -> bool:
     kernel = arguments["kernel_size"]
     return all(extent <= LARGEST_WINDOW for extent in (kernel if isinstance(kernel, Sequence) else (kernel,)))
+
+
+def _pooled(arguments: Mapping[str, Any]) -> bool:
+    return all(extent <= LARGEST_POOLED for extent in arguments["output_size"])
 
 
 def _patches(arguments: Mapping[str, Any]) -> bool:
@@ -70,13 +76,14 @@ def _quotient(arguments: Mapping[str, Any]) -> bool:
 
 _CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = MappingProxyType(
     {
-        **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), (_dimensions, "a dimension that the tensor does not have, a negative one, or one twice")),
+        **dict.fromkeys(("_fft_c2c", "_fft_c2r", "_fft_r2c"), (_dimensions, "a dimension that is not the tensor's, negative, or there twice")),
         **dict.fromkeys(("pad", "_pad_circular", "_pad_enum"), (_circular, "a negative extent of padding")),
         **dict.fromkeys(("matrix_power", "linalg_matrix_power"), (_power, "an exponent beyond 62 bits")),
         **dict.fromkeys(
             (f"{kind}_pool{rank}d{more}" for kind in ("max", "avg") for rank in (1, 2, 3) for more in ("", "_with_indices")),
             (_window, f"a window beyond {LARGEST_WINDOW}"),
         ),
+        **dict.fromkeys((f"adaptive_max_pool{rank}d" for rank in (1, 2, 3)), (_pooled, f"a result beyond {LARGEST_POOLED}")),
         **dict.fromkeys(("im2col", "col2im"), (_patches, f"an extent of patches beyond {LARGEST_STEP}")),
         "_pdist_forward": (_rows, "rows of a tensor that has not two dimensions"),
         "lu_unpack": (_pivots, "pivots of another shape than the matrix"),
