@@ -6,6 +6,7 @@ import copy
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 import tilewright
@@ -21,6 +24,7 @@ from tilewright.cli import main
 from tilewright.codegen import interpreter
 from tilewright.errors import InvalidArtifact, InvalidInput, InvalidModel, KernelFailed, TilewrightError, UnknownTarget, UnsupportedOption
 from tilewright.runtime import artifact
+from tilewright.runtime.executable import Executable
 
 pipeline = sys.modules["tilewright.compile"]
 
@@ -99,6 +103,56 @@ def test_a_written_input_shares_memory_with_no_other() -> None:
             executable(a[:3], b[:3])
         assert torch.equal(x, before)
     agree(executable(x[:3].clone(), x[3:]), x[3:] * 2)
+
+
+def _fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(4, 8)
+
+
+def _released() -> torch.Tensor:
+    tensor = torch.ones(4, 8)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def _masked() -> torch.Tensor:
+    return torch.masked.masked_tensor(torch.ones(4, 8), torch.ones(4, 8, dtype=torch.bool))
+
+
+NOWHERE: dict[str, Callable[[Executable], object]] = {
+    "a fake tensor": lambda executable: executable(_fake()),
+    "a fake tensor in other strides": lambda executable: executable(_fake().view(8, 4).t()),
+    "a fake tensor that is verified": lambda executable: executable.verify(_fake()),
+    "a tensor whose storage was released": lambda executable: executable(_released()),
+    "a tensor that wraps others": lambda executable: executable(_masked()),
+    "zeros that are nowhere": lambda executable: executable(torch._efficientzerotensor(4, 8)),
+    "a batch of a transformation": lambda executable: torch.vmap(executable)(torch.ones(2, 4, 8)),
+    "a tensor that is made functional": lambda executable: torch.func.functionalize(executable)(torch.ones(4, 8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*MaskedTensors:UserWarning", "ignore:Accessing the data pointer of FakeTensor:UserWarning")
+@pytest.mark.parametrize("how", NOWHERE)
+def test_a_tensor_without_memory_is_refused(doubled: Executable, how: str) -> None:
+    """Kernels would read from address 0."""
+    with pytest.raises(InvalidInput, match=r"args\[0\] has no memory"):
+        NOWHERE[how](doubled)
+    agree(doubled(torch.ones(4, 8)), torch.full((4, 8), 2.0))
+
+
+def test_a_tangent_is_not_lost(doubled: Executable) -> None:
+    with pytest.raises(InvalidInput, match=r"args\[0\] has a tangent"):
+        torch.func.jvp(doubled, (torch.ones(4, 8),), (torch.ones(4, 8),))
+    with forward_ad.dual_level():
+        agree(doubled(torch.ones(4, 8)), torch.full((4, 8), 2.0))
+        with pytest.raises(InvalidInput, match=r"args\[0\] has a tangent"):
+            doubled(forward_ad.make_dual(torch.ones(4, 8), torch.ones(4, 8)))
+
+
+@pytest.fixture(scope="module")
+def doubled() -> Executable:
+    return tilewright.compile(Function(lambda x: x * 2), torch.ones(4, 8), threads=1)
 
 
 @pytest.mark.parametrize("threads", [0, -1, "2", 2.0, True, 10**6])

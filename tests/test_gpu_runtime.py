@@ -343,6 +343,15 @@ def test_dynamic_shared_memory_is_asked_for_and_missing_kernels_named(stream: Fa
         GpuLibrary(failing, [binary], {"k": kernel}, 5)
 
 
+def test_a_clone_is_on_the_gpu_of_its_original(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may not be PyTorch's current one, and the model may have no constants that would say it."""
+    for name, value in {"init": None, "synchronize": None, "current_device": 1}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    engine, _ = fake_engine(diamond())
+    clone = gpu_module.gpu_engine(engine.buffers.program, (), engine)
+    assert clone.buffers.device == engine.buffers.device and clone.library is engine.library
+
+
 def test_an_index_out_of_range_is_said_by_the_next_call_or_after_waiting(stream: FakeStream) -> None:
     plain = diamond()
     storage = {**plain.storage, "f": Storage(Value("f", (2,), "i64"), row_major((2,)))}

@@ -98,6 +98,10 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
         "PRAGMA user_version=1",
     ),
     "a trigger": lambda path: hostile(path, "CREATE TRIGGER t AFTER INSERT ON measurements BEGIN DELETE FROM measurements; END"),
+    "a trigger of our index's name": lambda path: database(
+        path, SCHEMA["measurements"], "CREATE TRIGGER of_a_region AFTER INSERT ON measurements BEGIN DELETE FROM measurements; END", SCHEMA["of_a_region"],
+        "PRAGMA user_version=1",
+    ),
     "one index more": lambda path: hostile(path, "CREATE INDEX more ON measurements (abs(count))"),
     "a virtual table": lambda path: hostile(path, "CREATE VIRTUAL TABLE f USING fts5(a)"),
     "a generated column": lambda path: database(

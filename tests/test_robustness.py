@@ -16,7 +16,7 @@ from torch import nn
 import tilewright
 from bench import robustness
 from tilewright import settings
-from tilewright.errors import CacheError, CompilerMissing
+from tilewright.errors import CacheError, CompilerMissing, UnsupportedOption
 from tilewright.hardware import machine
 from tilewright.runtime.trials import Trials
 from tilewright.runtime.workers import Worker
@@ -142,6 +142,23 @@ def test_a_home_that_cannot_be_written_or_is_not_there(nowhere: Path, monkeypatc
 
     monkeypatch.setattr(Path, "home", without_name)
     assert settings.cache_directory() == Path(tempfile.gettempdir()) / f"tilewright-{os.getuid()}"
+
+
+def test_a_cache_in_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", "~nobody-of-that-name/cache")
+    with pytest.raises(UnsupportedOption, match="TILEWRIGHT_CACHE='~nobody-of-that-name/cache'"):
+        right()
+
+
+def test_processes_in_other_folders_have_the_same_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TILEWRIGHT_CACHE", "relative")
+    program = "from tilewright import settings; from tilewright.runtime.workers import serve; serve(lambda message: {'cache': str(settings.cache_directory())})"
+    worker = Worker(("-c", program))
+    try:
+        assert worker.ask({}, 60)["cache"] == str(tmp_path / "relative")
+    finally:
+        worker.close()
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

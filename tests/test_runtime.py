@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import namedtuple
 from dataclasses import replace
@@ -353,6 +355,33 @@ def test_one_openmp_runtime_and_its_threads() -> None:
     assert openmp_libraries() == loaded
     with pytest.raises(UnsupportedOption):
         exe.threads = 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_a_forked_process_does_not_wait_for_threads_of_its_parent(made: str) -> None:
+    builder = ProgramBuilder({"x": (1,)})
+    count = "int n = 0;\n#pragma omp parallel reduction(+:n)\nn += 1;\n y[0] = x0[0] + n;"
+    builder.kernel("relu", ("x",), "y", (1,), count)
+    exe, x = builder.executable(("y",), threads=2), torch.zeros(1)
+    assert exe(x).item() == 2
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler would wait as well
+        signal.alarm(20)
+        os._exit(int((exe if made == "before" else exe.clone())(x).item()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert exe(x).item() == 2
+
+
+def test_threads_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = chain(1)
+    monkeypatch.setenv("TILEWRIGHT_THREADS", "3")
+    assert builder.executable(("r0",)).threads == 3 and builder.executable(("r0",), threads=2).threads == 2
+    for wrong in ("0", "-1", "100000", "two"):
+        monkeypatch.setenv("TILEWRIGHT_THREADS", wrong)
+        with pytest.raises(UnsupportedOption, match="TILEWRIGHT_THREADS"):
+            builder.executable(("r0",))
 
 
 def test_without_a_compiler_a_python_loop_runs_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,22 @@ from pathlib import Path
 
 from tilewright.errors import UnsupportedOption
 
+MOST_THREADS = 1024
+"""Of one executable: more than any CPU of the catalogue has, and fewer than a process may start."""
+
 
 def cache_directory() -> Path:
-    """Folder under which everything reusable is stored; it need not exist yet."""
+    """Folder under which everything reusable is stored; it need not exist yet.
+
+    Raises:
+        UnsupportedOption: where the variable names the home of nobody.
+    """
     chosen = os.environ.get("TILEWRIGHT_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError as error:
+            raise UnsupportedOption(f"TILEWRIGHT_CACHE={chosen!r} is in the home of a user that is not known", "set it to a path") from error
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
         return Path(base) / "tilewright"
@@ -59,6 +69,13 @@ def compile_seconds() -> float:
 def compiler_environment(folder: Path) -> dict[str, str]:
     """For a compiler: its own files in the folder too, and messages in one language."""
     return {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+
+
+def child_environment() -> dict[str, str]:
+    """For a process of ours that works in another folder: it has the same cache."""
+    return {**os.environ, "TILEWRIGHT_CACHE": str(cache_directory().absolute())}
+
+
 def native() -> str | None:
     """The catalogue's name of the CPU that this host is to be taken for, or None to identify it."""
     return os.environ.get("TILEWRIGHT_NATIVE") or None
@@ -70,20 +87,31 @@ def available_cores() -> int:
 
 
 def threads() -> int:
-    """Threads that generated CPU code uses.
+    """Threads for which CPU code is planned.
 
     Raises:
-        UnsupportedOption: where the variable is not a positive integer.
+        UnsupportedOption: where the variable is no number of threads.
     """
-    for variable in ("TILEWRIGHT_THREADS", "OMP_NUM_THREADS"):
-        text = os.environ.get(variable)
-        if not text:
-            continue
-        first = text.split(",")[0].strip()  # OMP_NUM_THREADS may be a list: one number a nesting level
-        if not (first.isascii() and first.isdigit() and len(first) < 10) or int(first) == 0:
-            raise UnsupportedOption(f"{variable}={text!r} is not a positive integer", f"unset {variable} or correct it")
-        return int(first)
-    return available_cores()
+    return asked_threads() or _number_of_threads("OMP_NUM_THREADS") or available_cores()
+
+
+def asked_threads() -> int | None:
+    """Threads that the user wants for generated CPU code alone, or None.
+
+    Raises:
+        UnsupportedOption: as `threads`.
+    """
+    return _number_of_threads("TILEWRIGHT_THREADS")
+
+
+def _number_of_threads(variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    first = text.split(",")[0].strip()  # OMP_NUM_THREADS may be a list: one number a nesting level
+    if not (first.isascii() and first.isdigit() and len(first) < 10) or not 1 <= int(first) <= MOST_THREADS:
+        raise UnsupportedOption(f"{variable}={text!r} is no whole number from 1 to {MOST_THREADS}", f"unset {variable} or correct it")
+    return int(first)
 
 
 def read_code() -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tilewright
+from tilewright import settings
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOption
 from tilewright.system.programs import ProgramHung, run_program
 from tilewright.system.scratch import Scratch
@@ -62,7 +63,7 @@ def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: st
             (folder / name).write_bytes(data)
         command = [sys.executable, "-m", "tilewright", *(argument.replace("{folder}", str(folder)) for argument in arguments)]
         try:  # in the folder where this package is found
-            ended = run_program(command, limit, Path(__file__).parents[2], WORDS_BYTES)
+            ended = run_program(command, limit, Path(__file__).parents[2], WORDS_BYTES, settings.child_environment())
         except ProgramHung:
             return {"content": None, "error": f"it did not end within {limit:g} s", "notes": [], "seconds": time.perf_counter() - start}
         lines = ended.errors.strip().splitlines()

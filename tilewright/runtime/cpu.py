@@ -9,13 +9,16 @@ Without a C compiler a Python loop does the same.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import os
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from tilewright import settings
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware import host_cpu
 from tilewright.runtime.buffers import Buffers
@@ -173,11 +176,36 @@ class _Segment:
             len(owner.patches),
             ctypes.addressof(owner.externals),
             *owner.library.thread_functions(),
-            owner.threads,
+            _TEAM.of(owner),
             owner.buffers.faults.data_ptr(),
             owner.buffers.faults.numel(),
         )
         self.address = ctypes.addressof(self.struct)
+
+
+class Team:
+    """The threads that OpenMP keeps for the next kernel. A forked process has none of them, and GNU's runtime waits for them for ever: there kernels
+    run on one thread, if some ran on several before."""
+
+    def __init__(self) -> None:
+        self._engines: weakref.WeakSet[CpuEngine] = weakref.WeakSet()
+        self._exists, self._lost = False, False
+        os.register_at_fork(after_in_child=self._lose)
+
+    def of(self, engine: CpuEngine) -> int:
+        """How many threads the engine's kernels are given, from now on."""
+        if engine.threads > 1:
+            self._exists = True
+            self._engines.add(engine)
+        return 1 if self._lost else engine.threads
+
+    def _lose(self) -> None:
+        self._lost = self._exists
+        for engine in list(self._engines):
+            engine.renew_threads()
+
+
+_TEAM = Team()
 
 
 class CpuEngine:
@@ -194,7 +222,7 @@ class CpuEngine:
         program = buffers.program
         self.buffers = buffers
         self.library = library
-        self._threads = threads or torch.get_num_threads()
+        self._threads = threads or settings.asked_threads() or torch.get_num_threads()
         count = len(buffers.places.inputs) + len(buffers.places.outputs)
         self.externals = (ctypes.c_void_p * max(count, 1))()
         self._build_records(program)
@@ -234,14 +262,18 @@ class CpuEngine:
 
     @property
     def threads(self) -> int:
-        """OpenMP threads of each kernel."""
+        """OpenMP threads of each kernel; in a forked process kernels may have to do with one, see `Team`."""
         return self._threads
 
     @threads.setter
     def threads(self, count: int) -> None:
         self._threads = count
+        self.renew_threads()
+
+    def renew_threads(self) -> None:
+        """What is built already is given as many threads as there may be."""
         for segment in self._segments.values():
-            segment.struct.threads = count
+            segment.struct.threads = _TEAM.of(self)
 
     def bind(self, pointers: Sequence[int]) -> None:
         """Take the addresses of the caller's tensors for the runs that follow: inputs, then outputs."""
@@ -267,7 +299,7 @@ class CpuEngine:
         before = 0
         if self.library.openmp is not None:
             before = self.library.openmp.omp_get_max_threads()
-            self.library.openmp.omp_set_num_threads(self._threads)
+            self.library.openmp.omp_set_num_threads(_TEAM.of(self))
         for function, arguments, scalars in segment.records.tolist():
             KERNEL_PROTOTYPE(function)(arguments, scalars)
         if self.library.openmp is not None:
@@ -291,11 +323,10 @@ def cpu_engine(
     program: LoadableProgram,
     binaries: Sequence[Compiled],
     threads: int | None = None,
-    constants: Mapping[str, torch.Tensor] | None = None,
-    library: Library | None = None,
+    model: CpuEngine | None = None,
 ) -> CpuEngine:
-    """An engine over fresh buffers; `constants` and `library` are those of an executable of which this is a clone."""
+    """An engine over fresh buffers; with the constants and kernels of `model`, where it is a clone of that."""
     from tilewright.runtime.memory_plan import CPU_ALIGNMENT
 
-    buffers = Buffers(program, torch.device("cpu"), CPU_ALIGNMENT, constants)
-    return CpuEngine(buffers, library or Library(binaries), threads)
+    buffers = Buffers(program, torch.device("cpu"), CPU_ALIGNMENT, model.buffers.constants if model is not None else None)
+    return CpuEngine(buffers, model.library if model is not None else Library(binaries), threads)

@@ -16,7 +16,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import forward_ad
 
+from tilewright import settings
 from tilewright.errors import ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.torch_operators import resolve_operator
@@ -29,9 +31,6 @@ from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.signature import Signature, described, signature_of, unflatten
 from tilewright.runtime.torch_nodes import check_nodes, run_region
 from tilewright.runtime.verify import TOLERANCES, Verification, compare, reference_values
-
-MOST_THREADS = 1024
-"""Of one executable: more than any CPU of the catalogue has, and fewer than a process may start."""
 
 
 @dataclass(frozen=True)
@@ -159,14 +158,13 @@ class Executable:
                 f"this executable is for {image.machine.name} ({image.machine.architecture}), which is not here",
                 "run it there: save() it, and tilewright.load() it on that machine",
             )
-        constants = shared._engine.buffers.constants if shared is not None and shared._engine is not None else None
-        library = getattr(shared._engine, "library", None) if shared is not None else None
+        model: Any = shared._engine if shared is not None else None
         if image.machine.is_gpu:
             from tilewright.runtime.gpu import gpu_engine
 
-            self._engine = gpu_engine(image.program, image.binaries, constants=constants, library=library)
+            self._engine = gpu_engine(image.program, image.binaries, model)
         else:
-            self._engine = cpu_engine(image.program, image.binaries, self._threads, constants, library)
+            self._engine = cpu_engine(image.program, image.binaries, self._threads, model)
         self._prepare(self._engine)
 
     def _prepare(self, engine: Engine) -> None:
@@ -227,8 +225,9 @@ class Executable:
             if self._gpu is not None:
                 engine.check_indices(False)
             outputs = self._allocate()
+            addresses = self._addresses(inputs, outputs)
             try:
-                engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
+                engine.bind(addresses)
                 if self._only_kernels:
                     engine.run(self._segments[0][1], self._segments[0][2])
                 else:
@@ -266,6 +265,8 @@ class Executable:
         device, alignment = self._device, self._engine.input_alignment if self._engine is not None else 1
         inputs = []
         grad = torch.is_grad_enabled()
+        if getattr(forward_ad, "_current_level", -1) >= 0:
+            self._check_tangents(leaves)
         if self._simple_count < 0:
             self._check_constants(leaves)
         if self.image.signature.mutations or self._states:
@@ -280,12 +281,41 @@ class Executable:
                 and tensor.layout is torch.strided
                 and not (grad and tensor.requires_grad)
             ):
-                if not tensor.is_contiguous() or tensor.is_neg() or (alignment > 1 and tensor.data_ptr() % alignment):
+                if not tensor.is_contiguous() or tensor.is_neg() or (alignment > 1 and _address(tensor) % alignment):
+                    self._require_memory(source, tensor)
                     tensor = torch.empty(shape, dtype=dtype, device=device).copy_(tensor.detach())
                 inputs.append(tensor)
             else:
                 self._refuse(source, tensor)
         return inputs
+
+    def _addresses(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[int]:
+        """Where the graph's inputs and the results lie."""
+        try:
+            addresses = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
+        except RuntimeError:  # a word of PyTorch's for 0
+            addresses = [0]
+        if 0 in addresses:
+            for source, tensor in zip(self._sources, inputs, strict=True):
+                self._require_memory(source, tensor)
+            if not all(_address(tensor) or not tensor.numel() for tensor in outputs):
+                raise InvalidInput("the mode in which it is called makes tensors without memory for the results", "call outside of it")
+        return addresses
+
+    def _require_memory(self, source: int, tensor: torch.Tensor) -> None:
+        """A tensor may be of the right shape, type and device and have no memory: a fake one, one that wraps others (masked, or of a transformation
+        of functions), zeros that are nowhere, one whose storage was released."""
+        if not _address(tensor) and tensor.numel():
+            signature = self.image.signature
+            name = f"input {signature.inputs[source].place}" if source >= 0 else f"the buffer {signature.states[-1 - source].name}"
+            kind = f" ({type(tensor).__name__})"
+            raise InvalidInput(f"{name} has no memory that kernels could read: {described(tensor)}{kind}", "pass a tensor that holds its elements")
+
+    def _check_tangents(self, leaves: Sequence[Any]) -> None:
+        """No derivative is lost: those of forward mode neither."""
+        for leaf, tensor in zip(self.image.signature.inputs, leaves, strict=True):
+            if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise InvalidInput(f"input {leaf.place} has a tangent, and compiled models compute no derivatives", "pass its primal")
 
     def _check_constants(self, leaves: Sequence[Any]) -> None:
         for leaf, value in zip(self.image.signature.inputs, leaves, strict=True):
@@ -448,6 +478,7 @@ class Executable:
             program, buffers = self.image.program, engine.buffers
             inputs = self._admit(leaves)
             outputs = self._allocate()
+            addresses = self._addresses(inputs, outputs)
             names = {name for region in program.regions for name in region.outputs if buffers.is_stored(name)}
             # results of PyTorch's that nobody reads may not even be unique (the signs of singular vectors)
             read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
@@ -460,7 +491,7 @@ class Executable:
             last = {name: index for index, region in enumerate(program.regions) for name in region.outputs}
             for index, region in enumerate(program.regions):
                 try:
-                    engine.bind([tensor.data_ptr() for tensor in (*inputs, *outputs)])
+                    engine.bind(addresses)
                     if region.kind == "torch":
                         run_region(region, buffers, inputs, outputs, self._torch_constants)
                     elif region.calls:
@@ -548,15 +579,26 @@ def executable_of(
     return Executable(image, stamp, threads, sources_of_parameters, check)
 
 
+def _address(tensor: torch.Tensor) -> int:
+    """0 where there is none."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return 0
+
+
 def _span(value: Any) -> tuple[int, int]:
     """Addresses of the first byte of a tensor's memory and of the first behind it; of one storage or of several over the same array."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
         return 0, 0
-    storage = value.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    try:
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # it has none
+        return 0, 0
 
 
 def check_threads(count: Any) -> None:
     """Raises UnsupportedOption for anything but a number of threads that a process can start."""
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_THREADS:
-        raise UnsupportedOption(f"threads = {count!r} is no number of threads", f"pass a whole number from 1 to {MOST_THREADS}")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= settings.MOST_THREADS:
+        raise UnsupportedOption(f"threads = {count!r} is no number of threads", f"pass a whole number from 1 to {settings.MOST_THREADS}")

@@ -420,15 +420,15 @@ def is_capturing() -> bool:
 def gpu_engine(
     program: LoadableProgram,
     binaries: Sequence[Compiled],
-    constants: Mapping[str, torch.Tensor] | None = None,
-    library: GpuLibrary | None = None,
+    model: GpuEngine | None = None,
     in_order: bool = False,
 ) -> GpuEngine:
-    """An engine over fresh buffers on the current GPU; `constants` and `library` are those of an executable of which
-    this is a clone."""
-    device = next(iter(constants.values())).device if constants else torch.device("cuda", torch.cuda.current_device())
+    """An engine over fresh buffers on the current GPU; or on that of `model`, of which it is a clone, with its constants and kernels."""
     torch.cuda.init()
-    if library is None:
+    if model is not None:
+        device, constants, library = model.buffers.device, model.buffers.constants, model.library
+    else:
+        device, constants = torch.device("cuda", torch.cuda.current_device()), None
         driver = system_driver()
         index = device.index or 0
         context = driver.primary_context(index)

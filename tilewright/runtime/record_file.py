@@ -112,7 +112,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def _has_tables(connection: sqlite3.Connection, path: Path, write: bool) -> bool:
     """Whether there are our tables, which with `write` are made in an empty file. Raises CacheError for anything else."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    found = dict(connection.execute("SELECT name, sql FROM sqlite_master").fetchall())
+    found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()  # a trigger may have the name of an index
     if version == 0 and not found:
         if write:
             with transaction(connection):
@@ -125,7 +125,7 @@ def _has_tables(connection: sqlite3.Connection, path: Path, write: bool) -> bool
             f"{path} holds no records of version {VERSION} (its version is {version})",
             "name another file; `tilewright tune --export` with the version that wrote it carries them over",
         )
-    if version != VERSION or found != SCHEMA:
+    if version != VERSION or sorted(found, key=str) != sorted(SCHEMA.items(), key=str):
         raise Damaged(f"{path} holds no records of version {VERSION} (its version is {version})", "name another file")
     return True
 

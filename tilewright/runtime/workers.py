@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tilewright import settings
 from tilewright.system.interruption import leave_with_parent
 from tilewright.system.programs import end_session
 
@@ -50,6 +51,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             cwd=Path(__file__).parents[2],  # where `-m` finds this package
+            env=settings.child_environment(),
             start_new_session=True,  # an interrupt is for the parent, which ends its children itself
         )
         assert self._process.stdout is not None and self._process.stdin is not None

@@ -107,9 +107,11 @@ class Programs:
                     _end_group(guard.pid)
 
 
-def run_program(command: Sequence[str], seconds: float, folder: Path | None = None, output_bytes: int = OUTPUT_BYTES) -> Finished:
+def run_program(
+    command: Sequence[str], seconds: float, folder: Path | None = None, output_bytes: int = OUTPUT_BYTES, environment: Mapping[str, str] | None = None
+) -> Finished:
     """A single program; see `Programs.run`."""
-    return Programs().run(command, seconds, folder, output_bytes=output_bytes)
+    return Programs().run(command, seconds, folder, environment, output_bytes)
 
 
 def _read(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[bytearray, bytearray] | None:
