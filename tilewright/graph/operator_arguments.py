@@ -14,6 +14,8 @@ LARGEST_WINDOW = 1 << 16
 """Extent of a pooling window."""
 LARGEST_STEP = 1 << 31
 """Extent, stride, dilation or padding of the patches of `im2col`."""
+LARGEST_CHOICE = 64
+"""Elements of a combination: each is a dimension of an intermediate tensor."""
 LARGEST_POOLED = 1 << 24
 """Extent of a result of adaptive pooling, which is counted through also where there is nothing to compute."""
 
@@ -38,6 +40,10 @@ def _window(arguments: Mapping[str, Any]) -> bool:
 
 def _pooled(arguments: Mapping[str, Any]) -> bool:
     return all(extent <= LARGEST_POOLED for extent in arguments["output_size"])
+
+
+def _chosen(arguments: Mapping[str, Any]) -> bool:
+    return bool(arguments.get("r", 2) <= LARGEST_CHOICE)
 
 
 def _patches(arguments: Mapping[str, Any]) -> bool:
@@ -84,6 +90,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = Mapping
             (_window, f"a window beyond {LARGEST_WINDOW}"),
         ),
         **dict.fromkeys((f"adaptive_max_pool{rank}d" for rank in (1, 2, 3)), (_pooled, f"a result beyond {LARGEST_POOLED}")),
+        "combinations": (_chosen, f"combinations of more than {LARGEST_CHOICE}"),
         **dict.fromkeys(("im2col", "col2im"), (_patches, f"an extent of patches beyond {LARGEST_STEP}")),
         "_pdist_forward": (_rows, "rows of a tensor that has not two dimensions"),
         "lu_unpack": (_pivots, "pivots of another shape than the matrix"),
