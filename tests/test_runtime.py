@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import threading
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_programs import ProgramBuilder, chain, chain_reference
 
-from tilewright.errors import ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
+from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
 from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
 from tilewright.runtime import cpu as cpu_module
@@ -407,6 +410,35 @@ def test_stale_modules() -> None:
     assert exe.is_stale(module) and exe.is_stale(torch.nn.Linear(3, 5))
     with pytest.raises(UnsupportedOption):
         chain(1).executable(("r0",)).is_stale(module)
+
+
+@pytest.mark.parametrize("use", [lambda exe: exe(torch.ones(6, 7)), lambda exe: exe.verify(torch.ones(6, 7)), lambda exe: exe.close()])
+def test_nothing_runs_inside_of_a_call(use: Callable[[Executable], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler that did, wrote to the memory of the call that it interrupted."""
+    exe, x = chain(1).executable(("r0",)), torch.randn(6, 7)
+    right, engine = exe(x), exe._engine
+    assert engine is not None
+    run, copies = engine.run, []
+
+    def interrupted(first: int, last: int) -> None:
+        monkeypatch.undo()
+        copies.append(exe.clone()(x))
+        with pytest.raises(ExecutableBusy, match="clone"):
+            use(exe)
+        run(first, last)
+
+    monkeypatch.setattr(engine, "run", interrupted)
+    assert torch.equal(exe(x), right) and torch.equal(copies[0], right)
+    assert torch.equal(exe(x), right)
+
+
+def test_copies_are_clones_and_pickles_are_refused() -> None:
+    exe, x = chain(1).executable(("r0",)), torch.randn(6, 7)
+    for made in (copy.copy(exe), copy.deepcopy([exe])[0]):
+        made.close()
+    with pytest.raises(UnsupportedOption, match="save"):
+        pickle.dumps(exe)
+    assert torch.equal(exe(x), exe.clone()(x))
 
 
 def test_close() -> None:

@@ -68,6 +68,10 @@ class ExecutableClosed(TilewrightError):
     """The executable was closed, and then called."""
 
 
+class ExecutableBusy(TilewrightError):
+    """The executable was called, verified or closed inside of a call of its own: by the handler of a signal, or a finalizer."""
+
+
 class CompilerMissing(TilewrightError):
     """No compiler for the target was found, or it lacks the target's architecture."""
 

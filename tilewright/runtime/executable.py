@@ -19,7 +19,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tilewright import settings
-from tilewright.errors import ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
+from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.hardware import Machine, is_present
@@ -108,6 +108,7 @@ class Executable:
         InvalidInput: for inputs of another number, nesting, shape, dtype or device than it was compiled for.
         TargetNotPresent: where the machine is not here.
         ExecutableClosed: after `close`.
+        ExecutableBusy: inside of a call of its own.
         IndexOutOfRange: for an index that lies outside of what it indexes. On a CPU the call itself raises it. On a GPU a call does not wait for
             its kernels: with `check` it does, and raises; else the next call or `synchronize` raises, and the results of the call that had
             the index are wrong (no memory outside of the tensors was read for them).
@@ -128,6 +129,7 @@ class Executable:
         self._threads = threads
         self._live = dict(live or {})
         self._lock = threading.RLock()
+        self._busy = False
         self._closed = False
         self._engine: Engine | None = None
         program, signature = image.program, image.signature
@@ -218,31 +220,44 @@ class Executable:
         if len(args) != self._simple_count or kwargs:
             leaves = self.image.signature.leaves(args, kwargs)
         with self._lock:
-            inputs = self._admit(leaves)
-            engine = self._engine
-            if engine is None:
-                engine = self._require_engine()
-            if self._gpu is not None:
-                engine.check_indices(False)
-            outputs = self._allocate()
-            addresses = self._addresses(inputs, outputs)
+            self._require_idle()
             try:
-                engine.bind(addresses)
-                if self._only_kernels:
-                    engine.run(self._segments[0][1], self._segments[0][2])
-                else:
-                    self._run_segments(engine, inputs, outputs)
-                engine.finish()
-            except BaseException:
-                engine.abandon()
-                raise
-            if self.check:
-                engine.check_indices(True)
-            if self._single:
-                return outputs[self._direct[0]]  # type: ignore[index]
-            if self._direct is not None:
-                return unflatten(self.image.signature.output_tree, iter([outputs[i] for i in self._direct]))
-            return self._results(leaves, inputs, outputs)
+                self._busy = True
+                return self._call(leaves)
+            finally:
+                self._busy = False
+
+    def _call(self, leaves: Sequence[Any]) -> Any:
+        inputs = self._admit(leaves)
+        engine = self._engine
+        if engine is None:
+            engine = self._require_engine()
+        if self._gpu is not None:
+            engine.check_indices(False)
+        outputs = self._allocate()
+        addresses = self._addresses(inputs, outputs)
+        try:
+            engine.bind(addresses)
+            if self._only_kernels:
+                engine.run(self._segments[0][1], self._segments[0][2])
+            else:
+                self._run_segments(engine, inputs, outputs)
+            engine.finish()
+        except BaseException:
+            engine.abandon()
+            raise
+        if self.check:
+            engine.check_indices(True)
+        if self._single:
+            return outputs[self._direct[0]]  # type: ignore[index]
+        if self._direct is not None:
+            return unflatten(self.image.signature.output_tree, iter([outputs[i] for i in self._direct]))
+        return self._results(leaves, inputs, outputs)
+
+    def _require_idle(self) -> None:
+        """The lock is no obstacle to its own thread: a signal's handler or a finalizer runs inside of a call, over the same memory."""
+        if self._busy:
+            raise ExecutableBusy("this executable is used inside of a call of its own, by a signal's handler or a finalizer", "use a clone() there")
 
     def _allocate(self) -> list[torch.Tensor]:
         """Fresh outputs; one with a halo is zeroed."""
@@ -445,12 +460,20 @@ class Executable:
         other = Executable.__new__(Executable)
         with self._lock:
             other.__dict__.update(self.__dict__)
-            other._lock = threading.RLock()
+            other._lock, other._busy = threading.RLock(), False
             other._states = [state.clone() for state in self._states]
             other._engine = None
             if self._engine is not None:
                 other._start(shared=self)
         return other
+
+    __copy__ = clone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
+        return self.clone()
+
+    def __reduce__(self) -> str:
+        raise UnsupportedOption("an executable cannot be pickled", "save() it, and tilewright.load() it in the other process")
 
     def synchronize(self) -> None:
         """Wait for everything that was enqueued on the GPU, and raise what no call has raised yet. On a CPU there is nothing to wait for.
@@ -474,36 +497,44 @@ class Executable:
         self._require_engine()
         leaves = self.image.signature.leaves(args, kwargs)
         with self._lock:
-            engine = self._require_engine()
-            program, buffers = self.image.program, engine.buffers
-            inputs = self._admit(leaves)
-            outputs = self._allocate()
-            addresses = self._addresses(inputs, outputs)
-            names = {name for region in program.regions for name in region.outputs if buffers.is_stored(name)}
-            # results of PyTorch's that nobody reads may not even be unique (the signs of singular vectors)
-            read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
-            names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
-            if tolerance is None and any(storage.value.dtype == "bf16" for storage in program.storage.values()):
-                tolerance = TOLERANCES["bf16"]
-            expected = reference_values(program.graph, inputs, frozenset(names))
-            rows = []
-            # a value that several regions write (a loop's final state) is whole after the last of them
-            last = {name: index for index, region in enumerate(program.regions) for name in region.outputs}
-            for index, region in enumerate(program.regions):
-                try:
-                    engine.bind(addresses)
-                    if region.kind == "torch":
-                        run_region(region, buffers, inputs, outputs, self._torch_constants)
-                    elif region.calls:
-                        engine.run(index, index + 1)
-                    engine.finish()
-                except BaseException:
-                    engine.abandon()
-                    raise
-                for name in region.outputs:
-                    if name in expected and last[name] == index and (region.calls or region.kind == "torch"):
-                        got = buffers.value(name, inputs, outputs)
-                        rows.append(compare(region.name, index, program.graph.values[name], got, expected[name], tolerance))
+            self._require_idle()
+            try:
+                self._busy = True
+                return self._verified(leaves, tolerance)
+            finally:
+                self._busy = False
+
+    def _verified(self, leaves: Sequence[Any], tolerance: float | None) -> Verification:
+        engine = self._require_engine()
+        program, buffers = self.image.program, engine.buffers
+        inputs = self._admit(leaves)
+        outputs = self._allocate()
+        addresses = self._addresses(inputs, outputs)
+        names = {name for region in program.regions for name in region.outputs if buffers.is_stored(name)}
+        # results of PyTorch's that nobody reads may not even be unique (the signs of singular vectors)
+        read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
+        names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
+        if tolerance is None and any(storage.value.dtype == "bf16" for storage in program.storage.values()):
+            tolerance = TOLERANCES["bf16"]
+        expected = reference_values(program.graph, inputs, frozenset(names))
+        rows = []
+        # a value that several regions write (a loop's final state) is whole after the last of them
+        last = {name: index for index, region in enumerate(program.regions) for name in region.outputs}
+        for index, region in enumerate(program.regions):
+            try:
+                engine.bind(addresses)
+                if region.kind == "torch":
+                    run_region(region, buffers, inputs, outputs, self._torch_constants)
+                elif region.calls:
+                    engine.run(index, index + 1)
+                engine.finish()
+            except BaseException:
+                engine.abandon()
+                raise
+            for name in region.outputs:
+                if name in expected and last[name] == index and (region.calls or region.kind == "torch"):
+                    got = buffers.value(name, inputs, outputs)
+                    rows.append(compare(region.name, index, program.graph.values[name], got, expected[name], tolerance))
         return Verification(tuple(rows))
 
     def is_stale(self, module: torch.nn.Module) -> bool:
@@ -525,6 +556,7 @@ class Executable:
     def close(self) -> None:
         """Release the working memory and kernels; calls raise from then on. Twice is harmless."""
         with self._lock:
+            self._require_idle()
             self._closed = True
             if self._engine is not None:
                 self._engine.close()
