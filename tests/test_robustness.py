@@ -19,7 +19,7 @@ from tilewright import settings
 from tilewright.errors import CacheError, CompilerMissing, UnsupportedOption
 from tilewright.hardware import machine
 from tilewright.runtime.trials import Trials
-from tilewright.runtime.workers import Worker
+from tilewright.runtime.workers import Worker, WorkerLost
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("clang") is None, reason="no C compiler")
 
@@ -153,10 +153,20 @@ def test_a_cache_in_the_home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_in_other_folders_have_the_same_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TILEWRIGHT_CACHE", "relative")
-    program = "from tilewright import settings; from tilewright.runtime.workers import serve; serve(lambda message: {'cache': str(settings.cache_directory())})"
+    monkeypatch.setenv("TILEWRIGHT_CC", "./compiler")
+    program = "from tilewright import settings; from tilewright.runtime.workers import serve; serve(lambda message: {'found': [str(settings.cache_directory()), settings.c_compiler()]})"
     worker = Worker(("-c", program))
     try:
-        assert worker.ask({}, 60)["cache"] == str(tmp_path / "relative")
+        assert worker.ask({}, 60)["found"] == [str(tmp_path / "relative"), str(tmp_path / "compiler")]
+    finally:
+        worker.close()
+
+
+def test_a_process_that_does_not_read_is_not_waited_for() -> None:
+    worker = Worker(("-c", "import time; time.sleep(30)"))
+    try:
+        with pytest.raises(WorkerLost, match="no answer within 0.3 s"):
+            worker.ask({"long": "x" * (1 << 20)}, 0.3)
     finally:
         worker.close()
 

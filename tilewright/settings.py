@@ -32,12 +32,12 @@ def cache_directory() -> Path:
     chosen = os.environ.get("TILEWRIGHT_CACHE")
     if chosen:
         try:
-            return Path(chosen).expanduser()
+            return Path(chosen).expanduser().absolute()
         except RuntimeError as error:
             raise UnsupportedOption(f"TILEWRIGHT_CACHE={chosen!r} is in the home of a user that is not known", "set it to a path") from error
     base = os.environ.get("XDG_CACHE_HOME")
     if base:
-        return Path(base) / "tilewright"
+        return Path(base).absolute() / "tilewright"
     try:
         return Path.home() / ".cache" / "tilewright"
     except RuntimeError:  # a user without a name, and without HOME
@@ -72,8 +72,13 @@ def compiler_environment(folder: Path) -> dict[str, str]:
 
 
 def child_environment() -> dict[str, str]:
-    """For a process of ours that works in another folder: it has the same cache."""
-    return {**os.environ, "TILEWRIGHT_CACHE": str(cache_directory().absolute())}
+    """For a process of ours that works in another folder: it has the same cache and compiler."""
+    compiler = c_compiler() or ""
+    return {
+        **os.environ,
+        "TILEWRIGHT_CACHE": str(cache_directory()),
+        "TILEWRIGHT_CC": os.path.abspath(compiler) if os.sep in compiler else compiler,
+    }
 
 
 def native() -> str | None:

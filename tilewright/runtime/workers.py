@@ -55,6 +55,7 @@ class Worker:
             start_new_session=True,  # an interrupt is for the parent, which ends its children itself
         )
         assert self._process.stdout is not None and self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._pending = b""
         self._lock = threading.Lock()
 
@@ -66,10 +67,9 @@ class Worker:
         """
         with self._lock:
             try:
-                assert self._process.stdin is not None
-                self._process.stdin.write(json.dumps(message).encode() + b"\n")
-                self._process.stdin.flush()
-                line = self._line(time.monotonic() + timeout, timeout)
+                deadline = time.monotonic() + timeout
+                self._send(json.dumps(message).encode() + b"\n", deadline, timeout)
+                line = self._line(deadline, timeout)
                 answer = json.loads(line)
                 if not isinstance(answer, dict):
                     raise ValueError
@@ -80,6 +80,18 @@ class Worker:
             if FATAL in answer:
                 self.kill()
             return answer
+
+    def _send(self, data: bytes, deadline: float, timeout: float) -> None:
+        """Writes to the child, which may not be reading."""
+        assert self._process.stdin is not None
+        descriptor, left = self._process.stdin.fileno(), memoryview(data)
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLOUT)
+        while left:
+            if not waiting.poll(1e3 * max(deadline - time.monotonic(), 0)):
+                self.kill()
+                raise WorkerLost(f"no answer within {timeout:g} s")
+            left = left[os.write(descriptor, left) :]
 
     def _line(self, deadline: float, timeout: float) -> bytes:
         assert self._process.stdout is not None
