@@ -144,6 +144,7 @@ HOSTILE: dict[str, tuple[str, list[object], str]] = {
     "a result of nothing": ("adaptive_max_pool2d.default", [torch.ones(1, 4, 4), [1 << 62, 0]], "a result beyond"),
     "distances of no columns": ("_pdist_forward.default", [torch.ones(4, 4, 0)], "two dimensions"),
     "pivots": ("lu_unpack.default", [torch.ones(1, 3), torch.zeros(3, 4, 1, 4, 0, dtype=torch.int32)], "pivots"),
+    "random numbers": ("random.from", [torch.ones(4), (1 << 63) - 1, None], "greatest integer"),
     "combinations": ("combinations.default", [torch.ones(1), 1 << 20, True], "more than 64"),
     "patches": ("im2col.default", [torch.ones(1, 1, 8, 8), [2, 2], [1 << 62] * 2, [1 << 62] * 2, [1, 1]], "patches"),
     "patches put together": ("col2im.default", [torch.ones(1, 4, 64), [8, 8], [2, 2], [1 << 62] * 2, [1 << 62] * 2, [1, 1]], "patches"),
@@ -172,6 +173,8 @@ def test_sizes_and_types_that_fit_are_taken() -> None:
         torch.testing.assert_close(checked_call(norm, [x, None, None, *sizes, 2, 1e-5], {})[0], F.group_norm(x.reshape(sizes), 2).reshape(x.shape))
     assert checked_call(norm, [torch.ones(0, 4, 3), None, None, 0, 4, 3, 2, 1e-5], {})[0].shape == (0, 4, 3)
     assert checked_call(permitted_operator("aten.combinations.default"), [torch.arange(3)], {}).shape == (3, 2)
+    assert checked_call(permitted_operator("aten.random.from"), [torch.arange(3), 5, 6], {}).tolist() == [5, 5, 5]
+    assert checked_call(permitted_operator("aten.random.default"), [torch.ones(3)], {}).shape == (3,)
     assert checked_call(permitted_operator("aten.view_copy.dtype"), [torch.ones(4), torch.int32], {}).dtype is torch.int32
     assert checked_call(permitted_operator("aten.clone.default"), [torch.ones(4)], {"memory_format": torch.contiguous_format}).shape == (4,)
 

@@ -46,6 +46,10 @@ def _chosen(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments.get("r", 2) <= LARGEST_CHOICE)
 
 
+def _start(arguments: Mapping[str, Any]) -> bool:
+    return bool(arguments.get("from", 0) < (1 << 63) - 1)
+
+
 def _patches(arguments: Mapping[str, Any]) -> bool:
     return all(abs(extent) < LARGEST_STEP for name in ("kernel_size", "dilation", "padding", "stride") for extent in arguments[name])
 
@@ -90,6 +94,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = Mapping
             (_window, f"a window beyond {LARGEST_WINDOW}"),
         ),
         **dict.fromkeys((f"adaptive_max_pool{rank}d" for rank in (1, 2, 3)), (_pooled, f"a result beyond {LARGEST_POOLED}")),
+        "random": (_start, "numbers from the greatest integer on"),
         "combinations": (_chosen, f"combinations of more than {LARGEST_CHOICE}"),
         **dict.fromkeys(("im2col", "col2im"), (_patches, f"an extent of patches beyond {LARGEST_STEP}")),
         "_pdist_forward": (_rows, "rows of a tensor that has not two dimensions"),
