@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,33 @@ def test_a_tensor_without_memory_is_refused(doubled: Executable, how: str) -> No
     with pytest.raises(InvalidInput, match=r"args\[0\] has no memory"):
         NOWHERE[how](doubled)
     agree(doubled(torch.ones(4, 8)), torch.full((4, 8), 2.0))
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
+@pytest.mark.parametrize("how", ["released", "a released buffer", "fake", "in a mode"])
+def test_a_module_without_memory_is_refused(how: str) -> None:
+    def scaled(scale: torch.Tensor, *, changes: bool = False) -> nn.Module:
+        module = Function(lambda x: x * (module.scale.add_(1) if changes else module.scale))
+        module.register_buffer("scale", scale)
+        return module
+
+    module, mode = scaled(torch.ones(8), changes=how == "a released buffer"), nullcontext()
+    if "released" in how:
+        module.get_buffer("scale").untyped_storage().resize_(0)
+    elif how == "fake":
+        module.register_buffer("scale", _fake()[0])
+    else:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, pytest.raises(InvalidModel, match=r"scale, a .* of shape \[8\], has no memory|cannot be exported"):
+        tilewright.compile(module, torch.ones(4, 8))
+
+
+def test_a_module_of_inference_tensors() -> None:
+    with torch.inference_mode():
+        module = nn.Linear(8, 4)
+        executable = tilewright.compile(module, torch.ones(2, 8))
+        agree(executable(torch.ones(2, 8)), module(torch.ones(2, 8)))
+    assert not executable.is_stale(module)
 
 
 def test_a_tangent_is_not_lost(doubled: Executable) -> None:

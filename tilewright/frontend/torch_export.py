@@ -29,6 +29,7 @@ from tilewright.frontend.handlers import Handler, Unsupported
 from tilewright.frontend.imported import Imported, Output, Parameter, State
 from tilewright.frontend.quiet import quiet_exporter
 from tilewright.frontend.reading import printable, reading, said
+from tilewright.frontend.tensor_memory import is_nowhere
 from tilewright.frontend.torch_call import call_recipe
 from tilewright.frontend.torch_indices import ALONG_A_DIMENSION, checked_arguments
 from tilewright.frontend.torch_operators import VIEWS, permitted_operator
@@ -163,6 +164,16 @@ def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor
         return _Importer(program, sources or {}, file).run()
 
 
+def _held(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """A parameter, buffer or constant whose elements are copied. Raises InvalidModel where it has none to copy."""
+    if is_nowhere(tensor):
+        raise InvalidModel(
+            f"{printable(name)}, a {type(tensor).__name__} of shape {list(tensor.shape)}, has no memory that holds its elements",
+            "give a module of plain tensors, and compile it outside of modes that make others",
+        )
+    return tensor
+
+
 class _Importer:
     """One reading of one exported program."""
 
@@ -230,18 +241,18 @@ class _Importer:
 
     def _tensor(self, name: str) -> torch.Tensor:
         stored = self.program.state_dict.get(name)
-        tensor: torch.Tensor = self.program.constants[name] if stored is None else stored
-        return tensor
+        return _held(self.program.constants[name] if stored is None else stored, name)
 
     def _parameter(self, node: torch.fx.Node, name: str, known: dict[Any, Value]) -> Value:
         tensor = self._tensor(name)
         _type_of(tensor, name)
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in known:
-            known[key] = self.builder.constant(tensor.detach().cpu().contiguous().clone(), node.name)
+            known[key] = self.builder.constant(_held(tensor.detach().cpu().contiguous().clone(), name), node.name)
         live = self.sources.get(name)
         if live is not None:
-            self.parameters.append(Parameter(name, known[key].name, live._version, live.data_ptr(), weakref.ref(live)))
+            version = -1 if live.is_inference() else live._version
+            self.parameters.append(Parameter(name, known[key].name, version, live.data_ptr(), weakref.ref(live)))
         else:
             self.parameters.append(Parameter(name, known[key].name, 0, 0, None))
         return known[key]

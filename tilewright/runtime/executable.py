@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from tilewright import settings
 from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.imported import Imported
+from tilewright.frontend.tensor_memory import address_of, is_nowhere
 from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.hardware import Machine, is_present
 from tilewright.ir.region import Program
@@ -296,7 +297,7 @@ class Executable:
                 and tensor.layout is torch.strided
                 and not (grad and tensor.requires_grad)
             ):
-                if not tensor.is_contiguous() or tensor.is_neg() or (alignment > 1 and _address(tensor) % alignment):
+                if not tensor.is_contiguous() or tensor.is_neg() or (alignment > 1 and address_of(tensor) % alignment):
                     self._require_memory(source, tensor)
                     tensor = torch.empty(shape, dtype=dtype, device=device).copy_(tensor.detach())
                 inputs.append(tensor)
@@ -313,14 +314,12 @@ class Executable:
         if 0 in addresses:
             for source, tensor in zip(self._sources, inputs, strict=True):
                 self._require_memory(source, tensor)
-            if not all(_address(tensor) or not tensor.numel() for tensor in outputs):
+            if any(map(is_nowhere, outputs)):
                 raise InvalidInput("the mode in which it is called makes tensors without memory for the results", "call outside of it")
         return addresses
 
     def _require_memory(self, source: int, tensor: torch.Tensor) -> None:
-        """A tensor may be of the right shape, type and device and have no memory: a fake one, one that wraps others (masked, or of a transformation
-        of functions), zeros that are nowhere, one whose storage was released."""
-        if not _address(tensor) and tensor.numel():
+        if is_nowhere(tensor):
             signature = self.image.signature
             name = f"input {signature.inputs[source].place}" if source >= 0 else f"the buffer {signature.states[-1 - source].name}"
             kind = f" ({type(tensor).__name__})"
@@ -609,14 +608,6 @@ def executable_of(
     sources_of_parameters = {p.value: p.source for p in imported.parameters if p.source is not None}
     stamp = ModuleStamp.of(module, states) if module is not None else None
     return Executable(image, stamp, threads, sources_of_parameters, check)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """0 where there is none."""
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        return 0
 
 
 def _span(value: Any) -> tuple[int, int]:
