@@ -2,7 +2,7 @@
 
 A graph grows operator by operator (`random_operators`). Each is evaluated in float64 as it is added: once exactly, and again over values that
 carry rounding errors sixteen times those of float32, or four times what PyTorch's own float32 makes of these operands, as in an operator that has
-steps of its own (the softmax of a product). An operator is refused where these errors grow beyond LIMIT of the result's magnitude, or where they
+steps of its own (the softmax of a product); and over values that are all too large by a third of that, as rounding a mean makes what it is taken off. An operator is refused where these errors grow beyond LIMIT of the result's magnitude, or where they
 change an integer or a truth value. The bound on an output's error is TOLERANCE of its largest magnitude plus twice what these errors
 made of it; what no rounding can reach (copies, maxima, integers, truth values of what is exact) has to be equal.
 """
@@ -24,6 +24,8 @@ NOISE = 1e-6
 """Relative error that each operator makes in the noisy evaluations: sixteen units in the last place of float32."""
 LEAST_NOISE = 1e-7
 """Absolute error that an operator may make whose result is near zero and whose intermediate results are near one (log softmax)."""
+EVALUATIONS = 3
+"""Noisy ones: two with errors of their own, one with an error that all elements share."""
 LIMIT = 3e-5
 """How far noisy evaluations may differ from the exact one, relative to the largest magnitude of the value (at least 1)."""
 TOLERANCE = 3e-5
@@ -188,7 +190,7 @@ class Growth:
     def add_input(self, tensor: Tensor) -> None:
         exact = tensor.double() if tensor.is_floating_point() else tensor
         self.inputs.append(tensor)
-        self.values.append(Value(len(self.values), exact, (exact, exact), True))
+        self.values.append(Value(len(self.values), exact, (exact,) * EVALUATIONS, True))
 
     def add(self, node: Node) -> bool:
         """Adds the node, unless its result is too large, not finite or badly conditioned on these inputs."""
@@ -205,16 +207,17 @@ class Growth:
         with torch.no_grad():
             exact = part(*[v.exact for v in operands])
             sure = all(v.sure for v in operands)
-            noisy = (exact, exact) if sure else tuple(part(*[v.noisy[k] for v in operands]) for k in range(2))
+            noisy = (exact,) * EVALUATIONS if sure else tuple(part(*[v.noisy[k] for v in operands]) for k in range(EVALUATIONS))
         if exact.numel() > MOST_ELEMENTS:
             return None
         if not exact.is_floating_point():
             same = all(bool((other == exact).all()) for other in noisy)
-            return Value(len(self.values), exact, (exact, exact), True) if same and (sure or self._decided(node, operands)) else None
+            return Value(len(self.values), exact, (exact,) * EVALUATIONS, True) if same and (sure or self._decided(node, operands)) else None
         keeps = sure and node.keeps
         if not keeps:
             size = max(NOISE * _magnitude(exact) + LEAST_NOISE, 4 * _error(self._single(node, operands), exact))
-            noisy = tuple(other + size * (2 * torch.rand(exact.shape, generator=self.noise, dtype=torch.float64) - 1) for other in noisy)
+            shaken = [other + size * (2 * torch.rand(exact.shape, generator=self.noise, dtype=torch.float64) - 1) for other in noisy[:2]]
+            noisy = (*shaken, noisy[2] + size / 3)
         value = Value(len(self.values), exact, noisy, keeps)
         if not bool(torch.isfinite(exact).all()) or _magnitude(exact) > LARGEST or not _spread(value) <= LIMIT * max(1.0, _magnitude(exact)):
             return None
