@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from bench.common import RESULTS
 from bench.gpu_analysis import counted_layer
 from tilewright.analysis.warps import Access, NotStatic, accesses, chosen_blocks, shared_wavefronts, transactions_of
+from tilewright.codegen.intrinsics.async_copy import copy
 from tilewright.hardware import machine
 from tilewright.ir.expr import Const, Expr, Load, Var, compare, index_const, select
-from tilewright.ir.kernel import Allocate, Block, Buffer, Copy, For, If, Kernel, Launch, Let, Statement, Store
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Statement, Store
 
 LANES = np.arange(32)
 ALL = np.ones((1, 32), bool)
@@ -189,7 +190,7 @@ def test_copies_of_sixteen_bytes_count_sectors_of_their_target() -> None:
 
     def sectors(length: int, bytes_each: int) -> float:
         lanes = bytes_each // 4
-        body = Block((Allocate(Buffer("s", "f32", 4096, "shared")), Copy("s", row * length + column, Load("g", (row * 16 + column,), "f32", lanes))))
+        body = Block((Allocate(Buffer("s", "f32", 4096, "shared")), copy("s", row * length + column, Load("g", (row * 16 + column,), "f32", lanes))))
         return transactions_of(Kernel("k", (Buffer("g", "f32", 4096),), body, Launch((1, 1, 1), (32, 1, 1)))).global_loads
 
     assert sectors(16, 16) == 16

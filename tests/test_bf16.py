@@ -20,12 +20,12 @@ from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cpu.amx import amx_form, lower_amx
 from tilewright.codegen.interpreter import run
-from tilewright.codegen.tiles import configuration
+from tilewright.codegen.intrinsics.amx import configuration, tile
 from tilewright.cost.cpu_choice import rank
 from tilewright.hardware import host_cpu, machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.expr import Load, Var, index_const
-from tilewright.ir.kernel import Buffer, For, Kernel, Store, Tile
+from tilewright.ir.kernel import Buffer, For, Kernel, Store
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.partition.storage import BFLOAT16_ISA
@@ -271,11 +271,11 @@ def test_what_is_no_case_for_it(case: Case, target: str, why: str) -> None:
 
 
 def test_tiles_that_do_not_fit_are_refused() -> None:
-    assert configuration([Tile("a", 16, 16)]).startswith("1, 0")
+    assert configuration([tile("a", 16, 16, "f32")]).startswith("1, 0")
     with pytest.raises(ValueError, match="do not fit"):
-        configuration([Tile("a", 17, 16)])
+        configuration([tile("a", 17, 16, "f32")])
     with pytest.raises(ValueError, match="do not fit"):
-        configuration([Tile(f"a{i}", 1, 1) for i in range(9)])
+        configuration([tile(f"a{i}", 1, 1, "f32") for i in range(9)])
 
 
 def test_the_space_keeps_its_rules() -> None:

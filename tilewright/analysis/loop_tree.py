@@ -23,7 +23,8 @@ import numpy as np
 from tilewright.analysis.footprints import Strided, strided
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Linear, Load, Var, from_linear, index_const, linear, loads, range_of, substitute, variables
-from tilewright.ir.kernel import Block, For, If, Kernel, Let, Statement, Store, Tile, TileLoad, TileStore, WithTiles, statements
+from tilewright.ir.intrinsic import Operand
+from tilewright.ir.kernel import Block, For, If, Invoke, Kernel, Let, Place, Statement, Store, WithTiles, statements
 
 MOST_PARTS = 8
 """A loop is divided into at most so many parts."""
@@ -183,7 +184,6 @@ class _Builder:
         self.buffers = buffers
         self.threads = threads
         self.loops = 0
-        self.tiles: dict[str, Tile] = {}
 
     def visit(self, statement: Statement, known: Mapping[Var, Expr]) -> Node | None:
         """The statement's tree, with known variables replaced; None where it touches no memory."""
@@ -199,10 +199,10 @@ class _Builder:
         if isinstance(statement, For):
             return self.loop(statement, known)
         if isinstance(statement, WithTiles):
-            self.tiles = {tile.name: tile for tile in statement.tiles}
             return self.visit(statement.body, known)
-        if isinstance(statement, (TileLoad, TileStore)):
-            return self.rows(statement, known)
+        if isinstance(statement, Invoke):
+            found = (self.operand(operand, place, known) for operand, place in statement.places if place.buffer in self.buffers)
+            return _joined([leaf for pair in found for leaf in pair])
         if isinstance(statement, If):
             condition = substitute(statement.condition, known)
             sides = [statement.then, statement.otherwise]
@@ -233,22 +233,16 @@ class _Builder:
         self.threads = threads
         return _joined(parts)
 
-    def rows(self, statement: TileLoad | TileStore, known: Mapping[Var, Expr]) -> Leaf | None:
-        """A tile that is loaded or stored: an access a row."""
-        if isinstance(statement, TileLoad):
-            name, offset, bytes_, writes = statement.source.buffer, statement.source.index[0], size_of(statement.source.dtype), False
-        else:
-            name, offset, bytes_, writes = statement.buffer, statement.offset, 4, True
-        if name not in self.buffers:
-            return None
-        tile, number = self.tiles[statement.tile], self.loops
-        lanes = 4 * tile.columns // bytes_
-        if tile.rows == 1:
-            return Leaf((_access(name, offset, lanes, writes, known),))
-        self.loops += 1
-        row = loop_variable(number, tile.rows)
-        access = _access(name, substitute(offset, known) + row * statement.stride, lanes, writes, {})
-        return Leaf((access,), ((number, tile.rows),))
+    def operand(self, operand: Operand, place: Place, known: Mapping[Var, Expr]) -> Iterator[Leaf]:
+        """What an instruction touches in memory: an access a row, once for reading and once for writing."""
+        offset = substitute(place.offset, known)
+        rows: tuple[tuple[int, int], ...] = ()
+        if operand.rows > 1:
+            rows = ((self.loops, operand.rows),)
+            offset = offset + loop_variable(*rows[0]) * operand.row_stride
+            self.loops += 1
+        for writes in [False] * operand.reads + [True] * operand.writes:
+            yield Leaf((_access(place.buffer, offset, operand.row, writes, {}),), rows)
 
     def touches(self, statement: Statement, known: Mapping[Var, Expr]) -> Iterator[Access]:
         # prefetches do not wait for what they fetch; comments and allocations touch nothing

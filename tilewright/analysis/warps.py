@@ -11,6 +11,7 @@ whole sectors) from one sector, to another relative to the others, and is left o
     global memory   as many sectors of 32 bytes as the lanes that are active touch.
     asynchronous    of 4 and 8 bytes: a wavefront for each sector read. Of 16 bytes: no wavefront, as they go past level 1, and as many sectors as
     copies          they touch in shared memory, where these are more (rows that begin in the middle of a sector).
+    matrices        ldmatrix: as loads of 16 bytes by the lanes that give an address (not compared with counters).
     clusters        a share of 1 / cluster of the loads from a cluster's shared memory is of the block's own.
 
 Source: Tuna (2021), section III.B, "Shared memory bank conflict", which evaluates the first warp; CUDA C++ Programming Guide, "Compute Capability
@@ -30,20 +31,23 @@ import numpy as np
 from tilewright.errors import TilewrightError
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, linear
+from tilewright.ir.intrinsic import Operand
 from tilewright.ir.kernel import (
     Allocate,
     AtomicAdd,
     Block,
     Buffer,
-    Copy,
     For,
     If,
+    Invoke,
     Kernel,
     Let,
+    Place,
     Statement,
     Store,
     expressions,
     statements,
+    written_by,
 )
 from tilewright.ir.scalar import OPERATIONS
 
@@ -183,12 +187,8 @@ class KernelWalk:
         elif isinstance(root, (Store, AtomicAdd)):
             self.reads(root.value, mask)
             self.touch(root.buffer, root.offset, root.value.lanes, "store" if isinstance(root, Store) else "atomic", mask)
-        elif isinstance(root, Copy):
-            size = size_of(self.buffers[root.buffer].dtype)
-            # sixteen bytes go past level 1, sector by sector of where they are put
-            target = self.varying(root.offset, SECTOR_BYTES // size) * size if root.value.lanes * size == 16 else None
-            self.reads(root.value, mask, "copy", target)
-            self.touch(root.buffer, root.offset, root.value.lanes, "copy", mask)
+        elif isinstance(root, Invoke):
+            self.invoke(root, mask)
         elif isinstance(root, If):
             holds = self.evaluated(root.condition)
             self.visit(root.then, mask & holds)
@@ -196,6 +196,29 @@ class KernelWalk:
                 self.visit(root.otherwise, mask & ~holds)
         elif isinstance(root, For):
             self.loop(root, mask)
+
+    def invoke(self, root: Invoke, mask: np.ndarray) -> None:
+        """Counts what an instruction reads in memory, then what it writes."""
+        copied = next(((operand, place) for operand, place in root.places if operand.access == "begin"), None)
+        target = None
+        if copied is not None and copied[0].size * size_of(copied[0].dtype) == 16:
+            # sixteen bytes go past level 1, sector by sector of where they are put
+            target = self.varying(copied[1].offset, SECTOR_BYTES // size_of(copied[0].dtype)) * size_of(copied[0].dtype)
+        kind = "copy" if copied is not None else "load"
+        for operand, place in root.places:
+            if operand.reads:
+                taken = mask & self.evaluated(root.guard(operand)) if operand.guard else mask
+                self.rows(operand, place, kind, taken, target)
+        for operand, place in root.places:
+            if operand.writes:
+                self.rows(operand, place, "copy" if copied is not None else "store", mask)
+
+    def rows(self, operand: Operand, place: Place, kind: str, mask: np.ndarray, target: np.ndarray | None = None) -> None:
+        """Counts the rows of an operand in the lanes that give an address."""
+        if operand.lanes:
+            mask = mask & (np.arange(WARP) < operand.lanes)
+        for row in range(operand.rows if self.buffers[place.buffer].space != "register" else 0):
+            self.touch(place.buffer, place.offset + row * operand.row_stride, operand.row, kind, mask, target)
 
     def loop(self, root: For, mask: np.ndarray) -> None:
         """All iterations at once, along a new first axis."""
@@ -216,7 +239,7 @@ class KernelWalk:
         """Whether anything but registers is touched inside."""
         registers = {name for name, buffer in self.buffers.items() if buffer.space == "register"}
         registers |= {s.buffer.name for s in statements(root) if isinstance(s, Allocate) and s.buffer.space == "register"}
-        if any(isinstance(s, (Store, Copy, AtomicAdd)) and s.buffer not in registers for s in statements(root)):
+        if any(name not in registers for s in statements(root) for name in written_by(s)):
             return True
         return any(load.buffer not in registers for expr in expressions(root) for load, _ in _loads(expr))
 

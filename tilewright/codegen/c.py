@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.codegen.conversions import ROUNDED, SCALAR_CONVERSIONS, WIDENED, rounded_vector, widened_vector
 from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, HelperTable, ordered
+from tilewright.codegen.intrinsics.amx import MACROS, RELEASE, opening
 from tilewright.codegen.printer import (
     _INFIX,
     ATOM,
@@ -31,35 +33,10 @@ from tilewright.codegen.printer import (
     printed_operation,
 )
 from tilewright.codegen.sharing import used_variables
-from tilewright.codegen.tiles import (
-    OPERATIONS,
-    ROUNDED,
-    SCALAR_CONVERSIONS,
-    WIDENED,
-    computing,
-    memory_of,
-    moving,
-    opening,
-    rounded_vector,
-    widened_vector,
-)
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
-from tilewright.ir.kernel import (
-    Block,
-    Buffer,
-    Comment,
-    For,
-    Kernel,
-    Prefetch,
-    Statement,
-    Store,
-    TileLoad,
-    TileMultiply,
-    TileStore,
-    TileZero,
-    WithTiles,
-)
+from tilewright.ir.intrinsic import Operand
+from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Prefetch, Statement, Store, WithTiles
 
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
 """Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""
@@ -102,6 +79,7 @@ def c_type(dtype: str) -> str:
 class CPrinter(Printer):
     """Prints kernels one after another; `source()` is the file."""
 
+    language = "C"
     qualifier = "static inline"
 
     def __init__(self) -> None:
@@ -382,7 +360,7 @@ class CPrinter(Printer):
             code = Code(f"{code.at(UNARY)} & 1")
         return Code(f"__builtin_convertvector({code.text}, {kind})")
 
-    # --- tiles ---
+    # --- instructions ---
 
     def with_tiles(self, root: WithTiles) -> None:
         self.uses_tiles = True
@@ -390,17 +368,13 @@ class CPrinter(Printer):
         for text in opening(root.tiles):
             self.line(text)
         self.body(root.body)
-        self.line('    __asm__ volatile("tilerelease" ::);')
+        self.line(f"    {RELEASE}")
         self.line("}")
 
-    def tile_operation(self, root: TileZero | TileLoad | TileMultiply | TileStore) -> None:
-        if isinstance(root, (TileMultiply, TileZero)):
-            self.line(computing(root, self.tiles))
-            return
-        name, offset = memory_of(root)
-        text, buffer = self.buffer(name)
-        place = text if offset == Const(0, INDEX) else f"{text} + {self.text(offset, SUM)}"
-        self.line(moving(root, self.tiles, place, root.stride * size_of(buffer.dtype)))
+    def address(self, operand: Operand, place: Place) -> str:
+        if operand.storage == "tile":
+            return str(self.tiles[place.buffer])
+        return self.buffer(place.buffer)[0] if place.offset == Const(0, INDEX) else super().address(operand, place)
 
     # --- loops ---
 
@@ -470,8 +444,8 @@ class CPrinter(Printer):
         if typedefs:
             parts.append("\n".join(typedefs) + "\n")
         if self.uses_tiles:
-            parts.append(OPERATIONS)
-        texts = [*ordered(self.helpers, _HELPERS), *self.reductions.values(), *self.wrappers.values()]
+            parts.append(MACROS)
+        texts = [*ordered(self.helpers, _HELPERS.with_own(self.functions)), *self.reductions.values(), *self.wrappers.values()]
         if texts:
             parts.append("\n".join(texts) + "\n")
         return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])

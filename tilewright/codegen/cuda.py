@@ -19,8 +19,8 @@ from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, HelperTable,
 from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import is_float, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, select, walk
-from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, Copy, For, Kernel, Store, statements
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Kernel, Store, statements
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -102,16 +102,6 @@ def _nan_extremum(operation: str) -> Helper:
     )
 
 
-def _asynchronous_copy(count: int) -> Helper:
-    """What lies beyond the first `filled` bytes is zero. Sixteen bytes pass by the level-1 cache."""
-    return Helper(
-        f"""static __device__ __forceinline__ void tw_copy{count}(void *target, const void *source, int filled) {{
-    asm volatile("cp.async.{"cg" if count == 16 else "ca"}.shared.global [%0], [%1], {count}, %2;"
-                 :: "r"((unsigned)__cvta_generic_to_shared(target)), "l"(source), "r"(filled) : "memory");
-}}"""
-    )
-
-
 def _atomic_add(lanes: int) -> Helper:
     """Adds each lane; as one transaction where the machine has one for vectors (PTX: red, compute capability 9.0)."""
     fields = [f"value.{component}" for component in _COMPONENTS[:lanes]]
@@ -166,7 +156,6 @@ def _checking(inside: str, dtype: str) -> Helper:
 _BUILTIN: Mapping[str, Helper] = {
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
-    **{f"tw_copy{count}": _asynchronous_copy(count) for count in (4, 8, 16)},
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
     **{f"tw_cluster_load{lanes}": _cluster_load(lanes) for lanes in (1, 2, 4)},
     **{f"tw_checked_{dtype}": _checking("index", dtype) for dtype in ("i32", "i64")},
@@ -175,22 +164,10 @@ _BUILTIN: Mapping[str, Helper] = {
 _HELPERS = HelperTable(_BUILTIN, CUDA_TYPES, "static __device__ __forceinline__")
 
 
-def copied(root: Copy) -> tuple[Expr | None, Load]:
-    """(condition, load) of what a copy copies; the condition is None where there is none. Raises ValueError for any other value."""
-    value = root.value
-    if isinstance(value, Load):
-        return None, value
-    if isinstance(value, Apply) and value.operation == "select":
-        condition, load, otherwise = value.args
-        zero = otherwise.args[0] if isinstance(otherwise, Apply) and otherwise.operation == "broadcast" else otherwise
-        if isinstance(load, Load) and isinstance(zero, Const) and zero.value == 0 and condition.lanes == 1:
-            return condition, load
-    raise ValueError(f"an asynchronous copy copies a load, or zero: {value}")
-
-
 class CudaPrinter(Printer):
     """Prints kernels one after another; `source()` is the file."""
 
+    language = "CUDA"
     spread = True
 
     def __init__(self) -> None:
@@ -303,25 +280,6 @@ class CudaPrinter(Printer):
         lanes = root.value.lanes
         function = self.need(f"tw_atomic_add{lanes}") if lanes > 1 else "atomicAdd"
         self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {self.text(root.value)});")
-
-    def copy(self, root: Copy) -> None:
-        condition, source = copied(root)
-        where = source.index[0]
-        if condition is not None:
-            where = select(condition, where, 0)  # what is not read has a valid address nevertheless
-        self.prepare(root.offset, where)
-        target, buffer = self.buffer(root.buffer)
-        origin, _ = self.buffer(source.buffer)
-        count = source.lanes * size_of(source.dtype)
-        filled = f"{self.text(condition, OR)} ? {count} : 0" if condition is not None else str(count)
-        function = self.need(f"tw_copy{count}")
-        self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {origin} + {self.text(where, SUM)}, {filled});")
-
-    def commit_copies(self) -> None:
-        self.line('asm volatile("cp.async.commit_group;" ::: "memory");')
-
-    def await_copies(self, pending: int) -> None:
-        self.line(f'asm volatile("cp.async.wait_group {pending};" ::: "memory");')
 
     def allocate(self, buffer: Buffer) -> None:
         name = self.declare_buffer(buffer)
@@ -448,9 +406,6 @@ class CudaPrinter(Printer):
     def barrier(self) -> None:
         self.line("__syncthreads();")
 
-    def cluster_barrier(self) -> None:
-        self.line('asm volatile("barrier.cluster.arrive;\\n\\tbarrier.cluster.wait;" ::: "memory");')
-
     def kernel(self, kernel: Kernel) -> None:
         launch = kernel.launch
         self.cluster = kernel.cluster
@@ -485,7 +440,7 @@ class CudaPrinter(Printer):
         self.pop()
 
     def source(self) -> str:
-        texts = ordered(self.helpers, _HELPERS)
+        texts = ordered(self.helpers, _HELPERS.with_own(self.functions))
         parts = ["\n".join(texts) + "\n"] if texts else []
         return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])
 

@@ -437,6 +437,10 @@ class HelperTable(Mapping[str, Helper]):
     types: Mapping[str, str]
     qualifier: str
 
+    def with_own(self, more: Mapping[str, Helper]) -> HelperTable:
+        """The table with more helpers of its own."""
+        return HelperTable({**self.own, **more}, self.types, self.qualifier) if more else self
+
     def __getitem__(self, name: str) -> Helper:
         if name in self.own:
             return self.own[name]

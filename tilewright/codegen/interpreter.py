@@ -8,13 +8,15 @@ The kernel becomes C with a check on every access, which is compiled (unoptimise
 - races: two threads of a block touch the same element of shared or global memory between two barriers, or two blocks the same element of
   global memory, and one of them writes (atomic additions may meet one another, and nothing else); in CPU kernels two iterations of a parallel loop;
 - vectors that are not aligned to their size (GPU);
-- barriers that some threads of a block do not reach, or reach another number of times; stores to parameters that are not writable.
+- barriers that some threads of a block do not reach, or reach another number of times, and instructions of a warp that some of its lanes do not;
+  stores to parameters that are not writable.
 
 Indices out of range that a kernel checks for are not its faults: they are stored to its parameter FAULTS, as on the machine.
 
 Blocks run one after another, those of a cluster in lockstep (any barrier of one then counts as one of all of them).
 A block's body is split at its barriers: each piece runs for one thread after another, and what a thread keeps
-across a barrier (variables, register buffers) lives in arrays over the threads. Loops with barriers inside run in lockstep.
+across a barrier (variables, register buffers) lives in arrays over the threads. Loops with barriers inside run in lockstep. So do the lanes of a warp
+around its instructions, one warp after another: these take the operands of all lanes together, and run their meaning (`ir.intrinsic`) in Python.
 """
 
 from __future__ import annotations
@@ -32,16 +34,19 @@ from importlib.resources import files
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tilewright import settings
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
-from tilewright.codegen.printer import EQUALITY, SUM, UNARY, Code
-from tilewright.codegen.tiles import ROUNDED, SCALAR_CONVERSIONS, WIDENED, configuration, memory_of
+from tilewright.codegen.conversions import ROUNDED, WIDENED
+from tilewright.codegen.intrinsics.amx import configuration
+from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
 from tilewright.ir.dtypes import ELEMENT_TYPES, size_of
 from tilewright.ir.expr import Expr, Load, Var
+from tilewright.ir.intrinsic import LANES, Intrinsic, Operand, moved
 from tilewright.ir.kernel import (
     FAULTS,
     Allocate,
@@ -49,22 +54,18 @@ from tilewright.ir.kernel import (
     Barrier,
     Block,
     Buffer,
-    ClusterBarrier,
-    Copy,
     For,
     If,
+    Invoke,
     Kernel,
     Let,
+    Place,
     Prefetch,
     Statement,
     Store,
-    Tile,
-    TileLoad,
-    TileMultiply,
-    TileStore,
-    TileZero,
     WithTiles,
     statements,
+    written_by,
 )
 from tilewright.system.libraries import mapped
 from tilewright.system.private_files import make_folder, read_private
@@ -89,14 +90,13 @@ class Report:
         return not self.faults
 
 
-def synchronises(root: Statement) -> bool:
-    """Whether a barrier is inside."""
-    return any(isinstance(s, (Barrier, ClusterBarrier)) for s in statements(root))
+_MEANING = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p))
+"""What the interpreter's code calls: the number of an instruction, and where its operands are."""
 
 
 class CheckedPrinter(CPrinter):
     """Prints one kernel as C with checks: `void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *,
-    int64_t *count)`."""
+    int64_t *count, tw_meaning)`."""
 
     def prefetch(self, root: Prefetch) -> None:
         """Touches nothing."""
@@ -113,8 +113,10 @@ class CheckedPrinter(CPrinter):
         self.setup: list[str] = []
         self.kept: list[list[str]] = []  # for each open region: what a thread's piece declares at its beginning
         self.parallel = False
-        self.stored = {s.buffer for s in statements(kernel.body) if isinstance(s, (Store, Copy, AtomicAdd, TileStore))}
-        self.shapes: dict[str, Tile] = {}
+        self.stored = {name for s in statements(kernel.body) for name in written_by(s)}
+        self.intrinsics: list[Intrinsic] = []  # those that are called, by their numbers
+        self.together = self.threads  # how many threads are in lockstep, from `first` on
+        self.first = "0"
 
     # --- storage ---
 
@@ -230,76 +232,129 @@ class CheckedPrinter(CPrinter):
         name = self.fresh("value")
         self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_atomic(s, {text}, {self.text(root.offset)}, {lanes}) += {name};")
 
-    def copy(self, root: Copy) -> None:
-        self.prepare(root.offset, root.value)
-        text, buffer = self.buffer(root.buffer)
-        code, lanes = self.expression(root.value), root.value.lanes
-        kind = c_type(buffer.dtype) if lanes == 1 else self.type_name(root.value.dtype, lanes)
-        pointer = kind if lanes == 1 else f"{kind}_u"
-        name = self.fresh("value")
-        self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_copy(s, {text}, {self.text(root.offset)}, {lanes}) = {name};")
-
-    def commit_copies(self) -> None:
-        self.line("++s->groups[s->thread];")
-
-    def await_copies(self, pending: int) -> None:
-        self.line(f"tw_await(s, {pending});")
-
-    # --- tiles ---
+    # --- instructions ---
 
     def with_tiles(self, root: WithTiles) -> None:
-        """Arrays in place of the registers."""
+        """Buffers like any other in place of the registers."""
         configuration(root.tiles)
         self.line("{")
         self.push()
-        for number, tile in enumerate(root.tiles):
-            self.line(f"float tile{number}[{tile.rows}][{tile.columns}];")
-        self.tiles = {tile.name: number for number, tile in enumerate(root.tiles)}
-        self.shapes = {tile.name: tile for tile in root.tiles}
+        for tile in root.tiles:
+            self.allocate(tile)
         self.body(root.body)
         self.pop()
         self.line("}")
 
-    def tile_operation(self, root: TileZero | TileLoad | TileMultiply | TileStore) -> None:
-        if isinstance(root, TileZero):
-            number = self.tiles[root.tile]
-            self.line(f"memset(tile{number}, 0, sizeof tile{number});")
-        elif isinstance(root, TileMultiply):
-            sums, a, b = (self.shapes[name] for name in (root.sums, root.a, root.b))
-            if (a.rows, a.columns, b.columns) != (sums.rows, b.rows, sums.columns):
-                raise ValueError(f"tiles of {a} and {b} do not multiply to {sums}")
-            self.wrappers[WIDENED] = SCALAR_CONVERSIONS[WIDENED]
-            target, left, right = (f"tile{self.tiles[name]}" for name in (root.sums, root.a, root.b))
-            factors = f"{WIDENED}(((uint16_t *){left}[i])[k]) * {WIDENED}(((uint16_t *){right}[k / 2])[2 * j + k % 2])"
-            self.line(f"for (int i = 0; i < {sums.rows}; ++i) for (int j = 0; j < {sums.columns}; ++j) for (int k = 0; k < {2 * a.columns}; ++k)")
-            self.line(f"    {target}[i][j] += {factors};")
+    def width(self, scope: str) -> int:
+        """Threads that do something of that scope together; at most all that there are."""
+        if scope in ("block", "cluster"):
+            return self.threads
+        if self.block_threads % LANES[scope] and self.is_gpu:
+            raise ValueError(f"{self.name} has blocks of {self.block_threads} threads, which are no whole {scope}s")
+        return LANES[scope]
+
+    def needs(self, root: Statement) -> int:
+        """How many threads run the statement in lockstep: 1 where nothing in it is done together."""
+        scopes = {"block" if isinstance(s, Barrier) else s.intrinsic.scope for s in statements(root) if isinstance(s, (Barrier, Invoke))}
+        return max(map(self.width, scopes), default=1)
+
+    def invoke(self, root: Invoke) -> None:
+        """One thread's, or that of the threads in lockstep: their operands are gathered, lane after lane; then what comes out is handed to them."""
+        intrinsic = root.intrinsic
+        lanes = self.width(intrinsic.scope)
+        if intrinsic.order == "barrier":
+            self.line("++s->epoch;")
+            return
+        if intrinsic.order == "commit":
+            self.line("++s->groups[s->thread];")
+            return
+        values = root.values
+        if intrinsic.order == "await":
+            self.line(f"tw_await(s, {self.text(next(iter(values.values())))});")
+            return
+        places = self.guarded_places(root)
+        given = [(operand, place) for operand, place in places if operand.reads]
+        taken = [(operand, place) for operand, place in places if operand.writes]
+        arrays = {operand.name: self.fresh(operand.name) for operand in intrinsic.operands}
+        for operand in intrinsic.operands:
+            self.line(f"{c_type(operand.dtype)} {arrays[operand.name]}[{lanes}][{operand.size}] = {{{{0}}}};")
+        lane = self.open_lanes(lanes)
+        self.prepare(*values.values(), *(place.offset for _, place in given))
+        for name, value in values.items():
+            self.line(f"{arrays[name]}[{lane}][0] = {self.text(value)};")
+        for operand, place in given:
+            self.rows(operand, place, arrays[operand.name], lane, f"{arrays[operand.guard]}[{lane}][0]" if operand.guard else "")
+        self.close_lanes(lanes)
+        result = arrays[taken[0][0].name]
+        if intrinsic.meaning is moved:
+            result = arrays[given[0][0].name]
         else:
-            name, offset = memory_of(root)
-            text, buffer = self.buffer(name)
-            tile, number = self.shapes[root.tile], self.tiles[root.tile]
-            lanes = 4 * tile.columns // size_of(buffer.dtype)
-            row = f"s, {text}, {self.text(offset, SUM)} + i * {root.stride}, {lanes}"
-            copied = f"tile{number}[i], tw_read({row})" if isinstance(root, TileLoad) else f"tw_write({row}), tile{number}[i]"
-            self.line(f"for (int i = 0; i < {tile.rows}; ++i) memcpy({copied}, {4 * tile.columns});")
+            if intrinsic not in self.intrinsics:
+                self.intrinsics.append(intrinsic)
+            self.line(f"meaning({self.intrinsics.index(intrinsic)}, (void *[]){{{', '.join(arrays.values())}}});")
+        lane = self.open_lanes(lanes)
+        self.prepare(*(place.offset for _, place in taken))
+        for operand, place in taken:
+            self.rows(operand, place, result, lane, writes=True)
+        self.close_lanes(lanes)
+
+    def open_lanes(self, lanes: int) -> str:
+        """Begins what each lane of a group does; the lane's number."""
+        self.hoisted = {}
+        if lanes == 1:
+            self.line("{")
+        else:
+            self.open_threads()
+        self.push()
+        return f"thread - {self.first}" if lanes > 1 else "0"
+
+    def close_lanes(self, lanes: int) -> None:
+        self.pop()
+        if lanes == 1:
+            self.line("}")
+        else:
+            self.close_threads()
+
+    def rows(self, operand: Operand, place: Place, held: str, lane: str, guard: str = "", writes: bool = False) -> None:
+        """Copies one lane's operand from its place, or to it."""
+        text, buffer = self.buffer(place.buffer)
+        if size_of(buffer.dtype) != size_of(operand.dtype):
+            raise ValueError(f"{operand.name} is {operand.dtype}, not the {buffer.dtype} of {buffer.name}")
+        conditions = [f"{lane} < {operand.lanes}"] if operand.lanes else []
+        conditions += [guard] if guard else []
+        where = self.fresh("where")
+        self.line(f"const int64_t {where} = {self.text(place.offset)};")
+        if conditions:
+            self.line(f"if ({' && '.join(conditions)})")
+        row = f"s, {text}, {where} + i * {operand.row_stride}, {operand.row}"
+        here = f"{held}[{lane}] + i * {operand.row}"
+        size = operand.row * size_of(operand.dtype)
+        self.line(f"for (int64_t i = 0; i < {operand.rows}; ++i)")
+        if writes:
+            self.line(f"    memcpy({'tw_copy' if operand.access == 'begin' else 'tw_write'}({row}), {here}, {size});")
+        else:
+            read = "tw_read_together" if lane != "0" and operand.storage != "fragment" else "tw_read"
+            self.line(f"    memcpy({here}, {read}({row}), {size});")
 
     # --- pieces ---
 
     in_piece = False
 
     def region(self, members: Sequence[Statement]) -> None:
-        """Statements in which there are barriers: pieces without run for each thread in turn."""
+        """Statements in which the threads in lockstep do something together: pieces without that run for each thread in turn."""
         self.push()
         self.kept.append([])
         self.line("{")
         self.depth += 1
         pending: list[Statement] = []
         for member in members:
-            if isinstance(member, Block) and synchronises(member):
+            width = self.needs(member)
+            if isinstance(member, Block) and width > 1:
                 self.piece(pending)
                 self.region(member.statements)
-            elif synchronises(member):
+            elif width > 1:
                 self.piece(pending)
-                self.synchronised(member)
+                self.groups(member, width)
             elif isinstance(member, Allocate):
                 self.piece(pending)
                 self.allocate(member.buffer)
@@ -343,7 +398,7 @@ class CheckedPrinter(CPrinter):
         self.restored.append(f"const {kind} {name.text} = {place};")
 
     def open_threads(self) -> None:
-        self.line(f"for (int64_t thread = 0; thread < {self.threads}; ++thread) {{")
+        self.line(f"for (int64_t thread = {self.first}; thread < {self.first} + {self.together}; ++thread) {{")
         self.depth += 1
         self.line("s->thread = thread;")
         for text in self.thread_indices:
@@ -359,23 +414,44 @@ class CheckedPrinter(CPrinter):
         self.line("}")
 
     def uniform(self, value: Expr, what: str) -> str:
-        """A variable with the value that all threads agree on; disagreement ends the kernel."""
+        """A variable with the value that all threads in lockstep agree on; disagreement ends the kernel."""
         name = self.fresh(what)
         self.line(f"int64_t {name} = 0;")
         self.open_threads()
         self.push()
         self.prepare(value)
         self.line(f"const int64_t mine = {self.text(value)};")
-        self.line(f"if (thread == 0) {name} = mine;")
-        self.line(f"else if ({name} != mine) {{ tw_report(s, TW_DIVERGENCE, -1, mine, 1, {name}, 0); goto done; }}")
+        self.line(f"if (thread == {self.first}) {name} = mine;")
+        self.line(f"else if ({name} != mine) {{ tw_report(s, TW_DIVERGENCE, -1, mine, {self.together}, {name}, 0); goto done; }}")
         self.pop()
         self.close_threads()
         return name
 
+    def groups(self, member: Statement, width: int) -> None:
+        """A statement in which so many threads do something together, for one group of them after another."""
+        if width == self.together:
+            self.synchronised(member)
+            return
+        outer = self.first, self.together
+        first = self.fresh("first")
+        self.line(f"for (int64_t {first} = {self.first}; {first} < {self.first} + {self.together}; {first} += {width}) {{")
+        self.first, self.together = first, width
+        self.depth += 1
+        self.push()
+        self.synchronised(member)
+        self.pop()
+        self.depth -= 1
+        self.first, self.together = outer
+        self.line("}")
+
     def synchronised(self, member: Statement) -> None:
         self.hoisted = {}
-        if isinstance(member, (Barrier, ClusterBarrier)):
+        if isinstance(member, Barrier):
             self.line("++s->epoch;")
+        elif isinstance(member, Invoke):
+            self.line("{")
+            self.invoke(member)
+            self.line("}")
         elif isinstance(member, For):
             extent = self.uniform(member.extent, "extent")
             self.push()
@@ -442,7 +518,7 @@ class CheckedPrinter(CPrinter):
         self.thread_indices: list[str] = []
         self.push()
         # names of the surrounding C
-        self.scopes[0].taken.update(("s", "set", "arena", "thread", "block", "mine", "faults", "count", "done", "state", "rank", "cluster_first"))
+        self.scopes[0].taken.update("s set arena thread block mine faults count meaning done state rank cluster_first".split())
         for position, buffer in enumerate(kernel.parameters):
             self.declare_parameter(buffer, position)
         for position, scalar in enumerate(kernel.scalars):
@@ -474,7 +550,7 @@ class CheckedPrinter(CPrinter):
             self.body(kernel.body)
             self.line("}")
         head = [
-            "void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *faults, int64_t *count) {",
+            "void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *faults, int64_t *count, tw_meaning meaning) {",
             "    tw_state *const s = calloc(1, sizeof *s);",
             "    s->faults = faults, s->block = -1;",
             f"    char *const arena = aligned_alloc(64, {max(self.arena, 64)});",
@@ -556,9 +632,21 @@ def _built(compiler: str, source: str, folder: Path) -> Path:
 
 
 @lru_cache(maxsize=256)
-def _translated(kernel: Kernel) -> tuple[str, tuple[Buffer, ...]]:
+def _translated(kernel: Kernel) -> tuple[str, tuple[Buffer, ...], tuple[Intrinsic, ...]]:
     printer = CheckedPrinter(kernel)
-    return printer.checked(kernel), tuple(printer.buffers)
+    return printer.checked(kernel), tuple(printer.buffers), tuple(printer.intrinsics)
+
+
+def _apply(intrinsic: Intrinsic, addresses: Sequence[int], lanes: int) -> None:
+    """Runs the meaning of an instruction on its operands, [lanes][elements] each."""
+    arrays = []
+    for operand, address in zip(intrinsic.operands, addresses, strict=True):
+        kind = np.dtype(_array_type(operand.dtype))
+        memory = (ctypes.c_uint8 * (lanes * operand.size * kind.itemsize)).from_address(address)
+        arrays.append(np.ctypeslib.as_array(memory).view(kind).reshape(lanes, *operand.shape)[: operand.lanes or lanes])
+    assert intrinsic.meaning is not None
+    result = intrinsic.meaning(*(array.copy() for operand, array in zip(intrinsic.operands, arrays, strict=True) if operand.reads))
+    next(array for operand, array in zip(intrinsic.operands, arrays, strict=True) if operand.writes)[...] = result
 
 
 def _array_type(dtype: str) -> str:
@@ -582,9 +670,19 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
             raise ValueError(f"{kernel.name}: {buffer.name} needs {buffer.size} contiguous {buffer.dtype}, got {array.size} {array.dtype}")
         flags.append(np.zeros(max(buffer.size, 1), np.uint8) if buffer.writable and buffer.name != FAULTS else None)
     known = [None if b.name in initialised else f for b, f in zip(kernel.parameters, flags, strict=True)]
-    source, buffers = _translated(kernel)
+    source, buffers, intrinsics = _translated(kernel)
     faults, count = np.zeros((_FAULTS, 8), np.int64), np.zeros(1, np.int64)
     library = _library(source)
+    errors: list[BaseException] = []
+
+    def meaning(number: int, addresses: Any) -> None:
+        """An exception cannot pass through C: it waits here."""
+        try:
+            intrinsic = intrinsics[number]
+            _apply(intrinsic, addresses[: len(intrinsic.operands)], LANES[intrinsic.scope])
+        except BaseException as error:
+            errors.append(error)
+
     slots = max(len(arguments), 1)
     library.run(
         (ctypes.c_void_p * slots)(*(a.ctypes.data for a in arguments)),
@@ -592,7 +690,10 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
         (ctypes.c_void_p * slots)(*(None if f is None else f.ctypes.data for f in known)),
         ctypes.c_void_p(faults.ctypes.data),
         ctypes.c_void_p(count.ctypes.data),
+        _MEANING(meaning),
     )
+    if errors:
+        raise errors[0]
     messages = tuple(_message(kernel, buffers, row.tolist()) for row in faults[: count[0]])
     unwritten = {
         b.name: int(b.size - f[: b.size].sum()) for b, f in zip(kernel.parameters, known, strict=True) if f is not None and not f[: b.size].all()
@@ -604,7 +705,8 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
     kind, number, offset, lanes, block, thread, other, writes = fault
     who = _who(kernel, block, thread)
     if _KINDS[kind] == "barrier divergence":
-        return f"{kernel.name}: barrier divergence: {who} decides for {offset}, thread 0 for {other}, on the way to a barrier"
+        first, meeting = ("thread 0", "a barrier") if lanes == _threads(kernel) else ("the first of its group", f"what {lanes} threads do together")
+        return f"{kernel.name}: barrier divergence: {who} decides for {offset}, {first} for {other}, on the way to {meeting}"
     buffer = buffers[number]
     deed = "writes" if writes else "reads"
     where = f"{buffer.space} buffer {buffer.name} ({buffer.size} elements) at offset {offset}" + (f", {lanes} lanes" if lanes > 1 else "")
@@ -616,6 +718,11 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
         doer = "several blocks touch" if other < -1 else f"block {other} touches"
         return f"{text}, which {doer} in the same launch"
     return text
+
+
+def _threads(kernel: Kernel) -> int:
+    """Threads that a barrier may be for."""
+    return prod(kernel.launch.block) * kernel.cluster if kernel.launch else 1
 
 
 def _person(kernel: Kernel) -> str:

@@ -43,6 +43,9 @@ typedef struct {
     char scratch[1024];   /* where accesses out of bounds go */
 } tw_state;
 
+/* Of an instruction, by its number: from its operands, [lanes][elements], to what it gives in place of the one that it writes. */
+typedef void (*tw_meaning)(int64_t number, void **operands);
+
 static __attribute__((noinline, cold)) void tw_report(
     tw_state *s, int64_t kind, int64_t buffer, int64_t offset, int64_t lanes, int64_t other, int64_t writes) {
     for (int64_t i = 0; i < s->count; ++i)
@@ -116,6 +119,15 @@ static const void *tw_read(tw_state *s, const tw_buffer *b, int64_t offset, int6
         for (int64_t i = 0; i < lanes; ++i)
             tw_check_read(s, b, offset + i);
     return b->data + offset * b->bytes;
+}
+
+/* By all lanes of a warp, for which two stand: whoever wrote the element, one of them is another thread. */
+static const void *tw_read_together(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {
+    const void *const place = tw_read(s, b, offset, lanes);
+    s->thread ^= 1;
+    (void)tw_read(s, b, offset, lanes);
+    s->thread ^= 1;
+    return place;
 }
 
 static void *tw_write(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {

@@ -23,17 +23,16 @@ from tilewright.ir.kernel import (
     AtomicAdd,
     Block,
     Buffer,
-    Copy,
     For,
     If,
     Let,
     Statement,
     Store,
-    TileStore,
     WithTiles,
     expressions,
     map_expressions,
     statements,
+    written_by,
 )
 
 MOST_KEPT = 512
@@ -114,10 +113,9 @@ def _changed_by(loop: For) -> tuple[set[Var], set[str]]:
     for statement in statements(loop.body):
         if isinstance(statement, (Let, For)):
             names.add(statement.variable)
-        elif isinstance(statement, (Store, AtomicAdd, Copy, TileStore)):
-            buffers.add(statement.buffer)
         elif isinstance(statement, Allocate):
             buffers.add(statement.buffer.name)
+        buffers.update(written_by(statement))
     return names, buffers
 
 

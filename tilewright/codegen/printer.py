@@ -14,33 +14,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tilewright.codegen.helpers import Helper
 from tilewright.codegen.sharing import is_risky
 from tilewright.ir.dtypes import is_float, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, constants, range_of, walk
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, constants, range_of, select, walk
 from tilewright.ir.guards import Guard, guards
+from tilewright.ir.intrinsic import Operand
 from tilewright.ir.kernel import (
     FAULTS,
     Allocate,
     AtomicAdd,
-    AwaitCopies,
     Barrier,
     Block,
     Buffer,
-    ClusterBarrier,
     Comment,
-    CommitCopies,
-    Copy,
     For,
     If,
+    Invoke,
     Kernel,
     Let,
+    Place,
     Prefetch,
     Statement,
     Store,
-    TileLoad,
-    TileMultiply,
-    TileStore,
-    TileZero,
     WithTiles,
 )
 
@@ -148,6 +144,7 @@ def float_literal(value: float, dtype: str) -> str:
 class Printer(ABC):
     """State of printing one source file. Subclasses are final; they say what differs between languages."""
 
+    language: str  # under which instructions have their text
     spread = False  # whether a vector operation is written once for each lane
 
     def __init__(self) -> None:
@@ -155,6 +152,7 @@ class Printer(ABC):
         self.depth = 0
         self.scopes: list[Scope] = []
         self.helpers: dict[str, None] = {}
+        self.functions: dict[str, Helper] = {}  # of instructions; those that are called are among the helpers
         self.hoisted: dict[int, Code] = {}
         self.used: frozenset[str] | None = None  # variables that the kernel reads; None: print all
 
@@ -476,24 +474,10 @@ class Printer(ABC):
         elif isinstance(root, Prefetch):
             self.prepare(root.offset)
             self.prefetch(root)
-        elif isinstance(root, Copy):
-            self.copy(root)
-        elif isinstance(root, CommitCopies):
-            self.commit_copies()
-        elif isinstance(root, AwaitCopies):
-            self.await_copies(root.pending)
-        elif isinstance(root, ClusterBarrier):
-            self.cluster_barrier()
         elif isinstance(root, WithTiles):
             self.with_tiles(root)
-        elif isinstance(root, (TileZero, TileMultiply)):
-            self.tile_operation(root)
-        elif isinstance(root, TileLoad):
-            self.prepare(*root.source.index)
-            self.tile_operation(root)
-        elif isinstance(root, TileStore):
-            self.prepare(root.offset)
-            self.tile_operation(root)
+        elif isinstance(root, Invoke):
+            self.invoke(root)
         elif isinstance(root, Comment):
             for text in root.text.splitlines():
                 self.line(f"// {text}".rstrip("\\"))
@@ -506,23 +490,29 @@ class Printer(ABC):
     def atomic_add(self, root: AtomicAdd) -> None:
         raise ValueError("this language has no atomic additions")
 
-    def copy(self, root: Copy) -> None:
-        raise ValueError("this language has no asynchronous copies")
-
-    def commit_copies(self) -> None:
-        raise ValueError("this language has no asynchronous copies")
-
-    def await_copies(self, pending: int) -> None:
-        raise ValueError("this language has no asynchronous copies")
-
-    def cluster_barrier(self) -> None:
-        raise ValueError("this language has no clusters of blocks")
-
     def with_tiles(self, root: WithTiles) -> None:
         raise ValueError("this language has no tile registers")
 
-    def tile_operation(self, root: TileZero | TileLoad | TileMultiply | TileStore) -> None:
-        raise ValueError("this language has no tile registers")
+    def invoke(self, root: Invoke) -> None:
+        """An instruction's text."""
+        text = root.intrinsic.text.get(self.language)
+        if text is None:
+            raise ValueError(f"{self.language} has no text of the instruction {root.intrinsic.name}")
+        places = self.guarded_places(root)
+        self.prepare(*(place.offset for _, place in places))
+        parts = {name: self.text(value, OR) for name, value in root.values.items()}
+        if text.function:
+            self.functions[self.need(text.function)] = Helper(text.source)
+        parts |= {operand.name: self.address(operand, place) for operand, place in places}
+        self.line(text.line.format(**parts))
+
+    def guarded_places(self, root: Invoke) -> list[tuple[Operand, Place]]:
+        """The places of an instruction's operands, valid ones also where nothing is read."""
+        return [(operand, Place(place.buffer, select(root.guard(operand), place.offset, 0))) for operand, place in root.places]
+
+    def address(self, operand: Operand, place: Place) -> str:
+        """A place in a buffer as the text of an instruction has it."""
+        return f"{self.buffer(place.buffer)[0]} + {self.text(place.offset, SUM)}"
 
     def block(self, root: Block) -> None:
         nested = any(isinstance(s, (Let, Allocate)) for s in root.statements)

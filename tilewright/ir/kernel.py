@@ -5,9 +5,10 @@ Grammar::
     Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
               | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Prefetch(buffer, offset) | Comment(text)
-              | Copy(buffer, offset, value) | CommitCopies() | AwaitCopies(pending) | ClusterBarrier() | AtomicAdd(buffer, offset, value)
-              | WithTiles(tiles, body) | TileZero(tile) | TileLoad(tile, source, stride) | TileMultiply(sums, a, b)
-              | TileStore(tile, buffer, offset, stride)
+              | AtomicAdd(buffer, offset, value) | WithTiles(tiles, body) | Invoke(intrinsic, operands)
+    Operand   = Place(buffer, offset) | Expr
+
+Whatever else a machine can do is an `Invoke` of an instruction, which is data (`ir.intrinsic`).
 
 A kernel with checked indices (`ir.expr.checked`) has a last parameter FAULTS of 64-bit integers, one for each site: an index that is out of
 range is stored there, which it alone may be by several threads at once. Nothing of the kernel reads it; 0 is out of no range, and means none.
@@ -24,7 +25,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tilewright.ir.expr import Expr, Load, Var, substitute
+from tilewright.ir.expr import TRUE, Expr, Load, Var, substitute
+from tilewright.ir.intrinsic import Intrinsic, Operand
 
 FAULTS = "faults"
 """The parameter to which kernels report indices that are out of range."""
@@ -33,8 +35,8 @@ FAULTS = "faults"
 @dataclass(frozen=True)
 class Buffer:
     """Storage of `size` scalars. space: "global", "shared" (a GPU block's), "cluster" (in equal parts in the shared memory of the blocks of a
-    cluster, in their order; a block stores to its own part alone) or "register" (one thread's locals).
-    `lanes` > 1 (register only): an array of size/lanes vectors. `writable` is for global parameters."""
+    cluster, in their order; a block stores to its own part alone), "register" (one thread's locals) or "tile" (a register of size/lanes rows).
+    `lanes` > 1 (register only): an array of size/lanes vectors; of a tile the elements of a row. `writable` is for global parameters."""
 
     name: str
     dtype: str
@@ -107,12 +109,6 @@ class Barrier:
 
 
 @dataclass(frozen=True)
-class ClusterBarrier:
-    """All threads of the blocks of a cluster; every one of them reaches it the same number of times. A block must not end while others read
-    its part of a "cluster" buffer."""
-
-
-@dataclass(frozen=True)
 class Prefetch:
     """A hint that the cache line at this offset of a global buffer is wanted soon; the offset may lie beyond the buffer."""
 
@@ -121,77 +117,48 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
-class Copy:
-    """Begins a copy from global to shared memory that needs no register: buffer[offset : offset + lanes] = value, which is a load of 4, 8 or
-    16 bytes, or `select(condition, load, 0)`. What it copies may be read by its thread after `AwaitCopies`, by others after a barrier too.
-    Compute capability 8.0 or higher (PTX: cp.async)."""
-
-    buffer: str
-    offset: Expr
-    value: Expr
-
-
-@dataclass(frozen=True)
-class CommitCopies:
-    """The thread's copies since the last one are a group (which may be empty)."""
-
-
-@dataclass(frozen=True)
-class AwaitCopies:
-    """Waits until at most `pending` of the thread's youngest groups of copies are not complete."""
-
-    pending: int
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A two-dimensional register (x86: AMX) of `rows` rows of `columns` times four bytes: float32, or pairs of bfloat16."""
-
-    name: str
-    rows: int
-    columns: int
-
-
-@dataclass(frozen=True)
 class WithTiles:
-    """The body, for whose length the thread has these tiles, in this order; not initialised."""
+    """The body, for whose length the thread has these buffers of space "tile", in this order; not initialised. The machine sets their shapes
+    at once, so they have a scope of their own instead of an `Allocate` each."""
 
-    tiles: tuple[Tile, ...]
+    tiles: tuple[Buffer, ...]
     body: Statement
 
 
 @dataclass(frozen=True)
-class TileZero:
-    tile: str
+class Place:
+    """Where in a buffer an operand of an instruction begins."""
 
-
-@dataclass(frozen=True)
-class TileLoad:
-    """Row i of the tile = its bytes of the source's buffer from the source's offset + i * stride on (in elements of the buffer)."""
-
-    tile: str
-    source: Load
-    stride: int
-
-
-@dataclass(frozen=True)
-class TileMultiply:
-    """sums[i][j] += sum over k, in order, of a[i][2k] * b[k][2j] + a[i][2k + 1] * b[k][2j + 1]: bfloat16 factors, float32 sums. The machine takes
-    subnormal numbers for zero."""
-
-    sums: str
-    a: str
-    b: str
-
-
-@dataclass(frozen=True)
-class TileStore:
-    """Row i of the tile goes to the buffer (not to one of vectors) at offset + i * stride."""
-
-    tile: str
     buffer: str
     offset: Expr
-    stride: int
+
+
+@dataclass(frozen=True)
+class Invoke:
+    """An instruction applied to operands in the order of its description: expressions for values, places for all others. Every thread of its scope
+    reaches it together with the others of the scope, as often as these."""
+
+    intrinsic: Intrinsic
+    operands: tuple[Place | Expr, ...] = ()
+
+    def __post_init__(self) -> None:
+        described = self.intrinsic.operands
+        if [isinstance(given, Place) for given in self.operands] != [operand.storage != "value" for operand in described]:
+            raise ValueError(f"{self.intrinsic.name} takes {[operand.name for operand in described]}, not {self.operands}")
+
+    @property
+    def places(self) -> tuple[tuple[Operand, Place], ...]:
+        return tuple((operand, given) for operand, given in zip(self.intrinsic.operands, self.operands, strict=True) if isinstance(given, Place))
+
+    @property
+    def values(self) -> dict[str, Expr]:
+        """The expressions by the names of their operands."""
+        pairs = zip(self.intrinsic.operands, self.operands, strict=True)
+        return {operand.name: given for operand, given in pairs if not isinstance(given, Place)}
+
+    def guard(self, operand: Operand) -> Expr:
+        """The condition under which an operand's place is read."""
+        return self.values[operand.guard] if operand.guard else TRUE
 
 
 @dataclass(frozen=True)
@@ -209,15 +176,8 @@ Statement: TypeAlias = (
     | If
     | Barrier
     | Prefetch
-    | Copy
-    | CommitCopies
-    | AwaitCopies
-    | ClusterBarrier
     | WithTiles
-    | TileZero
-    | TileLoad
-    | TileMultiply
-    | TileStore
+    | Invoke
     | Comment
 )
 
@@ -273,41 +233,53 @@ def statements(root: Statement) -> Iterator[Statement]:
 
 
 def expressions(root: Statement) -> Iterator[Expr]:
-    """The expressions of every statement, in order."""
+    """The expressions of every statement, in order; what an instruction reads of a buffer is a load of it."""
     for statement in statements(root):
         if isinstance(statement, Let):
             yield statement.value
-        elif isinstance(statement, (Store, Copy, AtomicAdd)):
+        elif isinstance(statement, (Store, AtomicAdd)):
             yield statement.offset
             yield statement.value
-        elif isinstance(statement, (Prefetch, TileStore)):
+        elif isinstance(statement, Prefetch):
             yield statement.offset
-        elif isinstance(statement, TileLoad):
-            yield statement.source
+        elif isinstance(statement, Invoke):
+            for operand, given in zip(statement.intrinsic.operands, statement.operands, strict=True):
+                if not isinstance(given, Place):
+                    yield given
+                elif operand.reads:
+                    yield Load(given.buffer, (given.offset,), operand.dtype)
+                else:
+                    yield given.offset
         elif isinstance(statement, For):
             yield statement.extent
         elif isinstance(statement, If):
             yield statement.condition
 
 
+def written_by(statement: Statement) -> tuple[str, ...]:
+    """Names of the buffers that the statement itself writes to."""
+    if isinstance(statement, (Store, AtomicAdd)):
+        return (statement.buffer,)
+    if isinstance(statement, Invoke):
+        return tuple(place.buffer for operand, place in statement.places if operand.writes)
+    return ()
+
+
 def map_expressions(root: Statement, change: Callable[[Expr], Expr], buffer: Callable[[str], str] = lambda name: name) -> Statement:
-    """The statement with `change` applied to every expression and `buffer` to the name of every buffer that is stored to or prefetched."""
+    """The statement with `change` applied to every expression and `buffer` to the name of every buffer that a statement (not a load) names."""
     if isinstance(root, Block):
         return Block(tuple(map_expressions(statement, change, buffer) for statement in root.statements))
     if isinstance(root, Let):
         return Let(root.variable, change(root.value))
-    if isinstance(root, (Store, Copy, AtomicAdd)):
+    if isinstance(root, (Store, AtomicAdd)):
         return type(root)(buffer(root.buffer), change(root.offset), change(root.value))
     if isinstance(root, Prefetch):
         return Prefetch(buffer(root.buffer), change(root.offset))
     if isinstance(root, WithTiles):
         return WithTiles(root.tiles, map_expressions(root.body, change, buffer))
-    if isinstance(root, TileLoad):
-        source = change(root.source)
-        assert isinstance(source, Load)
-        return replace(root, source=source)
-    if isinstance(root, TileStore):
-        return replace(root, buffer=buffer(root.buffer), offset=change(root.offset))
+    if isinstance(root, Invoke):
+        operands = (Place(buffer(x.buffer), change(x.offset)) if isinstance(x, Place) else change(x) for x in root.operands)
+        return Invoke(root.intrinsic, tuple(operands))
     if isinstance(root, For):
         return replace(root, extent=change(root.extent), body=map_expressions(root.body, change, buffer))
     if isinstance(root, If):

@@ -24,6 +24,7 @@ from tilewright.codegen.common import bytes_touched, decode
 from tilewright.codegen.cpu.common import ACCUMULATOR, wide_epilogue
 from tilewright.codegen.cpu.map import lower_map
 from tilewright.codegen.describe import problem as describe
+from tilewright.codegen.intrinsics import amx as tiles
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.hardware.machine import Machine
@@ -53,11 +54,6 @@ from tilewright.ir.kernel import (
     Let,
     Statement,
     Store,
-    Tile,
-    TileLoad,
-    TileMultiply,
-    TileStore,
-    TileZero,
     WithTiles,
 )
 from tilewright.ir.layout import Layout
@@ -284,19 +280,19 @@ class _Blocks:
 
         one = self._block(pixel_block if pixel_blocks > 1 else ZERO, channel_block)
         body = over_items(block(lets, over_channels(one))) if s.pixels_first else over_channels(over_items(block(lets, one)))
-        names = (*(self._sums(i, j) for i in range(s.pixel_tiles) for j in range(s.channel_tiles)),)
-        steps = self.problem.chunk // 2
-        tiles = (
-            *(Tile(name, s.pixels, TILE_CHANNELS) for name in names),
-            *(Tile(f"a{i}", s.pixels, steps) for i in range(s.pixel_tiles)),
-            *(Tile(f"b{j}", steps, TILE_CHANNELS) for j in range(s.channel_tiles)),
-        )
+        sums = (self._sums(i, j) for i in range(s.pixel_tiles) for j in range(s.channel_tiles))
+        registers = (*sums, *map(self._a, range(s.pixel_tiles)), *map(self._b, range(s.channel_tiles)))
         extent = part.extent or 1
-        return For(part, index_const(extent), WithTiles(tiles, body), "parallel" if extent > 1 else "serial")
+        return For(part, index_const(extent), WithTiles(registers, body), "parallel" if extent > 1 else "serial")
 
-    @staticmethod
-    def _sums(i: int, j: int) -> str:
-        return f"sums{i}_{j}"
+    def _sums(self, i: int, j: int) -> Buffer:
+        return tiles.tile(f"sums{i}_{j}", self.schedule.pixels, TILE_CHANNELS, "f32")
+
+    def _a(self, i: int) -> Buffer:
+        return tiles.tile(f"a{i}", self.schedule.pixels, self.problem.chunk, "bf16")
+
+    def _b(self, j: int) -> Buffer:
+        return tiles.tile(f"b{j}", self.problem.chunk // 2, 2 * TILE_CHANNELS, "bf16")
 
     def _start(self, tile: Expr) -> tuple[Expr, Expr]:
         """Row and column of a tile's first pixel; of a tile that is not there, those of one that is."""
@@ -313,7 +309,7 @@ class _Blocks:
         """The sums of a block, and what is stored of them."""
         s, form = self.schedule, self.form
         single: dict[Var, Expr] = {axis: ZERO for axis in form.outer if axis.extent == 1}
-        names = [(i, j, self._sums(i, j)) for i in range(s.pixel_tiles) for j in range(s.channel_tiles)]
+        sums = [(i, j, self._sums(i, j)) for i in range(s.pixel_tiles) for j in range(s.channel_tiles)]
         starts: list[Statement] = []
         bases: list[Expr] = []
         for i in range(s.pixel_tiles):
@@ -335,8 +331,8 @@ class _Blocks:
         steps: Statement = inner
         for axis in reversed(form.reduced):
             steps = For(axis, index_const(axis.extent or 0), steps)
-        zero = [TileZero(name) for *_, name in names]
-        leave = [TileStore(name, "sums", index_const((i * s.pixels * s.channel_tiles + j) * TILE_CHANNELS), s.panel) for i, j, name in names]
+        zero = [tiles.zero(each) for *_, each in sums]
+        leave = [tiles.store(each, "sums", index_const((i * s.pixels * s.channel_tiles + j) * TILE_CHANNELS), s.panel) for i, j, each in sums]
         buffer = Allocate(Buffer("sums", "f32", s.pixel_tiles * s.pixels * s.panel, "register"))
         return block(starts, zero, steps, buffer, leave, self._outputs(pixel_block, channel_block))
 
@@ -357,10 +353,10 @@ class _Blocks:
         weights = (number * form.depth + chunk * form.chunk) * TILE_CHANNELS
         result: list[Statement] = []
         for j, panel in enumerate(panels):
-            result.append(TileLoad(f"b{j}", Load(self.packed, (panel + weights,), "bf16"), 2 * TILE_CHANNELS))
+            result.append(tiles.load(self._b(j), self.packed, panel + weights, 2 * TILE_CHANNELS))
         for i, base in enumerate(bases):
-            result.append(TileLoad(f"a{i}", Load(form.source, (base + place,), "bf16"), distance))
-            result += [TileMultiply(self._sums(i, j), f"a{i}", f"b{j}") for j in range(s.channel_tiles)]
+            result.append(tiles.load(self._a(i), form.source, base + place, distance))
+            result += [tiles.multiply(self._sums(i, j), self._a(i), self._b(j)) for j in range(s.channel_tiles)]
         return block(result)
 
     def _outputs(self, pixel_block: Expr, channel_block: Expr) -> Statement:

@@ -10,8 +10,9 @@ from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm
+from tilewright.codegen.intrinsics.cluster import cluster_barrier
 from tilewright.ir.expr import Expr, Load, Var, as_lanes, index_const, replace_loads, substitute
-from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, ClusterBarrier, For, Let, Statement, Store
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Let, Statement, Store
 
 PARTS = "parts"
 
@@ -93,7 +94,7 @@ def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> li
     return [
         Allocate(Buffer(PARTS, "f32", split * size, "cluster")),
         For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll"),
-        ClusterBarrier(),
+        cluster_barrier(),
     ]
 
 
@@ -121,4 +122,4 @@ def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threa
 
     body = block(below(turn * threads + thread, share, "at", vector))
     # no block ends while others read its sums
-    return [For(turn, index_const(turn.extent or 1), body, "unroll"), ClusterBarrier()]
+    return [For(turn, index_const(turn.extent or 1), body, "unroll"), cluster_barrier()]

@@ -13,8 +13,9 @@ from math import gcd
 from tilewright.codegen.assemble import block
 from tilewright.codegen.gpu.direct_form import DirectForm
 from tilewright.codegen.gpu.staging import Staged
+from tilewright.codegen.intrinsics.async_copy import copy
 from tilewright.ir.expr import TRUE, Const, Expr, Load, Var, as_lanes, compare, index_const, loads, logical_and, select, substitute
-from tilewright.ir.kernel import Allocate, Buffer, Copy, If, Let, Statement, Store
+from tilewright.ir.kernel import Allocate, Buffer, If, Let, Statement, Store
 from tilewright.schedule.gpu_direct import DirectSchedule, columns_of, patch_of
 
 PATCH = "patch"
@@ -125,7 +126,7 @@ def patch(
             one: Statement = Store(FETCHED, index_const(number * lanes), value)
             if schedule.stages > 1:
                 # beyond the last channel nothing is left to load
-                one = (Copy if loads(value) else Store)(PATCH, buffer + shared(down, across), value)
+                one = (copy if loads(value) else Store)(PATCH, buffer + shared(down, across), value)
             result += each(down, across, [one])
         return _where(passes.active, result)
 

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.gpu.tile import Loader, Tile, in_tile
+from tilewright.codegen.intrinsics.async_copy import await_groups, commit
 from tilewright.ir.expr import TRUE, Expr, Load, Var, compare, index_const
-from tilewright.ir.kernel import AwaitCopies, Barrier, CommitCopies, For, If, Let, Statement, Store
+from tilewright.ir.kernel import Barrier, For, If, Let, Statement, Store
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,17 @@ def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int,
         copies = [s for tile in tiles for s in tile.load(index_const(ahead), index_const(ahead * tile.elements))]
         some = compare("lt", index_const(ahead), steps)
         statements += copies if some == TRUE else [If(some, block(copies))]
-        statements.append(CommitCopies())
+        statements.append(commit())
     step = Var("step", steps_each)
     buffers = buffers_of(stages, steps_each)
-    body: list[Statement] = [AwaitCopies(stages - 2), Barrier()]
+    body: list[Statement] = [await_groups(stages - 2), Barrier()]
     if steps_each > stages - 1:
         following = step + (stages - 1)
         slot = Var("free_slot", buffers)
         copies = [Let(slot, following % stages)]
         copies += [s for tile in tiles for s in tile.load(following, slot * tile.elements)]
         body.append(If(compare("lt", following, steps), block(copies)))
-    body.append(CommitCopies())
+    body.append(commit())
     slot = Var("slot", buffers)
     body.append(Let(slot, step % stages))
     body += inner([slot * tile.elements for tile in tiles], step)

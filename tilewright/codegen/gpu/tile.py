@@ -15,6 +15,7 @@ from typing import TypeAlias
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import decode, guarded_load, named, vectors_fit
 from tilewright.codegen.gpu.product import ProductForm
+from tilewright.codegen.intrinsics.async_copy import copy
 from tilewright.ir.expr import (
     TRUE,
     Const,
@@ -35,7 +36,7 @@ from tilewright.ir.expr import (
     substitute,
     variables,
 )
-from tilewright.ir.kernel import Copy, If, Let, Statement, Store
+from tilewright.ir.kernel import If, Let, Statement, Store
 from tilewright.schedule.gpu_contraction import PADDING, Operand
 
 
@@ -153,7 +154,7 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
             if tile.stages > 1:
                 place = buffer + (line + number * tile.reach) * tile.ld + run * tile.lanes
                 # beyond the end of the reduction nothing is left to load
-                one = Copy(tile.tile, place, _one_guard(value, tile.lanes)) if loads(value) else Store(tile.tile, place, value)
+                one = copy(tile.tile, place, _one_guard(value, tile.lanes)) if loads(value) else Store(tile.tile, place, value)
             statements += in_tile(tile, line, number, one)
         return statements
 

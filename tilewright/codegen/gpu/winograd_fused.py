@@ -15,6 +15,8 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import below, decode, extent_of, named
 from tilewright.codegen.describe import problem as describe
 from tilewright.codegen.gpu.winograd import filters_storage, store_lanes, store_tile
+from tilewright.codegen.intrinsics.async_copy import await_groups, commit, copy
+from tilewright.codegen.intrinsics.cluster import cluster_barrier
 from tilewright.codegen.winograd import WinogradForm, input_index, winograd_form
 from tilewright.codegen.winograd_transform import TRANSFORMS, both_sides
 from tilewright.hardware.machine import Machine
@@ -32,13 +34,9 @@ from tilewright.ir.expr import (
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
-    AwaitCopies,
     Barrier,
     Block,
     Buffer,
-    ClusterBarrier,
-    CommitCopies,
-    Copy,
     For,
     If,
     Launch,
@@ -136,14 +134,14 @@ class _Fused:
         lets, places = self.input_places()
         root += lets
         zero = index_const(0)
-        root += [*self.copy_filters(zero, zero), CommitCopies(), *self.load_inputs(places, zero), *self.store_inputs(zero)]
+        root += [*self.copy_filters(zero, zero), commit(), *self.load_inputs(places, zero), *self.store_inputs(zero)]
         step = Var("step", self.steps)
         more = compare("lt", step + 1, index_const(self.steps))
         other = (step + 1) % 2
-        body: list[Statement] = [AwaitCopies(0), Barrier()]
+        body: list[Statement] = [await_groups(0), Barrier()]
         if self.steps > 1:
             body.append(If(more, block(self.copy_filters(step + 1, other), self.load_inputs(places, step + 1))))
-        body += [CommitCopies(), *self.products(step % 2)]
+        body += [commit(), *self.products(step % 2)]
         if self.steps > 1:
             body.append(If(more, block(self.store_inputs(other))))
         root.append(For(step, index_const(self.steps), block(body)))
@@ -244,7 +242,7 @@ class _Fused:
                 k = binary("min", k, index_const(stored - 4))
             channel = self.first_channel + step * schedule.channels + c
             source = Load(self.filters.value.name, (t * point_stride + channel * channel_stride + k,), "f32", 4)
-            statements.append(Copy(FILTERS, buffer * self.filter_elements + position * 4, source))
+            statements.append(copy(FILTERS, buffer * self.filter_elements + position * 4, source))
         return statements
 
     @property
@@ -328,9 +326,9 @@ class _Fused:
         return [
             Allocate(Buffer(PARTIAL, "f32", schedule.split * pixels * self.elements, "cluster")),
             *self.vectors(self.elements, first, index_const(0), partial),
-            ClusterBarrier(),
+            cluster_barrier(),
             *self.vectors(share, last, self.part * share, lambda at: self.within_output(at, element)),
-            ClusterBarrier(),  # no block ends while others read its parts
+            cluster_barrier(),  # no block ends while others read its parts
         ]
 
     def lanes(self, elements: int, widest: int = 0) -> int:
