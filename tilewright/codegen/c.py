@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.codegen.conversions import ROUNDED, SCALAR_CONVERSIONS, WIDENED, rounded_vector, widened_vector
+from tilewright.codegen.conversions import c_conversion, conversion_name
 from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, HelperTable, ordered
 from tilewright.codegen.intrinsics.amx import MACROS, RELEASE, opening
 from tilewright.codegen.printer import (
@@ -33,8 +33,8 @@ from tilewright.codegen.printer import (
     printed_operation,
 )
 from tilewright.codegen.sharing import used_variables
-from tilewright.ir.dtypes import is_float, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
+from tilewright.ir.dtypes import NARROW_FLOATS, is_float, size_of
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, cast, const, floordiv, mod
 from tilewright.ir.intrinsic import Operand
 from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Prefetch, Statement, Store, WithTiles
 
@@ -90,6 +90,7 @@ class CPrinter(Printer):
         self.collapsed = 0
         self.tiles: dict[str, int] = {}
         self.uses_tiles = False
+        self.keeps_subnormal = False
 
     # --- types ---
 
@@ -137,7 +138,7 @@ class CPrinter(Printer):
     def load(self, node: Load) -> Code:
         code = self.place(node.buffer, node.index[0], node.lanes, False)
         if self.converts(node.buffer, node.dtype):
-            return self.converted(WIDENED, code, node.lanes)
+            return self.converted(self.buffer(node.buffer)[1].dtype, "f32", code, node.lanes)
         if node.dtype == "bool" and node.lanes > 1:
             mask = self.type_name("i8", node.lanes)
             return Code(f"({mask}){code.at(UNARY)} != 0", EQUALITY, 1)
@@ -150,24 +151,15 @@ class CPrinter(Printer):
             code = self.expression(value)
             bytes_ = self.resized(code, 1, value.lanes)
             self.line(f"{place} = ({self.type_name('u8', value.lanes)})({bytes_.at(UNARY)} & 1);")
-        elif self.converts(statement.buffer, value.dtype):
-            self.line(f"{place} = {self.converted(ROUNDED, self.expression(value), value.lanes).text};")
         else:
             self.assign(place, statement)
 
-    def converts(self, buffer: str, dtype: str) -> bool:
-        """Whether a value of that type is stored as another one: float32 as bfloat16."""
-        return dtype == "f32" and self.buffer(buffer)[1].dtype == "bf16"
-
-    def converted(self, conversion: str, code: Code, lanes: int) -> Code:
-        """A call of `WIDENED` or `ROUNDED`, scalar or on vectors."""
-        if lanes == 1:
-            self.wrappers[conversion] = SCALAR_CONVERSIONS[conversion]
-            return Code(f"{conversion}({code.text})")
-        for element in ("f32", "bf16", "i32"):
-            self.type_name(element, lanes)
-        name = f"{conversion}x{lanes}"
-        self.wrappers[name] = widened_vector(lanes) if conversion == WIDENED else rounded_vector(lanes)
+    def converted(self, source: str, target: str, code: Code, lanes: int) -> Code:
+        if lanes > 1:
+            for element in ("f32", source if target == "f32" else target, "i32"):
+                self.type_name(element, lanes)
+        name = conversion_name(source, target, lanes)
+        self.wrappers[name] = c_conversion(source, target, lanes, self.keeps_subnormal)
         return Code(f"{name}({code.text})")
 
     def zero(self, node: Expr) -> Code:
@@ -355,6 +347,10 @@ class CPrinter(Printer):
         kind = self.type_name(node.dtype, lanes)
         if source.lanes == 1:
             return self.vector(Apply("cast", (source,), node.dtype), lanes)
+        if source.dtype in NARROW_FLOATS or node.dtype in NARROW_FLOATS:
+            if "f32" not in (source.dtype, node.dtype):
+                return self.expression(cast(cast(source, "f32"), node.dtype))
+            return self.converted(source.dtype, node.dtype, self.expression(source), lanes)
         code = self.expression(source)
         if source.dtype == "bool":
             code = Code(f"{code.at(UNARY)} & 1")

@@ -1,63 +1,200 @@
-"""C text of conversions between float32 and stored bfloat16, as vectors too.
+"""Conversions between float32 and the 16-bit floats that kernels store, as text: in C, scalar and on vectors, and in CUDA C++.
 
-Rounding is to the nearest bfloat16, to the even one of two; NaN stays NaN (and becomes quiet), and subnormal numbers become zero, as of the
-instruction that does it where there is AVX512_BF16, and as of the products of tiles, which take them for zero.
+A 16-bit float is its bits there (`uint16_t`, `unsigned short`). `tw_f32_of_T` widens exactly; `tw_T_of_f32` rounds to the nearest, to the even one
+of two. NaN stays NaN, infinities stay, and what is too large becomes one.
+
+Subnormal numbers are kept, but for bfloat16 on CPUs: there they become zero, as of the instruction that rounds where there is AVX512_BF16, and as of
+the products of tiles, which take them for zero. float16 is converted by F16C where the target has it, else by integer arithmetic.
 """
 
 from __future__ import annotations
 
-WIDENED = "tw_f32_of_bf16"
-ROUNDED = "tw_bf16_of_f32"
+from collections.abc import Mapping
+from types import MappingProxyType
 
-_NATIVE_LANES = 16
+import numpy as np
 
-SCALAR_CONVERSIONS = {
-    WIDENED: f"""\
-static inline float {WIDENED}(uint16_t a) {{
-    union {{ uint32_t bits; float value; }} u = {{(uint32_t)a << 16}};
+from tilewright.codegen.helpers import Helper
+
+
+def bits_of(value: float, dtype: str) -> int:
+    """The bits of a number rounded to a 16-bit float, subnormal numbers kept."""
+    with np.errstate(over="ignore"):
+        if dtype == "f16":
+            return int(np.float16(value).view(np.uint16))
+        word = int(np.float32(value).view(np.uint32))
+    return word >> 16 | 0x40 if value != value else (word + 0x7FFF + (word >> 16 & 1)) >> 16
+
+
+def conversion_name(source: str, target: str, lanes: int) -> str:
+    return f"tw_{target}_of_{source}" + (f"x{lanes}" if lanes > 1 else "")
+
+
+# --- C ----------------------------------------------------------------------------------------------------------------
+
+
+def c_conversion(source: str, target: str, lanes: int, keeps_subnormal: bool = False) -> str:
+    """The function of `conversion_name` in C; of vectors of `f32`, `i32` and the 16-bit type where there are lanes. `keeps_subnormal`: bfloat16 as on
+    a GPU."""
+    name = conversion_name(source, target, lanes)
+    if lanes == 1:
+        text = _SCALAR[source, target]
+        return text.replace(_TINY_SCALAR, "    return rounded;\n") if keeps_subnormal else text
+    text, last = _VECTOR[source, target]
+    if keeps_subnormal:
+        text = text.replace(_TINY_VECTOR, "")
+    elif (source, target, lanes) in _INSTRUCTIONS:
+        feature, native = _INSTRUCTIONS[source, target, lanes]
+        text = f"#ifdef {feature}\n{native}#else\n{text}#endif\n"
+    return f"static inline {target}xLANES {name}({source}xLANES a) {{\n{text}{last}}}".replace("LANES", str(lanes))
+
+
+_TINY_SCALAR = "    return (x & 0x7f800000) == 0 ? x >> 16 & 0x8000 : rounded;\n"
+_SCALAR: Mapping[tuple[str, str], str] = MappingProxyType({
+    ("bf16", "f32"): """\
+static inline float tw_f32_of_bf16(uint16_t a) {
+    union { uint32_t bits; float value; } u = {(uint32_t)a << 16};
     return u.value;
-}}""",
-    ROUNDED: f"""\
-static inline uint16_t {ROUNDED}(float a) {{
+}""",
+    ("f32", "bf16"): f"""\
+static inline uint16_t tw_bf16_of_f32(float a) {{
     union {{ float value; uint32_t bits; }} u = {{a}};
     uint32_t x = u.bits, rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16;
     rounded = (x & 0x7fffffff) > 0x7f800000 ? x >> 16 | 0x40 : rounded;
-    return (x & 0x7f800000) == 0 ? x >> 16 & 0x8000 : rounded;
+{_TINY_SCALAR}}}""",
+    ("f16", "f32"): """\
+static inline float tw_f32_of_f16(uint16_t a) {
+#ifdef __F16C__
+    typedef uint16_t halves __attribute__((vector_size(16)));
+    typedef float floats __attribute__((vector_size(16)));
+    const halves from = {a};
+    floats result;
+    __asm__("vcvtph2ps %1, %0" : "=x"(result) : "x"(from));
+    return result[0];
+#else
+    const uint32_t rest = (uint32_t)(a & 0x7fff) << 13;
+    union { uint32_t bits; float value; } u = {rest + 0x38000000}, sign;
+    if (rest >= 0x0f800000)  // infinity and NaN
+        u.bits += 0x38000000;
+    else if (rest < 0x00800000) {  // subnormal: 2^-14 was added
+        u.bits += 0x00800000;
+        u.value -= 6.103515625e-05f;
+    }
+    sign.bits = u.bits | (uint32_t)(a & 0x8000) << 16;
+    return sign.value;
+#endif
+}""",
+    ("f32", "f16"): """\
+static inline uint16_t tw_f16_of_f32(float a) {
+#ifdef __F16C__
+    typedef uint16_t halves __attribute__((vector_size(16)));
+    typedef float floats __attribute__((vector_size(16)));
+    const floats from = {a};
+    halves result;
+    __asm__("vcvtps2ph $0, %1, %0" : "=x"(result) : "x"(from));
+    return result[0];
+#else
+    union { float value; uint32_t bits; } u = {a};
+    const uint32_t sign = u.bits >> 16 & 0x8000, x = u.bits & 0x7fffffff;
+    if (x >= 0x47800000)  // 2^16
+        return sign | (x > 0x7f800000 ? 0x7e00 : 0x7c00);
+    if (x < 0x38800000) {  // below 2^-14: the addition rounds
+        u.bits = x;
+        u.value += 0.5f;
+        return sign | (u.bits - 0x3f000000);
+    }
+    return sign | (x - 0x38000000 + 0xfff + (x >> 13 & 1)) >> 13;
+#endif
+}""",
+})  # fmt: skip
+
+_TINY_VECTOR = "    rounded = (tiny & (high & 0x8000)) | (~tiny & rounded);\n"
+_VECTOR: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType({
+    ("bf16", "f32"): (
+        "    const i32xLANES wide = __builtin_convertvector(a, i32xLANES);\n",
+        "    return (f32xLANES)(wide << 16);\n",
+    ),
+    ("f32", "bf16"): (f"""\
+    const i32xLANES x = (i32xLANES)a, high = x >> 16;
+    i32xLANES rounded = (x + 0x7fff + (high & 1)) >> 16;
+    const i32xLANES special = (x & 0x7fffffff) > 0x7f800000, tiny = (x & 0x7f800000) == 0;
+    rounded = (special & (high | 0x40)) | (~special & rounded);
+{_TINY_VECTOR}    return __builtin_convertvector(rounded, bf16xLANES);
+""", ""),
+    ("f16", "f32"): ("""\
+    const i32xLANES x = __builtin_convertvector(a, i32xLANES), rest = (x & 0x7fff) << 13;
+    const i32xLANES special = rest >= 0x0f800000, tiny = rest < 0x00800000;
+    const i32xLANES wide = rest + 0x38000000 + (special & 0x38000000);
+    const i32xLANES small = (i32xLANES)((f32xLANES)(rest + 0x38800000) - 6.103515625e-05f);
+    return (f32xLANES)((tiny & small) | (~tiny & wide) | (x & 0x8000) << 16);
+""", ""),
+    ("f32", "f16"): ("""\
+    const i32xLANES sign = (i32xLANES)a >> 16 & 0x8000, x = (i32xLANES)a & 0x7fffffff;
+    const i32xLANES large = x >= 0x47800000, nan = x > 0x7f800000, tiny = x < 0x38800000;
+    const i32xLANES small = (i32xLANES)((f32xLANES)x + 0.5f) - 0x3f000000;
+    const i32xLANES usual = (x - 0x38000000 + 0xfff + (x >> 13 & 1)) >> 13;
+    const i32xLANES rounded = (tiny & small) | (large & (0x7c00 | (nan & 0x200))) | (~(tiny | large) & usual);
+    return __builtin_convertvector(sign | rounded, f16xLANES);
+""", ""),
+})  # fmt: skip
+_F16_WIDENED = '    f32xLANES result;\n    __asm__("vcvtph2ps %1, %0" : "=v"(result) : "v"(a));\n    return result;\n'
+_F16_ROUNDED = '    f16xLANES result;\n    __asm__("vcvtps2ph $0, %1, %0" : "=v"(result) : "v"(a));\n    return result;\n'
+_INSTRUCTIONS: Mapping[tuple[str, str, int], tuple[str, str]] = MappingProxyType({
+    ("bf16", "f32", 16): ("__AVX512F__", '    i32xLANES wide;\n    __asm__("vpmovzxwd %1, %0" : "=v"(wide) : "vm"(a));\n'),
+    ("f32", "bf16", 16): (
+        "__AVX512BF16__",
+        '    bf16xLANES result;\n    __asm__("vcvtneps2bf16 %1, %0" : "=v"(result) : "v"(a));\n    return result;\n',
+    ),
+    ("f16", "f32", 8): ("__F16C__", _F16_WIDENED),
+    ("f32", "f16", 8): ("__F16C__", _F16_ROUNDED),
+    ("f16", "f32", 16): ("__AVX512F__", _F16_WIDENED),
+    ("f32", "f16", 16): ("__AVX512F__", _F16_ROUNDED),
+})  # fmt: skip
+"""By types and lanes: what a compiler defines where the target has the instruction, and what then stands in place of the first part of `_VECTOR`.
+Of a widening of 16 bfloat16 gcc 12 would make two halves."""
+
+
+# --- CUDA C++ ---------------------------------------------------------------------------------------------------------
+
+_QUALIFIER = "static __device__ __forceinline__"
+_CUDA_SCALAR: Mapping[tuple[str, str], str] = MappingProxyType({
+    ("bf16", "f32"): f"""\
+{_QUALIFIER} float tw_f32_of_bf16(unsigned short a) {{ return __uint_as_float((unsigned)a << 16); }}""",
+    ("f32", "bf16"): f"""\
+{_QUALIFIER} unsigned short tw_bf16_of_f32(float a) {{
+#if __CUDA_ARCH__ >= 800
+    unsigned short result;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(a));
+    return result;
+#else
+    const unsigned x = __float_as_uint(a);
+    return (x & 0x7fffffff) > 0x7f800000 ? 0x7fff : (x + 0x7fff + (x >> 16 & 1)) >> 16;
+#endif
 }}""",
-}
+    ("f16", "f32"): f"""\
+{_QUALIFIER} float tw_f32_of_f16(unsigned short a) {{
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(a));
+    return result;
+}}""",
+    ("f32", "f16"): f"""\
+{_QUALIFIER} unsigned short tw_f16_of_f32(float a) {{
+    unsigned short result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(a));
+    return result;
+}}""",
+})  # fmt: skip
 
 
-def widened_vector(lanes: int) -> str:
-    """The function from a vector of bfloat16 to one of float32; exact. Of a conversion of 16 lanes gcc 12 makes two halves."""
-    native = (
-        "#ifdef __AVX512F__\n"
-        f"    i32x{lanes} wide;\n"
-        '    __asm__("vpmovzxwd %1, %0" : "=v"(wide) : "vm"(a));\n'
-        "#else\n"
-        f"    const i32x{lanes} wide = __builtin_convertvector(a, i32x{lanes});\n"
-        "#endif\n"
-    )
-    plain = f"    const i32x{lanes} wide = __builtin_convertvector(a, i32x{lanes});\n"
-    body = native if lanes == _NATIVE_LANES else plain
-    return f"static inline f32x{lanes} {WIDENED}x{lanes}(bf16x{lanes} a) {{\n{body}    return (f32x{lanes})(wide << 16);\n}}"
+def _cuda_conversion(source: str, target: str, lanes: int) -> Helper:
+    if lanes == 1:
+        return Helper(_CUDA_SCALAR[source, target])
+    vectors = {"f32": f"float{lanes}", "f16": f"ushort{lanes}", "bf16": f"ushort{lanes}"}
+    scalar, name = conversion_name(source, target, 1), conversion_name(source, target, lanes)
+    parts = ", ".join(f"{scalar}(a.{component})" for component in "xyzw"[:lanes])
+    return Helper(f"{_QUALIFIER} {vectors[target]} {name}({vectors[source]} a) {{ return make_{vectors[target]}({parts}); }}", (scalar,))
 
 
-def rounded_vector(lanes: int) -> str:
-    """The function from a vector of float32 to one of bfloat16."""
-    native = (
-        "#ifdef __AVX512BF16__\n"
-        f"    bf16x{lanes} result;\n"
-        '    __asm__("vcvtneps2bf16 %1, %0" : "=v"(result) : "v"(a));\n'
-        "    return result;\n"
-        "#else\n"
-    )
-    text = (
-        f"    const i32x{lanes} x = (i32x{lanes})a, high = x >> 16;\n"
-        f"    i32x{lanes} rounded = (x + 0x7fff + (high & 1)) >> 16;\n"
-        f"    const i32x{lanes} special = (x & 0x7fffffff) > 0x7f800000, tiny = (x & 0x7f800000) == 0;\n"
-        f"    rounded = (special & (high | 0x40)) | (~special & rounded);\n"
-        f"    rounded = (tiny & (high & 0x8000)) | (~tiny & rounded);\n"
-        f"    return __builtin_convertvector(rounded, bf16x{lanes});\n"
-    )
-    both = f"{native}{text}#endif\n" if lanes == _NATIVE_LANES else text
-    return f"static inline bf16x{lanes} {ROUNDED}x{lanes}(f32x{lanes} a) {{\n{both}}}"
+CUDA_CONVERSIONS: Mapping[str, Helper] = MappingProxyType(
+    {conversion_name(*pair, lanes): _cuda_conversion(*pair, lanes) for pair in _CUDA_SCALAR for lanes in (1, 2, 4)}
+)

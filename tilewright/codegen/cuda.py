@@ -15,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from tilewright.codegen.c import identifier_of
+from tilewright.codegen.conversions import CUDA_CONVERSIONS, conversion_name
 from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, HelperTable, ordered
 from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
-from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Kernel, Store, statements
+from tilewright.ir.intrinsic import Operand
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Kernel, Place, Store, statements
 
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
@@ -29,6 +31,8 @@ _ALIGNMENT = 16
 _VECTOR_NAMES = {
     "f64": "double",
     "f32": "float",
+    "f16": "ushort",
+    "bf16": "ushort",
     "i64": "longlong",
     "i32": "int",
     "i16": "short",
@@ -154,6 +158,7 @@ def _checking(inside: str, dtype: str) -> Helper:
 
 
 _BUILTIN: Mapping[str, Helper] = {
+    **CUDA_CONVERSIONS,
     "tw_max_f32": _nan_extremum("max"),
     "tw_min_f32": _nan_extremum("min"),
     **{f"tw_atomic_add{lanes}": _atomic_add(lanes) for lanes in (2, 4)},
@@ -247,10 +252,15 @@ class CudaPrinter(Printer):
             within, rank = mod(node.index[0], part), floordiv(node.index[0], part)
             return Code(f"{function}({text} + {self.text(within, SUM)}, {self.text(rank)})")
         if node.lanes == 1:
-            return Code(self.place(node.buffer, node.index[0]))
-        if self.in_pieces(buffer, node.lanes):
-            return self.gathered([self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], node.dtype)
-        return self.vector_place(node.buffer, node.index[0], node.lanes, False)
+            code = Code(self.place(node.buffer, node.index[0]))
+        elif self.in_pieces(buffer, node.lanes):
+            code = self.gathered([self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], buffer.dtype)
+        else:
+            code = self.vector_place(node.buffer, node.index[0], node.lanes, False)
+        return self.converted(buffer.dtype, "f32", code, node.lanes) if self.converts(node.buffer, node.dtype) else code
+
+    def converted(self, source: str, target: str, code: Code, lanes: int) -> Code:
+        return Code(f"{self.need(conversion_name(source, target, lanes))}({code.text})")
 
     def store(self, statement: Store) -> None:
         value = statement.value
@@ -280,6 +290,12 @@ class CudaPrinter(Printer):
         lanes = root.value.lanes
         function = self.need(f"tw_atomic_add{lanes}") if lanes > 1 else "atomicAdd"
         self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {self.text(root.value)});")
+
+    def address(self, operand: Operand, place: Place) -> str:
+        text, buffer = self.buffer(place.buffer)
+        if buffer.space == "register" and buffer.size == buffer.lanes:
+            return f"&{text}"
+        return super().address(operand, Place(place.buffer, floordiv(place.offset, buffer.lanes)) if buffer.lanes > 1 else place)
 
     def allocate(self, buffer: Buffer) -> None:
         name = self.declare_buffer(buffer)
@@ -338,7 +354,8 @@ class CudaPrinter(Printer):
         if isinstance(node, Var):
             return Code(f"{self.variable(node).text}.{_COMPONENTS[lane]}")
         if isinstance(node, Load):
-            return Code(self.place(node.buffer, node.index[0] + lane))
+            code = Code(self.place(node.buffer, node.index[0] + lane))
+            return self.converted(self.buffer(node.buffer)[1].dtype, "f32", code, 1) if self.converts(node.buffer, node.dtype) else code
         assert isinstance(node, Apply)
         return self.apply(node)
 

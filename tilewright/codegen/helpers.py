@@ -33,7 +33,8 @@ C_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "f64": "double",
         "f32": "float",
-        "bf16": "uint16_t",  # its bits
+        "f16": "uint16_t",  # its bits, as of bf16
+        "bf16": "uint16_t",
         "i64": "int64_t",
         "i32": "int32_t",
         "i16": "int16_t",
@@ -46,6 +47,8 @@ CUDA_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "f64": "double",
         "f32": "float",
+        "f16": "unsigned short",
+        "bf16": "unsigned short",
         "i64": "long long",
         "i32": "int",
         "i16": "short",

@@ -40,7 +40,6 @@ import numpy as np
 
 from tilewright import settings
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
-from tilewright.codegen.conversions import ROUNDED, WIDENED
 from tilewright.codegen.intrinsics.amx import configuration
 from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed
@@ -104,7 +103,7 @@ class CheckedPrinter(CPrinter):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.name = kernel.name
-        self.is_gpu = kernel.is_gpu
+        self.is_gpu = self.keeps_subnormal = kernel.is_gpu
         self.cluster = kernel.cluster
         self.block_threads = prod(kernel.launch.block) if kernel.launch else 1
         self.threads = self.block_threads * self.cluster
@@ -194,10 +193,10 @@ class CheckedPrinter(CPrinter):
         text, buffer = self.buffer(node.buffer)
         kind = c_type(buffer.dtype) if node.lanes == 1 else f"{self.type_name('u8' if node.dtype == 'bool' else node.dtype, node.lanes)}_u"
         if self.converts(node.buffer, node.dtype) and node.lanes > 1:
-            kind = f"{self.type_name('bf16', node.lanes)}_u"
+            kind = f"{self.type_name(buffer.dtype, node.lanes)}_u"
         code = Code(f"*(const {kind} *)tw_read(s, {text}, {self.text(node.index[0])}, {node.lanes})", UNARY)
         if self.converts(node.buffer, node.dtype):
-            return self.converted(WIDENED, code, node.lanes)
+            return self.converted(buffer.dtype, node.dtype, code, node.lanes)
         if node.dtype == "bool" and node.lanes > 1:
             return Code(f"({self.type_name('i8', node.lanes)})({code.text}) != 0", EQUALITY, 1)
         return code
@@ -209,8 +208,6 @@ class CheckedPrinter(CPrinter):
         if value.dtype == "bool" and value.lanes > 1:
             code = Code(f"({self.type_name('u8', value.lanes)})({self.resized(code, 1, value.lanes).at(UNARY)} & 1)", UNARY)
         stored = "u8" if value.dtype == "bool" else value.dtype
-        if self.converts(statement.buffer, value.dtype):
-            code, stored = self.converted(ROUNDED, code, value.lanes), "bf16"
         kind = c_type(buffer.dtype) if value.lanes == 1 else self.type_name(stored, value.lanes)
         pointer = kind if value.lanes == 1 else f"{kind}_u"
         name = self.fresh("value")

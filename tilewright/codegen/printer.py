@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tilewright.codegen.conversions import bits_of
 from tilewright.codegen.helpers import Helper
 from tilewright.codegen.sharing import is_risky
-from tilewright.ir.dtypes import is_float, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, constants, range_of, select, walk
+from tilewright.ir.dtypes import NARROW_FLOATS, is_float, size_of
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, cast, children, const, constants, range_of, select, walk
 from tilewright.ir.guards import Guard, guards
 from tilewright.ir.intrinsic import Operand
 from tilewright.ir.kernel import (
@@ -61,6 +62,7 @@ _INFIX = {
     "bitwise_xor": ("^", BITXOR),
 }
 _DIVISIONS = frozenset({"div", "floordiv", "mod", "truncdiv", "fmod"})
+_MOVES = frozenset({"cast", "select", "broadcast", "zip_low", "zip_high"})  # what is done with 16-bit floats
 _LARGE = 12  # nodes of a guarded tree from which on writing it twice is worse than naming its loads
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _ASSOCIATIVE = frozenset({"add", "mul", "and", "or", "bitwise_and", "bitwise_or", "bitwise_xor"})
@@ -206,6 +208,14 @@ class Printer(ABC):
         """The right side of `+=`."""
         return self.expression(node)
 
+    @abstractmethod
+    def converted(self, source: str, target: str, code: Code, lanes: int) -> Code:
+        """A conversion between float32 and a 16-bit float."""
+
+    def converts(self, buffer: str, dtype: str) -> bool:
+        """Whether a value of that type is stored there as another one: float32 as a 16-bit float."""
+        return dtype == "f32" and self.buffer(buffer)[1].dtype in NARROW_FLOATS
+
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text if text else "")
 
@@ -272,12 +282,16 @@ class Printer(ABC):
             return self.variable(node)
         if isinstance(node, Load):
             return self.load(node)
+        if node.args[0].dtype in NARROW_FLOATS and node.operation not in _MOVES:
+            raise ValueError(f"{node.operation} is no operation on {node.args[0].dtype}: kernels compute with it as float32")
         return self.vector_apply(node) if node.lanes > 1 else self.apply(node)
 
     def text(self, node: Expr, level: int = 0) -> str:
         return self.expression(node).at(level)
 
     def constant(self, node: Const) -> Code:
+        if node.dtype in NARROW_FLOATS:
+            return Code(str(bits_of(float(node.value), node.dtype)))
         if is_float(node.dtype):
             value = float(node.value)
             if value != value or value in (float("inf"), float("-inf")):
@@ -378,6 +392,10 @@ class Printer(ABC):
 
     def cast(self, node: Apply) -> Code:
         source = node.args[0]
+        if source.dtype in NARROW_FLOATS or node.dtype in NARROW_FLOATS:
+            if "f32" not in (source.dtype, node.dtype):
+                return self.expression(cast(cast(source, "f32"), node.dtype))
+            return self.converted(source.dtype, node.dtype, self.expression(source), 1)
         if node.dtype == "bool":
             return Code(f"{self.text(source, RELATION)} != 0", EQUALITY)
         return Code(f"({self.type_name(node.dtype)}){self._operand_of_minus(source)}", UNARY)
@@ -459,6 +477,8 @@ class Printer(ABC):
         elif isinstance(root, Let):
             self.let(root)
         elif isinstance(root, Store):
+            if self.converts(root.buffer, root.value.dtype):
+                root = Store(root.buffer, root.offset, Apply("cast", (root.value,), self.buffer(root.buffer)[1].dtype, root.value.lanes))
             self.prepare(root.offset, root.value)
             self.store(root)
         elif isinstance(root, AtomicAdd):

@@ -34,7 +34,10 @@ _ALL = (
 ELEMENT_TYPES: Mapping[str, ElementType] = MappingProxyType({t.name: t for t in _ALL})
 BY_TORCH_NAME: Mapping[str, str] = MappingProxyType({t.torch: t.name for t in _ALL})
 
-# What generated kernels compute with; float16 and bfloat16 tensors run through PyTorch.
+NARROW_FLOATS = frozenset({"f16", "bf16"})
+"""What kernels store and move, and compute with as float32: a load or cast widens, a store or cast rounds."""
+
+# What generated kernels compute with; operators on float16 and bfloat16 tensors run through PyTorch.
 COMPUTED = frozenset({"f64", "f32", "i64", "i32", "i16", "i8", "u8", "bool"})
 
 

@@ -103,7 +103,7 @@ def _register(buffer: Buffer) -> Place:
 def _zero(shape: tuple[int, int], dtype: str) -> Intrinsic:
     operands = (Operand("tile", "tile", "write", dtype, shape),)
     text = {"C": Text("TW_TILE_ZERO({tile});")}
-    return Intrinsic(f"zero {shape} {dtype}", "thread", operands, lambda: np.zeros((1, *shape)), text, "tile zero", ("amx_tile",))
+    return Intrinsic(f"zero {shape} {dtype}", "thread", operands, lambda: np.zeros((1, *shape)), text, "zero", ("amx_tile",))
 
 
 @lru_cache(maxsize=256)

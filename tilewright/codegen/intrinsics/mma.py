@@ -1,0 +1,217 @@
+"""Products of small matrices by a warp on tensor cores (PTX: mma.sync, ldmatrix), and rounding to TF32.
+
+    mma(type, sums, a, b)           sums[16, 8] += a[16, k] b[k, 8], in float32; k = 8 of "tf32", 16 of "f16" and "bf16"
+    ldmatrix(type, target, source)  1, 2 or 4 matrices of 8 rows of 16 bytes from shared memory to the lanes' registers
+    round_to_tf32(target, value)    the nearest of 10 bits of mantissa, of two the one further from zero
+
+What a lane holds of a matrix is its fragment (`Fragment`; PTX ISA, "Matrix Fragments for mma.m16n8k8" and "... mma.m16n8k16"), in a register
+buffer: of float32 and TF32 one element a register, of 16-bit floats two (a buffer of 2 lanes).
+
+A sum means its exact value, rounded once. The machine aligns the products of an instruction and cuts off what is far below the largest, so it gives
+the same bits where nothing is lost, and close ones else. It reads 19 bits of a TF32 factor and leaves out the others, which is rounding towards
+zero; to round to the nearest, `round_to_tf32` comes before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import Expr
+from tilewright.ir.intrinsic import LANES, Array, Intrinsic, Operand, Text
+from tilewright.ir.kernel import Invoke, Place
+
+M, N = 16, 8
+ROW_BYTES = 16
+"""Of a row of a matrix that `ldmatrix` loads; they are aligned to it."""
+REGISTER_BYTES = 4
+
+_QUALIFIER = "static __device__ __forceinline__"
+
+
+# --- fragments --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Fragment:
+    """Rows and columns of the elements that each lane of a warp holds of a matrix, both [lane, element]."""
+
+    rows: Array
+    columns: Array
+
+    @property
+    def size(self) -> int:
+        """Elements of a lane."""
+        return int(self.rows.shape[1])
+
+    def matrix(self, held: Array) -> Array:
+        """The matrix of which the lanes hold these elements."""
+        result = np.zeros((self.rows.max() + 1, self.columns.max() + 1), held.dtype)
+        result[self.rows, self.columns] = held
+        return result
+
+    def of(self, matrix: Array) -> Array:
+        """What the lanes hold of a matrix."""
+        held: Array = matrix[self.rows, self.columns]
+        return held
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """A product's depth k, the element type of the buffers that hold its factors, and the fragments of these and of the sums."""
+
+    depth: int
+    stored: str
+    a: Fragment
+    b: Fragment
+    sums: Fragment
+
+
+def _shapes() -> dict[str, Shape]:
+    lane = np.arange(LANES["warp"])[:, None]
+    group, place = lane // 4, lane % 4
+
+    def fragment(rows: Array, columns: Array) -> Fragment:
+        return Fragment(*np.broadcast_arrays(rows, columns))
+
+    two, four, eight = (np.arange(count)[None] for count in (2, 4, 8))
+    sums = fragment(group + four // 2 * 8, place * 2 + four % 2)
+    short = fragment(group + four % 2 * 8, place + four // 2 * 4), fragment(place + two * 4, group)
+    a = fragment(group + eight // 2 % 2 * 8, place * 2 + eight % 2 + eight // 4 * 8)
+    b = fragment(place * 2 + four % 2 + four // 2 * 8, group)
+    return {"tf32": Shape(8, "f32", *short, sums), "f16": Shape(16, "f16", a, b, sums), "bf16": Shape(16, "bf16", a, b, sums)}
+
+
+SHAPES = _shapes()
+"""By the type of the factors."""
+
+
+# --- instructions -----------------------------------------------------------------------------------------------------
+
+
+def mma(kind: str, sums: Place, a: Place, b: Place) -> Invoke:
+    """sums += a b, of fragments of `SHAPES[kind]`; the matrices are a [16, k], b [k, 8] and sums [16, 8]."""
+    return Invoke(_mma(kind), (sums, a, b))
+
+
+def ldmatrix(dtype: str, count: int, target: Place, source: Place, transposed: bool = False) -> Invoke:
+    """`count` matrices of 8 rows of 16 bytes. Lane 8 m + r gives the address of row r of matrix m. A lane gets register lane % 4 of row lane / 4 of
+    every matrix; with `transposed` (16 bits only) of the matrix transposed."""
+    return Invoke(_ldmatrix(dtype, count, transposed), (target, source))
+
+
+def round_to_tf32(target: Place, value: Expr) -> Invoke:
+    """target = a float32 rounded to the nearest TF32."""
+    return Invoke(_ROUND, (target, value))
+
+
+@lru_cache(maxsize=8)
+def _mma(kind: str) -> Intrinsic:
+    shape = SHAPES[kind]
+    name = f"m{M}n{N}k{shape.depth}"
+    operands = (
+        Operand("sums", "fragment", "update", "f32", (shape.sums.size,)),
+        Operand("a", "fragment", "read", shape.stored, (shape.a.size,)),
+        Operand("b", "fragment", "read", shape.stored, (shape.b.size,)),
+    )
+    packed = REGISTER_BYTES // size_of(shape.stored)
+    factors = [f"{of}[{i}]" for of, fragment in (("a", shape.a), ("b", shape.b)) for i in range(fragment.size // packed)]
+    registers = [f"%{i}" for i in range(shape.sums.size + len(factors))]
+    d, at = shape.sums.size, shape.sums.size + shape.a.size // packed
+    lists = ["{" + ", ".join(part) + "}" for part in (registers[:d], registers[d:at], registers[at:])]
+    outputs = ", ".join(f'"+f"(sums[{i}])' for i in range(d))
+    inputs = ", ".join(f'"r"({_word(factor, shape.stored)})' for factor in factors)
+    held = _register_type(shape.stored)
+    source = f"""{_QUALIFIER} void tw_mma_{kind}(float *sums, const {held} *a, const {held} *b) {{
+    asm volatile("mma.sync.aligned.{name}.row.col.f32.{kind}.{kind}.f32 {lists[0]}, {lists[1]}, {lists[2]}, {lists[0]};"
+                 : {outputs}
+                 : {inputs});
+}}"""
+
+    def meaning(sums: Array, a: Array, b: Array) -> Array:
+        left, right = shape.a.matrix(_exact(a, kind)), shape.b.matrix(_exact(b, kind))
+        with np.errstate(all="ignore"):
+            return shape.sums.of((shape.sums.matrix(sums).astype(np.float64) + left @ right).astype(np.float32))
+
+    text = {"CUDA": Text(f"tw_mma_{kind}({{sums}}, {{a}}, {{b}});", f"tw_mma_{kind}", source)}
+    return Intrinsic(f"mma {name} {kind}", "warp", operands, meaning, text, f"mma.{name}.{kind}", ("sm_80",))
+
+
+@lru_cache(maxsize=16)
+def _ldmatrix(dtype: str, count: int, transposed: bool) -> Intrinsic:
+    if count not in (1, 2, 4) or transposed and size_of(dtype) != 2:
+        raise ValueError(f"there is no ldmatrix of {count} matrices of {dtype}{', transposed' if transposed else ''}")
+    row, packed = ROW_BYTES // size_of(dtype), REGISTER_BYTES // size_of(dtype)
+    operands = (
+        Operand("target", "fragment", "write", dtype, (count * packed,)),
+        Operand("source", "shared", "read", dtype, (row,), lanes=8 * count),
+    )
+    suffix = f"x{count}{'.trans' if transposed else ''}"
+    function = f"tw_ldmatrix_{dtype}_x{count}{'_transposed' if transposed else ''}"
+    words = ", ".join(f'"=r"(word[{i}])' for i in range(count))
+    source = f"""{_QUALIFIER} void {function}({_register_type(dtype)} *target, const void *source) {{
+    unsigned word[{count}];
+    asm volatile("ldmatrix.sync.aligned.m8n8.{suffix}.shared.b16 {{{", ".join(f"%{i}" for i in range(count))}}}, [%{count}];"
+                 : {words} : "r"((unsigned)__cvta_generic_to_shared(source)) : "memory");
+    for (int i = 0; i < {count}; ++i)
+        target[i] = {_register("word[i]", dtype)};
+}}"""
+
+    def meaning(rows: Array) -> Array:
+        matrices = rows.reshape(count, 8, row)
+        if transposed:
+            matrices = matrices.swapaxes(1, 2)
+        return matrices.reshape(count, LANES["warp"], packed).swapaxes(0, 1).reshape(LANES["warp"], count * packed)
+
+    text = {"CUDA": Text(f"{function}({{target}}, {{source}});", function, source)}
+    return Intrinsic(f"ldmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"ldmatrix.{suffix}", ("sm_75",))
+
+
+def _nearest(value: Array) -> Array:
+    bits = (value.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(value), value, bits.view(np.float32))[:, None]
+
+
+_ROUND = Intrinsic(
+    "round to tf32",
+    "thread",
+    (Operand("target", "fragment", "write", "f32", (1,)), Operand("value", "value")),
+    _nearest,
+    {
+        "CUDA": Text(
+            "tw_round_to_tf32({target}, {value});",
+            "tw_round_to_tf32",
+            f"""{_QUALIFIER} void tw_round_to_tf32(float *target, float value) {{
+    unsigned bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    *target = __uint_as_float(bits);
+}}""",
+        )
+    },
+    "cvt.rna.tf32",
+    ("sm_80",),
+)
+
+
+def _exact(held: Array, kind: str) -> Array:
+    """The factors that the machine takes, as float64."""
+    if kind == "tf32":
+        return (held.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+    return ((held.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else held).astype(np.float64)
+
+
+def _register_type(dtype: str) -> str:
+    return "float" if dtype == "f32" else "ushort2"
+
+
+def _word(register: str, dtype: str) -> str:
+    """The 32 bits of a register of a fragment."""
+    return f"__float_as_uint({register})" if dtype == "f32" else f"{register}.x | (unsigned){register}.y << 16"
+
+
+def _register(word: str, dtype: str) -> str:
+    """A register of a fragment of 32 bits."""
+    return f"__uint_as_float({word})" if dtype == "f32" else f"make_ushort2({word} & 0xffff, {word} >> 16)"
