@@ -24,7 +24,7 @@ Meaning: TypeAlias = Callable[..., Array]
 *shape]; bfloat16 is its bits, as uint16."""
 
 LANES: Final[Mapping[str, int]] = MappingProxyType({"thread": 1, "warp": 32, "warpgroup": 128})
-"""Threads that perform an instruction together, by its scope. "block" and "cluster", the other scopes, are as large as the launch says."""
+"""Threads that perform an instruction together, by its scope. The other scopes, "block" and "cluster", are those of barriers."""
 
 STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "tile", "value"})
 ACCESS: Final = frozenset({"read", "write", "update", "begin"})
@@ -113,7 +113,7 @@ class Intrinsic:
     order: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        assert self.order in ORDER, self
+        assert self.order in ORDER and (self.scope in LANES) == (self.order != "barrier"), self
         assert (self.meaning is None) == (not any(operand.writes for operand in self.operands)), self
 
 

@@ -13,7 +13,8 @@ Whatever else a machine can do is an `Invoke` of an instruction, which is data (
 A kernel with checked indices (`ir.expr.checked`) has a last parameter FAULTS of 64-bit integers, one for each site: an index that is out of
 range is stored there, which it alone may be by several threads at once. Nothing of the kernel reads it; 0 is out of no range, and means none.
 
-A load may be of a wider type than its buffer holds, and a store's value too: an f32 loaded from a bf16 buffer is widened, one stored to it rounded.
+A load may be of a wider type than its buffer holds, and a store's value too: an f32 loaded from an f16 or bf16 buffer is widened, one stored to it
+rounded. Values of these types are moved, chosen and cast, and nothing else.
 
 Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
 `thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Frozen and cheap: built for each candidate lowered.

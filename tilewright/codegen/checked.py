@@ -1,0 +1,514 @@
+"""Kernel IR as C with a check on every access: what the interpreter compiles and runs.
+
+Blocks run one after another, those of a cluster in lockstep (any barrier of one then counts as one of all of them).
+A block's body is split at its barriers: each piece runs for one thread after another, and what a thread keeps
+across a barrier (variables, register buffers) lives in arrays over the threads. Loops with barriers inside run in lockstep. So do the lanes of a warp
+around its instructions, one warp after another: these take the operands of all lanes together, and run their meaning (`ir.intrinsic`) in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+from math import prod
+
+from tilewright.codegen.c import CPrinter, c_type, perfect_depth
+from tilewright.codegen.intrinsics.amx import configuration
+from tilewright.codegen.printer import EQUALITY, UNARY, Code
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import Expr, Load, Var
+from tilewright.ir.intrinsic import LANES, Intrinsic, Operand, moved
+from tilewright.ir.kernel import (
+    FAULTS,
+    Allocate,
+    AtomicAdd,
+    Barrier,
+    Block,
+    Buffer,
+    For,
+    If,
+    Invoke,
+    Kernel,
+    Let,
+    Place,
+    Prefetch,
+    Statement,
+    Store,
+    WithTiles,
+    statements,
+    written_by,
+)
+
+_SHADOW_BYTES = 40  # sizeof(tw_shadow)
+
+
+class CheckedPrinter(CPrinter):
+    """Prints one kernel as C with checks: `void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *,
+    int64_t *count, tw_meaning)`."""
+
+    def prefetch(self, root: Prefetch) -> None:
+        """Touches nothing."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.name = kernel.name
+        self.is_gpu = self.keeps_subnormal = kernel.is_gpu
+        self.cluster = kernel.cluster
+        self.block_threads = prod(kernel.launch.block) if kernel.launch else 1
+        self.threads = self.block_threads * self.cluster
+        self.buffers: list[Buffer] = []
+        self.arena = 0
+        self.setup: list[str] = []
+        self.kept: list[list[str]] = []  # for each open region: what a thread's piece declares at its beginning
+        self.parallel = False
+        self.stored = {name for s in statements(kernel.body) for name in written_by(s)}
+        self.intrinsics: list[Intrinsic] = []  # those that are called, by their numbers
+        self.together = self.threads  # how many threads are in lockstep, from `first` on
+        self.first = "0"
+
+    # --- storage ---
+
+    def reserve(self, size: int) -> int:
+        """Offset of so many bytes in the kernel's arena, aligned for every vector."""
+        offset = self.arena
+        self.arena += -(-max(size, 1) // 64) * 64
+        return offset
+
+    def number(self, buffer: Buffer) -> int:
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+    def declare_parameter(self, buffer: Buffer, position: int) -> None:
+        name = self.declare_buffer(buffer)
+        written = buffer.name in self.stored
+        shadow = f"tw_shadows({buffer.size})" if written else "NULL"
+        aligned = 1 if self.is_gpu else 0
+        self.setup.append(
+            f"tw_buffer {name}__store = {{arguments[{position}], {buffer.size}, {size_of(buffer.dtype)}, {self.number(buffer)}, "
+            f"set[{position}], {shadow}, {int(self.is_gpu)}, {aligned}, {int(buffer.writable)}}}, *const {name} = &{name}__store;"
+        )
+        if written:
+            self.cleanup.append(f"free({name}->shadow);")
+
+    def allocate(self, buffer: Buffer) -> None:
+        size = buffer.size * size_of(buffer.dtype)
+        name = self.declare_buffer(buffer)
+        shared = buffer.space == "shared"
+        aligned = buffer.lanes if buffer.lanes > 1 else int(shared or buffer.space == "cluster")
+        facts = f"{buffer.size}, {size_of(buffer.dtype)}, {self.number(buffer)}"
+        if shared and self.cluster > 1:
+            stride = -(-size // 64) * 64
+            data, flags = self.reserve(stride * self.cluster), self.reserve(buffer.size * self.cluster)
+            every = f"for (int rank = 0; rank < {self.cluster}; ++rank)"
+            marks = f"(uint8_t *)arena + {flags} + rank * {buffer.size}, tw_shadows({buffer.size})"
+            one = f"{{arena + {data} + rank * {stride}, {facts}, {marks}, 0, {aligned}, 1}}"
+            self.setup.append(f"tw_buffer {name}__all[{self.cluster}]; {every} {name}__all[rank] = (tw_buffer){one};")
+            self.thread_indices.append(f"tw_buffer *const {name} = &{name}__all[rank];")
+            self.cleanup.append(f"{every} free({name}__all[rank].shadow);")
+            self.block_start.append(f"{every} tw_forget(&{name}__all[rank]);")
+            self.scopes[0].taken.add(name)
+            return
+        if shared or buffer.space == "cluster":
+            data, flags = self.reserve(size), self.reserve(buffer.size)
+            self.setup.append(
+                f"tw_buffer {name}__store = {{arena + {data}, {facts}, (uint8_t *)arena + {flags}, tw_shadows({buffer.size}), 0, {aligned}, 1}}, "
+                f"*const {name} = &{name}__store;"
+            )
+            self.cleanup.append(f"free({name}->shadow);")
+            self.block_start.append(f"tw_forget({name});")
+            self.scopes[0].taken.add(name)
+            if not self.in_piece and self.together == self.threads:
+                self.line(f"tw_forget({name});")
+            return
+        if self.in_piece or not self.is_gpu:
+            shadow = "NULL"
+            if not self.is_gpu and not self.parallel:  # a parallel loop inside the buffer's scope shares it between iterations
+                shadow = f"tw_cleared(arena + {self.reserve(buffer.size * _SHADOW_BYTES)}, {buffer.size})"
+            self.line(f"_Alignas(64) char {name}__data[{size}]; uint8_t {name}__set[{buffer.size}];")
+            self.line(f"tw_buffer {name}__store = {{{name}__data, {facts}, {name}__set, {shadow}, 0, {aligned}, 1}}, *const {name} = &{name}__store;")
+            self.line(f"tw_forget({name});")
+            return
+        stride, flag_stride = -(-size // 64) * 64, buffer.size
+        data, flags = self.reserve(stride * self.threads), self.reserve(flag_stride * self.threads)
+        self.kept[-1].append(
+            f"tw_buffer {name}__store = {{arena + {data} + thread * {stride}, {facts}, (uint8_t *)arena + {flags} + thread * {flag_stride}, "
+            f"NULL, 0, {aligned}, 1}}, *const {name} = &{name}__store;"
+        )
+        self.line(f"memset(arena + {flags}, 0, {flag_stride * self.threads});")
+
+    # --- accesses ---
+
+    def load(self, node: Load) -> Code:
+        text, buffer = self.buffer(node.buffer)
+        kind = c_type(buffer.dtype) if node.lanes == 1 else f"{self.type_name('u8' if node.dtype == 'bool' else node.dtype, node.lanes)}_u"
+        if self.converts(node.buffer, node.dtype) and node.lanes > 1:
+            kind = f"{self.type_name(buffer.dtype, node.lanes)}_u"
+        code = Code(f"*(const {kind} *)tw_read(s, {text}, {self.text(node.index[0])}, {node.lanes})", UNARY)
+        if self.converts(node.buffer, node.dtype):
+            return self.converted(buffer.dtype, node.dtype, code, node.lanes)
+        if node.dtype == "bool" and node.lanes > 1:
+            return Code(f"({self.type_name('i8', node.lanes)})({code.text}) != 0", EQUALITY, 1)
+        return code
+
+    def store(self, statement: Store) -> None:
+        text, buffer = self.buffer(statement.buffer)
+        value = statement.value
+        code = self.expression(value)
+        if value.dtype == "bool" and value.lanes > 1:
+            code = Code(f"({self.type_name('u8', value.lanes)})({self.resized(code, 1, value.lanes).at(UNARY)} & 1)", UNARY)
+        stored = "u8" if value.dtype == "bool" else value.dtype
+        kind = c_type(buffer.dtype) if value.lanes == 1 else self.type_name(stored, value.lanes)
+        pointer = kind if value.lanes == 1 else f"{kind}_u"
+        name = self.fresh("value")
+        self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_write(s, {text}, {self.text(statement.offset)}, {value.lanes}) = {name};")
+
+    def fault(self, site: int) -> str:
+        """What a kernel reports by is no memory that it works with: any thread may store there."""
+        faults, buffer = self.buffer(FAULTS)
+        assert site < buffer.size
+        return f"(int64_t *){faults}->data + {site}"
+
+    def atomic_add(self, root: AtomicAdd) -> None:
+        self.prepare(root.offset, root.value)
+        text, buffer = self.buffer(root.buffer)
+        value, lanes = root.value, root.value.lanes
+        kind = c_type(buffer.dtype) if lanes == 1 else self.type_name(value.dtype, lanes)
+        pointer = kind if lanes == 1 else f"{kind}_u"
+        code = self.expression(value)
+        name = self.fresh("value")
+        self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_atomic(s, {text}, {self.text(root.offset)}, {lanes}) += {name};")
+
+    # --- instructions ---
+
+    def with_tiles(self, root: WithTiles) -> None:
+        """Buffers like any other in place of the registers."""
+        configuration(root.tiles)
+        self.line("{")
+        self.push()
+        for tile in root.tiles:
+            self.allocate(tile)
+        self.body(root.body)
+        self.pop()
+        self.line("}")
+
+    def width(self, scope: str) -> int:
+        """Threads that do something of that scope together; at most all that there are."""
+        if scope in ("block", "cluster"):
+            return self.threads
+        if self.block_threads % LANES[scope] and self.is_gpu:
+            raise ValueError(f"{self.name} has blocks of {self.block_threads} threads, which are no whole {scope}s")
+        return LANES[scope]
+
+    def needs(self, root: Statement) -> int:
+        """How many threads run the statement in lockstep: 1 where nothing in it is done together."""
+        scopes = {"block" if isinstance(s, Barrier) else s.intrinsic.scope for s in statements(root) if isinstance(s, (Barrier, Invoke))}
+        return max(map(self.width, scopes), default=1)
+
+    def invoke(self, root: Invoke) -> None:
+        """One thread's, or that of the threads in lockstep: their operands are gathered, lane after lane; then what comes out is handed to them."""
+        intrinsic = root.intrinsic
+        lanes = self.width(intrinsic.scope)
+        if intrinsic.order == "barrier":
+            self.line("++s->epoch;")
+            return
+        if intrinsic.order == "commit":
+            self.line("++s->groups[s->thread];")
+            return
+        values = root.values
+        if intrinsic.order == "await":
+            self.line(f"tw_await(s, {self.text(next(iter(values.values())))});")
+            return
+        places = self.guarded_places(root)
+        given = [(operand, place) for operand, place in places if operand.reads]
+        taken = [(operand, place) for operand, place in places if operand.writes]
+        arrays = {operand.name: self.fresh(operand.name) for operand in intrinsic.operands}
+        for operand in intrinsic.operands:
+            self.line(f"{c_type(operand.dtype)} {arrays[operand.name]}[{lanes}][{operand.size}] = {{{{0}}}};")
+        lane = self.open_lanes(lanes)
+        self.prepare(*values.values(), *(place.offset for _, place in given))
+        for name, value in values.items():
+            self.line(f"{arrays[name]}[{lane}][0] = {self.text(value)};")
+        for operand, place in given:
+            self.rows(operand, place, arrays[operand.name], lane, f"{arrays[operand.guard]}[{lane}][0]" if operand.guard else "")
+        self.close_lanes(lanes)
+        result = arrays[taken[0][0].name]
+        if intrinsic.meaning is moved:
+            result = arrays[given[0][0].name]
+        else:
+            if intrinsic not in self.intrinsics:
+                self.intrinsics.append(intrinsic)
+            self.line(f"meaning({self.intrinsics.index(intrinsic)}, (void *[]){{{', '.join(arrays.values())}}});")
+        lane = self.open_lanes(lanes)
+        self.prepare(*(place.offset for _, place in taken))
+        for operand, place in taken:
+            self.rows(operand, place, result, lane, writes=True)
+        self.close_lanes(lanes)
+
+    def open_lanes(self, lanes: int) -> str:
+        """Begins what each lane of a group does; the lane's number."""
+        self.hoisted = {}
+        if lanes == 1:
+            self.line("{")
+        else:
+            self.open_threads()
+        self.push()
+        return f"thread - {self.first}" if lanes > 1 else "0"
+
+    def close_lanes(self, lanes: int) -> None:
+        self.pop()
+        if lanes == 1:
+            self.line("}")
+        else:
+            self.close_threads()
+
+    def rows(self, operand: Operand, place: Place, held: str, lane: str, guard: str = "", writes: bool = False) -> None:
+        """Copies one lane's operand from its place, or to it."""
+        text, buffer = self.buffer(place.buffer)
+        if size_of(buffer.dtype) != size_of(operand.dtype):
+            raise ValueError(f"{operand.name} is {operand.dtype}, not the {buffer.dtype} of {buffer.name}")
+        conditions = [f"{lane} < {operand.lanes}"] if operand.lanes else []
+        conditions += [guard] if guard else []
+        where = self.fresh("where")
+        self.line(f"const int64_t {where} = {self.text(place.offset)};")
+        if conditions:
+            self.line(f"if ({' && '.join(conditions)})")
+        row = f"s, {text}, {where} + i * {operand.row_stride}, {operand.row}"
+        here = f"{held}[{lane}] + i * {operand.row}"
+        size = operand.row * size_of(operand.dtype)
+        self.line(f"for (int64_t i = 0; i < {operand.rows}; ++i)")
+        if writes:
+            self.line(f"    memcpy({'tw_copy' if operand.access == 'begin' else 'tw_write'}({row}), {here}, {size});")
+        else:
+            read = "tw_read_together" if lane != "0" and operand.storage != "fragment" else "tw_read"
+            self.line(f"    memcpy({here}, {read}({row}), {size});")
+
+    # --- pieces ---
+
+    in_piece = False
+
+    def region(self, members: Sequence[Statement]) -> None:
+        """Statements in which the threads in lockstep do something together: pieces without that run for each thread in turn."""
+        self.push()
+        self.kept.append([])
+        self.line("{")
+        self.depth += 1
+        pending: list[Statement] = []
+        for member in members:
+            width = self.needs(member)
+            if isinstance(member, Block) and width > 1:
+                self.piece(pending)
+                self.region(member.statements)
+            elif width > 1:
+                self.piece(pending)
+                self.groups(member, width)
+            elif isinstance(member, Allocate):
+                self.piece(pending)
+                self.allocate(member.buffer)
+            else:
+                pending.append(member)
+        self.piece(pending)
+        self.depth -= 1
+        self.line("}")
+        self.kept.pop()
+        self.pop()
+
+    def piece(self, pending: list[Statement]) -> None:
+        """The statements for each thread; empties the list."""
+        if not pending:
+            return
+        self.open_threads()
+        for member in pending:
+            if isinstance(member, Let):
+                self.let(member)
+                self.keep(member)
+            else:
+                self.push()
+                self.line("{")
+                self.statement(member)
+                self.line("}")
+                self.pop()
+        self.close_threads()
+        for member in pending:
+            if isinstance(member, Let):
+                self.kept[-1].append(self.restored.pop(0))
+        pending.clear()
+
+    def keep(self, statement: Let) -> None:
+        """Saves a thread's variable for its later pieces."""
+        name = self.variable(statement.variable)
+        value = statement.value
+        kind = self.type_name(value.dtype, value.lanes, name.mask)
+        stride = -(-value.lanes * max(size_of(value.dtype), name.mask, 4) // 16) * 16 if value.lanes == 1 else 64 * -(-value.lanes * 8 // 64)
+        place = f"(({kind} *)(arena + {self.reserve(stride * self.threads)} + thread * {stride}))[0]"
+        self.line(f"{place} = {name.text};")
+        self.restored.append(f"const {kind} {name.text} = {place};")
+
+    def open_threads(self) -> None:
+        self.line(f"for (int64_t thread = {self.first}; thread < {self.first} + {self.together}; ++thread) {{")
+        self.depth += 1
+        self.line("s->thread = thread;")
+        for text in self.thread_indices:
+            self.line(text)
+        for level in self.kept:
+            for text in level:
+                self.line(text)
+        self.in_piece = True
+
+    def close_threads(self) -> None:
+        self.in_piece = False
+        self.depth -= 1
+        self.line("}")
+
+    def uniform(self, value: Expr, what: str) -> str:
+        """A variable with the value that all threads in lockstep agree on; disagreement ends the kernel."""
+        name = self.fresh(what)
+        self.line(f"int64_t {name} = 0;")
+        self.open_threads()
+        self.push()
+        self.prepare(value)
+        self.line(f"const int64_t mine = {self.text(value)};")
+        self.line(f"if (thread == {self.first}) {name} = mine;")
+        self.line(f"else if ({name} != mine) {{ tw_report(s, TW_DIVERGENCE, -1, mine, {self.together}, {name}, 0); goto done; }}")
+        self.pop()
+        self.close_threads()
+        return name
+
+    def groups(self, member: Statement, width: int) -> None:
+        """A statement in which so many threads do something together, for one group of them after another."""
+        if width == self.together:
+            self.synchronised(member)
+            return
+        outer = self.first, self.together
+        first = self.fresh("first")
+        self.line(f"for (int64_t {first} = {self.first}; {first} < {self.first} + {self.together}; {first} += {width}) {{")
+        self.first, self.together = first, width
+        self.depth += 1
+        self.push()
+        self.synchronised(member)
+        self.pop()
+        self.depth -= 1
+        self.first, self.together = outer
+        self.line("}")
+
+    def synchronised(self, member: Statement) -> None:
+        self.hoisted = {}
+        if isinstance(member, Barrier):
+            self.line("++s->epoch;")
+        elif isinstance(member, Invoke):
+            self.line("{")
+            self.invoke(member)
+            self.line("}")
+        elif isinstance(member, For):
+            extent = self.uniform(member.extent, "extent")
+            self.push()
+            name = self.declare(member.variable)
+            self.line(f"for (int64_t {name} = 0; {name} < {extent}; ++{name})")
+            self.region(member.body.statements if isinstance(member.body, Block) else (member.body,))
+            self.pop()
+        elif isinstance(member, If):
+            self.line("{")
+            condition = self.uniform(member.condition, "taken")
+            self.line(f"if ({condition})")
+            self.region(member.then.statements if isinstance(member.then, Block) else (member.then,))
+            if member.otherwise is not None:
+                other = member.otherwise
+                self.line("else")
+                self.region(other.statements if isinstance(other, Block) else (other,))
+            self.line("}")
+
+    # --- loops ---
+
+    def loop_pragma(self, statement: For) -> None:
+        return
+
+    def loop(self, statement: For) -> None:
+        if statement.kind != "parallel" or self.is_gpu or self.parallel:
+            super().loop(statement)
+            return
+        # iterations of the outermost parallel loops are the threads of a CPU kernel
+        self.parallel = True
+        self.line("++s->epoch; s->thread = -1;")
+        self.iteration = perfect_depth(statement)
+        self._iterations(statement)
+        self.line("++s->epoch; s->thread = 0;")
+        self.parallel = False
+
+    def _iterations(self, statement: For) -> None:
+        self.prepare(statement.extent)
+        extent = self.text(statement.extent, 12)
+        self.push()
+        name = self.declare(statement.variable)
+        self.line(f"for (int64_t {name} = 0; {name} < {extent}; ++{name}) {{")
+        self.depth += 1
+        self.iteration -= 1
+        body: Statement = statement.body
+        if self.iteration:
+            while isinstance(body, Block):
+                body = next(m for m in body.statements if isinstance(m, (Block, For)))
+            assert isinstance(body, For)
+            self._iterations(body)
+        else:
+            self.line("++s->thread;")
+            self.body(body)
+        self.depth -= 1
+        self.line("}")
+        self.pop()
+
+    # --- the whole ---
+
+    def checked(self, kernel: Kernel) -> str:
+        """The C source."""
+        self.cleanup: list[str] = []
+        self.block_start: list[str] = []
+        self.restored: list[str] = []
+        self.thread_indices: list[str] = []
+        self.push()
+        # names of the surrounding C
+        self.scopes[0].taken.update("s set arena thread block mine faults count meaning done state rank cluster_first".split())
+        for position, buffer in enumerate(kernel.parameters):
+            self.declare_parameter(buffer, position)
+        for position, scalar in enumerate(kernel.scalars):
+            self.setup.append(f"const int64_t {self.declare(scalar)} = scalars[{position}];")
+        launch = kernel.launch
+        self.depth = 1
+        if launch is not None:
+            for axis, extent in reversed(list(zip("xyz", launch.grid, strict=True))):
+                name = self.declare(Var(f"block_{axis}"))
+                if axis == "x" and self.cluster > 1:
+                    self.line(f"for (int64_t cluster_first = 0; cluster_first < {extent}; cluster_first += {self.cluster})")
+                    self.thread_indices.append(f"const int64_t rank = thread / {self.block_threads}, {name} = cluster_first + rank;")
+                else:
+                    self.line(f"for (int64_t {name} = 0; {name} < {extent}; ++{name})")
+            below = 1
+            for axis, extent in zip("xyz", launch.block, strict=True):
+                name = self.declare(Var(f"thread_{axis}"))
+                self.thread_indices.append(f"const int64_t {name} = thread / {below} % {extent};")
+                below *= extent
+            self.line("{")
+            self.line(f"++s->block; ++s->epoch; tw_no_copies(s, {self.threads});")
+            start = len(self.lines)
+            self.region(kernel.body.statements if isinstance(kernel.body, Block) else (kernel.body,))
+            self.lines[start:start] = self.block_start
+            self.line("}")
+        else:
+            self.line("s->block = 0;")
+            self.line("{")
+            self.body(kernel.body)
+            self.line("}")
+        head = [
+            "void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *faults, int64_t *count, tw_meaning meaning) {",
+            "    tw_state *const s = calloc(1, sizeof *s);",
+            "    s->faults = faults, s->block = -1;",
+            f"    char *const arena = aligned_alloc(64, {max(self.arena, 64)});",
+            *("    " + text for text in self.setup),
+        ]
+        end = ("    *count = s->count;", "    free(arena);", "    free(s->copies);", "    free(s);", "}")
+        tail = ["done:", *("    " + text for text in self.cleanup), *end]
+        self.lines = [*head, *self.lines, *tail]
+        return _runtime_text() + self.source()
+
+
+@lru_cache(maxsize=1)
+def _runtime_text() -> str:
+    return (files(__package__) / "interpreter_runtime.h").read_text()
