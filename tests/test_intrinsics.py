@@ -44,6 +44,7 @@ from tilewright.ir.kernel import (
     thread_variable,
     written_by,
 )
+from tilewright.runtime.kernel_source import kernel_source
 
 KINDS = ("tf32", "f16", "bf16")
 WARP = Launch((1, 1, 1), (32, 1, 1))
@@ -415,6 +416,14 @@ def test_nvrtc_keeps_fragments_in_registers(kind: str, transposed: bool) -> None
 def test_c_has_no_such_instruction() -> None:
     with pytest.raises(ValueError, match="C has no text of the instruction mma"):
         print_c([Kernel("k", (), mma.mma("f16", Place("c", at(0)), Place("a", at(0)), Place("b", at(0))))])
+
+
+def test_a_machine_without_the_instruction_is_not_asked_to_compile_it() -> None:
+    assert kernel_source(fragments("bf16"), machine("a100")).entries == ("fragments_bf16",)
+    with pytest.raises(ValueError, match="v100 has no mma m16n8k16 bf16, which needs sm_80"):
+        kernel_source(fragments("bf16"), machine("v100"))
+    with pytest.raises(ValueError, match="x86-avx512 has no load .*, which needs amx_tile"):
+        kernel_source(tile_product(16, 32), machine("x86-avx512"))
 
 
 # --- tiles ------------------------------------------------------------------------------------------------------------

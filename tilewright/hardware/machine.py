@@ -148,6 +148,12 @@ class Machine:
         digits = self.architecture.removeprefix("sm_").rstrip("af")
         return int(digits[:-1]), int(digits[-1])
 
+    def has(self, feature: str) -> bool:
+        """Whether it has an instruction set ("amx_tile"), or as a GPU at least an architecture ("sm_80")."""
+        if feature.startswith("sm_"):
+            return self.is_gpu and self.compute_capability >= (int(feature[3:-1]), int(feature[-1]))
+        return feature in self.isa
+
     def cache(self, level: int) -> Cache | None:
         """The cache of that level, or None where there is none."""
         return next((cache for cache in self.caches if cache.level == level), None)
