@@ -304,6 +304,39 @@ def test_the_interpreter_reports_what_a_warp_does_wrong(omit: str, message: str)
     assert len([fault for fault in report.faults if re.search(message, fault)]) == 1, report.faults
 
 
+def rows_of_matrices(count: int, transposed: bool, barrier: bool) -> Kernel:
+    """Lane l stores row l (mod 8 count) of `count` matrices of float16, and gives its address; out has the fragments. Other lanes' addresses are wild."""
+    row = Var("row", 8 * count)
+    body: list[Statement] = [
+        Allocate(Buffer("s", "f16", 64 * count, "shared")),
+        Allocate(Buffer("held", "f16", 2 * count, "register", 2)),
+        Let(row, LANE % (8 * count)),
+        If(compare("lt", LANE, 8 * count), block([Store("s", row * 8 + i, Load("x", (row * 8 + i,), "f16", 2)) for i in range(0, 8, 2)])),
+        *([Barrier()] if barrier else []),
+        mma.ldmatrix("f16", count, Place("held", at(0)), Place("s", select(compare("lt", LANE, 8 * count), LANE * 8, 1 << 20)), transposed),
+        *(Store("out", LANE * (2 * count) + i, Load("held", (at(i),), "f16", 2)) for i in range(0, 2 * count, 2)),
+    ]
+    return Kernel("rows", (Buffer("x", "f16", 64 * count), Buffer("out", "f16", 64 * count, writable=True)), block(body), WARP)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_in_the_interpreter(count: int, transposed: bool) -> None:
+    x, out = np.arange(64 * count, dtype=np.float16), np.zeros(64 * count, np.float16)
+    report = run(rows_of_matrices(count, transposed, True), [x, out])
+    assert report.is_clean and not report.unwritten, report
+    for number, matrix in enumerate(x.reshape(count, 8, 8)):
+        for lane in range(32):
+            row, column = lane // 4, lane % 4 * 2
+            wanted = matrix[column : column + 2, row] if transposed else matrix[row, column : column + 2]
+            np.testing.assert_array_equal(out.reshape(32, count, 2)[lane, number], wanted)
+
+
+def test_other_lanes_read_what_a_lane_gives_the_address_of() -> None:
+    report = run(rows_of_matrices(4, False, False), [np.zeros(256, np.float16), np.zeros(256, np.float16)])
+    assert ["race" in fault and "reads shared buffer s" in fault for fault in report.faults] == [True], report.faults
+
+
 def test_what_is_not_written_is_not_multiplied() -> None:
     kernel = fragments("tf32", 1)
     body = block(tuple(s for s in statements(kernel.body) if isinstance(s, (Allocate, Store, Invoke)) and written_by(s) != ("b",)))
@@ -506,6 +539,17 @@ def test_a_product_on_the_gpu(kind: str, transposed: bool) -> None:
     arrays, expected = product_inputs(kind, transposed)
     launch(product(kind, transposed), arrays)
     assert_bits(arrays[-1], expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_on_the_gpu(count: int, transposed: bool) -> None:
+    kernel = rows_of_matrices(count, transposed, True)
+    x, found, expected = np.arange(64 * count, dtype=np.float16), np.zeros(64 * count, np.float16), np.zeros(64 * count, np.float16)
+    run(kernel, [x, expected])
+    launch(kernel, [x, found])
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.gpu

@@ -167,7 +167,8 @@ def _ldmatrix(dtype: str, count: int, transposed: bool) -> Intrinsic:
         return matrices.reshape(count, LANES["warp"], packed).swapaxes(0, 1).reshape(LANES["warp"], count * packed)
 
     text = {"CUDA": Text(f"{function}({{target}}, {{source}});", function, source)}
-    return Intrinsic(f"ldmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"ldmatrix.{suffix}", ("sm_75",))
+    requires = ("sm_75",) if count == 4 else ("sm_80",)  # before, the other lanes' addresses had to be valid too
+    return Intrinsic(f"ldmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"ldmatrix.{suffix}", requires)
 
 
 def _nearest(value: Array) -> Array:
