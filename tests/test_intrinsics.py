@@ -319,17 +319,23 @@ def rows_of_matrices(count: int, transposed: bool, barrier: bool) -> Kernel:
     return Kernel("rows", (Buffer("x", "f16", 64 * count), Buffer("out", "f16", 64 * count, writable=True)), block(body), WARP)
 
 
+def held_of(x: np.ndarray, count: int, transposed: bool) -> np.ndarray:
+    """What `rows_of_matrices` gives, element after element."""
+    held = np.zeros((32, count, 2), np.float16)
+    for number, matrix in enumerate(x.reshape(count, 8, 8)):
+        for lane in range(32):
+            row, column = lane // 4, lane % 4 * 2
+            held[lane, number] = matrix[column : column + 2, row] if transposed else matrix[row, column : column + 2]
+    return held.ravel()
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_matrices_in_the_interpreter(count: int, transposed: bool) -> None:
     x, out = np.arange(64 * count, dtype=np.float16), np.zeros(64 * count, np.float16)
     report = run(rows_of_matrices(count, transposed, True), [x, out])
     assert report.is_clean and not report.unwritten, report
-    for number, matrix in enumerate(x.reshape(count, 8, 8)):
-        for lane in range(32):
-            row, column = lane // 4, lane % 4 * 2
-            wanted = matrix[column : column + 2, row] if transposed else matrix[row, column : column + 2]
-            np.testing.assert_array_equal(out.reshape(32, count, 2)[lane, number], wanted)
+    np.testing.assert_array_equal(out, held_of(x, count, transposed))
 
 
 def test_other_lanes_read_what_a_lane_gives_the_address_of() -> None:
@@ -415,16 +421,21 @@ def rounding_inputs() -> np.ndarray:
     return np.where(np.isnan(values), np.float32(1), values)
 
 
-def test_rounding_to_tf32_in_the_interpreter() -> None:
-    x = rounding_inputs()
-    out = np.zeros_like(x)
-    assert run(rounding(len(x)), [x, out]).is_clean
+def nearest_tf32(x: np.ndarray) -> np.ndarray:
+    """In float64: the nearest multiple of the unit in the tenth place, of two the one further from zero."""
     magnitude = np.abs(x).astype(np.float64)
     unit = 2.0 ** (np.maximum(np.floor(np.log2(np.maximum(magnitude, 2.0**-126))), -126) - 10)
     with np.errstate(all="ignore"):
         nearest = np.floor(magnitude / unit + 0.5) * unit
     nearest = np.where(np.isinf(x) | (nearest >= 2.0**128), np.inf, nearest).astype(np.float32)
-    assert_bits(out, np.copysign(nearest, x))
+    return np.copysign(nearest, x)
+
+
+def test_rounding_to_tf32_in_the_interpreter() -> None:
+    x = rounding_inputs()
+    out = np.zeros_like(x)
+    assert run(rounding(len(x)), [x, out]).is_clean
+    assert_bits(out, nearest_tf32(x))
 
 
 # --- analysis, and what is compiled -----------------------------------------------------------------------------------
@@ -545,11 +556,9 @@ def test_a_product_on_the_gpu(kind: str, transposed: bool) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_matrices_on_the_gpu(count: int, transposed: bool) -> None:
-    kernel = rows_of_matrices(count, transposed, True)
-    x, found, expected = np.arange(64 * count, dtype=np.float16), np.zeros(64 * count, np.float16), np.zeros(64 * count, np.float16)
-    run(kernel, [x, expected])
-    launch(kernel, [x, found])
-    np.testing.assert_array_equal(found, expected)
+    x, found = np.arange(64 * count, dtype=np.float16), np.zeros(64 * count, np.float16)
+    launch(rows_of_matrices(count, transposed, True), [x, found])
+    np.testing.assert_array_equal(found, held_of(x, count, transposed))
 
 
 @pytest.mark.gpu
@@ -575,7 +584,6 @@ def test_tf32_factors_are_cut_off_on_the_gpu() -> None:
 def test_rounding_to_tf32_on_the_gpu() -> None:
     """In the 19 bits that a product reads."""
     x = rounding_inputs()
-    found, expected = np.zeros_like(x), np.zeros_like(x)
-    run(rounding(len(x)), [x, expected])
+    found = np.zeros_like(x)
     launch(rounding(len(x)), [x, found])
-    np.testing.assert_array_equal(found.view(np.uint32) >> 13, expected.view(np.uint32) >> 13)
+    np.testing.assert_array_equal(found.view(np.uint32) >> 13, nearest_tf32(x).view(np.uint32) >> 13)
