@@ -173,10 +173,10 @@ def judge(kernels: Sequence[Kernel], machine: Machine, driver: Path) -> list[dic
 def judge_layer(name: str, schedules: int, machine: Machine, driver: Path) -> list[dict[str, Any]]:
     """Evenly sampled schedules of one layer."""
     problem = layer_problem(layer(name))
-    ranking = list(rank(problem.region, problem.layouts, problem.values, problem.constants, machine, 1))
+    ranking = list(rank(problem, machine, 1))
     places = np.unique(np.linspace(0, len(ranking) - 1, schedules).round().astype(int)).tolist()
     choices = [ranking[place] for place in places]
-    lowered = [lower(problem.region, problem.layouts, problem.values, problem.constants, machine, choice.schedule) for choice in choices]
+    lowered = [lower(problem, choice.schedule, machine) for choice in choices]
     rows = judge([each.kernels[-1] for each in lowered], machine, driver)
     return [
         {"layer": name, "schedule": str(choice.schedule), "place": place, "predicted seconds": choice.seconds, **row}

@@ -205,7 +205,7 @@ def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str,
     orders = {name: way(ranking, machine) for name, way in known.items()}
 
     def shipped_order() -> np.ndarray:
-        found = rank(problem.region, problem.layouts, problem.values, problem.constants, machine)
+        found = rank(problem, machine)
         return np.argsort(found.seconds, kind="stable")
 
     if shipped:

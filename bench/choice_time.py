@@ -36,23 +36,9 @@ def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target
     """The CPU's choice of a tile for the same layer, zero border stored."""
     from tilewright.codegen.cpu.contraction import contraction_problem
     from tilewright.cost.cpu_choice import rank_contraction as rank_cpu_contraction
-    from tilewright.ir.computation import StepBuilder, Tensor
-    from tilewright.ir.layout import channels_last, row_major
-    from tilewright.ir.region import Region
+    from tilewright.runtime.problems import convolution_problem
 
-    half = filter_size // 2
-    x = Tensor("x", (1, channels, size, size), "f32")
-    w = Tensor("w", (outputs, channels, filter_size, filter_size), "f32")
-    builder = StepBuilder("conv")
-    (result,) = builder.reduce(
-        "sum", (1, outputs, size, size), (filter_size, filter_size, channels),
-        lambda n, k, y, z, i, j, c: x(n, c, y + i - half, z + j - half) * w(k, c, i, j),
-    )  # fmt: skip
-    steps = builder.finish([result], ["out"]).steps
-    halo = ((0, 0), (0, 0), (half, half), (half, half))
-    layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(result.shape)}
-    region = Region("out", "contraction", (), steps, ("x", "w"), ("out",))
-    problem = contraction_problem(region, layouts, frozenset({"w"}))
+    problem = contraction_problem(convolution_problem(outputs, channels, size, size, filter_size))
     machine = find_machine(target)
 
     def choose() -> tuple[str, int, int]:

@@ -36,14 +36,14 @@ from rich.table import Table
 from bench import operators
 from bench.common import write_results
 from bench.layers import LAYERS, layer
+from tilewright.cost.choice import rank
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import dataset, plain
-from tilewright.runtime.problems import Problem
 from tilewright.runtime.sampling import evenly
 from tilewright.runtime.trials import Job, Trials
-from tilewright.runtime.tuning import ranking_of
 from tilewright.schedule.cpu_winograd import CpuWinogradProblem
 
 KS = (10, 50)
@@ -164,7 +164,7 @@ def winograd_rows(name: str, ranking: Ranking, times: Mapping[int, float], order
 
 def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Measures the candidates and judges the order: a row for all schedules, and of convolutions one for Winograd's; and every time by schedule."""
-    ranking = of_way(ranking_of(found, machine, threads=options.threads), options.only)
+    ranking = of_way(rank(found, machine, threads=options.threads), options.only)
     order = [int(position) for position in np.argsort(ranking.seconds, kind="stable")]
     first = order[: options.top]
     rest = [int(position) for position in evenly(ranking, min(options.evenly, ranking.candidates), seed=1) if int(position) not in set(first)]

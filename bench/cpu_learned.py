@@ -37,8 +37,8 @@ from tilewright.cost.cpu_learned import VERSION, file_of, predicted, record, tab
 from tilewright.cost.forest import Forest, fit, mean_of, save
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import plain
-from tilewright.runtime.problems import Problem
 
 DATA = Path(__file__).parent / "data"
 OPTIONS = {"max_iter": 500, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
@@ -82,7 +82,7 @@ def measured(line: Mapping[str, Any]) -> Measured:
     machine: Machine = plain.decode(line["machine"])
     found = problem(line["layer"], machine, THREADS)
     only = line.get("only")
-    ranking = of_way(modelled(found.region, found.layouts, found.values, found.constants, machine, THREADS), only)
+    ranking = of_way(modelled(found, machine, THREADS), only)
     seconds = np.full(ranking.candidates, np.nan)
     texts = {plain.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
     for text, value in line["times"].items():

@@ -64,7 +64,7 @@ def rows_of(line: Mapping[str, Any], each: int) -> list[Row]:
     found: list[Row] = []
     for position in sample(layer.seconds, ranking.seconds, each):
         schedule = ranking.choice(position).schedule
-        lowered = lower(problem.region, problem.layouts, problem.values, problem.constants, machine, schedule)
+        lowered = lower(problem, schedule, machine)
         kernels = list({kernel.name: kernel for kernel in lowered.kernels}.values())
         sources = [SourceFile(kernel.name, source_text(kernel), "c", (kernel.name,)) for kernel in kernels]
         built = [binary for binary in compile_kernels(sources, machine, workers=1) if isinstance(binary, Binary)]

@@ -37,7 +37,7 @@ def spaces_of(layers: Sequence[str], target: str, smallest: int = 1) -> Iterator
     """Name, candidates and predicted seconds of each schema with at least so many candidates."""
     for name in layers:
         problem = layer_problem(layer(name))
-        ranking = rank(problem.region, problem.layouts, problem.values, problem.constants, machine(target), 2)
+        ranking = rank(problem, machine(target), 2)
         for number, part in enumerate(ranking.parts):
             if len(part.estimate.seconds) >= smallest:
                 schema = getattr(part.schedule, "__name__", f"schema {number}").removesuffix("Schedule")

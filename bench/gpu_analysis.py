@@ -30,9 +30,9 @@ from tilewright.codegen.lower import lower
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.runtime import dataset
-from tilewright.runtime.problems import Problem
 from tilewright.schedule.columns import length, row
 
 COUNTED = {
@@ -63,7 +63,7 @@ def named_schedules(ranking: Ranking, texts: Iterable[str]) -> dict[str, Any]:
 
 
 def lowered(problem: Problem, machine: Machine, schedule: Any) -> Lowered:
-    return lower(problem.region, problem.layouts, problem.values, problem.constants, machine, schedule)
+    return lower(problem, schedule, machine)
 
 
 def evaluated(made: Lowered, machine: Machine, blocks: int) -> dict[str, float]:

@@ -29,12 +29,12 @@ from bench.common import write_results
 from bench.operators import DEPTHWISE, PRODUCTS
 from bench.operators import problem as operator_problem
 from bench.top_ratio import KS
+from tilewright.cost.choice import rank
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import dataset, plain
 from tilewright.runtime.sampling import evenly
 from tilewright.runtime.trials import Job, Trials
-from tilewright.runtime.tuning import ranking_of
 
 KINDS = {"depthwise": DEPTHWISE, "batched product": PRODUCTS}
 ALTERNATING = tuple(name for name in chain(*zip_longest(DEPTHWISE, PRODUCTS)) if name is not None)
@@ -43,7 +43,7 @@ ALTERNATING = tuple(name for name in chain(*zip_longest(DEPTHWISE, PRODUCTS)) if
 
 def measured(trials: Trials, machine: Machine, name: str, options: argparse.Namespace) -> dataset.MeasuredLayer:
     problem = operator_problem(name, machine, 1)
-    ranking = ranking_of(problem, machine)
+    ranking = rank(problem, machine)
     first = np.argsort(ranking.seconds, kind="stable")[: options.top]
     positions = np.union1d(first, evenly(ranking, min(options.evenly, ranking.candidates), seed=len(name) + ranking.candidates))
     shuffled = np.random.default_rng(0).permutation(positions)
@@ -88,7 +88,7 @@ def figures(entry: dataset.MeasuredLayer) -> dict[str, Any]:
     """Ratios and losses of one operator. What was not measured is passed over; `not measured` counts it among the ranking's first 50."""
     machine = find_machine(entry.machine)
     name = str(entry.layer["name"])
-    ranking = ranking_of(operator_problem(name, machine, 1), machine)
+    ranking = rank(operator_problem(name, machine, 1), machine)
     where = places(ranking, entry)
     times = np.concatenate([columns["seconds"] for columns in entry.schemas.values()])
     seconds = np.full(ranking.candidates, np.nan)

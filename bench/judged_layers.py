@@ -23,9 +23,9 @@ from bench.model_comparison import orders
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import dataset, plain
 from tilewright.runtime.collecting import collect, ranking_of
-from tilewright.runtime.problems import Problem
 from tilewright.runtime.sampling import evenly
 from tilewright.runtime.trials import Job, Trials
 

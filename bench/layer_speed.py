@@ -160,9 +160,9 @@ class Ours:
 
     def __init__(self, name: str, machine: Machine, server: trial_worker.Server, compiler: compile_worker.Server, folder: Path) -> None:
         self.problem = dataset.layer_problem(layer(name))
-        self.ranking = rank(self.problem.region, self.problem.layouts, self.problem.values, self.problem.constants, machine)
+        self.ranking = rank(self.problem, machine)
         self._server, self._compiler, self._folder = server, compiler, folder / name
-        data = plain.encode((self.problem.region, self.problem.layouts, self.problem.values, self.problem.constants))
+        data = plain.encode(self.problem)
         self._server({"do": "problem", "problem": data, "seed": 0})
         self._compiler({"do": "problem", "problem": data})
         self._programs: dict[str, dict[str, Any]] = {}

@@ -11,7 +11,7 @@ from torch import nn
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware.machine import Machine
-from tilewright.runtime.problems import Problem
+from tilewright.ir.problem import Problem
 from tilewright.runtime.tuning import distinct_problems
 
 DEPTHWISE = MappingProxyType({

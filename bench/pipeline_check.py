@@ -30,13 +30,13 @@ from bench.layers import layer
 from tilewright.analysis.assembly import BasicBlock, Instruction, parse
 from tilewright.analysis.pipeline import block_cycles
 from tilewright.codegen.lower import lower
+from tilewright.cost.choice import rank
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.kernel import Kernel
 from tilewright.runtime import dataset
 from tilewright.runtime.sampling import evenly
-from tilewright.runtime.tuning import ranking_of
 
 CORES = MappingProxyType({
     "haswell": "haswell", "skylake-server": "skylake-avx512", "neoverse-n1": "neoverse-n1", "cortex-a53": "cortex-a53",
@@ -99,10 +99,10 @@ def kernels(target: Machine) -> list[Kernel]:
     found: dict[str, Kernel] = {}
     for name in LAYERS:
         problem = dataset.layer_problem(layer(name))
-        ranking = ranking_of(problem, target, threads=2)
+        ranking = rank(problem, target, threads=2)
         places = [*np.argsort(ranking.seconds, kind="stable")[:2], *evenly(ranking, 3, seed=1)]
         for place in map(int, places):
-            lowered = lower(problem.region, problem.layouts, problem.values, problem.constants, target, ranking.choice(place).schedule)
+            lowered = lower(problem, ranking.choice(place).schedule, target)
             found |= {kernel.name: kernel for kernel in lowered.kernels}
     for module, inputs in cases().values():
         found |= {kernel.name: kernel for kernel in kernels_of(module, inputs, target, 2)}

@@ -107,8 +107,8 @@ def planned(graph: Any, name: str) -> Plain:
         here = replace(here, pipeline="")  # by which learned parts are found
     favourites: dict[str, list[str]] = {}
 
-    def chosen(region: Any, *arguments: Any) -> Choice:
-        ranking = rank(region, *arguments)
+    def chosen(problem: Any, *arguments: Any) -> Choice:
+        ranking, region = rank(problem, *arguments), problem.region
         listing = [f"{choice.seconds!r} {choice.schedule}" for choice in islice(ranking, FAVOURITES)]
         favourites.setdefault(f"{region.kind} {' '.join(node.operator for node in region.nodes)}", []).append("\n".join(listing))
         return ranking.first()

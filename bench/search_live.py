@@ -23,9 +23,9 @@ from bench.common import write_results
 from bench.search_peer import proposed_batches
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import dataset
 from tilewright.runtime.collecting import ranking_of
-from tilewright.runtime.problems import Problem
 from tilewright.runtime.trials import Job, Trials
 
 TOPS = (1, 10, 30, 100)

@@ -19,9 +19,10 @@ from typing import Any
 
 from bench.processes import PATIENCE, RIGHT, ended, files_left, processes_left, start, words_of
 from tilewright.hardware import machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import plain
 from tilewright.runtime.measurement import Measurement
-from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.problems import convolution_problem, key_of
 from tilewright.runtime.records import Records
 from tilewright.runtime.trials import Outcome, Trials
 from tilewright.runtime.tuning import tune
@@ -56,7 +57,7 @@ def _tunes(folder: Path) -> None:
 
     def note(done: int, total: int, outcome: Outcome | None) -> None:
         if outcome is not None:
-            line = f"{outcome.job.problem.key} {plain.schedule_text(outcome.job.schedule)}\n"
+            line = f"{key_of(outcome.job.problem)} {plain.schedule_text(outcome.job.schedule)}\n"
             with open(folder / "noted", "ab", buffering=0) as file:
                 file.write(line.encode())
 

@@ -60,11 +60,11 @@ def compile_layer(folder: Path, target: str, alternatives: int, only: str, name:
 
     machine = find_machine(target)
     compiler = NvrtcCompiler.find(machine)
-    region, layouts, values = layer_region(*LAYERS[name])
-    ranking = rank(region, layouts, values, frozenset({"w"}), machine)
+    problem = layer_problem(*LAYERS[name])
+    ranking = rank(problem, machine)
     candidates = []
     for position, choice in sample(ranking, alternatives, only):
-        lowered = lower_gpu(region, layouts, values, frozenset({"w"}), machine, choice.schedule)
+        lowered = lower_gpu(problem, choice.schedule, machine)
         packed = {
             n: {"view": s.view, "matrix": s.matrix, "shape": s.value.shape, "pad": s.layout.size}
             for n, s in lowered.storage.items()
@@ -102,11 +102,12 @@ def compile_layer(folder: Path, target: str, alternatives: int, only: str, name:
     return {"layer": name, "candidates": candidates, "feasible": ranking.candidates}
 
 
-def layer_region(outputs: int, channels: int, size: int, filter_size: int, stride: int):  # noqa: ANN201
-    """(region, layouts, values) of a convolution, channels last, with a stored halo."""
+def layer_problem(outputs: int, channels: int, size: int, filter_size: int, stride: int):  # noqa: ANN201
+    """A convolution, channels last, with a stored halo."""
     from tilewright.ir.computation import StepBuilder, Tensor
     from tilewright.ir.graph import Value
     from tilewright.ir.layout import channels_last, row_major
+    from tilewright.ir.problem import Problem
     from tilewright.ir.region import Region
 
     padding = filter_size // 2
@@ -130,7 +131,7 @@ def layer_region(outputs: int, channels: int, size: int, filter_size: int, strid
         "w": row_major(w.shape),
         "out": channels_last(result.shape),
     }
-    return Region("out", "contraction", (), steps, ("x", "w"), ("out",)), layouts, values
+    return Problem(Region("out", "contraction", (), steps, ("x", "w"), ("out",)), layouts, values, frozenset({"w"}))
 
 
 def sample(ranking: Any, alternatives: int, only: str = "") -> Iterator[tuple[int, Any]]:

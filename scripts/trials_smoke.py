@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tilewright.cost.gpu_choice import rank
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.ir.problem import Problem
+from tilewright.runtime.problems import convolution_problem
 from tilewright.runtime.trials import Job, Outcome, Trials, tied
 
 LAYERS = {"R6": (128, 128, 28, 28, 3, 1), "R12": (512, 512, 7, 7, 3, 1), "D1": (32, 3, 108, 108, 3, 1)}
@@ -27,7 +28,7 @@ LAYERS = {"R6": (128, 128, 28, 28, 3, 1), "R12": (512, 512, 7, 7, 3, 1), "D1": (
 
 def jobs_of(name: str, problem: Problem, machine: Machine, count: int) -> Iterator[Job]:
     """Half of the candidates from the top of the ranking, the others ever further down."""
-    ranking = rank(problem.region, problem.layouts, problem.values, problem.constants, machine)
+    ranking = rank(problem, machine)
     top = count // 2
     wanted = {*range(top), *(int(top * (ranking.candidates / top) ** (k / (count - top))) for k in range(1, count - top + 1))}
     for position, choice in enumerate(ranking):

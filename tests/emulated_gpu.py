@@ -15,9 +15,9 @@ from tilewright.codegen.lower import lower
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import Kernel
+from tilewright.ir.problem import Problem
 from tilewright.runtime.compile_worker import program_of
 from tilewright.runtime.driver import KernelNodeParams
-from tilewright.runtime.problems import Problem
 from tilewright.runtime.trial_worker import Server
 
 
@@ -85,16 +85,14 @@ class EmulatedServer(Server):
     """Answers as the real one does, for one problem, on the CPU; every launch takes as long as the test says."""
 
     def __init__(self, problem: Problem, machine: Machine, seconds: float = 50e-6) -> None:
-        from tilewright.runtime import plain
-        from tilewright.runtime.trial_worker import Problem as OnDevice
+        from tilewright.runtime.trial_worker import DeviceProblem
 
         self.device = torch.device("cpu")
         self.stream = 0
         self.driver: Any = EmulatedDriver()
         self.other = torch.zeros(16)
         self.given, self.machine, self.each = problem, machine, seconds
-        data = plain.encode((problem.region, problem.layouts, problem.values, problem.constants))
-        self.problem = OnDevice(data, 0, self.device, 1 << 16)
+        self.problem = DeviceProblem(problem, 0, self.device, 1 << 16)
 
     def timed(self, launch: Callable[[], None]) -> float:  # type: ignore[override]
         before = self.driver.launches
@@ -103,8 +101,7 @@ class EmulatedServer(Server):
 
     def program(self, schedule: Any, folder: Path) -> dict[str, Any]:
         """A schedule lowered, its kernels known to the driver."""
-        of = self.given
-        lowered = lower(of.region, of.layouts, of.values, of.constants, self.machine, schedule)
+        lowered = lower(self.given, schedule, self.machine)
         self.driver.kernels += lowered.kernels
         (folder / "nothing").write_bytes(b"")
         return program_of(lowered, str(folder / "nothing"))

@@ -15,6 +15,7 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import Expr, logical_and, select, unary
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, channels_last, row_major
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Storage
 from tilewright.runtime.packing import prepared
 
@@ -29,6 +30,10 @@ class Case:
     inputs: Mapping[str, np.ndarray]
     expected: np.ndarray
     constants: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.region, self.layouts, self.values, self.constants)
 
 
 def offsets(layout: Layout) -> np.ndarray:

@@ -320,8 +320,8 @@ def test_threads_share_parallel_loops() -> None:
 
 def test_a_kernel_of_ours_reads_its_explanation() -> None:
     problem = layer_problem(layer("R4"))
-    choice = rank(problem.region, problem.layouts, problem.values, problem.constants, AVX2, 1).first()
-    kernel = lower(problem.region, problem.layouts, problem.values, problem.constants, AVX2, choice.schedule).kernels[-1]
+    choice = rank(problem, AVX2, 1).first()
+    kernel = lower(problem, choice.schedule, AVX2).kernels[-1]
     found = cache_misses(kernel, AVX2)
     assert [level.level for level in found.levels] == [1, 2, 3]
     # every value is read or written, and of the input the halo as well
@@ -335,10 +335,10 @@ def test_a_kernel_of_ours_reads_its_explanation() -> None:
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_predictions_stand_beside_cachegrind(tmp_path: Path) -> None:
     problem = convolution_problem(32, 32, 12, 12, 3)
-    choices = list(rank(problem.region, problem.layouts, problem.values, problem.constants, AVX2, 1))
+    choices = list(rank(problem, AVX2, 1))
     driver = build_driver(tmp_path)
     for choice in choices[:: len(choices) // 3]:
-        kernel = lower(problem.region, problem.layouts, problem.values, problem.constants, AVX2, choice.schedule).kernels[-1]
+        kernel = lower(problem, choice.schedule, AVX2).kernels[-1]
         (binary,) = compile_kernels([SourceFile(kernel.name, source_text(kernel), "c", (kernel.name,))], AVX2, workers=1)
         assert isinstance(binary, Binary)
         caches = tuple(replace(found, bytes=found.bytes // 2) for found in AVX2.caches[:2])

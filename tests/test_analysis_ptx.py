@@ -153,7 +153,7 @@ SCHEDULES = (
 @cache
 def lowered(which: str, number: int) -> Lowered:
     case: Case = matmul_case(m=70, n=50, r=96) if which == "matmul" else convolution_case(channels=32, outputs=40, size=(12, 11))
-    return lower_gpu(case.region, case.layouts, case.values, case.constants, H200, SCHEDULES[number])
+    return lower_gpu(case.problem, SCHEDULES[number], H200)
 
 
 @pytest.mark.parametrize("which", ["matmul", "convolution"])

@@ -96,7 +96,7 @@ def test_level_1_serves_what_a_block_reads_again() -> None:
 
 def test_a_convolution_reads_its_operands_once_from_memory() -> None:
     case = convolution_case(channels=16, outputs=32)
-    made = lower_gpu(case.region, case.layouts, case.values, case.constants, H200, ContractionSchedule(16, 32, 16, 2, 4, 1, 2))
+    made = lower_gpu(case.problem, ContractionSchedule(16, 32, 16, 2, 4, 1, 2), H200)
     (kernel,) = made.kernels
     read, written = memory_sectors(kernel, H200, 1)
     distinct = sum(-(-buffer.size * 4 // 32) for buffer in kernel.parameters if not buffer.writable)

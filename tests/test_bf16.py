@@ -164,10 +164,6 @@ def execute(case: Case, lowered: Lowered) -> torch.Tensor:
     return unpack(flat, case.layouts["out"])
 
 
-def parts(case: Case):  # noqa: ANN201
-    return case.region, case.layouts, case.values, case.constants
-
-
 def check(case: Case, lowered: Lowered) -> None:
     """The factors are exact and sums float32, so that only the stored result is rounded."""
     found, expected = execute(case, lowered).double().numpy(), case.expected
@@ -178,11 +174,11 @@ def check(case: Case, lowered: Lowered) -> None:
 
 def examine(case: Case, threads: int, seed: int) -> None:
     """One schedule of the case's space."""
-    _, problem = amx_form(*parts(case), XEON)
+    _, problem = amx_form(case.problem, XEON)
     rows, _ = cpu_amx_space(problem, threads)
     if length(rows):
         position = int(np.random.default_rng(seed).integers(length(rows)))
-        check(case, lower_amx(*parts(case), XEON, schedule_of(16, **row(rows, position))))
+        check(case, lower_amx(case.problem, schedule_of(16, **row(rows, position)), XEON))
 
 
 CONVOLUTIONS = dict(
@@ -226,12 +222,12 @@ def test_few_channels_are_walked_with_the_columns_of_the_filter(channels: int) -
     case = convolution(channels=channels, outputs=16, size=(11, 13), filter_size=5, stride=2, padding=2)
     halo = ((0, 0), (0, 1), (2, 2), (2, 2))
     case = replace(case, layouts=dict(case.layouts) | {"x": case.layouts["x"].with_halo(halo)})
-    form, problem = amx_form(*parts(case), XEON)
+    form, problem = amx_form(case.problem, XEON)
     assert problem.depth == 5 * (channels + 1) and problem.steps == 5
     x = case.inputs["x"].copy()
     x[:, :, :, -1] = np.nan
     with_nan = replace(case, inputs=dict(case.inputs) | {"x": x})
-    lowered = lower_amx(*parts(case), XEON, CpuAmxSchedule(7, 2, 1, False, False, 2, 1, 16))
+    lowered = lower_amx(case.problem, CpuAmxSchedule(7, 2, 1, False, False, 2, 1, 16), XEON)
     check(case, lowered)
     found = execute(with_nan, lowered)
     double = {name: torch.from_numpy(array).double() for name, array in with_nan.inputs.items()}
@@ -243,15 +239,15 @@ def test_tiles_over_rows_do_not_store_what_lies_between() -> None:
     case = convolution(channels=32, outputs=32, size=(7, 7))
     layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
     case = replace(case, layouts=layouts)
-    check(case, lower_amx(*parts(case), XEON, CpuAmxSchedule(16, 2, 2, True, False, 2, 1, 16)))
+    check(case, lower_amx(case.problem, CpuAmxSchedule(16, 2, 2, True, False, 2, 1, 16), XEON))
 
 
 def test_the_output_may_be_row_major() -> None:
     case = convolution(channels=32, outputs=24, size=(6, 9))
     case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
-    _, problem = amx_form(*parts(case), XEON)
+    _, problem = amx_form(case.problem, XEON)
     assert problem.single_stores
-    check(case, lower_amx(*parts(case), XEON, CpuAmxSchedule(9, 2, 2, False, False, 2, 1, 16)))
+    check(case, lower_amx(case.problem, CpuAmxSchedule(9, 2, 2, False, False, 2, 1, 16), XEON))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +263,7 @@ def test_the_output_may_be_row_major() -> None:
 )
 def test_what_is_no_case_for_it(case: Case, target: str, why: str) -> None:
     with pytest.raises(Unsuitable, match=why):
-        amx_form(*parts(case), machine(target))
+        amx_form(case.problem, machine(target))
 
 
 def test_tiles_that_do_not_fit_are_refused() -> None:
@@ -290,24 +286,24 @@ def test_the_space_keeps_its_rules() -> None:
 
 def test_more_threads_than_blocks_are_no_obstacle() -> None:
     case = convolution(channels=32, outputs=24, size=(5, 5))
-    _, problem = amx_form(*parts(case), XEON)
+    _, problem = amx_form(case.problem, XEON)
     rows, _ = cpu_amx_space(problem, 56)
     assert length(rows)
     at = int(np.argmax(rows["channel_parts"]))
-    check(case, lower_amx(*parts(case), XEON, schedule_of(16, **row(rows, at))))
+    check(case, lower_amx(case.problem, schedule_of(16, **row(rows, at)), XEON))
 
 
 def test_tiles_take_the_place_of_vectors_where_factors_are_bfloat16() -> None:
     case = convolution(channels=64, outputs=64, size=(28, 28))
-    choice = rank(*parts(case), XEON, 2).first()
+    choice = rank(case.problem, XEON, 2).first()
     assert isinstance(choice.schedule, CpuAmxSchedule)
-    assert rank(*parts(convolution_case(channels=64, outputs=64, size=(28, 28))), XEON, 2).find(choice.schedule) is None
+    assert rank(convolution_case(channels=64, outputs=64, size=(28, 28)).problem, XEON, 2).find(choice.schedule) is None
 
 
 def test_the_cache_model_sees_tile_loads() -> None:
     """One thread, every line of both factors comes in once: all of it fits the second level."""
     case = convolution(channels=64, outputs=64, size=(28, 28), epilogue=False)
-    kernel = lower_amx(*parts(case), XEON, CpuAmxSchedule(14, 2, 2, False, False, 1, 1, 16)).kernels[0]
+    kernel = lower_amx(case.problem, CpuAmxSchedule(14, 2, 2, False, False, 1, 1, 16), XEON).kernels[0]
     second = cache_misses(kernel, XEON, 1).levels[1]
     lines = {"in0": 9 * 64 * 64 // 32, "in1": 30 * 30 * 64 // 32, "out": 28 * 28 * 64 // 32}
     assert {name: round(count) for name, count in second.misses.items()} == lines

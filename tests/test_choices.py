@@ -12,13 +12,9 @@ import tilewright
 from tilewright.cost.choice import choose
 from tilewright.hardware import machine
 from tilewright.runtime import choices, problems
-from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.problems import convolution_problem
 
 H200 = machine("h200")
-
-
-def arguments(problem: Problem) -> tuple:
-    return problem.region, problem.layouts, problem.values, problem.constants, H200, 1
 
 
 def never(*_: object) -> None:
@@ -33,28 +29,28 @@ def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_a_choice_is_made_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = convolution_problem(32, 16, 20, 20, 3)
-    first = choices.remembered()(*arguments(problem))
-    assert first == choose(*arguments(problem)) and len(list(kept.iterdir())) == 1
+    first = choices.remembered()(problem, H200, 1)
+    assert first == choose(problem, H200, 1) and len(list(kept.iterdir())) == 1
     monkeypatch.setattr(choices, "choose", never)
-    assert choices.remembered()(*arguments(problem)) == first
+    assert choices.remembered()(problem, H200, 1) == first
     for other, atomics in ((convolution_problem(32, 16, 20, 21, 3), False), (problem, True)):
         with pytest.raises(AssertionError, match="ranked again"):
-            choices.remembered(atomics)(*arguments(other))
+            choices.remembered(atomics)(other, H200, 1)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"schedule": "{}"}', '{"schedule": "{\\"type\\": \\"os.system\\"}", "terms": {}, "rejected": {}}'])
 def test_a_damaged_file_is_made_again(kept: Path, text: str) -> None:
     problem = convolution_problem(16, 16, 9, 9, 3)
-    first = choices.remembered()(*arguments(problem))
+    first = choices.remembered()(problem, H200, 1)
     (path,) = kept.iterdir()
     path.write_text(text)
-    assert choices.remembered()(*arguments(problem)) == first
+    assert choices.remembered()(problem, H200, 1) == first
     path.write_text(path.read_text().replace("16", "17"))  # still a choice, and not the one that was written
-    assert choices.remembered()(*arguments(problem)) == first
+    assert choices.remembered()(problem, H200, 1) == first
     path.unlink()
     kept.rmdir()
     kept.write_text("no folder")
-    assert choices.remembered()(*arguments(problem)) == first
+    assert choices.remembered()(problem, H200, 1) == first
 
 
 # What a kept choice depends on

@@ -15,18 +15,20 @@ from torch import nn
 
 from bench import cpu_score
 from tilewright.compile import source_files
+from tilewright.cost.choice import rank
 from tilewright.cost.cpu_code import coefficients_of, linear, together
 from tilewright.cost.ranking import Choice
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import choices, code_choice, plain
 from tilewright.runtime.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
-from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.problems import convolution_problem
 from tilewright.runtime.score_worker import Server
-from tilewright.runtime.tuning import chooser_for, ranking_of
+from tilewright.runtime.tuning import chooser_for
 from tilewright.runtime.workers import WorkerLost
 from tilewright.toolchain.cache import KernelCache, kernel_key
 from tilewright.toolchain.compilers import CCompiler
@@ -57,7 +59,7 @@ def need(target: Machine) -> None:
 def terms_of(problem: Problem, target: Machine, choice: Choice, threads: int) -> dict[str, float]:
     """The terms that a scoring process gives, asked in this one."""
     server = Server()
-    server._machine, server._problem = target, (problem.region, problem.layouts, problem.values, problem.constants)
+    server._machine, server._problem = target, problem
     return server.terms(choice_text(choice), threads, choice.seconds, choice.terms)
 
 
@@ -70,7 +72,7 @@ def test_terms(name: str) -> None:
     """Multiply-adds bound the pipeline from below; two threads have half of the work each and the same dispatch."""
     target = machine(name)
     need(target)
-    choice = ranking_of(PROBLEM, target, threads=2).first()
+    choice = rank(PROBLEM, target, threads=2).first()
     alone, both = (terms_of(PROBLEM, target, choice, threads) for threads in (1, 2))
     least = 48 * 20 * 9 * 11 * 9 * 2 / (target.peak_flops["fp32"] / target.processors)
     assert alone["multiply-adds"] >= 0.2 * least  # Winograd's algorithm needs a fourth of the products at best
@@ -88,7 +90,7 @@ def test_the_best_score_among_the_favourites() -> None:
     """As scoring them here; the same with one process or two."""
     target = machine("x86-avx512")
     need(target)
-    ranking = ranking_of(PROBLEM, target, threads=2)
+    ranking = rank(PROBLEM, target, threads=2)
     favourites = list(islice(ranking, 3))
     coefficients = coefficients_of(target.architecture)
     scores = [linear(terms_of(PROBLEM, target, choice, 2), coefficients) for choice in favourites]
@@ -100,7 +102,7 @@ def test_the_best_score_among_the_favourites() -> None:
 
 @pytest.mark.usefixtures("worth")
 def test_the_models_decide_where_code_cannot_be_read() -> None:
-    ranking = ranking_of(PROBLEM, machine("x86-avx512"), threads=2)
+    ranking = rank(PROBLEM, machine("x86-avx512"), threads=2)
     with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as broken:
         assert broken.best(PROBLEM, ranking, 2, count=2) == (ranking.first(), False)
     assert not reads_code(machine("h200"))
@@ -113,17 +115,16 @@ def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = machine("x86-avx512")
     need(target)
     problem = convolution_problem(16, 8, 5, 5, 3)
-    arguments = (problem.region, problem.layouts, problem.values, problem.constants, target)
     with CodeScores(target, 1) as processes:
-        first = choices.remembered(False, processes)(*arguments, 2)
+        first = choices.remembered(False, processes)(problem, target, 2)
 
     class Never:
         def best(self, *_: object) -> None:
             raise AssertionError("scored again")
 
-    assert choices.remembered(False, Never())(*arguments, 2) == first  # type: ignore[arg-type]
+    assert choices.remembered(False, Never())(problem, target, 2) == first  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="scored again"):
-        choices.remembered(False, Never())(*arguments, 1)  # type: ignore[arg-type]
+        choices.remembered(False, Never())(problem, target, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("worth")
@@ -131,10 +132,9 @@ def test_a_choice_on_the_way_to_which_something_hung_is_not_kept(cache: Path, mo
     """Neither a process that is lost nor a compiler that does not end may decide for good."""
     target = machine("x86-avx512")
     need(target)
-    arguments = (PROBLEM.region, PROBLEM.layouts, PROBLEM.values, PROBLEM.constants, target, 2)
-    favourite = ranking_of(PROBLEM, target, threads=2).first()
+    favourite = rank(PROBLEM, target, threads=2).first()
     with CodeScores(target, 1, ("-c", "raise SystemExit(3)")) as broken:
-        assert choices.remembered(False, broken)(*arguments) == favourite
+        assert choices.remembered(False, broken)(PROBLEM, target, 2) == favourite
     hanging = cache / "hanging-cc"
     hanging.write_text("#!/bin/sh\ncase $1 in --version) echo 1.0; exit;; esac\nsleep 1000\n")
     hanging.chmod(0o755)
@@ -142,10 +142,10 @@ def test_a_choice_on_the_way_to_which_something_hung_is_not_kept(cache: Path, mo
         patch.setenv("TILEWRIGHT_CC", str(hanging))
         patch.setenv("TILEWRIGHT_COMPILE_SECONDS", "2")
         with CodeScores(target, 1) as processes:
-            assert processes.best(PROBLEM, ranking_of(PROBLEM, target, threads=2), 2, count=1) == (favourite, False)
+            assert processes.best(PROBLEM, rank(PROBLEM, target, threads=2), 2, count=1) == (favourite, False)
     assert not (cache / "choices").exists()
     with CodeScores(target, 1) as processes:
-        choices.remembered(False, processes)(*arguments)
+        choices.remembered(False, processes)(PROBLEM, target, 2)
     assert len(list((cache / "choices").iterdir())) == 1
 
 
@@ -154,13 +154,13 @@ def test_code_is_read_where_it_is_wanted(worth: None, cache: Path, monkeypatch: 
     monkeypatch.setenv("TILEWRIGHT_READ_CODE", setting)
     target = machine("x86-avx512")
     with chooser_for(target, None) as chooser:
-        choice = chooser(PROBLEM.region, PROBLEM.layouts, PROBLEM.values, PROBLEM.constants, target, 1)
+        choice = chooser(PROBLEM, target, 1)
     assert choice.seconds > 0
     assert (cache / "kernels").exists() == (cache / "choices").exists() == (setting == "1")
 
 
 def test_small_regions_are_left_to_the_models() -> None:
-    ranking = ranking_of(PROBLEM, machine("x86-avx512"), threads=2)
+    ranking = rank(PROBLEM, machine("x86-avx512"), threads=2)
     assert ranking.first().seconds < code_choice.WORTH_SECONDS
     with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as processes:
         assert processes.best(PROBLEM, ranking, 2) == (ranking.first(), True)
@@ -169,7 +169,7 @@ def test_small_regions_are_left_to_the_models() -> None:
 
 def test_an_interruption_waits_for_no_answer() -> None:
     target = machine("x86-avx512")
-    favourite = ranking_of(PROBLEM, target).first()
+    favourite = rank(PROBLEM, target).first()
     with pytest.raises(KeyboardInterrupt), CodeScores(target, 1, ("-c", "import time; time.sleep(1000)")) as processes:
         (process,) = processes._processes
         asked = processes._pool.submit(process.terms, PROBLEM, favourite, 1)

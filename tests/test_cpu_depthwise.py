@@ -22,7 +22,7 @@ from tilewright.hardware import machine
 from tilewright.ir.kernel import Allocate, statements
 from tilewright.ir.region import Unsuitable
 from tilewright.runtime.problems import convolution_problem
-from tilewright.runtime.trial_reference import region_results
+from tilewright.runtime.trial_reference import reference_results
 from tilewright.schedule.columns import length, row
 from tilewright.schedule.cpu_depthwise import CpuDepthwiseProblem, CpuDepthwiseSchedule, cpu_depthwise_space, filters_held, schedule_of
 
@@ -36,13 +36,9 @@ def case_of(channels: int, size: tuple[int, int], filter_size: int, stride: int,
     problem = convolution_problem(outputs or channels, channels, *size, filter_size, stride, groups=channels, **more)
     generator = torch.Generator().manual_seed(seed)
     inputs = {name: torch.randn(problem.values[name].shape, generator=generator) for name in problem.region.inputs}
-    expected = region_results(problem.region, problem.layouts, problem.constants, inputs)[problem.region.outputs[0]]
+    expected = reference_results(problem, inputs)[problem.region.outputs[0]]
     arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
     return Case(problem.region, problem.layouts, problem.values, arrays, expected.numpy(), problem.constants)
-
-
-def parts(case):  # noqa: ANN001, ANN201
-    return case.region, case.layouts, case.values, case.constants
 
 
 DRAWN = dict(
@@ -60,13 +56,13 @@ DRAWN = dict(
 def examine(target, vectors, size, filter_size, stride, dilation, batch, seed) -> None:  # noqa: ANN001
     case = case_of(vectors * target.vector_lanes(), size, filter_size, stride, seed, dilation=dilation, batch=batch)
     try:
-        _, problem = depthwise_form(*parts(case), target)
+        _, problem = depthwise_form(case.problem, target)
     except Unsuitable:
         assert filter_size == 1  # no taps: a map
         return
     rows, _ = cpu_depthwise_space(problem, target)
     position = int(np.random.default_rng(seed).integers(length(rows)))
-    check(case, lower_depthwise(*parts(case), target, schedule_of(target.vector_lanes(), **row(rows, position))))
+    check(case, lower_depthwise(case.problem, schedule_of(target.vector_lanes(), **row(rows, position)), target))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
@@ -86,7 +82,7 @@ def test_more_random_shapes_and_schedules(**drawn) -> None:  # noqa: ANN003
 def test_the_filter_stays_in_registers_or_not(held: bool) -> None:
     case = case_of(32, (6, 11), 3, 1)
     schedule = CpuDepthwiseSchedule(1, 4, 1 if held else 2, 16, "c")
-    lowered = lower_depthwise(*parts(case), AVX512, schedule)
+    lowered = lower_depthwise(case.problem, schedule, AVX512)
     check(case, lowered)
     buffers = [s.buffer for s in statements(lowered.kernels[0].body) if isinstance(s, Allocate)]
     assert (9 * 16 in {buffer.size for buffer in buffers}) == held
@@ -97,15 +93,15 @@ def test_what_is_declined_stays_a_window(changed: dict[str, int], why: str) -> N
     case = case_of(**{"channels": 16, "size": (5, 6), "filter_size": 3, "stride": 1, **changed})  # type: ignore[arg-type]
     case = replace(case, region=replace(case.region, kind="window"))
     with pytest.raises(Unsuitable, match=why):
-        depthwise_form(*parts(case), AVX512)
-    assert str(rank(*parts(case), AVX512, 2).first().schedule).startswith("loops")
+        depthwise_form(case.problem, AVX512)
+    assert str(rank(case.problem, AVX512, 2).first().schedule).startswith("loops")
 
 
 def test_pooling_is_declined() -> None:
     case = case_of(16, (5, 6), 3, 1)
     pooled = replace(case.region.steps[0], combiner="max")
     with pytest.raises(Unsuitable, match="one sum"):
-        depthwise_form(replace(case.region, steps=(pooled, *case.region.steps[1:])), case.layouts, case.values, case.constants, AVX512)
+        depthwise_form(replace(case, region=replace(case.region, steps=(pooled, *case.region.steps[1:]))).problem, AVX512)
 
 
 @pytest.mark.parametrize("channels, size, stride", [(32, 112, 1), (96, 56, 2), (144, 56, 1), (192, 28, 1), (384, 14, 1), (960, 7, 1)])
@@ -139,7 +135,7 @@ def test_a_whole_network_of_them() -> None:
 def test_analysis_counts_its_kernels(stride: int, tmp_path) -> None:  # noqa: ANN001
     """Multiply-adds of the assembly: one for each tap, pixel and vector; misses of a cache that holds everything: each line once."""
     case = case_of(32, (12, 14), 3, stride)
-    (kernel,) = lower_depthwise(*parts(case), AVX512, CpuDepthwiseSchedule(2, 7, 2, 16, "y")).kernels
+    (kernel,) = lower_depthwise(case.problem, CpuDepthwiseSchedule(2, 7, 2, 16, "y"), AVX512).kernels
     found = cache_misses(kernel, AVX512).levels[-1]
     assert found.total == sum(found.footprint.values()) > 12 * 14 * 2
     counts = executed(kernel, compiled([kernel], AVX512, tmp_path), AVX512.architecture)

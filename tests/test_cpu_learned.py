@@ -20,8 +20,9 @@ from tilewright.cost.forest import fit, save
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import plain
-from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.problems import convolution_problem
 
 SAPPHIRE_RAPIDS = machine("xeon-sapphire-rapids")
 LAYERS = ((64, 32, 20, 20, 3), (96, 64, 14, 14, 3), (32, 16, 28, 28, 3))
@@ -36,8 +37,7 @@ def both(sizes: tuple[int, ...], target: Machine, threads: int = 2) -> tuple[Ran
 
 def of_problem(problem: Problem, target: Machine, threads: int = 2) -> tuple[Ranking, Ranking]:
     """As `both`."""
-    facts = (problem.region, problem.layouts, problem.values, problem.constants, target, threads)
-    return modelled(*facts), rank(*facts)
+    return modelled(problem, target, threads), rank(problem, target, threads)
 
 
 @pytest.mark.parametrize("sizes", (*LAYERS, POINTWISE))

@@ -11,15 +11,15 @@ from tilewright.codegen.cpu.contraction import contraction_problem, lower_contra
 from tilewright.cost.cpu_choice import rank_contraction
 from tilewright.hardware import machine
 from tilewright.partition.canonical import canonical
-from tilewright.runtime.problems import problem_of
 from tilewright.schedule.cpu_contraction import ACROSS_N, ALONG_N, CONSTANT
 
 
 def product(**options) -> Case:  # noqa: ANN003
     """A matrix product under the names that the compiler gives."""
     case = matmul_case(**options)
-    problem, names = problem_of(case.region, case.layouts, case.values, case.constants), canonical(case.region).names
-    inputs = {names[name]: array for name, array in case.inputs.items()}
+    same = canonical(case.problem)
+    problem = same.problem
+    inputs = {same.names[name]: array for name, array in case.inputs.items()}
     return Case(problem.region, problem.layouts, problem.values, inputs, case.expected, problem.constants)
 
 
@@ -36,11 +36,11 @@ def product(**options) -> Case:  # noqa: ANN003
 )
 def test_products(target, batch, m, n, r, lies, where, seed) -> None:  # noqa: ANN001
     case = product(batch=batch, m=m, n=n, r=r, transpose_b=lies == ACROSS_N, constant=lies == CONSTANT, seed=seed)
-    problem = contraction_problem(case.region, case.layouts, case.constants)
+    problem = contraction_problem(case.problem)
     assert problem.b == lies
     ranking = rank_contraction(problem, machine(target), 2)
     schedule = ranking.choice(int(where * ranking.candidates)).schedule
-    lowered = lower_contraction(case.region, case.layouts, case.values, case.constants, machine(target), schedule)
+    lowered = lower_contraction(case.problem, schedule, machine(target))
     assert (len(lowered.kernels) == 1) == (lies == CONSTANT or (lies == ALONG_N and n % schedule.panel == 0))
     check(case, lowered)
 
@@ -48,7 +48,7 @@ def test_products(target, batch, m, n, r, lies, where, seed) -> None:  # noqa: A
 def test_the_model_knows_the_copy() -> None:
     def copies(transposed: bool, n: int) -> tuple[np.ndarray, np.ndarray]:
         case = product(batch=(2,), m=64, n=n, r=32, transpose_b=transposed)
-        ranking = rank_contraction(contraction_problem(case.region, case.layouts, case.constants), machine("x86-avx512"), 2)
+        ranking = rank_contraction(contraction_problem(case.problem), machine("x86-avx512"), 2)
         divided = [n % ranking.choice(at).schedule.panel == 0 for at in range(ranking.candidates)]
         return ranking.parts[0].estimate.terms["copy of B"], np.array(divided)
 

@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 import tilewright
+from tilewright.cost.choice import rank
 from tilewright.errors import TargetNotPresent
 from tilewright.hardware import machine
 from tilewright.runtime import cpu_trial_worker, plain
 from tilewright.runtime.compile_worker import Server as Compiler
 from tilewright.runtime.cpu_trial_worker import CpuServer, Loaded, Replay
-from tilewright.runtime.problems import convolution_problem
+from tilewright.runtime.problems import convolution_problem, key_of
 from tilewright.runtime.records import Records
 from tilewright.runtime.trials import Job, Trials
-from tilewright.runtime.tuning import from_records, ranking_of, recorded_as, tune
+from tilewright.runtime.tuning import from_records, recorded_as, tune
 from tilewright.toolchain import SourceFile
 from tilewright.toolchain.compilers import CCompiler
 
@@ -28,7 +29,7 @@ SMALL = convolution_problem(32, 32, 9, 10, 3)
 
 def spread(count: int) -> list[object]:
     """Schedules from all over the ranking, of every schema."""
-    ranking = ranking_of(SMALL, NATIVE, threads=2)
+    ranking = rank(SMALL, NATIVE, threads=2)
     positions = [int(start) + at for start in ranking.starts[:-1] for at in range(count)]
     return [ranking.choice(position).schedule for position in positions]
 
@@ -36,7 +37,7 @@ def spread(count: int) -> list[object]:
 def prepared(schedule: object, folder: Path) -> tuple[CpuServer, dict[str, Any]]:
     """A measuring server that knows SMALL, and the compiling server's answer for the schedule."""
     compiler, server = Compiler(), CpuServer(1)
-    problem = plain.encode((SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants))
+    problem = plain.encode(SMALL)
     compiler({"do": "machine", "machine": plain.encode(NATIVE)})
     compiler({"do": "problem", "problem": problem})
     server({"do": "start", "machine": plain.encode(NATIVE)})
@@ -131,14 +132,13 @@ def test_tuning_takes_what_was_fastest(tmp_path: Path) -> None:
     with Records(tmp_path / "records.sqlite") as records:
         done = tune([SMALL], NATIVE, 3, records, threads=2)
         assert (done.problems, done.failed) == (1, 0) and done.measured == 3
-        standing = records.standing(SMALL.key, recorded_as(NATIVE, 2))
+        standing = records.standing(key_of(SMALL), recorded_as(NATIVE, 2))
         assert len(standing) == 3 and [entry.seconds for entry in standing] == sorted(entry.seconds for entry in standing)
-        ranking = ranking_of(SMALL, NATIVE, threads=2)
+        ranking = rank(SMALL, NATIVE, threads=2)
         assert all(ranking.find(plain.schedule_of(entry.schedule)) is not None for entry in standing)
-        given = (SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants, NATIVE)
-        chosen = from_records(records)(*given, 2)
+        chosen = from_records(records)(SMALL, NATIVE, 2)
         assert chosen.measured_seconds == standing[0].seconds and plain.schedule_text(chosen.schedule) == standing[0].schedule
-        assert from_records(records)(*given, 1).measured_seconds is None
+        assert from_records(records)(SMALL, NATIVE, 1).measured_seconds is None
 
 
 def test_compilers_that_hang_on_three_candidates_do_not_stop_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

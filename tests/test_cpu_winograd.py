@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from compiled import check_native
-from gpu_cases import Case, check, convolution_case
+from gpu_cases import check, convolution_case
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from operator_cases import Case as ModuleCase
@@ -26,10 +26,6 @@ from tilewright.schedule.cpu_winograd import CpuWinogradProblem, CpuWinogradSche
 from tilewright.schedule.gpu_winograd import OUTPUT_TILES
 
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
-
-
-def parts(case: Case):  # noqa: ANN201
-    return case.region, case.layouts, case.values, case.constants
 
 
 def random_schedule(problem: CpuWinogradProblem, target, output_tile: int, threads: int, seed: int) -> CpuWinogradSchedule | None:  # noqa: ANN001
@@ -62,10 +58,10 @@ def examine(target, batch, channels, outputs, size, padding, epilogue, output_ti
     case = convolution_case(
         batch=batch, channels=channels * lanes, outputs=outputs * lanes, size=size, padding=padding, epilogue=epilogue, seed=seed
     )
-    _, problem = cpu_winograd_form(*parts(case), target)
+    _, problem = cpu_winograd_form(case.problem, target)
     schedule = random_schedule(problem, target, output_tile, threads, seed)
     if schedule is not None:
-        check(case, lower_winograd(*parts(case), target, schedule))
+        check(case, lower_winograd(case.problem, schedule, target))
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
@@ -86,7 +82,7 @@ def test_the_output_may_have_a_halo(output_tile: int) -> None:
     case = convolution_case(channels=8, outputs=16, size=(6, 9))
     layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
     case = replace(case, layouts=layouts)
-    check(case, lower_winograd(*parts(case), AVX2, CpuWinogradSchedule(output_tile, 2, 2, 2, 2, 1, 8)))
+    check(case, lower_winograd(case.problem, CpuWinogradSchedule(output_tile, 2, 2, 2, 2, 1, 8), AVX2))
 
 
 @pytest.mark.parametrize("output_tile", OUTPUT_TILES)
@@ -94,7 +90,7 @@ def test_the_output_may_have_a_halo(output_tile: int) -> None:
 def test_the_output_may_be_row_major(output_tile: int, epilogue: bool) -> None:
     case = convolution_case(batch=2, channels=8, outputs=24, size=(7, 10), epilogue=epilogue)
     case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
-    check(case, lower_winograd(*parts(case), AVX2, CpuWinogradSchedule(output_tile, 3, 2, 2, 1, 2, 8)))
+    check(case, lower_winograd(case.problem, CpuWinogradSchedule(output_tile, 3, 2, 2, 1, 2, 8), AVX2))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +107,8 @@ def test_the_output_may_be_row_major(output_tile: int, epilogue: bool) -> None:
 def test_what_is_no_case_for_it(changed: dict[str, int], why: str) -> None:
     case = convolution_case(**{"channels": 16, "outputs": 16, **changed})
     with pytest.raises(Unsuitable, match=why):
-        cpu_winograd_form(*parts(case), AVX2)
-    assert len(rank(*parts(case), AVX2, 2).parts) == 1
+        cpu_winograd_form(case.problem, AVX2)
+    assert len(rank(case.problem, AVX2, 2).parts) == 1
 
 
 def test_the_space_keeps_its_rules() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,25 +17,23 @@ from test_records import H200, example, measurement, problems_of_network, stand_
 import tilewright
 from tilewright.cli import main
 from tilewright.compile import check_options, read
-from tilewright.cost.choice import choose
+from tilewright.cost.choice import choose, rank
 from tilewright.cost.gpu_choice import rank as gpu_rank
 from tilewright.cost.ranking import Choice, Ranking
 from tilewright.errors import UnsupportedOption
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import AtomicAdd, statements
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region
+from tilewright.ir.problem import Problem
 from tilewright.partition.plan import IN_NO_ORDER, plan_program
 from tilewright.report.explanation import explanation
 from tilewright.runtime import plain, trials
 from tilewright.runtime.artifact import read as read_artifact
 from tilewright.runtime.measurement import Measurement
-from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.problems import convolution_problem, key_of
 from tilewright.runtime.records import Records
-from tilewright.runtime.tuning import chooser_for, current_code, from_records, ranking_of, tune
+from tilewright.runtime.tuning import chooser_for, current_code, from_records, tune
 
 SPLIT = convolution_problem(32, 256, 4, 4, 3)
 """So few results of so long sums that splitting them is among the first ideas."""
@@ -55,7 +52,7 @@ def atomic(ranking: Ranking) -> list[Choice]:
 
 def trials_to_atomic(problem: Problem) -> int:
     """So many of the ranking that one of them adds atomically."""
-    return 1 + next(at for at, choice in enumerate(ranking_of(problem, H200, atomics=True)) if getattr(choice.schedule, "atomics", 0))
+    return 1 + next(at for at, choice in enumerate(rank(problem, H200, atomics=True)) if getattr(choice.schedule, "atomics", 0))
 
 
 def record_of(problem: Problem, choice: Choice, seconds: float) -> Measurement:
@@ -66,18 +63,17 @@ def record_of(problem: Problem, choice: Choice, seconds: float) -> Measurement:
 
 def test_candidates_that_add_atomically_are_offered_on_request_alone() -> None:
     for problem in (SPLIT, BOTH, *problems_of_network()[1:]):
-        assert not atomic(ranking_of(problem, H200))
-    free = ranking_of(BOTH, H200, atomics=True)
+        assert not atomic(rank(problem, H200))
+    free = rank(BOTH, H200, atomics=True)
     assert {type(choice.schedule).__name__ for choice in atomic(free)} == {"ContractionSchedule", "DirectSchedule"}
-    given = (BOTH.region, BOTH.layouts, BOTH.values, BOTH.constants, H200)
-    fixed, free = (gpu_rank(*given, atomics=allowed, learned=False) for allowed in (False, True))
+    fixed, free = (gpu_rank(BOTH, H200, atomics=allowed, learned=False) for allowed in (False, True))
     expected = {str(choice.schedule): choice.seconds for choice in fixed}
     assert expected == {str(choice.schedule): choice.seconds for choice in free if not getattr(choice.schedule, "atomics", 0)}
 
 
 def test_a_schedule_is_found_only_where_it_is_offered() -> None:
     """The space without atomic additions lacks the axis; a schedule with them is none of it, whatever its other axes."""
-    fixed, free = ranking_of(BOTH, H200), ranking_of(BOTH, H200, atomics=True)
+    fixed, free = rank(BOTH, H200), rank(BOTH, H200, atomics=True)
     for choice in atomic(free)[::10]:
         assert fixed.find(choice.schedule) is None and free.find(choice.schedule) == choice
         ordered = replace(choice.schedule, atomics=0)
@@ -87,39 +83,36 @@ def test_a_schedule_is_found_only_where_it_is_offered() -> None:
 
 @pytest.mark.parametrize("kind", ["ContractionSchedule", "DirectSchedule"])
 def test_records_of_atomic_additions_wait_for_permission(kind: str, tmp_path: Path) -> None:
-    quick = next(choice for choice in atomic(ranking_of(BOTH, H200, atomics=True)) if type(choice.schedule).__name__ == kind)
-    steady = ranking_of(BOTH, H200).first()
-    given = (BOTH.region, BOTH.layouts, BOTH.values, BOTH.constants, H200, 1)
+    quick = next(choice for choice in atomic(rank(BOTH, H200, atomics=True)) if type(choice.schedule).__name__ == kind)
+    steady = rank(BOTH, H200).first()
     with Records(tmp_path / "records.sqlite") as records:
         records.add([record_of(BOTH, quick, 1e-6)])
-        assert from_records(records)(*given).measured_seconds is None
+        assert from_records(records)(BOTH, H200, 1).measured_seconds is None
         records.add([record_of(BOTH, steady, 2e-6)])
-        fixed, free = from_records(records)(*given), from_records(records, atomics=True)(*given)
+        fixed, free = from_records(records)(BOTH, H200, 1), from_records(records, atomics=True)(BOTH, H200, 1)
     assert (fixed.schedule, fixed.measured_seconds) == (steady.schedule, 2e-6)
     assert (free.schedule, free.measured_seconds) == (quick.schedule, 1e-6)
     with chooser_for(H200, tmp_path / "records.sqlite") as chooser:
-        assert chooser(*given).schedule == steady.schedule
+        assert chooser(BOTH, H200, 1).schedule == steady.schedule
 
 
 def test_tuning_measures_them_on_request_alone(tmp_path: Path) -> None:
     for atomics, name in ((False, "fixed"), (True, "free")):
         with Records(tmp_path / name) as records:
             tune([SPLIT], H200, trials_to_atomic(SPLIT), records, atomics=atomics, start=stand_ins)
-            measured = {entry.schedule for entry in records.standing(SPLIT.key, "h200")}
-        wanted = [choice.schedule for choice in islice(ranking_of(SPLIT, H200, atomics), trials_to_atomic(SPLIT))]
+            measured = {entry.schedule for entry in records.standing(key_of(SPLIT), "h200")}
+        wanted = [choice.schedule for choice in islice(rank(SPLIT, H200, atomics=atomics), trials_to_atomic(SPLIT))]
         assert measured == {plain.schedule_text(schedule) for schedule in wanted}
         assert any(getattr(schedule, "atomics", 0) for schedule in wanted) == atomics
 
 
-def first_atomic(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
-) -> Choice:
+def first_atomic(problem: Problem, machine: Machine, threads: int) -> Choice:
     """The best predicted that adds atomically, where there is one."""
-    if region.kind == "contraction":
-        found = atomic(ranking_of(Problem(region, layouts, values, constants), machine, atomics=True))
+    if problem.region.kind == "contraction":
+        found = atomic(rank(problem, machine, atomics=True))
         if found:
             return found[0]
-    return choose(region, layouts, values, constants, machine, threads)
+    return choose(problem, machine, threads)
 
 
 def test_a_network_of_atomic_additions_is_right() -> None:
@@ -143,7 +136,7 @@ def test_compile_with_and_without_a_fixed_order(tmp_path: Path) -> None:
     store = tmp_path / "records.sqlite"
     with Records(store) as records:
         for problem in problems_of_network()[2:]:
-            records.add([record_of(problem, atomic(ranking_of(problem, H200, atomics=True))[0], 1e-6)])
+            records.add([record_of(problem, atomic(rank(problem, H200, atomics=True))[0], 1e-6)])
     fixed = tilewright.compile(module, inputs, "h200", records=store)
     free = tilewright.compile(module, inputs, "h200", records=store, deterministic=False)
     assert not any("atomicAdd" in text for text in fixed.image.sources.values()) and any("atomicAdd" in text for text in free.image.sources.values())
@@ -206,7 +199,7 @@ def test_atomic_additions_on_the_gpu(tmp_path: Path) -> None:
     store = tmp_path / "records.sqlite"
     with Records(store) as records:
         for problem in problems_of_network()[2:]:
-            records.add([record_of(problem, atomic(ranking_of(problem, H200, atomics=True))[0], 1e-6)])
+            records.add([record_of(problem, atomic(rank(problem, H200, atomics=True))[0], 1e-6)])
     executable = tilewright.compile(module.cuda(), tuple(x.cuda() for x in inputs), "h200", records=store, deterministic=False)
     assert any(IN_NO_ORDER in row.reasons for row in executable.plan.rows)
     expecting = module.double()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -90,19 +92,18 @@ def test_few_rows_are_bound_by_the_weights() -> None:
 
 def test_choice_is_the_first_of_the_ranking_and_is_lowered() -> None:
     case = convolution_case(channels=16, outputs=24, size=(9, 9))
-    arguments = (case.region, case.layouts, case.values, case.constants, H200)
-    best = choose(*arguments, threads=1)
-    ranking = rank(*arguments)
+    best = choose(case.problem, H200)
+    ranking = rank(case.problem, H200)
     predicted = [candidate.seconds for candidate in ranking]
     assert predicted == sorted(predicted) and best.seconds == predicted[0]
     assert best.candidates == len(predicted) and best.rejected
-    assert rank(*arguments).first() == best
-    lowered = lower_gpu(*arguments, best.schedule)
+    assert rank(case.problem, H200).first() == best
+    lowered = lower_gpu(case.problem, best.schedule, H200)
     assert lowered.schedule == str(best.schedule) and lowered.calls[-1].arguments[-1] == "out"
 
 
 def test_a_region_without_schema_is_refused_with_its_kind() -> None:
     case = matmul_case()
-    region = Region("r", "torch", (), case.region.steps, (), ("out",))
+    other = replace(case, region=Region("r", "torch", (), case.region.steps, (), ("out",)))
     with pytest.raises(Unsuitable, match="torch"):
-        choose(region, case.layouts, case.values, case.constants, H200, threads=1)
+        choose(other.problem, H200)

@@ -40,7 +40,7 @@ H200 = machine("h200")
 
 
 def lower(case: Case, schedule: object) -> Lowered:
-    return lower_gpu(case.region, case.layouts, case.values, case.constants, H200, schedule)
+    return lower_gpu(case.problem, schedule, H200)
 
 
 def any_convolution(choose: random.Random) -> Convolution:
@@ -115,7 +115,7 @@ def test_many_random_convolutions_and_schedules(first: int) -> None:
 
 
 def problem_of(case: Case) -> DirectProblem:
-    return direct_form(case.region, case.layouts, case.values, case.constants).problem
+    return direct_form(case.problem).problem
 
 
 def layer(channels: int, outputs: int, size: int, filters: int = 3, stride: int = 1) -> Case:
@@ -169,7 +169,7 @@ def test_atomic_additions_go_to_one_sum(epilogue: bool) -> None:
 def test_a_matrix_product_may_add_its_parts_by_atomics_too() -> None:
     case = matmul_case(batch=(2,), m=20, n=37, r=64)
     check(case, lower(case, ContractionSchedule(16, 32, 8, 2, 4, 3, 2, 0, 1)))
-    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    problem = product_form(case.problem).problem
     rows, _ = contraction_space(problem, H200, atomics=True)
     assert rows["atomics"].any() and not (rows["atomics"] & rows["cluster"]).any()
     assert "atomics" not in contraction_space(problem, H200)[0]
@@ -206,7 +206,7 @@ def test_atomics_are_offered_on_request() -> None:
     assert (rows["split"][rows["atomics"] > 0] > 1).all() and rows["atomics"].any()
     assert not (rows["cluster"] & rows["atomics"]).any()
     case = layer(*SIZES[0])
-    fixed, free = (rank(case.region, case.layouts, case.values, case.constants, H200, atomics) for atomics in (False, True))
+    fixed, free = (rank(case.problem, H200, atomics) for atomics in (False, True))
     assert free.candidates > fixed.candidates
     assert not any(part.rows["atomics"].any() for part in fixed.parts if "atomics" in part.rows)
 
@@ -248,7 +248,7 @@ def test_the_cost_counts_what_a_larger_problem_takes() -> None:
 
 def test_a_convolution_is_ranked_with_direct_candidates() -> None:
     case = layer(*SIZES[0])
-    ranking = rank(case.region, case.layouts, case.values, case.constants, H200)
+    ranking = rank(case.problem, H200)
     assert DirectSchedule in {part.schedule for part in ranking.parts}
     assert any(reason.startswith("direct: ") for reason in ranking.rejected)
 

@@ -34,7 +34,7 @@ H200 = machine("h200")
 
 
 def lower(case: Case, schedule: object):  # noqa: ANN201
-    return lower_gpu(case.region, case.layouts, case.values, case.constants, H200, schedule)
+    return lower_gpu(case.problem, schedule, H200)
 
 
 def softmax_case(*shape: int, axis: int = -1) -> Case:
@@ -106,7 +106,7 @@ def test_map_with_broadcast(shape: tuple[int, int, int], threads: int, items: in
     for lanes in (1, 2, 4):
         from tilewright.codegen.gpu.map import map_form
 
-        if lanes <= map_form(case.region, case.layouts, case.values).problem.lanes:
+        if lanes <= map_form(case.problem).problem.lanes:
             check(case, lower(case, MapSchedule(threads, items, lanes)))
 
 
@@ -117,7 +117,7 @@ def test_map_is_vectorised_where_it_can_be() -> None:
     from tilewright.codegen.gpu.map import map_form
 
     case = make_case("map", b, out, {"x": x}, x.astype(np.float64) * 2)
-    assert map_form(case.region, case.layouts, case.values).problem.lanes == 4
+    assert map_form(case.problem).problem.lanes == 4
 
 
 def test_map_of_a_reshape_and_transposition() -> None:
@@ -155,7 +155,7 @@ def test_depthwise_convolution(channels: int, size: int, stride: int, last: bool
     place = channels_last if last else row_major
     layouts = {"x": place(x.shape), "out": place(total.shape)}
     case = make_case("window", b, total, {"x": x, "w": w}, expected, layouts, frozenset({"w"}))
-    widest = window_form(case.region, case.layouts, case.values, case.constants).problem.lanes
+    widest = window_form(case.problem).problem.lanes
     if last and channels % 4 == 0:
         assert widest == 4
     for lanes in {1, widest}:
@@ -167,9 +167,9 @@ def test_windows_of_a_tile_share_their_loads(size: int, stride: int, rows: int, 
     """The PTX has as many loads as the problem counts; tiles that do not divide the extent share less, behind guards."""
     given = convolution_problem(16, 16, 12, 12, size, stride, groups=16)
     assert given.region.kind == "window"
-    problem = window_form(given.region, given.layouts, given.values, given.constants).problem
+    problem = window_form(given.problem).problem
     assert problem.loads[0] == TiledLoad(1, (stride, size), (stride, size)) and problem.loads[1] == TiledLoad(size * size, (0, 1), (0, 1))
-    made = lower_gpu(given.region, given.layouts, given.values, given.constants, H200, WindowSchedule(64, items, 4, rows))
+    made = lower_gpu(given.problem, WindowSchedule(64, items, 4, rows), H200)
     try:
         compiler = NvrtcCompiler.find(H200)
     except CompilerMissing as error:
@@ -226,7 +226,7 @@ def test_spatial_mean_of_channels_last(rows: int, sharers: int) -> None:
     case = make_case("rows", b, out, {"x": x}, double(x).mean((2, 3)).numpy(), {"x": channels_last(x.shape)})
     from tilewright.codegen.gpu.rows import rows_form
 
-    assert rows_form(case.region, case.layouts, case.values).problem.row_contiguous
+    assert rows_form(case.problem).problem.row_contiguous
     check(case, lower(case, RowsSchedule(rows, sharers, 1)))
 
 
@@ -322,7 +322,7 @@ def test_convolution(channels, outputs, size, filter_size, stride, groups, halo,
         epilogue=epilogue,
         constant=constant,
     )
-    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    problem = product_form(case.problem).problem
     if schedule.split > -(-problem.r // schedule.block_k):
         return
     check(case, lower(case, schedule))
@@ -365,7 +365,7 @@ def test_few_rows(m, n, r, transpose_b, constant, columns, sharers, split):  # n
 def test_every_kind_of_candidate_is_lowered_correctly() -> None:
     """A sample over the whole space of one convolution, wherever feasibility lets it."""
     case = convolution_case(channels=16, outputs=40, size=(6, 7))
-    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    problem = product_form(case.problem).problem
     rows, rejected = contraction_space(problem, H200)
     assert length(rows) > 50 and sum(rejected.values()) > 1000
     for position in np.random.default_rng(0).choice(length(rows), 12, replace=False):
@@ -374,10 +374,10 @@ def test_every_kind_of_candidate_is_lowered_correctly() -> None:
 
 def test_gemv_space_is_for_few_rows() -> None:
     case = matmul_case(m=1, n=256, r=512, constant=True)
-    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    problem = product_form(case.problem).problem
     assert length(gemv_space(problem, H200)[0]) > 10
     case = matmul_case(m=36, n=64, r=64, constant=True)
-    problem = product_form(case.region, case.layouts, case.values, case.constants).problem
+    problem = product_form(case.problem).problem
     assert length(gemv_space(problem, H200)[0]) == 0
 
 

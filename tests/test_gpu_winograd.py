@@ -45,12 +45,11 @@ H200 = machine("h200")
 
 
 def lower(case: Case, schedule: WinogradSchedule | FusedWinogradSchedule):  # noqa: ANN201
-    return lower_gpu(case.region, case.layouts, case.values, case.constants, H200, schedule)
+    return lower_gpu(case.problem, schedule, H200)
 
 
 def problem_of(case: Case):  # noqa: ANN201
-    form = winograd_form(case.region, case.layouts, case.values, case.constants)
-    return winograd_problem(form, case.layouts, case.values)
+    return winograd_problem(case.problem, winograd_form(case.problem))
 
 
 def with_epilogue(case: Case, kind: str) -> Case:
@@ -154,7 +153,7 @@ def test_what_is_no_case_for_winograd(changed: dict, why: str) -> None:
     case = convolution_case(**{"channels": 8, "outputs": 8, "size": (9, 9), **changed})
     with pytest.raises(Unsuitable, match=why):
         lower(case, WinogradSchedule(2, 64, 4, **SMALL))
-    ranking = rank(case.region, case.layouts, case.values, case.constants, H200)
+    ranking = rank(case.problem, H200)
     assert not {part.schedule for part in ranking.parts} & {WinogradSchedule, FusedWinogradSchedule}
 
 
@@ -248,7 +247,7 @@ def test_workspaces_fit_into_memory() -> None:
 def test_a_large_layer_takes_three_kernels_and_a_small_one_takes_one() -> None:
     def chosen(size: int, channels: int) -> type:
         case = convolution_case(channels=channels, outputs=channels, size=(size, size), epilogue=False)
-        return type(rank(case.region, case.layouts, case.values, case.constants, H200).first().schedule)
+        return type(rank(case.problem, H200).first().schedule)
 
     assert chosen(68, 192) is WinogradSchedule
     assert chosen(28, 128) is FusedWinogradSchedule

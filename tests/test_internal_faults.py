@@ -22,6 +22,7 @@ from tilewright.frontend import torch_export
 from tilewright.hardware import machine
 from tilewright.partition import fusion, joining, plan
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.problems import key_of
 from tilewright.runtime.tuning import distinct_problems
 
 pipeline = importlib.import_module("tilewright.compile")
@@ -153,13 +154,13 @@ def test_a_handler_that_fails_leaves_its_operator_to_pytorch(model: tuple[nn.Mod
 
 def test_tuning_goes_on_without_the_region(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline.simplify(pipeline.read(model[0], (model[1],)).graph)[0]
-    everything = {problem.key for problem in distinct_problems(graph, machine("native"), 1)}
+    everything = {key_of(problem) for problem in distinct_problems(graph, machine("native"), 1)}
     monkeypatch.setattr(plan, "lower", breaks_at(1, plan.lower))
     _, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
     assert len(said) == 1
     monkeypatch.setattr(plan, "lower", broken)
     problems, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
-    assert said and {problem.key for problem in problems} <= everything
+    assert said and {key_of(problem) for problem in problems} <= everything
 
 
 def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:

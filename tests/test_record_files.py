@@ -27,15 +27,16 @@ from torch import nn
 
 import tilewright
 from tilewright.cli import _quiet, main
+from tilewright.cost.choice import rank
 from tilewright.cost.ranking import Choice
 from tilewright.errors import CacheError
 from tilewright.files import lines_of
+from tilewright.ir.problem import Problem
 from tilewright.runtime import plain, record_file
 from tilewright.runtime.measurement import COLUMNS, Measurement, checked
-from tilewright.runtime.problems import Problem
 from tilewright.runtime.record_file import SCHEMA, Damaged, set_aside
 from tilewright.runtime.records import Records, default_path
-from tilewright.runtime.tuning import OUTSIDE, chooser_for, from_records, ranking_of, tune
+from tilewright.runtime.tuning import OUTSIDE, chooser_for, from_records, tune
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +125,7 @@ def damage(request: pytest.FixtureRequest) -> Callable[[Path], Any]:
 def chosen(*problems: Problem) -> list[tuple[Any, float | None]]:
     """What is chosen with the user's records."""
     with chooser_for(H200, None) as chooser:
-        found = [chooser(p.region, p.layouts, p.values, p.constants, H200, 1) for p in problems or (SMALL,)]
+        found = [chooser(p, H200, 1) for p in problems or (SMALL,)]
     return [(choice.schedule, choice.measured_seconds) for choice in found]
 
 
@@ -455,7 +456,7 @@ def test_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_every_candidate_of_ours_passes() -> None:
     """Also those of schemas and parameters that another release has."""
     for problem in (SMALL, OTHER):
-        for choice in ranking_of(problem, H200):
+        for choice in rank(problem, H200):
             plain.check_schedule_text(plain.schedule_text(choice.schedule))
     for text in ('{"type": "AbacusSchedule", "beads": 0}', '{"type": "ContractionSchedule", "colour": "red", "shape": [1, 2]}'):
         plain.check_schedule_text(text)
@@ -485,14 +486,14 @@ STRANGE = {
 
 @lru_cache
 def tiled() -> str:
-    return next(plain.schedule_text(c.schedule) for c in ranking_of(SMALL, H200) if type(c.schedule).__name__ == "ContractionSchedule")
+    return next(plain.schedule_text(c.schedule) for c in rank(SMALL, H200) if type(c.schedule).__name__ == "ContractionSchedule")
 
 
 def test_schedules_outside_the_space_are_never_lowered(tmp_path: Path) -> None:
     def choice_of(*entries: Measurement) -> Choice:
         with Records(tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite") as records:
             records.add(entries)
-            return from_records(records)(SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants, H200, 1)
+            return from_records(records)(SMALL, H200, 1)
 
     good = replace(sample(2), median=2e-6, lower=2e-6, upper=2e-6)
     everything = [good]
@@ -502,7 +503,7 @@ def test_schedules_outside_the_space_are_never_lowered(tmp_path: Path) -> None:
         more = [strange, replace(strange, median=1.1e-9, upper=1.2e-9, code="", generator="other"), replace(strange, **{**FAILURE, "code": ""})]
         assert choice_of(good, *more).measured_seconds == 2e-6
         alone = choice_of(strange)
-        assert alone.measured_seconds is None and alone.rejected[OUTSIDE] == 1 and alone.schedule == next(iter(ranking_of(SMALL, H200))).schedule
+        assert alone.measured_seconds is None and alone.rejected[OUTSIDE] == 1 and alone.schedule == next(iter(rank(SMALL, H200))).schedule
         everything += more
     with Records(tmp_path / "all.sqlite") as records:
         records.add(everything)

@@ -23,16 +23,18 @@ from tilewright.cli import main
 from tilewright.cli_tune import read_layers
 from tilewright.compile import read
 from tilewright.cost.bounds import lower_bound
+from tilewright.cost.choice import rank
 from tilewright.errors import CacheError, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
+from tilewright.ir.problem import Problem
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import plain, trials
 from tilewright.runtime.measurement import Measurement
-from tilewright.runtime.problems import Problem, generator
+from tilewright.runtime.problems import generator, key_of, text_of
 from tilewright.runtime.records import Records, default_path
 from tilewright.runtime.trials import Trials
-from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, may_beat, ranking_of, tune
+from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, may_beat, tune
 from tilewright.schedule.gpu_contraction import ContractionSchedule
 
 absent = pytest.mark.skipif(is_present(H200), reason="the target is here")
@@ -45,9 +47,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measurement(problem: Problem = SMALL, position: int = 0, seconds: float = 1e-5, **changes: Any) -> Measurement:
     """Of a candidate of the ranking, as it would be recorded."""
-    choice = next(islice(ranking_of(problem, H200), position, None))
+    choice = next(islice(rank(problem, H200), position, None))
     entry = Measurement(
-        problem.key, problem.region.kind, problem.text, plain.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
+        key_of(problem), problem.region.kind, text_of(problem), plain.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
         "nvrtc", "network", current_code(problem, choice.schedule, H200) or "", "of another day", "measured", "", seconds, 0.9 * seconds, 1.1 * seconds, 4, False, 1e-7,
         '{"kernel": {"registers": 32}}', "2026-01-02T03:04:05.678+00:00",
     )  # fmt: skip
@@ -70,9 +72,9 @@ def test_measurements_come_back(tmp_path: Path, some: list[Measurement]) -> None
         assert records.add(some) == 4 and records.add(some[:2]) == 0 and len(records) == 4
     with Records(tmp_path / "deep" / "records.sqlite") as records:
         assert sorted(records.all(), key=lambda entry: entry.identity) == sorted(some, key=lambda entry: entry.identity)
-        assert {entry.identity for entry in records.of(SMALL.key, "h200")} == {entry.identity for entry in some[:3]}
-        assert records.of(OTHER.key, "h200") == [] and records.of(OTHER.key, "h200", "warm") == some[3:]
-        assert records.of(SMALL.key, "a100") == []
+        assert {entry.identity for entry in records.of(key_of(SMALL), "h200")} == {entry.identity for entry in some[:3]}
+        assert records.of(key_of(OTHER), "h200") == [] and records.of(key_of(OTHER), "h200", "warm") == some[3:]
+        assert records.of(key_of(SMALL), "a100") == []
 
 
 def test_the_most_trusted_measurement_stands(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_the_most_trusted_measurement_stands(tmp_path: Path) -> None:
     for order in ([rough, careful, later, second, failed], [failed, later, second, careful, rough]):
         with Records(tmp_path / f"{order[0].count}.sqlite") as records:
             records.add(order)
-            assert records.standing(SMALL.key, "h200") == [later, second, failed]
+            assert records.standing(key_of(SMALL), "h200") == [later, second, failed]
 
 
 def test_lines_come_back(tmp_path: Path, some: list[Measurement]) -> None:
@@ -214,7 +216,7 @@ def test_plans_take_the_best_that_was_measured(tmp_path: Path) -> None:
 
 def test_records_of_other_code_or_schemas_are_not_used(tmp_path: Path) -> None:
     problem = problems_of_network()[1]
-    tiled = next(choice.schedule for choice in ranking_of(problem, H200) if isinstance(choice.schedule, ContractionSchedule))
+    tiled = next(choice.schedule for choice in rank(problem, H200) if isinstance(choice.schedule, ContractionSchedule))
     with Records(tmp_path / "records.sqlite") as records:
         records.add(
             [
@@ -240,15 +242,15 @@ def test_code_is_compared_where_its_generator_has_changed(tmp_path: Path) -> Non
 
 def test_candidates_that_failed_are_not_chosen(tmp_path: Path) -> None:
     problem = problems_of_network()[1]
-    ranking = list(islice(ranking_of(problem, H200), 3))
+    ranking = list(islice(rank(problem, H200), 3))
     with Records(tmp_path / "records.sqlite") as records:
         records.add([measurement(problem, 0, **FAILURE), measurement(problem, 1, **{**FAILURE, "status": "wrong"})])
-        found = from_records(records)(problem.region, problem.layouts, problem.values, problem.constants, H200, 1)
+        found = from_records(records)(problem, H200, 1)
         assert found.schedule == ranking[2].schedule and found.measured_seconds is None
         records.add([measurement(problem, 0, code="contraction_000000000000", **FAILURE)])
     with Records(tmp_path / "old.sqlite") as records:
         records.add([measurement(problem, 0, **{**FAILURE, "code": "contraction_000000000000"})])
-        found = from_records(records)(problem.region, problem.layouts, problem.values, problem.constants, H200, 1)
+        found = from_records(records)(problem, H200, 1)
         assert found.schedule == ranking[0].schedule
 
 
@@ -307,7 +309,7 @@ def test_trials_need_the_target(tmp_path: Path) -> None:
 
 
 def test_what_cannot_beat_a_record_is_not_measured(tmp_path: Path) -> None:
-    ranking = ranking_of(SMALL, H200)
+    ranking = rank(SMALL, H200)
     bounds = np.concatenate([lower_bound(part.rows, part.problem, H200).seconds for part in ranking.parts])
     first = np.argsort(ranking.seconds, kind="stable")[:12]
     known = float(np.median(bounds[first]))
@@ -317,14 +319,14 @@ def test_what_cannot_beat_a_record_is_not_measured(tmp_path: Path) -> None:
         records.add([measurement(position=11, seconds=known)])
         tuned = tune([SMALL], H200, 12, records, start=stand_ins)
         assert tuned.hopeless == (bounds[first] >= known).sum() > 0
-        measured = {entry.schedule for entry in records.of(SMALL.key, "h200")}
+        measured = {entry.schedule for entry in records.of(key_of(SMALL), "h200")}
         for at in first[:11]:
             assert (plain.schedule_text(ranking.choice(int(at)).schedule) in measured) == (bounds[at] < known)
 
 
 def test_tuning_measures_records_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     problems = problems_of_network()
-    assert len({problem.key for problem in problems}) == len(problems)
+    assert len({key_of(problem) for problem in problems}) == len(problems)
 
     class Stop(Exception):
         pass
@@ -343,8 +345,8 @@ def test_tuning_measures_records_and_goes_on_where_it_stopped(tmp_path: Path) ->
         assert tuned.failed == 0 and tuned.known == 5 and tuned.problems == len(problems)
         assert reports[0] == (5, total) and reports[-1] == (total, total) and len(reports) == total - 5 + 1
         for problem in problems:
-            standing = records.standing(problem.key, "h200")
-            wanted = {plain.schedule_text(choice.schedule) for choice in islice(ranking_of(problem, H200), 4)}
+            standing = records.standing(key_of(problem), "h200")
+            wanted = {plain.schedule_text(choice.schedule) for choice in islice(rank(problem, H200), 4)}
             assert {entry.schedule for entry in standing} == wanted
             near = [entry for entry in standing[:4] if seconds_of(entry.schedule) < 1.05 * seconds_of(standing[0].schedule)]
             assert len(near) == 1 or all(entry.count == 9 for entry in near)
@@ -352,9 +354,9 @@ def test_tuning_measures_records_and_goes_on_where_it_stopped(tmp_path: Path) ->
         assert (again.known, again.measured) == (total, 0)
         more = tune(problems[1:2], H200, 6, records, start=stand_ins)
         assert (more.known, more.measured) == (4, 2)
-    fastest = {min((plain.schedule_text(c.schedule) for c in islice(ranking_of(p, H200), 4)), key=seconds_of) for p in problems[2:]}
+    fastest = {min((plain.schedule_text(c.schedule) for c in islice(rank(p, H200), 4)), key=seconds_of) for p in problems[2:]}
     with Records(tmp_path / "records.sqlite") as records:
-        chosen = {plain.schedule_text(from_records(records)(p.region, p.layouts, p.values, p.constants, H200, 1).schedule) for p in problems[2:]}
+        chosen = {plain.schedule_text(from_records(records)(p, H200, 1).schedule) for p in problems[2:]}
     assert chosen == fastest
 
 
@@ -363,7 +365,7 @@ def never() -> Trials:
 
 
 def test_failures_are_recorded_and_not_tried_again(tmp_path: Path) -> None:
-    texts = [plain.schedule_text(choice.schedule) for choice in islice(ranking_of(SMALL, H200), 3)]
+    texts = [plain.schedule_text(choice.schedule) for choice in islice(rank(SMALL, H200), 3)]
     faults = {texts[0]: "crash", texts[1]: "refuse", texts[2]: "wrong"}
     with Records(tmp_path / "records.sqlite") as records:
         tuned = tune([SMALL], H200, 3, records, start=partial(stand_ins, faults))
@@ -398,7 +400,7 @@ def test_tune_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], comman
     assert main(command) == 0
     assert "0 candidates measured, 0 failed, 6 known before" in " ".join(capsys.readouterr().out.split())
     with Records(store) as records:
-        assert {entry.region for entry in records.all()} == {problem.key for problem in read_layers(path).values()}
+        assert {entry.region for entry in records.all()} == {key_of(problem) for problem in read_layers(path).values()}
     other = tmp_path / "other.sqlite"
     assert main(["tune", "--records", str(other), "--import", str(lines)]) == 0
     with Records(store) as first, Records(other) as second:

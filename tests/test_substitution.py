@@ -10,11 +10,12 @@ from torch import nn
 
 from tilewright.codegen.lower import lower
 from tilewright.compile import read
+from tilewright.cost.choice import rank
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.expr import Load, Var, binary, index_const, replace_loads, rewrite, substitute
-from tilewright.runtime.trial_reference import region_results
-from tilewright.runtime.tuning import distinct_problems, ranking_of
+from tilewright.runtime.trial_reference import reference_results
+from tilewright.runtime.tuning import distinct_problems
 
 Y = Var("y", 10)
 
@@ -45,12 +46,12 @@ def test_windows_that_count_what_is_not_padding() -> None:
     target = machine("h200")
     (problem,) = (one for one in distinct_problems(graph, target, 1) if one.region.kind == "window")
     inputs = {name: torch.randn(problem.values[name].shape) for name in problem.region.inputs}
-    (expected,) = region_results(problem.region, problem.layouts, problem.constants, inputs).values()
+    (expected,) = reference_results(problem, inputs).values()
     arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
     case = Case(problem.region, problem.layouts, problem.values, arrays, expected.numpy(), problem.constants)
-    ranking = ranking_of(problem, target)
+    ranking = rank(problem, target)
     tiles = [ranking.choice(at).schedule for at in range(ranking.candidates)]
     tiles = [schedule for schedule in tiles if schedule.rows > 1 or schedule.items > 1]
     assert tiles
     for schedule in tiles[:4]:
-        check(case, lower(problem.region, problem.layouts, problem.values, problem.constants, target, schedule))
+        check(case, lower(problem, schedule, target))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,24 @@ from emulated_gpu import EmulatedServer
 from fake_workers import seconds
 
 from tilewright.compile import read
+from tilewright.cost.choice import rank
 from tilewright.errors import CompilerMissing, KernelFailed, TargetNotPresent
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present, machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor, maximum
 from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout, channels_last, row_major
+from tilewright.ir.layout import channels_last, row_major
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
+from tilewright.partition.canonical import canonical
 from tilewright.runtime import plain, trial_processes
-from tilewright.runtime.problems import Problem, convolution_problem, problem_of
+from tilewright.runtime.problems import convolution_problem, key_of
 from tilewright.runtime.records import Records
-from tilewright.runtime.trial_reference import region_results
+from tilewright.runtime.trial_reference import reference_results
 from tilewright.runtime.trial_worker import drawn, poison, relative_error
 from tilewright.runtime.trials import Job, Outcome, Timing, Trials, measure_all, tied
-from tilewright.runtime.tuning import distinct_problems, from_records, ranking_of, tune
+from tilewright.runtime.tuning import distinct_problems, from_records, tune
 from tilewright.runtime.workers import Worker, WorkerLost
 
 H200 = machine("h200")
@@ -46,7 +50,7 @@ def processes(faults: dict[str, str] | None = None, **options: Any) -> Trials:
 
 
 def jobs_of(problem: Problem, count: int) -> list[Job]:
-    return [Job(problem, choice.schedule, number) for number, choice in enumerate(islice(ranking_of(problem, H200), count))]
+    return [Job(problem, choice.schedule, number) for number, choice in enumerate(islice(rank(problem, H200), count))]
 
 
 def text(job: Job) -> str:
@@ -57,10 +61,10 @@ def text(job: Job) -> str:
 
 
 def test_plain_forms_come_back() -> None:
-    parts = (SMALL.region, SMALL.layouts, SMALL.values, sorted(SMALL.constants))
-    data = json.loads(json.dumps(plain.encode(parts)))
-    region, layouts, values, constants = plain.decode(data)
-    assert (region, layouts, values, frozenset(constants)) == (SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants)
+    data = json.loads(json.dumps(plain.encode(SMALL)))
+    problem = plain.decode(data)
+    for part in ("region", "layouts", "values", "constants"):
+        assert getattr(problem, part) == getattr(SMALL, part)
     assert plain.decode(plain.encode(H200)).digest == H200.digest
     shared = len({id(node) for step in SMALL.region.steps for node in step.axes})
     assert sum(name == "Var" for name, _ in data["rows"]) >= shared
@@ -71,32 +75,30 @@ def test_plain_forms_come_back() -> None:
 
 
 def test_schedules_come_back() -> None:
-    for choice in islice(ranking_of(SMALL, H200), 0, 3000, 500):
+    for choice in islice(rank(SMALL, H200), 0, 3000, 500):
         assert plain.schedule_of(plain.schedule_text(choice.schedule)) == choice.schedule
     with pytest.raises(KeyError):
         plain.schedule_of('{"type": "AbacusSchedule"}')
 
 
 def test_equal_problems_have_equal_keys_whatever_their_names() -> None:
-    region, layouts, values = renamed_copy(SMALL, "layer7_")
-    assert problem_of(region, layouts, values, frozenset(f"layer7_{name}" for name in SMALL.constants)).key == SMALL.key
+    assert key_of(canonical(renamed_copy(SMALL, "layer7_")).problem) == key_of(SMALL)
     keys = {
-        SMALL.key,
-        OTHER.key,
-        convolution_problem(16, 8, 6, 5, 3, 2).key,
-        convolution_problem(16, 8, 6, 5, 3, batch=2).key,
-        Problem(SMALL.region, SMALL.layouts, SMALL.values, frozenset()).key,
-        Problem(SMALL.region, {**SMALL.layouts, "value2": row_major((1, 16, 6, 5))}, SMALL.values, SMALL.constants).key,
+        key_of(SMALL),
+        key_of(OTHER),
+        key_of(convolution_problem(16, 8, 6, 5, 3, 2)),
+        key_of(convolution_problem(16, 8, 6, 5, 3, batch=2)),
+        key_of(replace(SMALL, constants=frozenset())),
+        key_of(replace(SMALL, layouts={**SMALL.layouts, "value2": row_major((1, 16, 6, 5))})),
     }
     assert len(keys) == 6
 
 
-def renamed_copy(problem: Problem, prefix: str) -> tuple[Region, dict[str, Layout], dict[str, Value]]:
-    data = json.dumps(plain.encode((problem.region, problem.layouts, problem.values)))
+def renamed_copy(problem: Problem, prefix: str) -> Problem:
+    data = json.dumps(plain.encode(problem))
     for name in (*problem.region.inputs, *problem.region.outputs):
         data = data.replace(f'"{name}"', f'"{prefix}{name}"')
-    region, layouts, values = plain.decode(json.loads(data))
-    return region, layouts, values
+    return plain.decode(json.loads(data))
 
 
 # The reference
@@ -112,7 +114,7 @@ def test_reference_of_convolutions(sizes: tuple[int, ...], options: dict[str, in
     (data,), (weights,) = sorted(set(problem.region.inputs) - problem.constants), sorted(problem.constants)
     generator = torch.Generator().manual_seed(3)
     inputs = {name: drawn(problem.values[name], generator, torch.device("cpu")) for name in problem.region.inputs}
-    (result,) = region_results(problem.region, problem.layouts, problem.constants, inputs).values()
+    (result,) = reference_results(problem, inputs).values()
     dilation = options.get("dilation", 1)
     padding = dilation * (sizes[4] // 2)
     expected = F.conv2d(inputs[data].double(), inputs[weights].double(), None, sizes[5], padding, dilation, options.get("groups", 1))
@@ -129,7 +131,7 @@ def test_reference_of_grouped_convolutions_with_an_epilogue(groups: int) -> None
     assert len(problem.region.steps) == 2
     generator = torch.Generator().manual_seed(3)
     inputs = {name: drawn(problem.values[name], generator, torch.device("cpu")) for name in problem.region.inputs}
-    (result,) = region_results(problem.region, problem.layouts, problem.constants, inputs).values()
+    (result,) = reference_results(problem, inputs).values()
     by_shape = {tuple(tensor.shape): tensor.double() for tensor in inputs.values()}
     bias = next(tensor for shape, tensor in by_shape.items() if 16 in shape and tensor.numel() == 16)
     expected = F.conv2d(by_shape[2, 8, 5, 6], by_shape[16, 8 // groups, 3, 3], bias.reshape(16), 1, 1, 1, groups).relu()
@@ -146,7 +148,8 @@ def biased_problem() -> Problem:
     values = {t.name: Value(t.name, t.shape, "f32") for t in (x, w, b)} | {"out": Value("out", (1, 12, 5, 4), "f32")}
     halo = ((0, 0), (0, 0), (1, 1), (1, 1))
     layouts = {"x": channels_last(x.shape), "w": row_major(w.shape), "b": row_major(b.shape), "out": channels_last((1, 12, 5, 4)).with_halo(halo)}
-    return problem_of(Region("out", "contraction", (), steps, ("x", "w", "b"), ("out",)), layouts, values, frozenset({"w", "b"}))
+    region = Region("out", "contraction", (), steps, ("x", "w", "b"), ("out",))
+    return canonical(Problem(region, layouts, values, frozenset({"w", "b"}))).problem
 
 
 def test_reference_with_an_epilogue_and_a_halo(tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ def test_reference_with_an_epilogue_and_a_halo(tmp_path: Path) -> None:
     expected = torch.relu(torch.einsum("ncij,kc->nkij", by_shape[1, 8, 5, 4], by_shape[12, 8]) + by_shape[12,][:, None, None])
     (output,) = problem.region.outputs
     torch.testing.assert_close(server.problem.expected[output], expected, rtol=0, atol=1e-12)
-    answer = server.trial({"program": server.program(ranking_of(problem, H200).first().schedule, tmp_path), "mode": "cold"})
+    answer = server.trial({"program": server.program(rank(problem, H200).first().schedule, tmp_path), "mode": "cold"})
     assert "error" not in answer and answer["relative_error"] < 1e-6
 
 
@@ -182,11 +185,11 @@ def test_poison_spares_halo_and_rounding() -> None:
 # The measuring process
 
 
-@pytest.mark.parametrize("problem", [convolution_problem(10, 6, 5, 4, 3, 2), convolution_problem(16, 8, 6, 6, 3, batch=2), OTHER], ids=lambda p: p.key[:4])
+@pytest.mark.parametrize("problem", [convolution_problem(10, 6, 5, 4, 3, 2), convolution_problem(16, 8, 6, 6, 3, batch=2), OTHER], ids=lambda p: key_of(p)[:4])
 def test_right_candidates_are_timed(problem: Problem, tmp_path: Path) -> None:
     server = EmulatedServer(problem, H200, seconds=40e-6)
-    schemas = {type(choice.schedule): choice for choice in islice(ranking_of(problem, H200), 4000)}  # the last of each
-    for choice in (ranking_of(problem, H200).first(), *schemas.values()):
+    schemas = {type(choice.schedule): choice for choice in islice(rank(problem, H200), 4000)}  # the last of each
+    for choice in (rank(problem, H200).first(), *schemas.values()):
         program = json.loads(json.dumps(server.program(choice.schedule, tmp_path)))
         calls = len(program["calls"])
         answer = server.trial({"program": program, "mode": "cold", "limit": None})
@@ -197,14 +200,14 @@ def test_right_candidates_are_timed(problem: Problem, tmp_path: Path) -> None:
 
 def test_slow_candidates_are_timed_once(tmp_path: Path) -> None:
     server = EmulatedServer(OTHER, H200)
-    program = server.program(ranking_of(OTHER, H200).first().schedule, tmp_path)
+    program = server.program(rank(OTHER, H200).first().schedule, tmp_path)
     answer = server.trial({"program": program, "mode": "warm", "limit": 1e-6})
     assert answer["stopped"] and len(answer["times"]) == 1
 
 
 def test_wrong_candidates_are_not_timed(tmp_path: Path) -> None:
     server = EmulatedServer(OTHER, H200)
-    program = server.program(ranking_of(OTHER, H200).first().schedule, tmp_path)
+    program = server.program(rank(OTHER, H200).first().schedule, tmp_path)
     right = dict(server.problem.expected)
     server.problem.expected = {name: tensor + 1e-2 for name, tensor in right.items()}
     answer = server.trial({"program": program, "mode": "cold"})
@@ -218,7 +221,7 @@ def test_wrong_candidates_are_not_timed(tmp_path: Path) -> None:
 def test_candidates_are_measured_again_in_turns(tmp_path: Path) -> None:
     server = EmulatedServer(SMALL, H200)
     order: list[Any] = []
-    choices = [choice for choice in islice(ranking_of(SMALL, H200), 4)]
+    choices = [choice for choice in islice(rank(SMALL, H200), 4)]
     programs = [server.program(choice.schedule, tmp_path) for choice in choices]
     times = server.remeasure({"programs": programs, "mode": "cold", "rounds": 3})["times"]
     assert [len(entry) for entry in times] == [3] * len(choices) and server.driver.loaded == 0
@@ -286,7 +289,7 @@ def test_three_in_a_row_that_fail_do_not_stop_tuning(fault: str, words: str, tmp
         assert (tuned.measured, tuned.failed) == (3, 3)
         failed = {entry.schedule: entry.reason for entry in records.all() if entry.status == "failed"}
         assert failed.keys() == faults.keys() and all(words in reason for reason in failed.values())
-        chosen = from_records(records)(SMALL.region, SMALL.layouts, SMALL.values, SMALL.constants, H200, 1)
+        chosen = from_records(records)(SMALL, H200, 1)
         assert chosen.measured_seconds is not None and plain.schedule_text(chosen.schedule) not in faults
 
 
@@ -380,7 +383,7 @@ def test_real_candidates_compile(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_candidates_on_the_gpu() -> None:
     here: Machine = machine("cuda")
-    jobs = [Job(SMALL, choice.schedule) for choice in islice(ranking_of(SMALL, here), 6)]
+    jobs = [Job(SMALL, choice.schedule) for choice in islice(rank(SMALL, here), 6)]
     with Trials(here, compile_workers=4) as trials:
         outcomes = list(trials.measure(jobs))
         assert [outcome.reason for outcome in outcomes] == [""] * 6

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tilewright.hardware.machine import Machine
-    from tilewright.runtime.problems import Problem
+    from tilewright.ir.problem import Problem
     from tilewright.runtime.records import Records
 
 DESCRIPTION = "measure the models' favourite schedules on the target, and record the times for later compilations"
@@ -257,16 +257,18 @@ def _table(problems: dict[str, Problem], machine: Machine, records: Records, ato
     """The best of each problem beside the models' favourite."""
     from rich.table import Table
 
+    from tilewright.cost.choice import rank
     from tilewright.report.units import seconds_text
     from tilewright.runtime import plain
-    from tilewright.runtime.tuning import ranking_of, recorded_as, recorded_choice
+    from tilewright.runtime.problems import key_of
+    from tilewright.runtime.tuning import recorded_as, recorded_choice
 
     table = Table("region", "measured", "best schedule", title=f"measured on {machine.name}")
     for heading in ("best", "favourite", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, problem in problems.items():
-        ranking = ranking_of(problem, machine, atomics, threads)
-        measured = (entry for entry in records.standing(problem.key, recorded_as(machine, threads)) if entry.status == "measured")
+        ranking = rank(problem, machine, threads, atomics)
+        measured = (entry for entry in records.standing(key_of(problem), recorded_as(machine, threads)) if entry.status == "measured")
         standing = [entry for entry in measured if recorded_choice(entry, ranking) is not None]
         if not standing:
             table.add_row(name, "0", "-", "-", "-", "-")

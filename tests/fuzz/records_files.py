@@ -21,14 +21,16 @@ from hypothesis import strategies as st
 
 from tilewright.cli_tune import read_layers
 from tilewright.codegen.lower import lower
+from tilewright.cost.choice import rank
 from tilewright.cost.ranking import Ranking
 from tilewright.errors import CacheError
 from tilewright.hardware import machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import dataset, plain, tuning
 from tilewright.runtime.measurement import COLUMNS, Measurement
-from tilewright.runtime.problems import Problem, code_of, convolution_problem
+from tilewright.runtime.problems import code_of, convolution_problem, key_of, text_of
 from tilewright.runtime.records import Records, default_path
-from tilewright.runtime.tuning import chooser_for, from_records, ranking_of
+from tilewright.runtime.tuning import chooser_for, from_records
 
 PROBLEM: Problem = convolution_problem(16, 8, 6, 5, 3)
 H200 = machine("h200")
@@ -38,7 +40,7 @@ KNOWN = 3
 
 @lru_cache
 def ranking() -> Ranking:
-    return ranking_of(PROBLEM, H200)
+    return rank(PROBLEM, H200)
 
 
 @lru_cache
@@ -46,10 +48,10 @@ def measurements(count: int = 2 * KNOWN) -> tuple[Measurement, ...]:
     """Of the models' favourites."""
     found = []
     for number, choice in enumerate(islice(ranking(), count)):
-        code = code_of(lower(PROBLEM.region, PROBLEM.layouts, PROBLEM.values, PROBLEM.constants, H200, choice.schedule))
+        code = code_of(lower(PROBLEM, choice.schedule, H200))
         found.append(
             Measurement(
-                PROBLEM.key, "contraction", PROBLEM.text, plain.schedule_text(choice.schedule), str(choice.schedule), "h200", "GPU", "13.0", "nvrtc",
+                key_of(PROBLEM), "contraction", text_of(PROBLEM), plain.schedule_text(choice.schedule), str(choice.schedule), "h200", "GPU", "13.0", "nvrtc",
                 "network", code, "of another day", "measured", "", 1e-5 + 1e-7 * number, 9e-6, 1.1e-4, 4, False, 1e-7, '{"kernel": {"registers": 32}}',
                 "2026-01-02T03:04:05.678+00:00",
             )
@@ -285,7 +287,7 @@ def opened() -> None:
     content = default_path().read_bytes()
     known = readable()
     with chooser_for(H200, None) as chooser:
-        check(chooser(PROBLEM.region, PROBLEM.layouts, PROBLEM.values, PROBLEM.constants, H200, 1))
+        check(chooser(PROBLEM, H200, 1))
     kept = [path.read_bytes() for path in default_path().parent.glob("records.sqlite*") if not path.name.endswith(("-wal", "-shm"))]
     if content not in kept:
         raise Broken("the file is neither where it was nor set aside")
@@ -312,7 +314,7 @@ def readable() -> list[Measurement]:
 
 
 def choose(records: Records) -> None:
-    check(from_records(records)(PROBLEM.region, PROBLEM.layouts, PROBLEM.values, PROBLEM.constants, H200, 1))
+    check(from_records(records)(PROBLEM, H200, 1))
     records.export_lines("exported")
     with Records("other.sqlite") as other:
         other.import_lines("exported")

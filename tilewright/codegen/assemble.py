@@ -10,11 +10,10 @@ from dataclasses import replace
 from hashlib import sha256
 from types import MappingProxyType
 
-from tilewright.codegen.describe import parameter, problem
+from tilewright.codegen.describe import described, parameter
 from tilewright.codegen.lifting import lift_checks
 from tilewright.codegen.source import source_text
 from tilewright.ir.expr import INDEX, Expr, Load, checks, constants, loads, rewrite, variables
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     FAULTS,
     Allocate,
@@ -31,15 +30,14 @@ from tilewright.ir.kernel import (
     map_expressions,
     statements,
 )
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Call, Lowered, Region
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered
 
 
 def assemble(
     kind: str,
     body: Statement,
-    layouts: Mapping[str, Layout],
-    dtypes: Mapping[str, str],
+    problem: Problem,
     written: Sequence[str],
     *,
     header: str = "",
@@ -48,9 +46,10 @@ def assemble(
     blocks_per_processor: int = 0,
     cluster: int = 1,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    """The kernel of a body whose loads and stores name stored values, and the values its parameters stand for, in order: what it
+    """The kernel of a body whose loads and stores name values of the problem, and the values that its parameters stand for, in order: what it
     reads by first use, then what it writes, and FAULTS where indices are checked. Variables that no loop binds become scalars. `header` is text for
     the reader, to which every parameter adds a line; `roles` says of values what they are in it."""
+    layouts, dtypes = problem.layouts, problem.dtypes
     body = lift_checks(body, keep=launch is None)
     used = list(dict.fromkeys(load.buffer for load in loads(*expressions(body)) if load.buffer in layouts and load.buffer not in written))
     arguments = (*used, *written)
@@ -86,20 +85,12 @@ def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:
     return renamed
 
 
-def single(
-    region: Region,
-    schedule: object,
-    body: Statement,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    launch: Launch | None = None,
-    blocks_per_processor: int = 0,
-) -> Lowered:
-    """A region as one kernel of that body, and its call."""
-    dtypes = {name: value.dtype for name, value in values.items()}
-    header = f"{problem(region)}\n{schedule}"
+def single(problem: Problem, schedule: object, body: Statement, launch: Launch | None = None, blocks_per_processor: int = 0) -> Lowered:
+    """A problem as one kernel of that body, and its call."""
+    region = problem.region
+    header = f"{described(problem)}\n{schedule}"
     kernel, arguments = assemble(
-        region.kind, body, layouts, dtypes, region.outputs, header=header, launch=launch, blocks_per_processor=blocks_per_processor
+        region.kind, body, problem, region.outputs, header=header, launch=launch, blocks_per_processor=blocks_per_processor
     )
     return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),))
 

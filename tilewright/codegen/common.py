@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import divide_linear, flatten, merge_axes, storage_order, vectorise
+from tilewright.codegen.access import divide_linear, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block
 from tilewright.ir.computation import COMBINERS, Step
 from tilewright.ir.expr import (
@@ -30,6 +30,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import If, Let, Statement
 from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.ir.scalar import OPERATIONS
 
@@ -158,17 +159,12 @@ def decode(position: Expr, axes: Sequence[Var], lanes: int = 1) -> dict[Var, Exp
     return dict(zip(axes, parts, strict=True))
 
 
-def flat(expr: Expr, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> Expr:
-    """Flat loads of stored values."""
-    return flatten(expr, {name: layouts[name] for name in layouts if name in values})
-
-
-def main_offset(exprs: Sequence[Expr], stored: Mapping[str, Layout], values: Mapping[str, Value]) -> Expr:
+def main_offset(problem: Problem, exprs: Sequence[Expr]) -> Expr:
     """The offset of the largest value that the expressions read: what decides in which order a space is walked."""
-    found = [load for load in loads(*exprs) if load.buffer in stored and not loads(*load.index)]
+    found = [load for load in loads(*exprs) if load.buffer in problem.layouts and not loads(*load.index)]
     if not found:
         return index_const(0)
-    return max(found, key=lambda load: values[load.buffer].bytes if load.buffer in values else 0).index[0]
+    return max(found, key=lambda load: problem.values[load.buffer].bytes).index[0]
 
 
 def reduce_and_final(region: Region, kind: str = "reduce") -> tuple[Step, Expr, tuple[Expr, ...]]:

@@ -9,7 +9,7 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import Var
 from tilewright.ir.kernel import Buffer
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region
+from tilewright.ir.problem import Problem
 
 
 def extents(axes: Sequence[Var]) -> str:
@@ -17,10 +17,10 @@ def extents(axes: Sequence[Var]) -> str:
     return " x ".join(str(axis.extent) for axis in axes if axis.extent != 1) or "1"
 
 
-def problem(region: Region, constants: frozenset[str] = frozenset()) -> str:
-    """One line: a contraction by its M, N and reduced extents (`m 56 x 56, n 64, r 3 x 3 x 64`), other steps by what they compute. `constants` are
-    needed for a contraction alone: they decide which factor is B."""
-    found = anchor(region.steps, constants) if region.kind == "contraction" else None
+def described(problem: Problem) -> str:
+    """One line: a contraction by its M, N and reduced extents (`m 56 x 56, n 64, r 3 x 3 x 64`), other steps by what they compute."""
+    region = problem.region
+    found = anchor(region.steps, problem.constants) if region.kind == "contraction" else None
     if found is None:
         return f"{region.kind}: {', then '.join(_step(step) for step in region.steps)}"
     batch = f"batch {extents(found.batch)}, " if any(axis.extent != 1 for axis in found.batch) else ""

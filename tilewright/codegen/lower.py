@@ -1,8 +1,7 @@
-"""Lowering a region under a schedule, on whatever kind of machine."""
+"""Lowering a problem under a schedule, on whatever kind of machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -13,19 +12,18 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import INDEX
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import FAULTS
-from tilewright.ir.layout import Layout, row_major
-from tilewright.ir.region import Lowered, Region, Storage
+from tilewright.ir.layout import row_major
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Storage
 
 
-def lower(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, schedule: Any
-) -> Lowered:
-    """Kernels, calls and extra storage of one region under a schedule that `cost.choice` ranks for it.
+def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
+    """Kernels, calls and extra storage of a problem under a schedule that `cost.choice` ranks for it.
 
     Raises:
         Unsuitable: where the region does not have the form that the schedule's schema lowers.
     """
-    return with_faults((lower_gpu if machine.is_gpu else lower_cpu)(region, layouts, values, constants, machine, schedule))
+    return with_faults((lower_gpu if machine.is_gpu else lower_cpu)(problem, schedule, machine))
 
 
 def with_faults(lowered: Lowered) -> Lowered:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.codegen.access import bind_shared
+from tilewright.codegen.access import bind_shared, flatten
 from tilewright.codegen.assemble import block
-from tilewright.codegen.common import flat, guarded_load, reduce_and_final
+from tilewright.codegen.common import guarded_load, reduce_and_final
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import anchor
 from tilewright.ir.computation import Step
@@ -30,10 +30,10 @@ from tilewright.ir.expr import (
     replace_loads,
     substitute,
 )
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import If, Statement, Store
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.schedule.gpu_winograd import FILTER
 
 
@@ -88,18 +88,19 @@ class WinogradForm:
         return (*self.images, *(Var(f"tile_{axis.name}", -(-(axis.extent or 0) // output_tile)) for axis in (self.y, self.x)))
 
 
-def winograd_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]) -> WinogradForm:
+def winograd_form(problem: Problem) -> WinogradForm:
     """Raises Unsuitable where the region is not one 3x3 convolution with stride 1, constant filters, and an input stored with its padding."""
+    region, layouts = problem.region, problem.layouts
     step, element, index = reduce_and_final(region)
-    found = anchor(region.steps, constants)
-    if found is None or found.b.buffer not in constants or found.b.dtype != "f32":
+    found = anchor(region.steps, problem.constants)
+    if found is None or found.b.buffer not in problem.constants or found.b.dtype != "f32":
         raise Unsuitable(f"the sum of region {region.name} is not a product with constant filters")
     ones = {axis: index_const(0) for axis in (*step.axes, *step.reduction) if axis.extent == 1}
     m, n, r = ([axis for axis in axes if axis.extent != 1] for axes in (found.m, found.n, found.r))
     if any(axis.extent != 1 for axis in found.batch) or len(n) != 1 or len(r) != 3:
         raise Unsuitable(f"region {region.name} is not a convolution of one group of channels by filters of two dimensions")
     guarded = guarded_load(found.a)
-    flat_source = substitute(flat(found.a, layouts, values), ones)
+    flat_source = substitute(flatten(found.a, layouts), ones)
     if guarded is None or guarded[1].buffer not in layouts or not isinstance(flat_source, Load):
         raise Unsuitable(f"the input of region {region.name} is computed or guarded while it is read")
     source = guarded[1]
@@ -110,10 +111,10 @@ def winograd_form(region: Region, layouts: Mapping[str, Layout], values: Mapping
     (y, tap_y), (x, tap_x) = windows
     (c,) = (axis for axis in r if axis not in (tap_y, tap_x))
     images = tuple(axis for axis in m if axis not in (y, x))
-    view = operand_view(found.b, values[found.b.buffer].shape, (tap_y, tap_x, c, n[0]))
+    view = operand_view(found.b, problem.values[found.b.buffer].shape, (tap_y, tap_x, c, n[0]))
     if coefficient(flat_source.index[0], c) != 1 or view is None:
         raise Unsuitable(f"the input of region {region.name} is not stored channels last, or its filters are not one array")
-    element, offset = (substitute(e, ones) for e in (flat(element, layouts, values), layouts[region.outputs[0]].offset(index)))
+    element, offset = (substitute(e, ones) for e in (flatten(element, layouts), layouts[region.outputs[0]].offset(index)))
     return WinogradForm(region.outputs[0], step, source, flat_source, images, y, x, tap_y, tap_x, c, n[0], found.b.buffer, view, element, offset)
 
 

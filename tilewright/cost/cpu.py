@@ -9,7 +9,6 @@ AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
 
@@ -19,8 +18,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.expr import loads
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.schedule.columns import Columns, length
 from tilewright.schedule.cpu_contraction import ACROSS_N, ALONG_N, CONSTANT, CpuContractionProblem
@@ -119,13 +117,12 @@ def stored_between(problem: CpuContractionProblem, machine: Machine, threads: in
     return {**transfer, "dispatch": machine.dispatch_seconds}
 
 
-def estimate_loops(
-    rows: Columns, region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine, threads: int
-) -> Estimate:
+def estimate_loops(problem: Problem, rows: Columns, machine: Machine, threads: int) -> Estimate:
     """Seconds of a region without tiles (map, window, rows, prefix): each input and the output pass the caches' outer edge once, and the
     arithmetic runs at half the vector peak (no multiply-add pairs).
 
     Worked example: adding two million float32 to as many moves 24 MB; at 100 GB/s that is 240 us, and the additions are hidden behind it."""
+    region, layouts, values = problem.region, problem.layouts, problem.values
     moved = sum(min(layouts[name].size, _loaded(region, name)) * size_of(values[name].dtype) for name in region.inputs if name in layouts)
     moved += sum(layouts[name].size * size_of(values[name].dtype) for name in region.outputs)
     level_3 = machine.cache(3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from tilewright.codegen.cpu.amx import amx_form
@@ -16,9 +15,8 @@ from tilewright.cost.cpu_learned import corrected
 from tilewright.cost.cpu_winograd import estimate_winograd
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.schedule.columns import length
 from tilewright.schedule.cpu_amx import cpu_amx_space
 from tilewright.schedule.cpu_amx import schedule_of as amx_schedule_of
@@ -30,32 +28,28 @@ from tilewright.schedule.cpu_winograd import cpu_winograd_space
 from tilewright.schedule.cpu_winograd import schedule_of as winograd_schedule_of
 
 
-def rank(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
-) -> Ranking:
+def rank(problem: Problem, machine: Machine, threads: int) -> Ranking:
     """The candidates of a region's schema with their predictions, those of the models corrected by what was learned.
 
     Raises:
         Unsuitable: where the region has no CPU schema.
     """
-    return corrected(modelled(region, layouts, values, constants, machine, threads), machine, threads)
+    return corrected(modelled(problem, machine, threads), machine, threads)
 
 
-def modelled(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
-) -> Ranking:
+def modelled(problem: Problem, machine: Machine, threads: int) -> Ranking:
     """As `rank`, by the models alone."""
-    if region.kind == "contraction":
-        tiles = rank_tiles(region, layouts, values, constants, machine, threads)
+    if problem.region.kind == "contraction":
+        tiles = rank_tiles(problem, machine, threads)
         if tiles is not None:
             return tiles
-        direct = rank_contraction(contraction_problem(region, layouts, constants), machine, threads)
-        return with_winograd(direct, region, layouts, values, constants, machine, threads)
-    if region.kind in ("map", "window", "rows", "prefix"):
+        direct = rank_contraction(contraction_problem(problem), machine, threads)
+        return with_winograd(direct, problem, machine, threads)
+    if problem.region.kind in ("map", "window", "rows", "prefix"):
         rows, rejected = loop_space(machine)
-        plain = Ranking((Part(LoopSchedule, rows, estimate_loops(rows, region, layouts, values, machine, threads)),), rejected)
-        return of_depthwise(plain, region, layouts, values, constants, machine, threads) if region.kind == "window" else plain
-    raise Unsuitable(f"no CPU schema for a region of kind {region.kind}")
+        plain = Ranking((Part(LoopSchedule, rows, estimate_loops(problem, rows, machine, threads)),), rejected)
+        return of_depthwise(plain, problem, machine, threads) if problem.region.kind == "window" else plain
+    raise Unsuitable(f"no CPU schema for a region of kind {problem.region.kind}")
 
 
 def rank_contraction(problem: CpuContractionProblem, machine: Machine, threads: int) -> Ranking:
@@ -65,56 +59,38 @@ def rank_contraction(problem: CpuContractionProblem, machine: Machine, threads: 
     return Ranking((Part(schedule, rows, estimate_contraction(problem, rows, machine, threads), problem),), rejected)
 
 
-def with_winograd(
-    ranking: Ranking,
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    threads: int,
-) -> Ranking:
+def with_winograd(ranking: Ranking, problem: Problem, machine: Machine, threads: int) -> Ranking:
     """The candidates, and those of Winograd's algorithm where the region is a convolution for it."""
     try:
-        _, problem = cpu_winograd_form(region, layouts, values, constants, machine)
+        _, facts = cpu_winograd_form(problem, machine)
     except Unsuitable:
         return ranking
-    rows, rejected = cpu_winograd_space(problem, machine, threads)
-    part = Part(partial(winograd_schedule_of, machine.vector_lanes()), rows, estimate_winograd(problem, rows, machine, threads), problem)
+    rows, rejected = cpu_winograd_space(facts, machine, threads)
+    part = Part(partial(winograd_schedule_of, machine.vector_lanes()), rows, estimate_winograd(facts, rows, machine, threads), facts)
     return ranking.joined("winograd", part, rejected)
 
 
-def of_depthwise(
-    ranking: Ranking,
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    threads: int,
-) -> Ranking:
+def of_depthwise(ranking: Ranking, problem: Problem, machine: Machine, threads: int) -> Ranking:
     """The candidates for a depthwise convolution in place of the one for any window, where the region is one: with the same instructions that one
     has no register tile of several rows, and its prediction knows nothing of instructions."""
     try:
-        _, problem = depthwise_form(region, layouts, values, constants, machine)
+        _, facts = depthwise_form(problem, machine)
     except Unsuitable:
         return ranking
-    rows, rejected = cpu_depthwise_space(problem, machine)
+    rows, rejected = cpu_depthwise_space(facts, machine)
     if not length(rows):
         return ranking
     schedule = partial(depthwise_schedule_of, machine.vector_lanes())
-    return Ranking((Part(schedule, rows, estimate_depthwise(problem, rows, machine, threads), problem),), {**ranking.rejected, **rejected})
+    return Ranking((Part(schedule, rows, estimate_depthwise(facts, rows, machine, threads), facts),), {**ranking.rejected, **rejected})
 
 
-def rank_tiles(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
-) -> Ranking | None:
+def rank_tiles(problem: Problem, machine: Machine, threads: int) -> Ranking | None:
     """The candidates on tile registers, where the region's factors are stored in bfloat16 and the machine has them; None where it does not suit
     them. There are no others then: vectors do a sixteenth of the work in the time, even where most of a tile is empty they are no faster."""
     try:
-        _, problem = amx_form(region, layouts, values, constants, machine)
+        _, facts = amx_form(problem, machine)
     except Unsuitable:
         return None
-    rows, rejected = cpu_amx_space(problem, threads)
-    part = Part(partial(amx_schedule_of, machine.vector_lanes()), rows, estimate_amx(problem, rows, machine, threads), problem)
+    rows, rejected = cpu_amx_space(facts, threads)
+    part = Part(partial(amx_schedule_of, machine.vector_lanes()), rows, estimate_amx(facts, rows, machine, threads), facts)
     return Ranking((part,), rejected) if length(rows) else None

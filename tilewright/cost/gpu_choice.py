@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tilewright.codegen.gpu.direct_form import direct_form
 from tilewright.codegen.gpu.map import map_form
 from tilewright.codegen.gpu.prefix import prefix_form
@@ -21,9 +19,8 @@ from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
 from tilewright.cost.learned import model_of, refined
 from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.schedule.gpu_contraction import (
     ContractionProblem,
     ContractionSchedule,
@@ -41,82 +38,60 @@ from tilewright.schedule.gpu_winograd import WinogradSchedule, winograd_space
 from tilewright.schedule.gpu_winograd_fused import FusedWinogradSchedule, fused_winograd_space
 
 
-def rank(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    atomics: bool = False,
-    learned: bool = True,
-) -> Ranking:
+def rank(problem: Problem, machine: Machine, atomics: bool = False, learned: bool = True) -> Ranking:
     """The candidates of a region's schema with their predictions. `atomics`: sums may be added in no fixed order. `learned`: where a model was
     trained for the machine, it corrects the analytical predictions of contractions.
 
     Raises:
         Unsuitable: where the region has no GPU schema, or not the form that its schema needs.
     """
-    if region.kind == "map":
-        point = map_form(region, layouts, values).problem
+    kind = problem.region.kind
+    if kind == "map":
+        point = map_form(problem).problem
         rows, rejected = map_space(point, machine)
         return Ranking((Part(MapSchedule, rows, point_cost(rows, point, machine), point),), rejected)
-    if region.kind == "window":
-        windows = window_form(region, layouts, values, constants).problem
+    if kind == "window":
+        windows = window_form(problem).problem
         rows, rejected = window_space(windows, machine)
         return Ranking((Part(WindowSchedule, rows, window_cost(rows, windows, machine), windows),), rejected)
-    if region.kind == "rows":
-        owned = rows_form(region, layouts, values).problem
+    if kind == "rows":
+        owned = rows_form(problem).problem
         rows, rejected = rows_space(owned, machine)
         return Ranking((Part(RowsSchedule, rows, rows_cost(rows, owned, machine), owned),), rejected)
-    if region.kind == "prefix":
-        scanned = prefix_form(region, layouts, values).problem
+    if kind == "prefix":
+        scanned = prefix_form(problem).problem
         rows, rejected = prefix_space(scanned, machine)
         return Ranking((Part(PrefixSchedule, rows, prefix_cost(rows, scanned, machine), scanned),), rejected)
-    if region.kind == "contraction":
-        problem = product_form(region, layouts, values, constants).problem
-        ranking = rank_contraction(problem, machine, atomics)
-        ranking = with_direct(ranking, region, layouts, values, constants, machine, atomics)
-        ranking = with_winograd(ranking, region, layouts, values, constants, machine)
+    if kind == "contraction":
+        product = product_form(problem).problem
+        ranking = rank_contraction(product, machine, atomics)
+        ranking = with_direct(ranking, problem, machine, atomics)
+        ranking = with_winograd(ranking, problem, machine)
         # models are trained with what stores its sums, not with what reduces rows of them
-        return refined(ranking, machine, model_of(machine.name)) if learned and not problem.row_stages else ranking
-    raise Unsuitable(f"no GPU schema for a region of kind {region.kind}")
+        return refined(ranking, machine, model_of(machine.name)) if learned and not product.row_stages else ranking
+    raise Unsuitable(f"no GPU schema for a region of kind {kind}")
 
 
-def with_direct(
-    ranking: Ranking,
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    atomics: bool,
-) -> Ranking:
+def with_direct(ranking: Ranking, problem: Problem, machine: Machine, atomics: bool) -> Ranking:
     """The candidates, and those of direct convolution where the region is one."""
     try:
-        problem = direct_form(region, layouts, values, constants).problem
+        facts = direct_form(problem).problem
     except Unsuitable:
         return ranking
-    rows, rejected = direct_space(problem, machine, atomics)
-    return ranking.joined("direct", Part(DirectSchedule, rows, direct_cost(rows, problem, machine), problem), rejected)
+    rows, rejected = direct_space(facts, machine, atomics)
+    return ranking.joined("direct", Part(DirectSchedule, rows, direct_cost(rows, facts, machine), facts), rejected)
 
 
-def with_winograd(
-    ranking: Ranking,
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-) -> Ranking:
+def with_winograd(ranking: Ranking, problem: Problem, machine: Machine) -> Ranking:
     """The candidates, and those of Winograd's algorithm, in three kernels and in one, where the region is a convolution for it."""
     try:
-        problem = winograd_problem(winograd_form(region, layouts, values, constants), layouts, values)
+        facts = winograd_problem(problem, winograd_form(problem))
     except Unsuitable:
         return ranking
-    rows, rejected = winograd_space(problem, machine)
-    ranking = ranking.joined("winograd", Part(WinogradSchedule, rows, winograd_cost(rows, problem, machine), problem), rejected)
-    rows, rejected = fused_winograd_space(problem, machine)
-    return ranking.joined("winograd fused", Part(FusedWinogradSchedule, rows, fused_winograd_cost(rows, problem, machine), problem), rejected)
+    rows, rejected = winograd_space(facts, machine)
+    ranking = ranking.joined("winograd", Part(WinogradSchedule, rows, winograd_cost(rows, facts, machine), facts), rejected)
+    rows, rejected = fused_winograd_space(facts, machine)
+    return ranking.joined("winograd fused", Part(FusedWinogradSchedule, rows, fused_winograd_cost(rows, facts, machine), facts), rejected)
 
 
 def rank_contraction(problem: ContractionProblem, machine: Machine, atomics: bool = False) -> Ranking:

@@ -1,4 +1,4 @@
-"""Regions up to the names of their values: two layers with the same steps and layouts are lowered once."""
+"""Problems up to the names of their values: two layers with the same steps and layouts are lowered once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from tilewright.ir.expr import Expr, Load, loads, rewrite
 from tilewright.ir.kernel import FAULTS
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region
 
 _SHORT = re.compile(r"\bvalue\d+\b")
@@ -16,14 +17,15 @@ _SHORT = re.compile(r"\bvalue\d+\b")
 
 @dataclass(frozen=True)
 class Canonical:
-    """A region whose values are called value0, value1, ... in the order in which they occur; `names` maps actual names to those."""
+    """A problem whose values are called value0, value1, ... in the order in which they occur; `names` maps actual names to those."""
 
-    region: Region
+    problem: Problem
     names: Mapping[str, str]
 
 
-def canonical(region: Region) -> Canonical:
-    """The region under canonical names, without nodes and reasons."""
+def canonical(problem: Problem) -> Canonical:
+    """The problem under canonical names: its region without nodes and reasons, and of values and constants those that the region touches."""
+    region = problem.region
     order: dict[str, None] = {}
     for step in region.steps:
         for load in loads(*step.bodies):
@@ -42,7 +44,14 @@ def canonical(region: Region) -> Canonical:
     )
     outputs = tuple(names[name] for name in region.outputs)
     inputs = tuple(names[name] for name in region.inputs if name in names)
-    return Canonical(Region(outputs[0], region.kind, (), steps, inputs, outputs), MappingProxyType(names))
+    stored = {name: short for name, short in names.items() if name in problem.layouts}
+    same = Problem(
+        Region(outputs[0], region.kind, (), steps, inputs, outputs),
+        {short: problem.layouts[name] for name, short in stored.items()},
+        {short: replace(problem.values[name], name=short) for name, short in stored.items()},
+        frozenset(short for name, short in stored.items() if name in problem.constants),
+    )
+    return Canonical(same, MappingProxyType(names))
 
 
 def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowered:

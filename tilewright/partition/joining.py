@@ -22,6 +22,7 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import INDEX, Const, Expr, Var, loads, substitute
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import row_major
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, longest_row
 
@@ -141,9 +142,7 @@ class RowJudge:
         most = longest_row(self.machine)
         if length > most:
             return Verdict(False, f"a row of {length} does not fit one tile (at most {most})")
-        region = _alone("contraction", steps)
-        layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
-        whole = contraction_problem(region, layouts, self.constants)
+        whole = contraction_problem(self._problem("contraction", steps, values))
         free = replace(whole, whole_rows=False, row_operations=0)
         best = rank_contraction(whole, self.machine, self.threads).first()
         tile_loss = best.seconds - best.terms["row reductions"] - rank_contraction(free, self.machine, self.threads).first().seconds
@@ -163,9 +162,7 @@ class RowJudge:
         if self.machine.is_gpu:
             owns = "a block owns one tile of pixels by channels, not whole images"
             return Verdict(False, f"reduces {pixels} pixels of {found.size_n} channels, and {owns}")
-        region = _alone("contraction", steps)
-        layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
-        summed = contraction_problem(region, layouts, self.constants)
+        summed = contraction_problem(self._problem("contraction", steps, values))
         best = rank_contraction(summed, self.machine, self.threads).first()
         panels = summed.images * -(-summed.n // best.schedule.panel)
         if panels < self.threads:
@@ -181,27 +178,25 @@ class RowJudge:
     def _on_gpu(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value], length: int
     ) -> Verdict:
-        regions = (_alone("contraction", steps), _alone("contraction", host), _alone("rows", rows))
+        parts = (("contraction", steps), ("contraction", host), ("rows", rows))
+        problems = (self._problem(kind, part, values) for kind, part in parts)
         try:
-            whole, product, stored = (self._gpu_seconds(region, values) for region in regions)
-        except Unsuitable as problem:
-            return Verdict(False, f"a row of {length} is not reduced in a block: {problem}")
+            # rows are nothing that a learned model has seen: both sides are compared by formulas
+            whole, product, stored = (gpu_choice.rank(problem, self.machine, learned=False).first().seconds for problem in problems)
+        except Unsuitable as reason:
+            return Verdict(False, f"a row of {length} is not reduced in a block: {reason}")
         compared = f"{1e6 * whole:.1f} us, with a stored result {1e6 * product:.1f} + {1e6 * stored:.1f} us"
         if whole > product + stored:
             return Verdict(False, f"a row of {length} fits one block, but that costs {compared}")
         return Verdict(True, f"one block owns the row of {length}: {compared}")
 
-    def _gpu_seconds(self, region: Region, values: Mapping[str, Value]) -> float:
+    def _problem(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Problem:
+        """The steps as a region of their own, all that it reads and stores row-major."""
+        inner = {name for step in steps for name in step.names}
+        read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
+        region = Region(steps[-1].name, kind, (), steps, read, (steps[-1].name,))
         layouts = {name: row_major(values[name].shape) for name in (*region.inputs, *region.outputs)}
-        # rows are nothing that a learned model has seen: both sides are compared by formulas
-        return gpu_choice.rank(region, layouts, values, self.constants, self.machine, learned=False).first().seconds
-
-
-def _alone(kind: str, steps: tuple[Step, ...]) -> Region:
-    """The steps as a region of their own."""
-    inner = {name for step in steps for name in step.names}
-    read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
-    return Region(steps[-1].name, kind, (), steps, read, (steps[-1].name,))
+        return Problem(region, layouts, values, self.constants)
 
 
 __all__ = ["RowJudge", "Verdict", "owns_rows", "with_rows"]

@@ -18,6 +18,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Computation
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Program, Region, Storage
 from tilewright.ir.space import SpaceCounts
 from tilewright.partition.canonical import canonical, named
@@ -28,8 +29,8 @@ from tilewright.partition.pitch import set_apart
 from tilewright.partition.scans import unfold, without_copies
 from tilewright.partition.storage import check_precision, in_bfloat16
 
-Chooser = Callable[[Region, Mapping[str, Layout], Mapping[str, Value], frozenset[str], Machine, int], Choice]
-"""What decides a canonical region's schedule: the models (`cost.choice.choose`), or records before them."""
+Chooser = Callable[[Problem, Machine, int], Choice]
+"""What decides a canonical problem's schedule, of a machine and of threads for a CPU: the models (`cost.choice.choose`), or records before them."""
 
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
 
@@ -45,7 +46,7 @@ class _Context:
     threads: int
     choose: Chooser = choose
     lowered: dict[object, Lowered] = field(default_factory=dict)
-    """Canonical regions that have been lowered: a network repeats its layers."""
+    """Canonical problems that have been lowered: a network repeats its layers."""
 
 
 def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser = choose, precision: str = "fp32") -> Program:
@@ -118,30 +119,20 @@ def lower_region(region: Region, context: _Context) -> Lowered:
         return Lowered(region, "PyTorch", (), ())
     if any(0 in context.values[name].shape for name in region.outputs):
         return Lowered(region, "nothing to compute", (), ())
-    same = canonical(region)
-    stored = [actual for actual in same.names if actual in context.layouts]
-    constants = context.graph.constants
-    key = (same.region.kind, same.region.steps, *((context.layouts[n], context.values[n].dtype, n in constants) for n in stored))
+    same = canonical(Problem(region, context.layouts, context.values, frozenset(context.graph.constants)))
+    problem = same.problem
+    stored = ((layout, problem.values[name].dtype, name in problem.constants) for name, layout in problem.layouts.items())
+    key = (problem.region.kind, problem.region.steps, *stored)
     if key not in context.lowered:
-        renamed = {same.names[name]: name for name in stored}
-        context.lowered[key] = _lower(
-            same.region,
-            replace(
-                context,
-                graph=replace(context.graph, constants={short: None for short, name in renamed.items() if name in constants}),
-                values={short: replace(context.values[name], name=short) for short, name in renamed.items()},
-                layouts={short: context.layouts[name] for short, name in renamed.items()},
-            ),
-        )
+        context.lowered[key] = _lower(problem, context)
     lowered = context.lowered[key]
     reasons = (*region.reasons, *lowered.region.reasons)
     return named(lowered, replace(region, reasons=reasons), {short: name for name, short in same.names.items()})
 
 
-def _lower(region: Region, context: _Context) -> Lowered:
-    of = (region, context.layouts, context.values, frozenset(context.graph.constants), context.machine)
-    choice = context.choose(*of, context.threads)
-    lowered = lower(*of, choice.schedule)
+def _lower(problem: Problem, context: _Context) -> Lowered:
+    choice = context.choose(problem, context.machine, context.threads)
+    lowered = lower(problem, choice.schedule, context.machine)
     said = prediction(choice.seconds, choice.terms, len(lowered.kernels))
     if choice.measured_seconds is not None:
         said += f"\nmeasured {1e6 * choice.measured_seconds:.3g} us"
@@ -149,7 +140,7 @@ def _lower(region: Region, context: _Context) -> Lowered:
     reasons = (IN_NO_ORDER,) if getattr(choice.schedule, "atomics", 0) else ()
     return replace(
         lowered,
-        region=replace(region, reasons=reasons),
+        region=replace(problem.region, reasons=reasons),
         kernels=kernels,
         predicted_seconds=choice.seconds,
         terms=choice.terms,

@@ -24,13 +24,11 @@ from tilewright.cost.choice import choose, rank
 from tilewright.cost.ranking import Choice
 from tilewright.files import json_of
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region
+from tilewright.ir.problem import Problem
 from tilewright.partition.plan import Chooser
 from tilewright.runtime import plain
 from tilewright.runtime.code_choice import CodeScores, tools
-from tilewright.runtime.problems import Problem, digest_of_files, generator
+from tilewright.runtime.problems import digest_of_files, generator, key_of
 from tilewright.system.private_files import make_folder, read_private, require_private
 
 RANKING = (
@@ -50,20 +48,17 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
     """Chooses as the models do, and for contractions of a CPU as `scores` do among the models' favourites; what was chosen before is read. Where the
     models alone choose for a CPU, they are asked again, which is as quick. `atomics` as for `cost.choice.rank`."""
 
-    def chosen(
-        region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
-    ) -> Choice:
-        if not machine.is_gpu and (scores is None or region.kind != "contraction"):
-            return choose(region, layouts, values, constants, machine, threads)
-        problem = Problem(region, layouts, values, constants)
+    def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
+        if not machine.is_gpu and (scores is None or problem.region.kind != "contraction"):
+            return choose(problem, machine, threads)
         path = place(problem, machine, atomics, 0 if machine.is_gpu else threads)
         known = _read(path)
         if known is None:
             whole = True
             if scores is None or machine.is_gpu:
-                known = choose(region, layouts, values, constants, machine, threads, atomics)
+                known = choose(problem, machine, threads, atomics)
             else:
-                known, whole = scores.best(problem, rank(region, layouts, values, constants, machine, threads), threads)
+                known, whole = scores.best(problem, rank(problem, machine, threads), threads)
             if whole:
                 _write(path, known)
         return known
@@ -74,7 +69,7 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
 def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -> Path:
     """Where the choice is kept; `threads` of a CPU."""
     programs = "" if machine.is_gpu else tools(machine)
-    key = hashlib.sha256(f"{problem.key} {generator(machine)} {_models()} {atomics} {threads} {programs}".encode()).hexdigest()[:40]
+    key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {atomics} {threads} {programs}".encode()).hexdigest()[:40]
     return settings.cache_directory() / "choices" / f"{key}.json"
 
 

@@ -23,8 +23,8 @@ from tilewright.cost.search import rescored
 from tilewright.errors import CompilerMissing
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES
+from tilewright.ir.problem import Problem
 from tilewright.runtime import plain
-from tilewright.runtime.problems import Problem
 from tilewright.runtime.trial_processes import Child
 from tilewright.runtime.workers import Message, WorkerLost
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule

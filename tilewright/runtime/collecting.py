@@ -15,8 +15,8 @@ from tilewright.cost.hybrid import Learned
 from tilewright.cost.learned import refined
 from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import dataset, plain
-from tilewright.runtime.problems import Problem
 from tilewright.runtime.sampling import evenly, towards_the_best
 from tilewright.runtime.trials import Job, Outcome, Trials
 
@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int, int], None]
 
 def ranking_of(problem: Problem, machine: Machine) -> Ranking:
     """Every candidate of a problem with the analytical predictions."""
-    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, learned=False)
+    return rank(problem, machine, learned=False)
 
 
 def sample_of(each: int, seed: int, machine: Machine) -> Choose:

@@ -1,14 +1,13 @@
 """A child process that lowers, prints and compiles candidates for trials: `python -m tilewright.runtime.compile_worker`.
 
-Questions (see `tilewright.runtime.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain form of region, layouts,
-values and constants}, which the candidates that follow are of; {"do": "compile", "schedule": text, "folder": where the binary goes}. The answer to
+Questions (see `tilewright.runtime.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain
+form}, which the candidates that follow are of; {"do": "compile", "schedule": text, "folder": where the binary goes}. The answer to
 the last is {"program": what the measuring process needs, "schedule": readable text, "resources": of each kernel} or {"error": why not}.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.lower import lower
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.runtime import plain
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.runtime.problems import code_of
@@ -47,15 +45,14 @@ class Server:
 
     def __init__(self) -> None:
         self._machine: Machine | None = None
-        self._problem: tuple[Region, Mapping[str, Layout], Mapping[str, Value], frozenset[str]] | None = None
+        self._problem: Problem | None = None
 
     def __call__(self, message: Message) -> Message:
         if message["do"] == "machine":
             self._machine = plain.decode(message["machine"])
             return {"compiler": self.identity(self._machine)}
         if message["do"] == "problem":
-            region, layouts, values, constants = plain.decode(message["problem"])
-            self._problem = (region, layouts, values, frozenset(constants))
+            self._problem = plain.decode(message["problem"])
             return {}
         return self.compile(message["schedule"], Path(message["folder"]))
 
@@ -74,7 +71,7 @@ class Server:
         assert self._machine is not None and self._problem is not None
         start = time.perf_counter()
         try:
-            lowered = lower(*self._problem, self._machine, plain.schedule_of(schedule))
+            lowered = lower(self._problem, plain.schedule_of(schedule), self._machine)
         except Unsuitable as error:
             return {"error": f"not lowered: {error}"}
         middle = time.perf_counter()

@@ -19,8 +19,9 @@ import numpy as np
 
 from tilewright.errors import InvalidInput
 from tilewright.files import first_line, json_of, lines_of, reading, regular, written
+from tilewright.ir.problem import Problem
 from tilewright.runtime import plain
-from tilewright.runtime.problems import Problem, convolution_problem
+from tilewright.runtime.problems import convolution_problem
 from tilewright.runtime.trials import Outcome
 
 LAYER_FIELDS = ("outputs", "channels", "height", "width", "filter", "stride")

@@ -14,7 +14,7 @@ from typing import Any
 from tilewright.files import json_of
 from tilewright.hardware.machine import Machine
 from tilewright.runtime import plain
-from tilewright.runtime.problems import generator
+from tilewright.runtime.problems import generator, key_of, text_of
 from tilewright.runtime.trials import MODES, Outcome
 
 STATUSES = ("measured", "wrong", "failed")
@@ -27,7 +27,7 @@ REGION, NAME = re.compile(r"[0-9a-f]{8,64}"), re.compile(r"[ -~]{1,200}")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement of one candidate. `region` is `Problem.key`, `schedule` the text of `plain.schedule_text`; `problem` and `description`
+    """One measurement of one candidate. `region` is `problems.key_of`, `schedule` the text of `plain.schedule_text`; `problem` and `description`
     say the same for people. `code` names the generated code, `generator` what made it (`problems.generator`); `resources` is the compiler's
     report by kernel, as JSON. Times are seconds of a call, None unless `status` is "measured"; `stopped`: timed once only. `date` is UTC."""
 
@@ -74,9 +74,9 @@ def measurement_of(outcome: Outcome, machine: Machine, name: str, date: str | No
     problem, timing, known = outcome.job.problem, outcome.timing, outcome.environment
     error = outcome.relative_error
     return Measurement(
-        region=problem.key,
+        region=key_of(problem),
         kind=problem.region.kind,
-        problem=problem.text,
+        problem=text_of(problem),
         schedule=plain.schedule_text(outcome.job.schedule),
         description=outcome.schedule,
         machine=name,

@@ -1,7 +1,8 @@
-"""Regions, layouts, schedules and machines as plain JSON values and back, whatever dataclasses they are made of.
+"""Problems, schedules and machines as plain JSON values and back, whatever dataclasses they are made of.
 
 A value becomes a table: each dataclass instance is one row, [type, field to value], and is named where it occurs as {"row": number}; expressions that
-share a part share its row. Tuples become lists, mappings {"map": pairs}. Decoding makes nothing but the dataclasses listed here.
+share a part share its row. Tuples become lists, sets {"set": sorted}, mappings {"map": pairs}. Decoding makes nothing but the dataclasses listed
+here.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import Apply, Const, Load, Var
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage
 
 _TYPES: Mapping[str, type] = MappingProxyType(
-    {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Machine, Cache)}
+    {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Problem, Machine, Cache)}
 )
 MOST_PARAMETERS = 64
 """Of a schedule."""
@@ -55,8 +57,8 @@ def encode(value: Any) -> dict[str, Any]:
             return item
         if isinstance(item, (tuple, list)):
             return [encoded(part) for part in item]
-        if isinstance(item, (frozenset, set)):
-            return [encoded(part) for part in sorted(item)]
+        if isinstance(item, frozenset):
+            return {"set": [encoded(part) for part in sorted(item)]}
         if isinstance(item, Mapping):
             return {"map": [[encoded(key), encoded(part)] for key, part in item.items()]}
         name = type(item).__name__
@@ -87,7 +89,9 @@ def decode(data: Any) -> Any:
         if not isinstance(item, dict):
             return item
         ((kind, content),) = item.items()
-        return made[content] if kind == "row" else {decoded(key): decoded(part) for key, part in content}
+        if kind == "row":
+            return made[content]
+        return frozenset(decoded(content)) if kind == "set" else {decoded(key): decoded(part) for key, part in content}
 
     for name, content in data["rows"]:
         kind = _type_of(name)

@@ -1,73 +1,44 @@
-"""What is measured: a region with the layouts and types of its values, free of a model's names."""
+"""Problems that are measured: their identity, which is free of a model's names, and the problems of convolutions."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import tilewright
-from tilewright.codegen.describe import problem as described
+from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor
-from tilewright.ir.expr import variables
 from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout, channels_last, row_major
+from tilewright.ir.layout import channels_last, row_major
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
 from tilewright.partition.canonical import canonical
 from tilewright.runtime import plain
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """A canonical region; `layouts` and `values` are of what it reads and writes, `constants` names what may be packed when compiling."""
-
-    region: Region
-    layouts: Mapping[str, Layout]
-    values: Mapping[str, Value]
-    constants: frozenset[str]
-
-    @cached_property
-    def key(self) -> str:
-        """A digest of everything that decides which kernels a schedule gives and what they compute."""
-        stored = sorted(self.layouts)
-        facts = (
-            self.region.kind,
-            self.region.steps,
-            sorted(self.region.inputs),
-            self.region.outputs,
-            [(name, self.layouts[name], self.values[name].dtype, self.values[name].shape, name in self.constants) for name in stored],
-        )
-        return plain.digest(facts)
-
-    @cached_property
-    def text(self) -> str:
-        """The problem and its values in a line, for people."""
-        stored = (f"{name} {'x'.join(map(str, self.values[name].shape)) or 'scalar'} {self.layouts[name]}" for name in sorted(self.layouts))
-        return f"{described(self.region, self.constants)}; {'; '.join(stored)}"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing outside decides what the region computes, as a loop's step number does."""
-        for step in self.region.steps:
-            own = {*step.axes, *step.reduction}
-            if not variables(*step.bodies, *step.index) <= own:
-                return False
-        return True
-
-
-def problem_of(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]) -> Problem:
-    """The problem of any region: under canonical names, without what it does not touch."""
-    names = canonical(region).names
-    stored = {name: short for name, short in names.items() if name in layouts}
-    return Problem(
-        canonical(region).region,
-        {short: layouts[name] for name, short in stored.items()},
-        {short: Value(short, values[name].shape, values[name].dtype) for name, short in stored.items()},
-        frozenset(short for name, short in stored.items() if name in constants),
+@lru_cache(maxsize=1024)
+def key_of(problem: Problem) -> str:
+    """A digest of everything that decides which kernels a schedule of a canonical problem gives and what they compute."""
+    facts = (
+        problem.region.kind,
+        problem.region.steps,
+        sorted(problem.region.inputs),
+        problem.region.outputs,
+        [
+            (name, problem.layouts[name], problem.values[name].dtype, problem.values[name].shape, name in problem.constants)
+            for name in sorted(problem.layouts)
+        ],
     )
+    return plain.digest(facts)
+
+
+def text_of(problem: Problem) -> str:
+    """The problem and its values in a line, for people."""
+    values, layouts = problem.values, problem.layouts
+    stored = (f"{name} {'x'.join(map(str, values[name].shape)) or 'scalar'} {layouts[name]}" for name in sorted(layouts))
+    return f"{described(problem)}; {'; '.join(stored)}"
 
 
 def convolution_problem(
@@ -117,7 +88,8 @@ def convolution_problem(
     halo = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(shape)}
     kind = "window" if groups == channels == outputs > 1 else "contraction"
-    return problem_of(Region("out", kind, (), steps, ("x", "w"), ("out",)), layouts, values, frozenset({"w"}))
+    region = Region("out", kind, (), steps, ("x", "w"), ("out",))
+    return canonical(Problem(region, layouts, values, frozenset({"w"}))).problem
 
 
 @lru_cache(maxsize=1)

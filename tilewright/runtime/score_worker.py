@@ -20,9 +20,8 @@ from tilewright.codegen.lower import lower
 from tilewright.cost.cpu_code import code_terms
 from tilewright.errors import KernelFailed, TilewrightError
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.runtime import plain
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.workers import Message, serve
@@ -37,7 +36,7 @@ class Server:
 
     def __init__(self) -> None:
         self._machine: Machine | None = None
-        self._problem: tuple[Region, Mapping[str, Layout], Mapping[str, Value], frozenset[str]] | None = None
+        self._problem: Problem | None = None
         self._known: dict[tuple[str, ...], dict[str, float]] = {}
 
     def __call__(self, message: Message) -> Message:
@@ -45,8 +44,7 @@ class Server:
             self._machine = plain.decode(message["machine"])
             return {}
         if message["do"] == "problem":
-            region, layouts, values, constants = plain.decode(message["problem"])
-            self._problem = (region, layouts, values, frozenset(constants))
+            self._problem = plain.decode(message["problem"])
             return {}
         try:
             return {"terms": self.terms(message["schedule"], message["threads"], message["seconds"], message["terms"])}
@@ -57,7 +55,7 @@ class Server:
         """Of one candidate."""
         assert self._machine is not None and self._problem is not None
         machine = self._machine
-        lowered = lower(*self._problem, machine, plain.schedule_of(schedule))
+        lowered = lower(self._problem, plain.schedule_of(schedule), machine)
         key = (str(threads), *(call.kernel for call in lowered.calls))
         if key in self._known:  # schedules that differ in nothing that this problem shows
             return self._known[key]

@@ -8,16 +8,13 @@ from typing import Any
 
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.runtime import plain
-from tilewright.runtime.problems import Problem
+from tilewright.runtime.problems import key_of
 from tilewright.runtime.workers import FATAL, Message, Worker, WorkerLost
 
 START_SECONDS, PROBLEM_SECONDS, COMPILE_SECONDS = 180.0, 300.0, 120.0
 """After so long without an answer a process counts as hanging."""
-
-
-def _plain(problem: Problem) -> Any:
-    return plain.encode((problem.region, problem.layouts, problem.values, problem.constants))
 
 
 class Child:
@@ -58,11 +55,11 @@ class Child:
             if "error" in answer:
                 self.refuse(answer["error"])
             self.facts = {name: str(fact) for name, fact in answer.items()}
-        if self._problem != problem.key:
-            answer = self._worker.ask({"do": "problem", "problem": _plain(problem), **more}, PROBLEM_SECONDS)
+        if self._problem != key_of(problem):
+            answer = self._worker.ask({"do": "problem", "problem": plain.encode(problem), **more}, PROBLEM_SECONDS)
             if "error" in answer:
                 return self._worker, f"the problem cannot be set up: {answer['error']}"
-            self._problem = problem.key
+            self._problem = key_of(problem)
         return self._worker, ""
 
     def refuse(self, words: str) -> None:
@@ -107,12 +104,12 @@ class MeasuringProcess(Child):
         return self._answer(problem, question, self.trial_seconds * max(len(programs), 1))
 
     def _answer(self, problem: Problem, question: Message, seconds: float) -> Message:
-        if problem.key in self._refused:
-            return {"error": self._refused[problem.key]}
+        if key_of(problem) in self._refused:
+            return {"error": self._refused[key_of(problem)]}
         try:
             worker, wrong = self.prepared(problem, {"do": "start", "machine": plain.encode(self.machine)}, {"seed": self.seed})
             if wrong:
-                self._refused[problem.key] = wrong
+                self._refused[key_of(problem)] = wrong
                 return {"error": wrong}
             answer = worker.ask(question, seconds)
         except WorkerLost as error:

@@ -13,21 +13,19 @@ from tilewright.graph.contraction import Contraction, anchor
 from tilewright.graph.reference import evaluate_expressions, run
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.expr import Expr, Load, Var, add, rewrite
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region
+from tilewright.ir.problem import Problem
 
 ELEMENTS_AT_ONCE = 1 << 25
 """Of the first factor, spread out as a matrix."""
 
 
-def region_results(
-    region: Region, layouts: Mapping[str, Layout], constants: frozenset[str], inputs: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The region's outputs on the device of its inputs, floating-point values in float64; `inputs` are in their logical shapes."""
-    halos = {name: layouts[name].halo for name in inputs}
+    region = problem.region
+    halos = {name: problem.layouts[name].halo for name in inputs}
     wide = {name: _padded(tensor.double() if tensor.is_floating_point() else tensor, halos[name]) for name, tensor in inputs.items()}
     steps = tuple(_with_halos(step if set(step.names) & {*region.outputs} else _at_axes(step), halos) for step in region.steps)
-    found = anchor(steps, constants) if region.kind == "contraction" else None
+    found = anchor(steps, problem.constants) if region.kind == "contraction" else None
     device = next(iter(inputs.values())).device if inputs else torch.device("cpu")
     if found is not None:
         wide[steps[0].name] = _product(found, wide, device)

@@ -35,14 +35,15 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch, size_of
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region, Storage
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Storage
 from tilewright.runtime import plain
 from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.driver import Driver, system_driver
 from tilewright.runtime.gpu import ParameterBlock, node_params
 from tilewright.runtime.loadable import LoadableKernel
 from tilewright.runtime.packing import prepared, unpack, write
-from tilewright.runtime.trial_reference import region_results
+from tilewright.runtime.trial_reference import reference_results
 from tilewright.runtime.verify import TOLERANCES
 from tilewright.runtime.workers import Fatal, Message, serve
 
@@ -141,21 +142,18 @@ def copies(bytes_: int, cold_bytes: int) -> int:
     return max(2, min(MOST_SETS, -(-cold_bytes // max(bytes_, 1))))
 
 
-class Problem:
-    """One problem on the device: drawn inputs, the expected outputs, and as many copies of every buffer as the cold mode takes.
+class DeviceProblem:
+    """A problem on the device: drawn inputs, the expected outputs, and as many copies of every buffer as the cold mode takes.
 
     `sets`: calls until every buffer is used again; activations alone are used again sooner, after enough bytes of others."""
 
-    def __init__(self, data: Any, seed: int, device: torch.device, cold_bytes: int) -> None:
-        region, layouts, values, constants = plain.decode(data)
-        self.region: Region = region
-        self.layouts: Mapping[str, Layout] = layouts
-        self.values: Mapping[str, Value] = values
-        self.constants = frozenset(constants)
+    def __init__(self, problem: Problem, seed: int, device: torch.device, cold_bytes: int) -> None:
+        region, layouts, values = problem.region, problem.layouts, problem.values
+        self.region, self.layouts, self.values, self.constants = region, layouts, values, problem.constants
         self.device = device
         generator = torch.Generator(device).manual_seed(seed)
         self.inputs = {name: drawn(values[name], generator, device) for name in region.inputs}
-        self.expected = region_results(region, layouts, self.constants, self.inputs)
+        self.expected = reference_results(problem, self.inputs)
         sizes = {name: layouts[name].size * size_of(values[name].dtype) for name in (*region.inputs, *region.outputs)}
         self.activation_sets = copies(sum(sizes.values()), cold_bytes)
         constant_bytes = sum(sizes[name] for name in self.constants if name in sizes)
@@ -205,7 +203,7 @@ class Server:
 
     def __init__(self, device: int) -> None:
         self.device = torch.device("cuda", device)
-        self.problem: Problem | None = None
+        self.problem: DeviceProblem | None = None
 
     def __call__(self, message: Message) -> Message:
         answers = {"start": self.start, "problem": self.set_problem, "trial": self.trial, "remeasure": self.remeasure}
@@ -243,7 +241,7 @@ class Server:
 
     def set_problem(self, message: Message) -> Message:
         self.problem = None  # its memory is free before the next one's is taken
-        self.problem = Problem(message["problem"], message["seed"], self.device, self.cold_bytes)
+        self.problem = DeviceProblem(plain.decode(message["problem"]), message["seed"], self.device, self.cold_bytes)
         self.finish()
         return {"sets": self.problem.sets}
 

@@ -17,7 +17,8 @@ from tilewright import settings
 from tilewright.errors import CacheError, TargetNotPresent
 from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
-from tilewright.runtime.problems import Problem
+from tilewright.ir.problem import Problem
+from tilewright.runtime.problems import key_of
 from tilewright.runtime.trial_processes import CompilingProcess, MeasuringProcess
 from tilewright.runtime.workers import Message, WorkerLost
 from tilewright.system.scratch import Scratch
@@ -194,7 +195,7 @@ class Trials:
                     job = next(waiting, None)
                     if job is None:
                         more = False
-                    if group is not None and (job is None or job.problem.key != group.problem.key):
+                    if group is not None and (job is None or key_of(job.problem) != key_of(group.problem)):
                         group.close()
                         group = None
                     if job is not None:
@@ -224,7 +225,7 @@ class Trials:
 
     def _measure_alone(self, jobs: Iterable[Job], mode: str, finals: bool) -> Iterator[Outcome]:
         """As `measure`, problem after problem: all candidates of one are compiled before the first is measured."""
-        for _, same in itertools.groupby(jobs, key=lambda job: job.problem.key):
+        for _, same in itertools.groupby(jobs, key=lambda job: key_of(job.problem)):
             own = list(same)
             group = _Group(own[0].problem)
             compiled = [self._pool.submit(self._compile, job) for job in own]
@@ -245,7 +246,7 @@ class Trials:
 
         In the order of the jobs. Those that do not compile are failures; where the process is lost, all are.
         """
-        if len({job.problem.key for job in jobs}) > 1:
+        if len({key_of(job.problem) for job in jobs}) > 1:
             raise ValueError("candidates of several problems cannot be measured in turns")
         compiled = [future.result() for future in [self._pool.submit(self._compile, job) for job in jobs]]
         ready = [answer for answer in compiled if "error" not in answer]

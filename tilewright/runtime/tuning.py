@@ -5,7 +5,7 @@ What is recorded is not measured again, so that tuning that was interrupted goes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -20,15 +20,15 @@ from tilewright.cost.choice import choose, rank
 from tilewright.cost.ranking import Choice, Ranking
 from tilewright.errors import UnsupportedOption
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Graph, Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region, Unsuitable
+from tilewright.ir.graph import Graph
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.partition.plan import Chooser, plan_program
 from tilewright.runtime import plain
 from tilewright.runtime.choices import remembered
 from tilewright.runtime.code_choice import CodeScores, reads_code
 from tilewright.runtime.measurement import Measurement, measurement_of
-from tilewright.runtime.problems import Problem, code_of, generator
+from tilewright.runtime.problems import code_of, generator, key_of
 from tilewright.runtime.records import Records, default_path
 from tilewright.runtime.trials import FINALISTS, NEAR, ROUNDS, TUNING_MODE, Job, Outcome, Trials
 from tilewright.schedule.columns import length
@@ -56,21 +56,13 @@ def distinct_problems(graph: Graph, machine: Machine, threads: int, precision: s
     """The problems of a graph in the order of execution, each once; parts of loops are left out, which depend on the loop's step."""
     found: dict[str, Problem] = {}
 
-    def collect(
-        region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
-    ) -> Choice:
-        problem = Problem(region, layouts, values, constants)
+    def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
         if problem.is_whole:
-            found.setdefault(problem.key, problem)
-        return choose(region, layouts, values, constants, machine, threads)
+            found.setdefault(key_of(problem), problem)
+        return choose(problem, machine, threads)
 
     plan_program(graph, machine, threads, collect, precision)
     return list(found.values())
-
-
-def ranking_of(problem: Problem, machine: Machine, atomics: bool = False, threads: int = 1) -> Ranking:
-    """The models' ranking of a problem's candidates; `threads` and `atomics` as in `cost.choice.rank`."""
-    return rank(problem.region, problem.layouts, problem.values, problem.constants, machine, threads, atomics)
 
 
 def recorded_as(machine: Machine, threads: int) -> str:
@@ -81,7 +73,7 @@ def recorded_as(machine: Machine, threads: int) -> str:
 def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | None:
     """What a record of the schedule made today would name its code; None where it is not lowered."""
     try:
-        return code_of(lower(problem.region, problem.layouts, problem.values, problem.constants, machine, schedule))
+        return code_of(lower(problem, schedule, machine))
     except Unsuitable:
         return None
 
@@ -101,14 +93,11 @@ def from_records(records: Records, atomics: bool = False, models: Chooser | None
     fail, or what `models` choose where none is known to. Without `atomics` schedules that add in no fixed order are not chosen, however fast they
     were."""
 
-    def chosen(
-        region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine, threads: int
-    ) -> Choice:
-        problem = Problem(region, layouts, values, constants)
-        ranking = rank(region, layouts, values, constants, machine, threads, atomics)
+    def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
+        ranking = rank(problem, machine, threads, atomics)
         failed: dict[str, list[Measurement]] = {}
         outside = 0
-        for entry in records.standing(problem.key, recorded_as(machine, threads)):
+        for entry in records.standing(key_of(problem), recorded_as(machine, threads)):
             if entry.status != "measured":
                 failed.setdefault(entry.schedule, []).append(entry)
                 continue
@@ -119,7 +108,7 @@ def from_records(records: Records, atomics: bool = False, models: Chooser | None
         if outside:
             ranking = replace(ranking, rejected={**ranking.rejected, OUTSIDE: outside})
         if not failed:
-            found = models(region, layouts, values, constants, machine, threads) if models is not None else ranking.first()
+            found = models(problem, machine, threads) if models is not None else ranking.first()
             return replace(found, rejected=ranking.rejected)
         for choice in ranking:
             known = failed.get(plain.schedule_text(choice.schedule), ())
@@ -180,12 +169,12 @@ def tune(
 
     def standing(problem: Problem) -> list[Measurement]:
         """Of the problem's candidates: a schedule that is none of them is never lowered, whoever recorded it."""
-        found = records.standing(problem.key, place)
-        return [entry for entry in found if entry.status == "measured" and entry.schedule not in strange[problem.key]]
+        found = records.standing(key_of(problem), place)
+        return [entry for entry in found if entry.status == "measured" and entry.schedule not in strange[key_of(problem)]]
 
     for problem in problems:
-        ranking = ranking_of(problem, machine, atomics, threads)
-        strange[problem.key] = {entry.schedule for entry in records.standing(problem.key, place) if recorded_choice(entry, ranking) is None}
+        ranking = rank(problem, machine, threads, atomics)
+        strange[key_of(problem)] = {entry.schedule for entry in records.standing(key_of(problem), place) if recorded_choice(entry, ranking) is None}
         first = np.argsort(ranking.seconds, kind="stable")[:trials]
         promising = first[may_beat(ranking, machine, _fastest(problem, machine, standing(problem)))[first]]
         wanted += [(problem, ranking.choice(int(position)).schedule) for position in promising]
@@ -231,7 +220,7 @@ def _fastest(problem: Problem, machine: Machine, standing: Iterable[Measurement]
 def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records, place: str) -> bool:
     """Whether the records have the schedule with the code that it has today, measured or failed."""
     text = plain.schedule_text(schedule)
-    found = [entry for entry in records.of(problem.key, place) if entry.schedule == text and entry.code]
+    found = [entry for entry in records.of(key_of(problem), place) if entry.schedule == text and entry.code]
     return any(is_current(problem, entry, machine) for entry in found)
 
 

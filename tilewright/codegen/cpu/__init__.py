@@ -15,9 +15,8 @@ from tilewright.codegen.cpu.rows import lower_rows
 from tilewright.codegen.cpu.window import lower_window
 from tilewright.codegen.cpu.winograd import lower_winograd
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.schedule.cpu_amx import CpuAmxSchedule
 from tilewright.schedule.cpu_contraction import CpuContractionSchedule
 from tilewright.schedule.cpu_depthwise import CpuDepthwiseSchedule
@@ -40,20 +39,13 @@ _LOWERINGS: Mapping[tuple[str, type], Callable[..., Lowered]] = MappingProxyType
 )
 
 
-def lower_cpu(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: CpuSchedule,
-) -> Lowered:
-    """Kernels, calls and extra storage of one region under a schedule of its schema. `constants` names what may be packed when compiling.
+def lower_cpu(problem: Problem, schedule: CpuSchedule, machine: Machine) -> Lowered:
+    """Kernels, calls and extra storage of a problem under a schedule of its schema.
 
     Raises:
         Unsuitable: where the schedule is not one for this kind of region.
     """
-    lowering = _LOWERINGS.get((region.kind, type(schedule)))
+    lowering = _LOWERINGS.get((problem.region.kind, type(schedule)))
     if lowering is None:
-        raise Unsuitable(f"no {type(schedule).__name__} lowers a region of kind {region.kind}")
-    return lowering(region, layouts, values, constants, machine, schedule)
+        raise Unsuitable(f"no {type(schedule).__name__} lowers a region of kind {problem.region.kind}")
+    return lowering(problem, schedule, machine)

@@ -15,7 +15,7 @@ no tile reads what is no pixel's; a pixel is stored by one of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_rows, storage_order
@@ -23,7 +23,7 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import bytes_touched, decode
 from tilewright.codegen.cpu.common import ACCUMULATOR, wide_epilogue
 from tilewright.codegen.cpu.map import lower_map
-from tilewright.codegen.describe import problem as describe
+from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics import amx as tiles
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
@@ -57,6 +57,7 @@ from tilewright.ir.kernel import (
     WithTiles,
 )
 from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
 from tilewright.schedule.cpu_amx import CHUNK, TILE_CHANNELS, CpuAmxProblem, CpuAmxSchedule
 from tilewright.schedule.cpu_loops import LoopSchedule
@@ -89,14 +90,13 @@ class AmxForm:
         return next((size for size in range(CHUNK, 0, -2) if self.depth % size == 0), 0)
 
 
-def amx_form(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine
-) -> tuple[AmxForm, CpuAmxProblem]:
+def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem]:
     """The form and what the choice of a schedule depends on.
 
     Raises:
         Unsuitable: where the machine has no AMX, A is not stored in bfloat16 or not adjacent along the reduction, or reductions follow.
     """
+    region, layouts, values = problem.region, problem.layouts, problem.values
     if not {"amx_tile", "amx_bf16"} <= set(machine.isa):
         raise Unsuitable(f"{machine.name} has no AMX for bfloat16")
     if not any(value.dtype == "bf16" for value in values.values()):
@@ -104,7 +104,7 @@ def amx_form(
     region_steps = split_divided_rows(region.steps)
     if region_steps[-1].axes != region_steps[0].axes:  # the map divides other axes than the sum
         region_steps = region.steps
-    found = anchor(region_steps, constants)
+    found = anchor(region_steps, problem.constants)
     if found is None or len(region_steps) > 2 or any(step.kind != "map" for step in region_steps[1:]):
         raise Unsuitable("reductions follow the sum of products")
     accumulated = Var(ACCUMULATOR, None, "f32")
@@ -139,7 +139,7 @@ def amx_form(
     steps = prod(axis.extent or 0 for axis in reduced)
     b_bytes = 2 * prod(axis.extent or 0 for axis in form.b_axes)
     touched = bytes_touched([epilogue], found.step.axes, values)
-    problem = CpuAmxProblem(
+    facts = CpuAmxProblem(
         prod(axis.extent or 0 for axis in outer),
         rows.extent or 1,
         columns.extent or 1,
@@ -153,7 +153,7 @@ def amx_form(
         touched,
         _wide(form, machine.vector_lanes()) is None,
     )
-    return form, problem
+    return form, facts
 
 
 def _adjacent(ordered: Sequence[Var], at: Expr, layout: Layout) -> tuple[tuple[Var, ...], int]:
@@ -187,42 +187,33 @@ def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:
     return Layout(tuple(sizes), order)
 
 
-def lower_amx(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: CpuAmxSchedule,
-) -> Lowered:
+def lower_amx(problem: Problem, schedule: CpuAmxSchedule, machine: Machine) -> Lowered:
     """Kernels of a contraction: (where B is no constant) one that packs B, and the product.
 
     Raises:
         Unsuitable: see `amx_form`.
     """
-    form, problem = amx_form(region, layouts, values, constants, machine)
+    form, facts = amx_form(problem, machine)
+    region = problem.region
     b = form.found.b
     packed = f"{b.buffer}@{region.name}"
     sizes = tuple(axis.extent or 0 for axis in form.b_axes)
     layout = packed_pairs(sizes, len(form.leading))
     value = Value(packed, sizes, "bf16")
-    storage: dict[str, Storage] = {}
     kernels: list[Kernel] = []
     calls: list[Call] = []
-    view = operand_view(b, values[b.buffer].shape, form.b_axes) if b.buffer in constants else None
-    if view is not None:
-        storage[packed] = Storage(value, layout, b.buffer, view)
-    else:
-        storage[packed] = Storage(value, layout)
+    view = operand_view(b, problem.values[b.buffer].shape, form.b_axes) if b.buffer in problem.constants else None
+    storage = {packed: Storage(value, layout) if view is None else Storage(value, layout, b.buffer, view)}
+    stored = problem.with_storage(storage)
+    if view is None:
         copy = Region(packed, "map", (), (Step(packed, sizes, form.b_axes, (b,)),), (b.buffer,), (packed,))
-        lowered = lower_map(copy, {**layouts, packed: layout}, {**values, packed: value}, constants, machine, LoopSchedule(schedule.lanes))
+        lowered = lower_map(replace(stored, region=copy), LoopSchedule(schedule.lanes), machine)
         kernels += lowered.kernels
         calls += lowered.calls
-    body = _Blocks(region, form, problem, schedule, packed, layout).parts()
-    dtypes = {**{name: v.dtype for name, v in values.items()}, packed: "bf16"}
+    body = _Blocks(region, form, facts, schedule, packed, layout).parts()
     roles = {form.source: "A", packed: f"B in panels of {TILE_CHANNELS}, pairs of steps"}
-    header = f"{describe(region, constants)}\n{schedule}"
-    kernel, arguments = assemble("amx", body, {**layouts, packed: layout}, dtypes, region.outputs, header=header, roles=roles)
+    header = f"{described(problem)}\n{schedule}"
+    kernel, arguments = assemble("amx", body, stored, region.outputs, header=header, roles=roles)
     return Lowered(region, str(schedule), (*kernels, kernel), (*calls, Call(kernel.name, arguments)), storage)
 
 

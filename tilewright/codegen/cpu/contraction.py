@@ -16,7 +16,6 @@ leave through a small buffer. Padding costs nothing where A has a zeroed halo.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -26,13 +25,12 @@ from tilewright.codegen.cpu.common import SERIAL_WORK, common_origin
 from tilewright.codegen.cpu.contraction_nest import Nest, flat_nest
 from tilewright.codegen.cpu.second_factor import SecondFactor, depends_on, how_b_lies, second_factor
 from tilewright.codegen.cpu.tile_stores import Pixels, TileStores, over_pixels
-from tilewright.codegen.describe import problem
+from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, coefficient, index_const, loads, substitute
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Call, Lowered, Region
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered
 from tilewright.schedule.cpu_contraction import CpuContractionProblem, CpuContractionSchedule
 
 LINE = 16  # float32 in a cache line
@@ -40,9 +38,10 @@ SHORT = 8
 """Iterations of an innermost loop below which a longer one in its place was measured to be faster (gcc 12, 7 x 7 filters)."""
 
 
-def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants: frozenset[str]) -> CpuContractionProblem:
+def contraction_problem(problem: Problem) -> CpuContractionProblem:
     """The extents that the schedule's choice depends on."""
-    nest = flat_nest(region, layouts, constants)
+    region, layouts = problem.region, problem.layouts
+    nest = flat_nest(problem)
     images = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
     outer = images * prod(axis.extent or 0 for axis in nest.serial)
     rows = nest.rows.extent or 0 if nest.rows is not None else 1
@@ -62,36 +61,27 @@ def contraction_problem(region: Region, layouts: Mapping[str, Layout], constants
         bool(nest.stages),
         operations,
         images if nest.final is not None else 0,
-        how_b_lies(nest.found, nest.n, layouts, constants),
+        how_b_lies(problem, nest.found, nest.n),
         4 * sum(layouts[name].size for name in others),
         coefficient(nest.offset, nest.n) != 1,
     )
 
 
-def lower_contraction(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: CpuContractionSchedule,
-) -> Lowered:
+def lower_contraction(problem: Problem, schedule: CpuContractionSchedule, machine: Machine) -> Lowered:
     """Kernels of a contraction: (where B has to be copied) one that copies B into panels, and the tiled product."""
-    nest = flat_nest(region, layouts, constants)
+    nest = flat_nest(problem)
     found = nest.found
     leading = depends_on(found, (*nest.batch, *nest.n_outer))
-    b = second_factor(region, found, nest.n, leading, layouts, values, constants, machine, schedule)
+    b = second_factor(problem, found, nest.n, leading, schedule, machine)
     panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
     level_2 = machine.cache(2)
-    stores = TileStores(region.outputs[0], nest, schedule, panel)
+    stores = TileStores(problem.region.outputs[0], nest, schedule, panel)
     tile = _Tile(nest, schedule, panel, b, stores, _tile_axis(nest, schedule), level_2.bytes // 2 if level_2 is not None else 0)
     body = _outer_loops(nest, schedule, panel, tile)
-    header = f"{problem(region, constants)}\n{schedule}"
+    header = f"{described(problem)}\n{schedule}"
     roles = {**{load.buffer: "A" for load in loads(found.a)}, b.buffer: f"B in panels of {schedule.panel}" if b.layout is not None else "B"}
-    dtypes = {**{name: v.dtype for name, v in values.items()}, **({b.buffer: "f32"} if b.layout is not None else {})}
-    placed = {**layouts, **({b.buffer: b.layout} if b.layout is not None else {})}
-    kernel, arguments = assemble("contraction", body, placed, dtypes, region.outputs, header=header, roles=roles)
-    return Lowered(region, str(schedule), (*b.kernels, kernel), (*b.calls, Call(kernel.name, arguments)), b.storage)
+    kernel, arguments = assemble("contraction", body, problem.with_storage(b.storage), problem.region.outputs, header=header, roles=roles)
+    return Lowered(problem.region, str(schedule), (*b.kernels, kernel), (*b.calls, Call(kernel.name, arguments)), b.storage)
 
 
 def _tile_axis(nest: Nest, schedule: CpuContractionSchedule) -> Var:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.codegen.access import flatten, merge_axes, storage_order
@@ -10,8 +10,7 @@ from tilewright.codegen.cpu.common import ACCUMULATOR
 from tilewright.graph.contraction import Contraction, anchor, sums_pixels
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, rewrite, substitute, variables
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region
+from tilewright.ir.problem import Problem
 
 TOTAL = "total"
 """The variable that what follows a sum over pixels knows it by."""
@@ -61,15 +60,16 @@ class Nest:
         return tuple(axis for axis in self.found.batch if axis.extent != 1)
 
 
-def flat_nest(region: Region, layouts: Mapping[str, Layout], constants: frozenset[str]) -> Nest:
+def flat_nest(problem: Problem) -> Nest:
     """The nest of [sum, map?, row reductions..., map?], or of [sum, sum over pixels, map?]."""
-    found = anchor(region.steps, constants)
+    region, layouts = problem.region, problem.layouts
+    found = anchor(region.steps, problem.constants)
     assert found is not None
     last = region.steps[-1]
     offset = layouts[region.outputs[0]].offset(last.index)
     a = flatten(found.a, layouts)
     if sums_pixels(region.steps, found):
-        return _pixel_sum(region, found, a, offset, layouts)
+        return _pixel_sum(problem, found, a, offset)
     # sums and totals are addressed by nothing while axes are merged: they are what the tile holds
     held: dict[str, Expr] = {found.step.name: Var(ACCUMULATOR, None, "f32")}
     stages: list[Stage] = []
@@ -93,12 +93,12 @@ def flat_nest(region: Region, layouts: Mapping[str, Layout], constants: frozense
     return Nest(found, axes[:-2], rows, columns, merged[0], merged[1], epilogue, n, kept)
 
 
-def _pixel_sum(region: Region, found: Contraction, a: Expr, offset: Expr, layouts: Mapping[str, Layout]) -> Nest:
+def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> Nest:
     """The nest of [sum, sum over pixels, map?]."""
-    product, total, *rest = region.steps
+    product, total, *rest = problem.region.steps
 
     def held(step: Step, name: str, body: Expr) -> Expr:
-        flat = flatten(body, layouts)
+        flat = flatten(body, problem.layouts)
         return rewrite(flat, lambda x: Var(name, None, "f32") if isinstance(x, Load) and x.buffer == step.name else x)
 
     element = held(product, ACCUMULATOR, total.bodies[0])

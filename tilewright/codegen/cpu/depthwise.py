@@ -26,20 +26,20 @@ from tilewright.codegen.cpu.window import packed_along
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, as_lanes, coefficient, index_const, rewrite, substitute, variables
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region, Storage, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.schedule.cpu_depthwise import CpuDepthwiseProblem, CpuDepthwiseSchedule, filters_held
 
 
 @dataclass(frozen=True)
 class DepthwiseForm:
-    """The convolution, flat: `source` and `filters` as vectors along `lane`, `element` (over loads of the sum's name) stored at `offset`.
+    """The convolution, flat: `source` and `filters` as vectors along `lane`, `element` (over loads of the sum's name) stored at `offset`. `packed` is
+    the problem as it reads the filters packed.
 
     `rows` and `columns` are the axes of a tile (rows: None where there is one row), `outer` the others; taps likewise."""
 
-    region: Region
+    packed: Problem
     step: Step
     source: Load
     filters: Load
@@ -51,8 +51,6 @@ class DepthwiseForm:
     lane: Var
     row_tap: Var | None
     column_tap: Var | None
-    layouts: Mapping[str, Layout]
-    values: Mapping[str, Value]
     storage: Mapping[str, Storage]
 
     def step_of(self, axis: Var | None) -> int:
@@ -60,27 +58,25 @@ class DepthwiseForm:
         return (coefficient(self.source.index[0], axis) or 0) if axis is not None else 0
 
 
-def depthwise_form(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine
-) -> tuple[DepthwiseForm, CpuDepthwiseProblem]:
+def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, CpuDepthwiseProblem]:
     """The form and what the choice of a schedule depends on.
 
     Raises:
         Unsuitable: where the region is not a sum over at most two axes of an input times a constant, each of whose vectors of neighbouring
             channels lies side by side (channel multipliers), where channels are no whole vectors, or where the input is guarded.
     """
+    region, values = problem.region, problem.values
     lanes = machine.vector_lanes()
     step, final = region.steps[0], region.steps[-1]
     if region.kind != "window" or step.combiner != "sum" or len(step.bodies) != 1 or len(region.steps) > 2:
         raise Unsuitable(f"region {region.name} is not one sum with at most one map behind it")
     if {values[name].dtype for name in (*region.inputs, *region.outputs) if name in values} != {"f32"}:
         raise Unsuitable(f"region {region.name} has other types than float32")
-    offset = layouts[region.outputs[0]].offset(final.index)
+    offset = problem.layouts[region.outputs[0]].offset(final.index)
     lane = storage_order(step.axes, offset)[-1:]
-    packed, storage = packed_along(region, lane, layouts, values, constants)
-    layouts = {**layouts, **{name: entry.layout for name, entry in storage.items()}}
-    values = {**values, **{name: entry.value for name, entry in storage.items()}}
-    step, final = packed.steps[0], packed.steps[-1]
+    packed, storage = packed_along(problem, lane)
+    layouts = packed.layouts
+    step, final = packed.region.steps[0], packed.region.steps[-1]
     body = flatten(step.bodies[0], layouts)
     own = Load(step.name, tuple(step.axes), body.dtype)
     element = flatten(final.bodies[0], layouts) if final is not step else own
@@ -96,7 +92,7 @@ def depthwise_form(
     if wide is None or wide_element is None or (axes[-1].extent or 0) % lanes or coefficient(offset, axes[-1]) != 1:
         raise Unsuitable(f"channels of region {region.name} do not lie side by side in whole vectors")
     first, second = (arg for arg in wide.args)  # type: ignore[union-attr]
-    source, filters = (second, first) if isinstance(first, Load) and first.buffer in storage | dict.fromkeys(constants) else (first, second)
+    source, filters = (second, first) if isinstance(first, Load) and first.buffer in storage | dict.fromkeys(problem.constants) else (first, second)
     if not all(isinstance(x, Load) and x.lanes == lanes for x in (source, filters)) or set(axes[:-1]) & variables(filters):
         raise Unsuitable(f"region {region.name} has not one filter for each channel")
     assert isinstance(source, Load) and isinstance(filters, Load)
@@ -107,11 +103,11 @@ def depthwise_form(
     row_tap = next((axis for axis in taps if axis != column_tap), None)
     rows = axes[-3] if len(axes) > 2 else None
     form = DepthwiseForm(
-        packed, step, source, filters, wide_element, offset, axes[:-3], rows, columns, axes[-1], row_tap, column_tap, layouts, values,
+        packed, step, source, filters, wide_element, offset, axes[:-3], rows, columns, axes[-1], row_tap, column_tap,
         MappingProxyType(storage),
     )  # fmt: skip
     extents = [axis.extent or 1 if axis is not None else 1 for axis in (rows, columns, row_tap, column_tap)]
-    problem = CpuDepthwiseProblem(
+    facts = CpuDepthwiseProblem(
         prod(axis.extent or 1 for axis in axes[:-3]),
         extents[0],
         extents[1],
@@ -119,10 +115,10 @@ def depthwise_form(
         (extents[2], extents[3]),
         _span(form, rows, row_tap),
         _span(form, columns, column_tap),
-        bytes_touched([body, element], (*axes, *taps), values),
+        bytes_touched([body, element], (*axes, *taps), packed.values),
         values[region.outputs[0]].bytes,
     )
-    return form, problem
+    return form, facts
 
 
 def _span(form: DepthwiseForm, pixels: Var | None, taps: Var | None) -> tuple[int, int]:
@@ -132,20 +128,13 @@ def _span(form: DepthwiseForm, pixels: Var | None, taps: Var | None) -> tuple[in
     return form.step_of(pixels) // unit, width
 
 
-def lower_depthwise(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: CpuDepthwiseSchedule,
-) -> Lowered:
+def lower_depthwise(problem: Problem, schedule: CpuDepthwiseSchedule, machine: Machine) -> Lowered:
     """One kernel, and the filter packed with channels innermost. Raises Unsuitable as `depthwise_form`."""
-    form, problem = depthwise_form(region, layouts, values, constants, machine)
+    form, facts = depthwise_form(problem, machine)
     axes = {"tile_rows": schedule.tile_rows, "tile_columns": schedule.tile_columns, "vectors": schedule.vectors}
-    held = bool(filters_held(axes, problem, machine))  # type: ignore[arg-type]
-    body = _Tiles(form, problem, schedule, held).loops()
-    lowered = single(form.region, schedule, body, form.layouts, form.values)
+    held = bool(filters_held(axes, facts, machine))  # type: ignore[arg-type]
+    body = _Tiles(form, facts, schedule, held).loops()
+    lowered = single(form.packed, schedule, body)
     return replace(lowered, storage=form.storage)
 
 
@@ -253,7 +242,7 @@ class _Tiles:
         value = rewrite(form.element, lambda x: held if isinstance(x, Load) and x.buffer == form.step.name else x)
         value = as_lanes(substitute(value, places), lanes)
         lets, (value, where) = bind_shared([value, substitute(form.offset, places)])
-        return _unrolled(block(lets, Store(form.region.outputs[0], where, value)), i, j)
+        return _unrolled(block(lets, Store(form.packed.region.outputs[0], where, value)), i, j)
 
 
 def _unrolled(body: Statement, *axes: Var) -> Statement:

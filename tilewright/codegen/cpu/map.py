@@ -6,7 +6,7 @@ transposed in registers, so that loads and stores are vectors both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
@@ -14,12 +14,10 @@ from tilewright.codegen.assemble import block, single
 from tilewright.codegen.cpu.common import SERIAL_WORK, loops, nest
 from tilewright.codegen.cpu.transposition import transposed
 from tilewright.hardware.machine import Machine
-from tilewright.ir.computation import Step
 from tilewright.ir.expr import Expr, Load, Var, as_lanes, binary, coefficient, index_const, loads, substitute
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
 from tilewright.schedule.cpu_loops import LoopSchedule
 
 SHORT = 8
@@ -30,17 +28,11 @@ PARTS = 8
 """Parts that threads can share."""
 
 
-def lower_map(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: LoopSchedule,
-) -> Lowered:
+def lower_map(problem: Problem, schedule: LoopSchedule, machine: Machine) -> Lowered:
     """out[index] = body, in the order of the output's layout, contiguous axes merged."""
+    region = problem.region
     step = split_divided_axes(region.steps[-1])
-    body, offset = flat_step(step, region, layouts)
+    body, offset = flatten(step.bodies[0], problem.layouts), problem.layouts[region.outputs[0]].offset(step.index)
     order = storage_order(step.axes, offset)
     axes, (flat, at) = merge_axes(order, [body, offset], lambda outer, inner: False)
     if len(axes) > 1 and (axes[-1].extent or 0) < SHORT and any(coefficient(load.index[0], axes[-2]) == 1 for load in loads(flat)):
@@ -52,7 +44,7 @@ def lower_map(
     element = block(lets, Store(region.outputs[0], where, value))
     work = max(step.flops(), prod(step.shape))
     squares = _squares(axes, flat, at, region.outputs[0], schedule.lanes, work)
-    return single(region, schedule, squares or nest(axes, element, work), layouts, values)
+    return single(problem, schedule, squares or nest(axes, element, work))
 
 
 def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int, work: int) -> Statement | None:
@@ -89,8 +81,3 @@ def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int,
         )
         return loops(shared, loops(own, result, False), work > SERIAL_WORK)
     return None
-
-
-def flat_step(step: Step, region: Region, layouts: Mapping[str, Layout]) -> tuple[Expr, Expr]:
-    """(body, store offset) of a map with flat loads."""
-    return flatten(step.bodies[0], layouts), layouts[region.outputs[0]].offset(step.index)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tilewright.codegen.access import flatten, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.cpu.common import SERIAL_WORK, combined, loops, with_results
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import COMBINERS
 from tilewright.ir.expr import ZERO, Expr, Load, Var, index_const, substitute
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, Store, substitute_in
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
 from tilewright.schedule.cpu_loops import LoopSchedule
 
 
-def lower_prefix(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: LoopSchedule,
-) -> Lowered:
+def lower_prefix(problem: Problem, schedule: LoopSchedule, machine: Machine) -> Lowered:
     """An inclusive scan: rows in parallel, serial along the scanned axis."""
+    region, layouts = problem.region, problem.layouts
     step = region.steps[0]
     final = region.steps[-1]
     assert step.scan is not None
@@ -48,4 +39,4 @@ def lower_prefix(
     row = block(start, For(along, index_const(along.extent or 0), inside))
     rows = [axis for axis in storage_order(step.axes, offset) if axis is not along and axis != along and axis.extent != 1]
     zero: dict[Var, Expr] = {axis: ZERO for axis in step.axes if axis.extent == 1 and axis != along}
-    return single(region, schedule, loops(rows, block(substitute_in(row, zero)), step.flops() > SERIAL_WORK), layouts, values)
+    return single(problem, schedule, loops(rows, block(substitute_in(row, zero)), step.flops() > SERIAL_WORK))

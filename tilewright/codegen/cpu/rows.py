@@ -16,9 +16,8 @@ from tilewright.graph.rows import rows_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import COMBINERS, Step
 from tilewright.ir.expr import ZERO, Expr, Load, Var, binary, coefficient, index_const, loads, replace_loads, substitute
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Statement, Store, substitute_in
-from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
 from tilewright.schedule.cpu_loops import LoopSchedule
 
@@ -26,16 +25,10 @@ LANE_BLOCK = 64
 """Neighbouring rows that one thread reduces side by side."""
 
 
-def lower_rows(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: LoopSchedule,
-) -> Lowered:
+def lower_rows(problem: Problem, schedule: LoopSchedule, machine: Machine) -> Lowered:
     """Reductions over whole rows and the maps between them. Where neighbouring rows lie side by side in memory they fill the vector
     lanes; otherwise the lanes divide each row."""
+    region, layouts = problem.region, problem.layouts
     steps = split_divided_rows(region.steps)
     if rows_of(steps) is None:
         steps = region.steps
@@ -62,7 +55,7 @@ def lower_rows(
         work = sum(step.flops() for step in steps)
         outer = [axis for axis in row_axes if axis is not lane and axis.extent != 1]
         blocks = Var("lane_block", -(-(lane.extent or 1) // LANE_BLOCK))
-        return single(region, schedule, loops([*outer, blocks], statements, work > SERIAL_WORK), layouts, values)
+        return single(problem, schedule, loops([*outer, blocks], statements, work > SERIAL_WORK))
 
     result: list[Statement] = []
     totals: dict[str, Expr] = {}
@@ -83,7 +76,7 @@ def lower_rows(
         result.append(loops(inner, store, False, simd=True))
     work = sum(step.flops() for step in steps)
     rows = [axis for axis in row_axes if axis.extent != 1]
-    return single(region, schedule, loops(rows, block(result), work > SERIAL_WORK), layouts, values)
+    return single(problem, schedule, loops(rows, block(result), work > SERIAL_WORK))
 
 
 def _rows_across(

@@ -7,7 +7,7 @@ copies it, panel by panel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewright.codegen.access import flatten
 from tilewright.codegen.cpu.map import lower_map
@@ -19,6 +19,7 @@ from tilewright.ir.expr import Expr, Load, Var, coefficient, const, index_const,
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Region, Storage
 from tilewright.schedule.cpu_contraction import ACROSS_N, ALONG_N, CONSTANT, CpuContractionSchedule
 from tilewright.schedule.cpu_loops import LoopSchedule
@@ -45,37 +46,29 @@ def packed_panels(sizes: Sequence[int], batch: int, panel: int) -> Layout:
     return Layout(tuple(sizes), order)
 
 
-def how_b_lies(found: Contraction, n: Var, layouts: Mapping[str, Layout], constants: frozenset[str]) -> str:
+def how_b_lies(problem: Problem, found: Contraction, n: Var) -> str:
     """CONSTANT, ALONG_N or ACROSS_N."""
-    if found.b.buffer in constants:
+    if found.b.buffer in problem.constants:
         return CONSTANT
-    flat = flatten(found.b, layouts)
+    flat = flatten(found.b, problem.layouts)
     return ALONG_N if isinstance(flat, Load) and coefficient(flat.index[0], n) == 1 else ACROSS_N
 
 
 def second_factor(
-    region: Region,
-    found: Contraction,
-    n: Var,
-    leading: Sequence[Var],
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: CpuContractionSchedule,
+    problem: Problem, found: Contraction, n: Var, leading: Sequence[Var], schedule: CpuContractionSchedule, machine: Machine
 ) -> SecondFactor:
     """B as the schedule's kernel reads it. `leading`: the axes on which B depends beside those of the reduction and `n`, its innermost axis."""
     extent, panel = n.extent or 0, schedule.panel
-    if extent % panel == 0 and how_b_lies(found, n, layouts, constants) == ALONG_N:
-        flat = flatten(found.b, layouts)
+    if extent % panel == 0 and how_b_lies(problem, found, n) == ALONG_N:
+        flat = flatten(found.b, problem.layouts)
         assert isinstance(flat, Load)
         units: dict[Var, Expr] = {axis: index_const(0) for axis in (*found.batch, *found.n) if axis.extent == 1}
         return SecondFactor(found.b.buffer, substitute(flat.index[0], units))
-    name = f"{found.b.buffer}@{region.name}"
+    name = f"{found.b.buffer}@{problem.region.name}"
     axes = (*leading, *found.r, n)
     sizes = tuple(axis.extent or 0 for axis in axes)
     layout, value = packed_panels(sizes, len(leading), panel), Value(name, sizes, "f32")
-    view = operand_view(found.b, values[found.b.buffer].shape, axes) if found.b.buffer in constants else None
+    view = operand_view(found.b, problem.values[found.b.buffer].shape, axes) if found.b.buffer in problem.constants else None
     if view is not None:
         return SecondFactor(name, layout.offset(axes), layout, {name: Storage(value, layout, found.b.buffer, view)})
     number, lane = Var("panel", -(-extent // panel)), Var("lane", panel)
@@ -85,8 +78,9 @@ def second_factor(
         element = select(place < extent, element, const(0.0, "f32"))
     step = Step(name, sizes, (*leading, number, *found.r, lane), (element,), index=(*leading, *found.r, place))
     copy = Region(name, "map", (), (step,), (found.b.buffer,), (name,))
-    lowered = lower_map(copy, {**layouts, name: layout}, {**values, name: value}, constants, machine, LoopSchedule(schedule.lanes))
-    return SecondFactor(name, layout.offset(axes), layout, {name: Storage(value, layout)}, lowered.kernels, lowered.calls)
+    storage = {name: Storage(value, layout)}
+    lowered = lower_map(replace(problem.with_storage(storage), region=copy), LoopSchedule(schedule.lanes), machine)
+    return SecondFactor(name, layout.offset(axes), layout, storage, lowered.kernels, lowered.calls)
 
 
 def depends_on(found: Contraction, axes: Sequence[Var]) -> tuple[Var, ...]:

@@ -11,7 +11,7 @@ A constant that neighbouring channels do not read side by side (a depthwise filt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -22,9 +22,9 @@ from tilewright.codegen.cpu.common import SERIAL_WORK, loops, nest, reduction, w
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import COMBINERS, Step
 from tilewright.ir.expr import TRUE, ZERO, Apply, Expr, Load, Var, as_lanes, coefficient, index_const, loads, rewrite, substitute, variables
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Statement, Store, substitute_in
-from tilewright.ir.layout import Layout, permuted
+from tilewright.ir.layout import permuted
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region, Storage
 from tilewright.schedule.cpu_loops import LoopSchedule
 
@@ -35,20 +35,12 @@ VECTORS = (4, 2, 1)  # of channels a tile, the first that divides them
 PIXELS = 7  # a tile, where no tap is guarded: the taps of a filter are loaded once for all of them
 
 
-def lower_window(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: LoopSchedule,
-) -> Lowered:
+def lower_window(problem: Problem, schedule: LoopSchedule, machine: Machine) -> Lowered:
     """Each output element reduces its window serially; neighbouring channels fill the vector lanes."""
-    offset = layouts[region.outputs[0]].offset(region.steps[-1].index)
-    lane = storage_order(region.steps[0].axes, offset)[-1:]
-    region, storage = packed_along(region, lane, layouts, values, constants)
-    layouts = {**layouts, **{name: entry.layout for name, entry in storage.items()}}
-    values = {**values, **{name: entry.value for name, entry in storage.items()}}
+    offset = problem.layouts[problem.region.outputs[0]].offset(problem.region.steps[-1].index)
+    lane = storage_order(problem.region.steps[0].axes, offset)[-1:]
+    problem, storage = packed_along(problem, lane)
+    region, layouts = problem.region, problem.layouts
     reduce, final = region.steps[0], region.steps[-1]
     bodies = [flatten(b, layouts) for b in reduce.bodies]
     result = flatten(final.bodies[0], layouts) if final is not reduce else None
@@ -62,22 +54,17 @@ def lower_window(
     lets, (value, where) = bind_shared([value, merged[len(bodies)]])
     element = block(accumulate, lets, Store(region.outputs[0], where, value))
     tiles = _vector_tiles(region, reduce, axes, merged, points, schedule.lanes, element)
-    lowered = single(region, schedule, tiles or nest(axes, element, max(reduce.flops(), 1)), layouts, values)
+    lowered = single(problem, schedule, tiles or nest(axes, element, max(reduce.flops(), 1)))
     return replace(lowered, storage=MappingProxyType(storage))
 
 
-def packed_along(
-    region: Region,
-    lane: Sequence[Var],
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-) -> tuple[Region, dict[str, Storage]]:
-    """The region reading copies of those constants that step through memory along the lane axis, with that dimension innermost."""
+def packed_along(problem: Problem, lane: Sequence[Var]) -> tuple[Problem, dict[str, Storage]]:
+    """The problem reading copies of those constants that step through memory along the lane axis, with that dimension innermost; the copies."""
+    region, layouts, values = problem.region, problem.layouts, problem.values
     storage: dict[str, Storage] = {}
     names: dict[str, str] = {}
     for load in loads(*region.steps[0].bodies):
-        if load.buffer not in constants or load.buffer in names or not lane:
+        if load.buffer not in problem.constants or load.buffer in names or not lane:
             continue
         known = [dim for dim, position in enumerate(load.index) if lane[0] in variables(position)]
         if len(known) != 1 or coefficient(layouts[load.buffer].offset(load.index), lane[0]) in (0, 1, None):
@@ -91,7 +78,7 @@ def packed_along(
         return replace(node, buffer=names[node.buffer]) if isinstance(node, Load) and node.buffer in names else node
 
     first = replace(region.steps[0], bodies=tuple(rewrite(body, renamed) for body in region.steps[0].bodies))
-    return replace(region, steps=(first, *region.steps[1:])), storage
+    return replace(problem, region=replace(region, steps=(first, *region.steps[1:]))).with_storage(storage), storage
 
 
 @dataclass(frozen=True)

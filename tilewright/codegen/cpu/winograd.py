@@ -22,7 +22,7 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import bytes_touched, decode, extent_of, named
 from tilewright.codegen.cpu.contraction import LINE
 from tilewright.codegen.cpu.second_factor import packed_panels
-from tilewright.codegen.describe import problem as describe
+from tilewright.codegen.describe import described
 from tilewright.codegen.winograd import WinogradForm, input_index, store_vectors, winograd_form
 from tilewright.codegen.winograd_transform import TRANSFORMS, both_sides, filter_matrix
 from tilewright.hardware.machine import Machine
@@ -46,23 +46,22 @@ from tilewright.ir.expr import (
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, row_major
-from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.schedule.cpu_winograd import CpuWinogradProblem, CpuWinogradSchedule
 
 
-def cpu_winograd_form(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str], machine: Machine
-) -> tuple[WinogradForm, CpuWinogradProblem]:
+def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm, CpuWinogradProblem]:
     """The form and what the choice of a schedule depends on.
 
     Raises:
         Unsuitable: as `winograd_form`, and where channels are no whole vectors.
     """
-    form = winograd_form(region, layouts, values, constants)
+    form = winograd_form(problem)
     lanes = machine.vector_lanes()
     if form.channels % lanes or form.outputs % lanes:
         raise Unsuitable(f"{form.channels} or {form.outputs} channels are no multiple of {lanes}")
-    single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, values)
+    single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, problem.values)
     return form, CpuWinogradProblem(extent_of(form.images), form.height, form.width, form.channels, form.outputs, touched, single)
 
 
@@ -74,39 +73,32 @@ def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
     return None if wide is None else as_lanes(wide, lanes)
 
 
-def lower_winograd(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: CpuWinogradSchedule,
-) -> Lowered:
+def lower_winograd(problem: Problem, schedule: CpuWinogradSchedule, machine: Machine) -> Lowered:
     """One kernel, workspaces for V and M, and the filters transformed and packed.
 
     Raises:
         Unsuitable: where the region is not such a convolution; see `cpu_winograd_form`.
     """
-    form, problem = cpu_winograd_form(region, layouts, values, constants, machine)
+    form, facts = cpu_winograd_form(problem, machine)
     parts = schedule.tile_parts * schedule.panel_parts
-    points, sums, filters = (f"{region.name}#{name}" for name in ("points", "sums", "filters"))
+    points, sums, filters = (f"{problem.region.name}#{name}" for name in ("points", "sums", "filters"))
     tiles = schedule.tiles
     new = {
-        points: Value(points, (parts, schedule.points, tiles * problem.channels + schedule.lanes), "f32"),
+        points: Value(points, (parts, schedule.points, tiles * facts.channels + schedule.lanes), "f32"),
         sums: Value(sums, (parts, schedule.points, tiles * schedule.panel + schedule.lanes), "f32"),
-        filters: Value(filters, (schedule.points, problem.channels, problem.outputs), "f32"),
+        filters: Value(filters, (schedule.points, facts.channels, facts.outputs), "f32"),
     }
     placed = {name: row_major(value.shape) for name, value in new.items()}
     placed[filters] = packed_panels(new[filters].shape, 1, schedule.panel)
     storage = {name: Storage(new[name], placed[name]) for name in (points, sums)}
     storage[filters] = Storage(new[filters], placed[filters], form.filters, form.view, filter_matrix(schedule.output_tile))
-    body = _Block(form, problem, schedule, {**layouts, **placed}, points, sums, filters).loops()
-    header = f"{describe(region, constants)}\n{schedule}"
-    dtypes = {name: value.dtype for name, value in (*values.items(), *new.items())}
+    stored = problem.with_storage(storage)
+    body = _Block(form, facts, schedule, stored.layouts, points, sums, filters).loops()
+    header = f"{described(problem)}\n{schedule}"
     roles = {points: "V", sums: "M", filters: f"U in panels of {schedule.panel}"}
     written = (points, sums, form.output)
-    kernel, arguments = assemble("winograd", body, {**layouts, **placed}, dtypes, written, header=header, roles=roles)
-    return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),), storage)
+    kernel, arguments = assemble("winograd", body, stored, written, header=header, roles=roles)
+    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, arguments),), storage)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from tilewright.codegen.gpu.window import lower_window
 from tilewright.codegen.gpu.winograd import lower_winograd
 from tilewright.codegen.gpu.winograd_fused import lower_fused_winograd
 from tilewright.hardware.machine import Machine
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
 from tilewright.ir.region import Unsuitable as Unsuitable
 from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule
 from tilewright.schedule.gpu_direct import DirectSchedule
@@ -56,17 +55,10 @@ _LOWERINGS: Mapping[type, Callable[..., Lowered]] = MappingProxyType(
 )
 
 
-def lower_gpu(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: GpuSchedule,
-) -> Lowered:
-    """Kernels, calls and extra storage of one region under a schedule of its schema.
+def lower_gpu(problem: Problem, schedule: GpuSchedule, machine: Machine) -> Lowered:
+    """Kernels, calls and extra storage of a problem under a schedule of its schema.
 
     Raises:
         Unsuitable: where the region does not have the form that the schedule's schema lowers.
     """
-    return _LOWERINGS[type(schedule)](region, layouts, values, constants, machine, schedule)
+    return _LOWERINGS[type(schedule)](problem, schedule, machine)

@@ -34,7 +34,6 @@ from tilewright.ir.expr import (
     index_const,
     substitute,
 )
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
     Block,
@@ -48,8 +47,8 @@ from tilewright.ir.kernel import (
     block_variable,
     thread_variable,
 )
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.schedule.gpu_contraction import ContractionSchedule, blocks_to_ask_for
 
 UNROLLED_PRODUCTS = 1024
@@ -59,26 +58,16 @@ DEEP = 4
 """Elements of k that a thread reads at once of a tile that lies along k."""
 
 
-def lower_contraction(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: ContractionSchedule,
-) -> Lowered:
+def lower_contraction(problem: Problem, schedule: ContractionSchedule, machine: Machine) -> Lowered:
     """One kernel, or two with a workspace where the reduction is split; packed weights are in the storage.
 
     Raises:
         Unsuitable: where the region is not one sum of products.
     """
     return in_one_or_two(
-        region,
-        layouts,
-        values,
-        constants,
-        machine,
+        problem,
         schedule,
+        machine,
         lambda form: tiles(form, schedule),
         occupancy=lambda form: blocks_to_ask_for(schedule, form.problem, machine),
     )

@@ -18,16 +18,15 @@ from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.gpu.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
 from tilewright.codegen.gpu.direct_form import DirectForm, convolution_axes, form_of
 from tilewright.codegen.gpu.direct_patch import PATCH, patch
-from tilewright.codegen.gpu.product import ProductForm, product_form
+from tilewright.codegen.gpu.product import product_form
 from tilewright.codegen.gpu.split import in_one_or_two
 from tilewright.codegen.gpu.staging import Staged, buffers_of, staged_steps, staged_tile
 from tilewright.codegen.gpu.tile import Tile, loader
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Const, Expr, Load, Var, binary, index_const, range_of, substitute
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Launch, Let, Statement, Store, block_variable, thread_variable
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.schedule.gpu_direct import (
     REGISTERS,
     RS,
@@ -46,33 +45,20 @@ from tilewright.schedule.gpu_direct import (
 WARP = 32
 
 
-def lower_direct(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: DirectSchedule,
-) -> Lowered:
+def lower_direct(problem: Problem, schedule: DirectSchedule, machine: Machine) -> Lowered:
     """One kernel, or more with a workspace where the reduction is split; packed filters are in the storage.
 
     Raises:
         Unsuitable: where the region is not a convolution of a stored input with constant filters, or the schedule does not fit it.
     """
-    axes = convolution_axes(region, layouts, values, constants)
-
-    def form(part: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]) -> ProductForm:
-        return product_form(part, layouts, values, constants, axes.order, axes.apart)
+    axes = convolution_axes(problem)
 
     return in_one_or_two(
-        region,
-        layouts,
-        values,
-        constants,
-        machine,
+        problem,
         schedule,
+        machine,
         lambda product: convolution(form_of(product, axes), schedule),
-        form,
+        lambda part: product_form(part, axes.order, axes.apart),
         lambda product: blocks_to_ask_for(schedule, form_of(product, axes).problem, machine),
     )
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from tilewright.codegen.common import extent_of, flat, guarded_load, widest
+from tilewright.codegen.access import flatten
+from tilewright.codegen.common import extent_of, guarded_load, widest
 from tilewright.codegen.gpu.product import ProductForm, product_form
 from tilewright.graph.contraction import anchor
 from tilewright.ir.expr import Expr, Load, Var, coefficient, index_const, linear, substitute
-from tilewright.ir.graph import Value
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.schedule.gpu_direct import DirectProblem
 
 
@@ -75,23 +74,24 @@ class DirectForm:
         return (p.width - 1) * p.stride_x + (p.filter_x - 1) * p.dilation_x + 1
 
 
-def direct_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]) -> DirectForm:
+def direct_form(problem: Problem) -> DirectForm:
     """Raises Unsuitable, with the reason, where the region is not a convolution of a stored input with constant filters."""
-    axes = convolution_axes(region, layouts, values, constants)
-    product = product_form(region, layouts, values, constants, axes.order, axes.apart)
+    axes = convolution_axes(problem)
+    product = product_form(problem, axes.order, axes.apart)
     return form_of(product, axes)
 
 
-def convolution_axes(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]) -> ConvolutionAxes:
+def convolution_axes(problem: Problem) -> ConvolutionAxes:
     """A dimension of the input slides where its index is linear in one axis of the output and one that is reduced.
 
     Of several reduced axes that slide nowhere the one with the least stride is the channels; others are taps of an output of one row or column."""
-    found = anchor(region.steps, constants)
+    region = problem.region
+    found = anchor(region.steps, problem.constants)
     if found is None:
         raise Unsuitable(f"the sum of region {region.name} is not a sum of products")
     guarded = guarded_load(found.a)
-    offset = flat(found.a, layouts, values)
-    if guarded is None or not isinstance(offset, Load) or found.b.buffer not in constants:
+    offset = flatten(found.a, problem.layouts)
+    if guarded is None or not isinstance(offset, Load) or found.b.buffer not in problem.constants:
         raise Unsuitable(f"region {region.name} does not slide constant filters over a stored input with its padding")
     outputs, taps = set(found.m), set(found.r)
     sliding: list[Sliding] = []
@@ -140,7 +140,7 @@ def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
     if channel_pitch is None or channel_pitch < 0:
         raise Unsuitable("the input's offset is not linear in its channels")
     zero = {axis: index_const(0) for axis in (y, x, filter_y, filter_x, channel)}
-    problem = DirectProblem(
+    facts = DirectProblem(
         images=extent_of(rest),
         groups=product.problem.batch,
         outputs=product.problem.n,
@@ -163,7 +163,7 @@ def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
         epilogue_flops=product.problem.epilogue_flops,
     )
     base = substitute(offset, zero)
-    return DirectForm(product, rest, y, x, filter_y, filter_x, channel, product.a.buffer, base, channel_pitch, row_pitch, column_pitch, problem)
+    return DirectForm(product, rest, y, x, filter_y, filter_x, channel, product.a.buffer, base, channel_pitch, row_pitch, column_pitch, facts)
 
 
 def _dimensions(product: ProductForm, axes: ConvolutionAxes, offset: Expr) -> tuple[list[tuple[Var, Var]], tuple[Var, ...]]:

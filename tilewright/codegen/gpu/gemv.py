@@ -16,7 +16,6 @@ from tilewright.codegen.gpu.product import ProductForm
 from tilewright.codegen.gpu.split import in_one_or_two
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Const, Expr, Load, Var, as_lanes, binary, compare, index_const, range_of, replace_loads, substitute
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
     Barrier,
@@ -31,28 +30,21 @@ from tilewright.ir.kernel import (
     block_variable,
     thread_variable,
 )
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
 from tilewright.schedule.gpu_contraction import GemvSchedule
 
 UNROLLED_TURNS = 8
 """Turns of the reduction that are unrolled together: so many loads of a thread are under way at once."""
 
 
-def lower_gemv(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: GemvSchedule,
-) -> Lowered:
+def lower_gemv(problem: Problem, schedule: GemvSchedule, machine: Machine) -> Lowered:
     """One kernel, or two with a workspace where the reduction is split.
 
     Raises:
         Unsuitable: where the region is not one sum of products.
     """
-    return in_one_or_two(region, layouts, values, constants, machine, schedule, lambda form: columns(form, schedule))
+    return in_one_or_two(problem, schedule, machine, lambda form: columns(form, schedule))
 
 
 def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilewright.codegen.access import bind_shared, split_divided_axes
+from tilewright.codegen.access import bind_shared, flatten, split_divided_axes
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import (
     Walk,
@@ -13,7 +13,6 @@ from tilewright.codegen.common import (
     bytes_touched,
     decode,
     expression_flops,
-    flat,
     named,
     vectors_fit,
     walk_in_order,
@@ -21,10 +20,10 @@ from tilewright.codegen.common import (
 )
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Expr, Var, as_lanes, index_const, loads, substitute
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import For, Launch, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.schedule.gpu_map import MapSchedule, PointProblem
 
 
@@ -37,16 +36,17 @@ class MapForm:
     problem: PointProblem
 
 
-def map_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> MapForm:
+def map_form(problem: Problem) -> MapForm:
     """Raises Unsuitable where the region is not one map."""
+    region, layouts, values = problem.region, problem.layouts, problem.values
     if len(region.steps) != 1 or region.steps[0].kind != "map":
         raise Unsuitable(f"region {region.name} is not one map step")
     step = split_divided_axes(region.steps[0])
     offset = layouts[region.outputs[0]].offset(step.index)
-    body = flat(step.bodies[0], layouts, values)
+    body = flatten(step.bodies[0], layouts)
     space = walk_in_order(step.axes, (offset, body), offset)
     lanes = widest(space.expressions[1], space.fastest, layouts, space.expressions[0]) if space.fastest else 1
-    problem = PointProblem(
+    facts = PointProblem(
         points=space.points,
         lanes=lanes,
         bytes_read=bytes_touched([body], step.axes, values),
@@ -54,23 +54,16 @@ def map_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str,
         flops=expression_flops(body),
         requests=1 + len(loads(space.expressions[1])),
     )
-    return MapForm(region.outputs[0], space, problem)
+    return MapForm(region.outputs[0], space, facts)
 
 
-def lower_map(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: MapSchedule,
-) -> Lowered:
+def lower_map(problem: Problem, schedule: MapSchedule, machine: Machine) -> Lowered:
     """One kernel; raises Unsuitable for a region that is not one map, or vectors that its accesses do not allow."""
-    form = map_form(region, layouts, values)
+    form = map_form(problem)
     offset, body = form.space.expressions
     lanes = schedule.lanes
     if lanes > 1:
-        body = wide_or_refuse(body, form.space.fastest, lanes, form.problem.lanes, layouts)
+        body = wide_or_refuse(body, form.space.fastest, lanes, form.problem.lanes, problem.layouts)
     vectors = form.space.points // lanes
     chunk = schedule.threads * schedule.items
     launch = Launch((max(1, -(-vectors // chunk)), 1, 1), (schedule.threads, 1, 1))
@@ -86,7 +79,7 @@ def lower_map(
     )
     if schedule.items > 1:
         root = block(For(item, index_const(schedule.items), root, "unroll"))
-    return single(region, schedule, root, layouts, values, launch)
+    return single(problem, schedule, root, launch)
 
 
 def wide_or_refuse(expr: Expr, axis: Var | None, lanes: int, widest_lanes: int, stored: Mapping[str, Layout]) -> Expr:

@@ -6,19 +6,18 @@ the chunks before it, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, merge_axes, storage_order
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order
 from tilewright.codegen.assemble import block, single
-from tilewright.codegen.common import below, bytes_touched, decode, flat, named, reduce_and_final
+from tilewright.codegen.common import below, bytes_touched, decode, named, reduce_and_final
 from tilewright.codegen.gpu.window import accumulator
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, compare, index_const, replace_loads, substitute
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
     Barrier,
@@ -32,8 +31,8 @@ from tilewright.ir.kernel import (
     block_variable,
     thread_variable,
 )
-from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
 from tilewright.schedule.gpu_prefix import PrefixProblem, PrefixSchedule
 
 
@@ -51,36 +50,30 @@ class PrefixForm:
     problem: PrefixProblem
 
 
-def prefix_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> PrefixForm:
+def prefix_form(problem: Problem) -> PrefixForm:
     """Raises Unsuitable where the region is not one scan with at most one map behind it."""
+    region, layouts, values = problem.region, problem.layouts, problem.values
     step, element, index = reduce_and_final(region, "scan")
     assert step.scan is not None
     output = region.outputs[0]
     along = step.scan
-    bodies = [substitute(flat(body, layouts, values), {step.reduction[0]: along}) for body in step.bodies]
+    bodies = [substitute(flatten(body, layouts), {step.reduction[0]: along}) for body in step.bodies]
     offset = layouts[output].offset(index)
     rows = storage_order([axis for axis in step.axes if axis != along], offset)
-    merged, found = merge_axes(rows, [offset, *bodies, flat(element, layouts, values)])
-    problem = PrefixProblem(
+    merged, found = merge_axes(rows, [offset, *bodies, flatten(element, layouts)])
+    facts = PrefixProblem(
         rows=prod(axis.extent or 0 for axis in merged),
         columns=along.extent or 0,
         bytes_read=bytes_touched(bodies, step.axes, values),
         bytes_written=values[output].bytes,
         accumulator_bytes=sum(size_of(dtype) for dtype in step.dtypes),
     )
-    return PrefixForm(output, step, merged, along, tuple(found[1:-1]), found[0], found[-1], problem)
+    return PrefixForm(output, step, merged, along, tuple(found[1:-1]), found[0], found[-1], facts)
 
 
-def lower_prefix(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: PrefixSchedule,
-) -> Lowered:
+def lower_prefix(problem: Problem, schedule: PrefixSchedule, machine: Machine) -> Lowered:
     """One kernel; raises Unsuitable for another form of region."""
-    form = prefix_form(region, layouts, values)
+    form = prefix_form(problem)
     total, sharers = form.problem.rows, schedule.sharers
     launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
@@ -129,4 +122,4 @@ def lower_prefix(
         return [*step_in, *(stores if valid == TRUE else [If(valid, block(stores))])]
 
     root.append(over_chunk(emit))
-    return single(region, schedule, block(root), layouts, values, launch)
+    return single(problem, schedule, block(root), launch)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.codegen.access import merge_axes, storage_order
-from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, flat, guarded_load, reduce_and_final, vectors_fit, widest
+from tilewright.codegen.access import flatten, merge_axes, storage_order
+from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, guarded_load, reduce_and_final, vectors_fit, widest
 from tilewright.codegen.gpu.row_epilogue import FIRST, RowStage
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
@@ -26,6 +26,7 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage, Unsuitable
 from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
 
@@ -49,50 +50,43 @@ class ProductForm:
     element: Expr
     offset: Expr
     layouts: Mapping[str, Layout]
-    values: Mapping[str, Value]
     storage: Mapping[str, Storage]
     problem: ContractionProblem
     row_stages: tuple[RowStage, ...] = ()
 
 
-def product_form(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    order: Sequence[Var] | None = None,
-    apart: frozenset[Var] = frozenset(),
-) -> ProductForm:
+def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: frozenset[Var] = frozenset()) -> ProductForm:
     """The form of a region; `order` is that in which its reduced axes are added up and packed, where it is not their own, and the axes `apart` are
     never merged with others.
 
     Raises:
         Unsuitable: where the region is not one sum of products with at most one map behind it.
     """
+    region = problem.region
     step, element, index, row_stages = _chain(region)
-    found = anchor(region.steps, constants)
+    found = anchor(region.steps, problem.constants)
     if found is None:
         raise Unsuitable(f"the sum of region {region.name} is not a matrix product")
     if order is not None:
         found = replace(found, r=tuple(order))
     output = region.outputs[0]
-    b, storage = _packed(region, found, values, constants)
-    layouts = {**layouts, **{name: item.layout for name, item in storage.items()}}
-    values = {**values, **{name: item.value for name, item in storage.items()}}
+    b, storage = _packed(problem, found)
+    packed = problem.with_storage(storage)
+    layouts, values = packed.layouts, packed.values
     ones = {axis: index_const(0) for axis in (*step.axes, *step.reduction) if axis.extent == 1}
     a_flat, b_flat, element, offset = (
         substitute(e, ones)
         for e in (
-            flat(found.a, layouts, values),
-            flat(b, layouts, values),
-            _without_index(flat(element, layouts, values), step),
+            flatten(found.a, layouts),
+            flatten(b, layouts),
+            _without_index(flatten(element, layouts), step),
             layouts[output].offset(index),
         )
     )
     batch = storage_order([axis for axis in found.batch if axis.extent != 1], offset)
     m = storage_order([axis for axis in found.m if axis.extent != 1], offset)
     n = storage_order([axis for axis in found.n if axis.extent != 1], offset)
-    bodies = [substitute(_without_index(flat(stage.body, layouts, values), step), ones) for stage in row_stages]
+    bodies = [substitute(_without_index(flatten(stage.body, layouts), step), ones) for stage in row_stages]
     expressions: tuple[Expr, ...] = (a_flat, b_flat, element, offset, *bodies)
     m, expressions = merge_axes(m, expressions, lambda outer, inner: not {outer, inner} & apart)
     n, expressions = merge_axes(n, expressions)
@@ -105,37 +99,21 @@ def product_form(
     b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
     everything = (*step.axes, *step.reduction)
     store_lanes = widest(element, n[-1], layouts, offset) if n and not row_stages else 1
-    problem = ContractionProblem(
+    facts = ContractionProblem(
         extent_of(batch),
         extent_of(m),
         extent_of(n),
         extent_of(r),
-        a=_operand(a_flat, m, r, layouts, values, everything),
-        b=_operand(b_flat, (*n[:-1], *stored_n), r, layouts, values, everything),
+        a=_operand(packed, a_flat, m, r, everything),
+        b=_operand(packed, b_flat, (*n[:-1], *stored_n), r, everything),
         store_lanes=store_lanes,
         bytes_written=values[output].bytes,
         epilogue_bytes=bytes_touched([element, *bodies], (*batch, *m, *n), values),
         epilogue_flops=expression_flops(element) + sum(expression_flops(body) + 1 for body in bodies),
         row_stages=len(row_stages),
     )
-    return ProductForm(
-        output,
-        step,
-        batch,
-        m,
-        n,
-        (*n[:-1], *stored_n),
-        r,
-        a_flat,
-        b_flat,
-        element,
-        offset,
-        layouts,
-        values,
-        storage,
-        problem,
-        row_stages,
-    )
+    stored_n = (*n[:-1], *stored_n)
+    return ProductForm(output, step, batch, m, n, stored_n, r, a_flat, b_flat, element, offset, layouts, storage, facts, row_stages)
 
 
 def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage, ...]]:
@@ -165,47 +143,38 @@ def _without_index(element: Expr, step: Step) -> Expr:
     return replace_loads(element, {step.name: Load(step.name, (index_const(0),), step.dtypes[0])})
 
 
-def _packed(
-    region: Region, found: Contraction, values: Mapping[str, Value], constants: frozenset[str]
-) -> tuple[Load, dict[str, Storage]]:
+def _packed(problem: Problem, found: Contraction) -> tuple[Load, dict[str, Storage]]:
     """The second factor as a load of a constant packed [batch, r, n] with n padded to whole vectors; as it is where it cannot be."""
     load = found.b
-    if load.buffer not in constants:
+    if load.buffer not in problem.constants:
         return load, {}
     axes = tuple(axis for axis in (*found.batch, *found.r, *found.n) if axis.extent != 1)
-    view = operand_view(load, values[load.buffer].shape, axes)
+    view = operand_view(load, problem.values[load.buffer].shape, axes)
     if view is None:
         return load, {}
     extents = view[0]
     last = len(extents) - 1
     order = tuple((dim, 0) for dim in range(len(extents)))
     layout = Layout(extents, (*order, (last, 4))) if extents[last] % 4 else row_major(extents)
-    name = f"{load.buffer}@{region.name}"
+    name = f"{load.buffer}@{problem.region.name}"
     storage = Storage(Value(name, extents, load.dtype), layout, load.buffer, view)
     return Load(name, axes, load.dtype), {name: storage}
 
 
-def _operand(
-    expr: Expr,
-    own: tuple[Var, ...],
-    r: tuple[Var, ...],
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    axes: tuple[Var, ...],
-) -> Operand:
+def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, ...], axes: tuple[Var, ...]) -> Operand:
     """Vectors along r or along m (or n), whichever is wider; otherwise single elements along whichever is adjacent in memory."""
     fastest = {along: candidates[-1] for along, candidates in (("own", own), ("r", r)) if candidates}
     choices: list[tuple[int, bool, str]] = []
     for along, axis in fastest.items():
         strides = [coefficient(load.index[0], axis) for load in loads(expr) if len(load.index) == 1]
-        choices.append((widest(expr, axis, layouts), 1 in strides, along))
+        choices.append((widest(expr, axis, problem.layouts), 1 in strides, along))
     lanes, _, along = max(choices, key=lambda choice: choice[:2], default=(1, False, "own"))
     divisions = 2 * (len(r) - 1) if r else 0
     guarded = any(isinstance(node, Apply) and node.operation == "select" for node in walk(expr))
     # one element for several lanes (an upsampled factor) is no vector in memory that could be copied
-    vector = vectors_fit(expr, fastest[along], lanes, layouts) if along in fastest else expr
+    vector = vectors_fit(expr, fastest[along], lanes, problem.layouts) if along in fastest else expr
     plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None
-    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), values), divisions, guarded, plain)
+    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), problem.values), divisions, guarded, plain)
 
 
 def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:

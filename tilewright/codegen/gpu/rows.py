@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, merge_axes, split_divided_rows, storage_order
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_rows, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import (
     Walk,
@@ -21,7 +21,6 @@ from tilewright.codegen.common import (
     decode,
     expression_flops,
     extent_of,
-    flat,
     main_offset,
     named,
     vectors_fit,
@@ -49,7 +48,6 @@ from tilewright.ir.expr import (
     replace_loads,
     substitute,
 )
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
     Barrier,
@@ -64,7 +62,8 @@ from tilewright.ir.kernel import (
     thread_variable,
 )
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Lowered, Region, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.schedule.gpu_rows import RowsProblem, RowsSchedule
 
 UNROLLED_ITERATIONS = 8
@@ -99,8 +98,9 @@ class RowsForm:
     problem: RowsProblem
 
 
-def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> RowsForm:
+def rows_form(problem: Problem) -> RowsForm:
     """Raises Unsuitable where the region's reductions do not share rows."""
+    region, layouts, values = problem.region, problem.layouts, problem.values
     steps = split_divided_rows(region.steps)
     if rows_of(steps) is None:
         steps = region.steps
@@ -125,12 +125,12 @@ def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
         fresh = tuple(Var(f"column{i}", axis.extent) for i, axis in enumerate(inner))
         mapping |= dict(zip(inner, fresh, strict=True))
         # which row a result belongs to is settled: without its index the rows' axes can merge
-        found = [replace_loads(substitute(flat(body, layouts, values), mapping), inside) for body in step.bodies]
+        found = [replace_loads(substitute(flatten(body, layouts), mapping), inside) for body in step.bodies]
         if step is last:
             found.insert(0, substitute(layouts[output].offset(step.index), mapping))
         columns[step.name], expressions[step.name] = fresh, tuple(found)
     longest = max(reduces, key=lambda step: extent_of(step.reduction))
-    main = main_offset(expressions[longest.name][-len(longest.bodies) :], layouts, values)
+    main = main_offset(problem, expressions[longest.name][-len(longest.bodies) :])
     ordered = storage_order(row_axes, main)
     everything = [e for step in steps for e in expressions[step.name]]
     merged_rows, merged = merge_axes(ordered, everything)
@@ -143,19 +143,16 @@ def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
         touched += [(e, (*merged_rows, *columns[step.name])) for e in offsets]
         if step is last and step.kind == "reduce":
             where, offsets = offsets[0], offsets[1:]
-        by = offsets[0] if step.kind == "map" else main_offset(offsets, layouts, values)
+        by = offsets[0] if step.kind == "map" else main_offset(problem, offsets)
         space = walk_in_order(columns[step.name], offsets, by)
         stages.append(RowStage(step, space, _stage_lanes(step, space, layouts)))
     leading = stages[steps.index(longest)]
-    contiguous = bool(merged_rows) and coefficient(stages_main(leading, layouts, values), merged_rows[-1]) == 1
+    main = main_offset(problem, leading.space.expressions)
+    contiguous = bool(merged_rows) and coefficient(main, merged_rows[-1]) == 1
     fastest = leading.space.fastest
-    if (
-        fastest is not None
-        and coefficient(stages_main(leading, layouts, values), fastest) == 1
-        and (fastest.extent or 0) > 1
-    ):
+    if fastest is not None and coefficient(main, fastest) == 1 and (fastest.extent or 0) > 1:
         contiguous = False
-    problem = RowsProblem(
+    facts = RowsProblem(
         rows=prod(axis.extent or 0 for axis in merged_rows),
         columns=max(stage.space.points for stage in stages),
         row_contiguous=contiguous,
@@ -166,11 +163,7 @@ def rows_form(region: Region, layouts: Mapping[str, Layout], values: Mapping[str
         flops=sum(stage.space.points * (expression_flops(*stage.space.expressions) + 1) for stage in stages),
         accumulator_bytes=sum(size_of(dtype) for step in reduces for dtype in step.dtypes),
     )
-    return RowsForm(output, merged_rows, tuple(stages), where, problem)
-
-
-def stages_main(stage: RowStage, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> Expr:
-    return main_offset(stage.space.expressions, layouts, values)
+    return RowsForm(output, merged_rows, tuple(stages), where, facts)
 
 
 def _stage_lanes(step: Step, space: Walk, layouts: Mapping[str, Layout]) -> int:
@@ -190,16 +183,9 @@ def _plain_results(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
     )
 
 
-def lower_rows(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: RowsSchedule,
-) -> Lowered:
+def lower_rows(problem: Problem, schedule: RowsSchedule, machine: Machine) -> Lowered:
     """One kernel; raises Unsuitable for a region whose reductions do not share rows."""
-    form = rows_form(region, layouts, values)
+    form, layouts = rows_form(problem), problem.layouts
     total = form.problem.rows
     launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
@@ -236,7 +222,7 @@ def lower_rows(
         component = step.names.index(form.output) if form.output in step.names else 0
         store = Store(form.output, substitute(form.where, row_mapping), results[step.names[component]])
         root += _guard(logical_and(compare("eq", lane, index_const(0)), valid), [store])
-    return single(region, schedule, block(root), layouts, values, launch)
+    return single(problem, schedule, block(root), launch)
 
 
 def _guard(condition: Expr, body: list[Statement]) -> list[Statement]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from tilewright.codegen.assemble import assemble
-from tilewright.codegen.describe import problem
+from tilewright.codegen.describe import described
 from tilewright.codegen.gpu.map import lower_map, map_form
 from tilewright.codegen.gpu.product import ProductForm, product_form
 from tilewright.codegen.gpu.window import lower_window, window_form
@@ -20,8 +20,9 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import Const, Expr, Load, Var, loads, rewrite
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Block, Kernel, Launch
-from tilewright.ir.layout import Layout, permuted
-from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
+from tilewright.ir.layout import permuted
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.schedule.gpu_map import MapSchedule
 from tilewright.schedule.gpu_window import WindowSchedule
 
@@ -34,14 +35,11 @@ class SplitSchedule(Protocol):
 
 
 def in_one_or_two(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
+    problem: Problem,
     schedule: SplitSchedule,
+    machine: Machine,
     lower: Callable[[ProductForm], tuple[Block, Launch]],
-    form_of: Callable[..., ProductForm] = product_form,
+    form_of: Callable[[Problem], ProductForm] = product_form,
     occupancy: Callable[[ProductForm], int] = lambda form: 1,
 ) -> Lowered:
     """One kernel that stores the region's output; with a split reduction one that stores parts and one that adds them in order, or with `atomics`
@@ -51,16 +49,15 @@ def in_one_or_two(
     for a processor."""
     cluster = bool(getattr(schedule, "cluster", 0))
 
-    def assembled(part: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> tuple[ProductForm, Kernel, Call]:
-        form = form_of(part, layouts, values, constants)
+    def assembled(part: Problem) -> tuple[ProductForm, Kernel, Call]:
+        form = form_of(part)
         body, launch = lower(form)
         kernel, names = assemble(
-            region.kind,
+            problem.region.kind,
             body,
-            form.layouts,
-            {name: value.dtype for name, value in form.values.items()},
+            part.with_storage(form.storage),
             (form.output,),
-            header=f"{problem(part, constants)}\n{schedule}",
+            header=f"{described(part)}\n{schedule}",
             roles={**{load.buffer: "A" for load in loads(form.a)}, **{load.buffer: "B" for load in loads(form.b)}},
             launch=launch,
             blocks_per_processor=occupancy(form),
@@ -69,93 +66,83 @@ def in_one_or_two(
         return form, kernel, Call(kernel.name, names)
 
     if schedule.split == 1 or cluster:
-        form, kernel, call = assembled(region, layouts, values)
-        return Lowered(region, str(schedule), (kernel,), (call,), form.storage)
+        form, kernel, call = assembled(problem)
+        return Lowered(problem.region, str(schedule), (kernel,), (call,), form.storage)
     if getattr(schedule, "atomics", 0):
-        first, after, work = summed_regions(region, constants)
-        layouts, values = _with(layouts, values, work)
-        zeroing = _mapped(_zeroing(first), layouts, values, machine)
-        form, kernel, call = assembled(first, layouts, values)
-        second = _mapped(after, layouts, values, machine) if after is not None else None
+        first, after, work = summed(problem)
+        zeroing = _mapped(_zeroing(first), machine)
+        form, kernel, call = assembled(first)
+        second = _mapped(after, machine) if after is not None else None
     else:
-        first, adding, work = split_regions(region, constants, schedule.split)
-        layouts, values = _with(layouts, values, work)
+        first, adding, work = in_parts(problem, schedule.split)
         zeroing = None
-        form, kernel, call = assembled(first, layouts, values)
+        form, kernel, call = assembled(first)
         threads = 64 if _elements(work) // schedule.split < 64 * 4 * machine.processors else 256
-        lanes = window_form(adding, layouts, values, frozenset()).problem.lanes
-        second = lower_window(adding, layouts, values, frozenset(), machine, WindowSchedule(threads, 1, lanes))
+        second = lower_window(adding, WindowSchedule(threads, 1, window_form(adding).problem.lanes), machine)
     kernels: tuple[Kernel, ...] = (kernel,)
     calls: tuple[Call, ...] = (call,)
     if zeroing is not None:
         kernels, calls = (*zeroing.kernels, *kernels), (*zeroing.calls, *calls)
     if second is not None:
         kernels, calls = (*kernels, *second.kernels), (*calls, *second.calls)
-    return Lowered(region, str(schedule), kernels, calls, {**form.storage, **work})
+    return Lowered(problem.region, str(schedule), kernels, calls, {**form.storage, **work})
 
 
-def split_regions(region: Region, constants: frozenset[str], split: int) -> tuple[Region, Region, dict[str, Storage]]:
-    """A region that stores partial sums [split, batch, m, n], one that adds them up and stores the region's element, and the workspace."""
-    step = region.steps[0]
+def in_parts(problem: Problem, split: int) -> tuple[Problem, Problem, dict[str, Storage]]:
+    """A problem that stores partial sums [split, batch, m, n], one that adds them up and stores the region's element, and the workspace."""
+    region, step = problem.region, problem.region.steps[0]
     name = f"{region.name}#parts"
     part = Var("part", split)
     shape = (split, *(axis.extent or 1 for axis in step.axes))
-    order = [0, *(1 + place for place in _order(region, constants))]
+    order = [0, *(1 + place for place in _order(problem))]
     work = Storage(Value(name, shape, "f32"), permuted(shape, order))
     first = replace(region, steps=(replace(step, index=(part, *step.axes)),), outputs=(name,))
     body = Load(name, (part, *step.axes), "f32")
     second = replace(region, kind="window", steps=(replace(step, bodies=(body,), reduction=(part,)), *region.steps[1:]))
-    return first, second, {name: work}
+    stored = problem.with_storage({name: work})
+    return replace(stored, region=first), replace(stored, region=second, constants=frozenset()), {name: work}
 
 
-def summed_regions(region: Region, constants: frozenset[str]) -> tuple[Region, Region | None, dict[str, Storage]]:
-    """A region that stores the bare sum [batch, m, n], one that does the map behind it, and the workspace; without a map the sum is the output."""
+def summed(problem: Problem) -> tuple[Problem, Problem | None, dict[str, Storage]]:
+    """A problem that stores the bare sum [batch, m, n], one that does the map behind it, and the workspace; without a map the sum is the output."""
+    region = problem.region
     if len(region.steps) == 1:
-        return region, None, {}
+        return problem, None, {}
     step, last = region.steps[0], region.steps[-1]
     if len(region.steps) > 2 or last.kind != "map":
         raise Unsuitable(f"rows of region {region.name} are reduced, whose sums blocks cannot share")
     name = f"{region.name}#sum"
     shape = tuple(axis.extent or 1 for axis in step.axes)
-    work = Storage(Value(name, shape, "f32"), permuted(shape, _order(region, constants)))
+    work = Storage(Value(name, shape, "f32"), permuted(shape, _order(problem)))
     first = replace(region, steps=(replace(step, index=step.axes),), outputs=(name,))
 
     def stored(node: Expr) -> Expr:
         return replace(node, buffer=name) if isinstance(node, Load) and node.buffer == step.name else node
 
     after = replace(last, bodies=tuple(rewrite(body, stored) for body in last.bodies))
-    return first, replace(region, kind="map", steps=(after,)), {name: work}
+    mapped = problem.with_storage({name: work})
+    return replace(mapped, region=first), replace(mapped, region=replace(region, kind="map", steps=(after,))), {name: work}
 
 
-def _order(region: Region, constants: frozenset[str]) -> list[int]:
+def _order(problem: Problem) -> list[int]:
     """Places of the sum's axes in the order batch, m, n."""
-    step = region.steps[0]
-    found = contraction(step, constants)
+    step = problem.region.steps[0]
+    found = contraction(step, problem.constants)
     if found is None:
-        raise Unsuitable(f"the sum of region {region.name} is not a matrix product")
+        raise Unsuitable(f"the sum of region {problem.region.name} is not a matrix product")
     return [step.axes.index(axis) for axis in (*found.batch, *found.m, *found.n)]
 
 
-def _zeroing(region: Region) -> Region:
-    """Stores zeros where the region stores its sum."""
-    step = region.steps[0]
+def _zeroing(problem: Problem) -> Problem:
+    """Stores zeros where the problem stores its sum."""
+    step = problem.region.steps[0]
     zeros = Step("zeros", step.shape, step.axes, (Const(0.0, "f32"),), index=step.index)
-    return replace(region, kind="map", steps=(zeros,), inputs=())
+    return replace(problem, region=replace(problem.region, kind="map", steps=(zeros,), inputs=()))
 
 
-def _mapped(region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], machine: Machine) -> Lowered:
+def _mapped(problem: Problem, machine: Machine) -> Lowered:
     """A map in vectors as wide as its accesses allow, one a thread."""
-    lanes = map_form(region, layouts, values).problem.lanes
-    return lower_map(region, layouts, values, frozenset(), machine, MapSchedule(256, 1, lanes))
-
-
-def _with(
-    layouts: Mapping[str, Layout], values: Mapping[str, Value], work: Mapping[str, Storage]
-) -> tuple[dict[str, Layout], dict[str, Value]]:
-    return (
-        {**layouts, **{name: item.layout for name, item in work.items()}},
-        {**values, **{name: item.value for name, item in work.items()}},
-    )
+    return lower_map(problem, MapSchedule(256, 1, map_form(problem).problem.lanes), machine)
 
 
 def _elements(work: Mapping[str, Storage]) -> int:

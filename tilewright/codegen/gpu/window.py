@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.codegen.access import bind_shared, storage_order
+from tilewright.codegen.access import bind_shared, flatten, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import (
     Walk,
@@ -20,7 +20,6 @@ from tilewright.codegen.common import (
     combine,
     decode,
     expression_flops,
-    flat,
     identity,
     named,
     reduce_and_final,
@@ -50,7 +49,8 @@ from tilewright.ir.expr import (
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Allocate, Buffer, For, If, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
-from tilewright.ir.region import Lowered, Region, Storage, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.schedule.gpu_window import UNROLLED_WINDOW, TiledLoad, WindowProblem, WindowSchedule, blocks_to_ask_for
 
 
@@ -80,18 +80,17 @@ class WindowForm:
         return self.space.expressions[-1]
 
 
-def window_form(
-    region: Region, layouts: Mapping[str, Layout], values: Mapping[str, Value], constants: frozenset[str]
-) -> WindowForm:
+def window_form(problem: Problem) -> WindowForm:
     """Raises Unsuitable where the region is not one reduction with at most one map behind it."""
+    region = problem.region
     step, element, index = reduce_and_final(region)
-    offset = layouts[region.outputs[0]].offset(index)
+    offset = problem.layouts[region.outputs[0]].offset(index)
     fastest = storage_order(step.axes, offset)[-1] if step.axes else None
-    bodies, storage = _pack(region, step, fastest, values, constants)
-    layouts = {**layouts, **{name: item.layout for name, item in storage.items()}}
-    values = {**values, **{name: item.value for name, item in storage.items()}}
-    flat_bodies = [flat(body, layouts, values) for body in bodies]
-    flat_element = flat(element, layouts, values)
+    bodies, storage = _pack(problem, step, fastest)
+    packed = problem.with_storage(storage)
+    layouts, values = packed.layouts, packed.values
+    flat_bodies = [flatten(body, layouts) for body in bodies]
+    flat_element = flatten(element, layouts)
     space = walk_in_order(step.axes, (offset, *flat_bodies, flat_element), offset)
     points = prod(axis.extent or 0 for axis in step.reduction)
     lanes = 1
@@ -101,7 +100,7 @@ def window_form(
     row, item = tile_axes(space.axes)
     row_extent, item_extent = (axis.extent or 1 if axis is not None else 1 for axis in (row, item))
     inner = 1 if item is None or item == space.axes[-1] else space.axes[-1].extent or 1
-    problem = WindowProblem(
+    facts = WindowProblem(
         points=space.points,
         lanes=lanes,
         bytes_read=bytes_touched([*flat_bodies, flat_element], (*step.axes, *step.reduction), values),
@@ -113,7 +112,7 @@ def window_form(
         item_extent=item_extent,
         inner=inner,
     )
-    return WindowForm(region.outputs[0], step, space, layouts, storage, problem)
+    return WindowForm(region.outputs[0], step, space, layouts, storage, facts)
 
 
 def tile_axes(axes: Sequence[Var]) -> tuple[Var | None, Var | None]:
@@ -144,19 +143,17 @@ def tiled_load(load: Load, row: Var | None, item: Var | None, reduction: Sequenc
     return TiledLoad(prod(axis.extent or 1 for axis in left), rows, items)
 
 
-def _pack(
-    region: Region, step: Step, fastest: Var | None, values: Mapping[str, Value], constants: frozenset[str]
-) -> tuple[tuple[Expr, ...], dict[str, Storage]]:
+def _pack(problem: Problem, step: Step, fastest: Var | None) -> tuple[tuple[Expr, ...], dict[str, Storage]]:
     """The bodies with constants that the fastest axis walks in strides replaced by packed copies: reduced axes, other axes, fastest axis."""
     storage: dict[str, Storage] = {}
     bodies = list(step.bodies)
     for load in loads(*bodies):
-        if load.buffer not in constants or load.dtype != "f32" or fastest is None:
+        if load.buffer not in problem.constants or load.dtype != "f32" or fastest is None:
             continue
-        shape = values[load.buffer].shape
+        shape = problem.values[load.buffer].shape
         stride = coefficient(row_major(shape).offset(load.index), fastest)
         used = variables(*load.index)
-        name = f"{load.buffer}@{region.name}"
+        name = f"{load.buffer}@{problem.region.name}"
         if stride in (None, 0, 1) or name in storage:
             continue
         axes = tuple(a for a in (*step.reduction, *step.axes) if a in used and a != fastest and a.extent != 1) + (
@@ -172,16 +169,9 @@ def _pack(
     return tuple(bodies), storage
 
 
-def lower_window(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: WindowSchedule,
-) -> Lowered:
+def lower_window(problem: Problem, schedule: WindowSchedule, machine: Machine) -> Lowered:
     """One kernel; raises Unsuitable for another form of region, or vectors that its accesses do not allow."""
-    form = window_form(region, layouts, values, constants)
+    form = window_form(problem)
     lanes = schedule.lanes
     bodies, element = list(form.bodies), form.element
     axes = list(form.space.axes)
@@ -227,9 +217,8 @@ def lower_window(
         return [*lets, *(Let(base, value) for value, base in bases.items()), *elements]
 
     root = block(below(position, total, "position", thread))
-    packed = {name: entry.value for name, entry in form.storage.items()}
     asked = blocks_to_ask_for(schedule, form.problem, machine)
-    result = single(region, schedule, root, form.layouts, {**values, **packed}, launch, asked)
+    result = single(problem.with_storage(form.storage), schedule, root, launch, asked)
     return replace(result, storage=form.storage)
 
 

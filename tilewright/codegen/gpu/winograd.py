@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import below, bytes_touched, decode, expression_flops, extent_of, named, vectors_fit, widest
-from tilewright.codegen.describe import problem as describe
+from tilewright.codegen.describe import described
 from tilewright.codegen.gpu.contraction import lower_contraction
 from tilewright.codegen.gpu.product import product_form
 from tilewright.codegen.winograd import WinogradForm, input_index, store_vectors, winograd_form
@@ -26,11 +26,12 @@ from tilewright.ir.expr import (
 from tilewright.ir.graph import Value
 from tilewright.ir.kernel import Kernel, Launch, Let, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Storage
 from tilewright.schedule.gpu_winograd import FILTER, OUTPUT_TILES, WinogradProblem, WinogradSchedule
 
 
-def winograd_problem(form: WinogradForm, layouts: Mapping[str, Layout], values: Mapping[str, Value]) -> WinogradProblem:
+def winograd_problem(problem: Problem, form: WinogradForm) -> WinogradProblem:
     """What the choice of a schedule depends on: extents, vectors, bytes, and the batched products."""
     return WinogradProblem(
         images=extent_of(form.images),
@@ -38,12 +39,12 @@ def winograd_problem(form: WinogradForm, layouts: Mapping[str, Layout], values: 
         width=form.width,
         channels=form.channels,
         outputs=form.outputs,
-        input_lanes=input_lanes(form, layouts),
-        store_lanes=store_lanes(form, layouts),
-        bytes_read=values[form.source.buffer].bytes,
-        bytes_written=values[form.output].bytes,
-        products=tuple(product_form(*_product(form.output, form, size), frozenset()).problem for size in OUTPUT_TILES),
-        epilogue_bytes=bytes_touched([form.element], form.axes, values),
+        input_lanes=input_lanes(form, problem.layouts),
+        store_lanes=store_lanes(form, problem.layouts),
+        bytes_read=problem.values[form.source.buffer].bytes,
+        bytes_written=problem.values[form.output].bytes,
+        products=tuple(product_form(_product(form.output, form, size)).problem for size in OUTPUT_TILES),
+        epilogue_bytes=bytes_touched([form.element], form.axes, problem.values),
         epilogue_flops=expression_flops(form.element),
     )
 
@@ -58,8 +59,8 @@ def store_lanes(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
     return widest(form.element, form.k, layouts, form.offset)
 
 
-def _product(name: str, form: WinogradForm, output_tile: int) -> tuple[Region, dict[str, Layout], dict[str, Value]]:
-    """(region, layouts, values) of the batched product; its inputs are V and U, its output is M."""
+def _product(name: str, form: WinogradForm, output_tile: int) -> Problem:
+    """The batched product; its inputs are V and U, its output is M."""
     points, tiles, c, k = (output_tile + FILTER - 1) ** 2, extent_of(form.tiles(output_tile)), form.channels, form.outputs
     v, u = Tensor(f"{name}#points", (points, tiles, c), "f32"), Tensor(f"{name}#filters", (points, c, k), "f32")
     builder = StepBuilder(f"{name}#product")
@@ -68,7 +69,7 @@ def _product(name: str, form: WinogradForm, output_tile: int) -> tuple[Region, d
     steps = builder.finish([result], [sums]).steps
     values = {t.name: Value(t.name, t.shape, "f32") for t in (v, u)} | {sums: Value(sums, result.shape, "f32")}
     layouts = {name: row_major(value.shape) for name, value in values.items()} | {u.name: _filters_layout(u.shape)}
-    return Region(f"{name}#product", "contraction", (), steps, (v.name, u.name), (sums,)), layouts, values
+    return Problem(Region(f"{name}#product", "contraction", (), steps, (v.name, u.name), (sums,)), layouts, values)
 
 
 def _filters_layout(shape: tuple[int, ...]) -> Layout:
@@ -82,39 +83,31 @@ def filters_storage(name: str, form: WinogradForm, output_tile: int) -> Storage:
     return Storage(value, _filters_layout(value.shape), form.filters, form.view, filter_matrix(output_tile))
 
 
-def lower_winograd(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: WinogradSchedule,
-) -> Lowered:
+def lower_winograd(problem: Problem, schedule: WinogradSchedule, machine: Machine) -> Lowered:
     """Three kernels (four where the product is split without a cluster), workspaces for V and M, and the filters transformed and packed.
 
     Raises:
         Unsuitable: where the region is not a 3x3 convolution with stride 1; see `winograd_form`.
     """
-    form = winograd_form(region, layouts, values, constants)
+    form = winograd_form(problem)
     size = schedule.output_tile
     tiles = form.tiles(size)
-    inner, placed, inner_values = _product(region.name, form, size)
-    points, filters, sums = *inner.inputs, inner.outputs[0]
-    multiplied = lower_contraction(inner, placed, inner_values, frozenset(), machine, schedule.product)
-    layouts, values = {**layouts, **placed}, {**values, **inner_values}
-    dtypes = {name: value.dtype for name, value in values.items()}
-    header = f"{describe(region, constants)}\n{schedule}"
+    product = _product(problem.region.name, form, size)
+    points, filters, sums = *product.region.inputs, product.region.outputs[0]
+    multiplied = lower_contraction(product, schedule.product, machine)
+    storage = {name: Storage(product.values[name], product.layouts[name]) for name in (points, sums)}
+    storage[filters] = filters_storage(filters, form, size)
+    stored = problem.with_storage(storage)
+    header = f"{described(problem)}\n{schedule}"
 
     def kernel(name: str, body: Statement, launch: Launch, written: str) -> tuple[Kernel, Call]:
-        made, arguments = assemble(f"winograd_{name}", body, layouts, dtypes, (written,), header=f"{header}: the {name}s", launch=launch)
+        made, arguments = assemble(f"winograd_{name}", body, stored, (written,), header=f"{header}: the {name}s", launch=launch)
         return made, Call(made.name, arguments)
 
-    first, first_call = kernel("input", *_transform_inputs(form, tiles, schedule, layouts, points), points)
-    last, last_call = kernel("output", *_transform_outputs(form, tiles, schedule, layouts, sums), form.output)
-    storage = {name: Storage(values[name], placed[name]) for name in (points, sums)}
-    storage[filters] = filters_storage(filters, form, size)
+    first, first_call = kernel("input", *_transform_inputs(form, tiles, schedule, stored.layouts, points), points)
+    last, last_call = kernel("output", *_transform_outputs(form, tiles, schedule, stored.layouts, sums), form.output)
     return Lowered(
-        region,
+        problem.region,
         str(schedule),
         (first, *multiplied.kernels, last),
         (first_call, *multiplied.calls, last_call),

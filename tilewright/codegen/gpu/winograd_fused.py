@@ -13,7 +13,7 @@ from functools import reduce
 
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import below, decode, extent_of, named
-from tilewright.codegen.describe import problem as describe
+from tilewright.codegen.describe import described
 from tilewright.codegen.gpu.winograd import filters_storage, store_lanes, store_tile
 from tilewright.codegen.intrinsics.async_copy import await_groups, commit, copy
 from tilewright.codegen.intrinsics.cluster import cluster_barrier
@@ -31,7 +31,6 @@ from tilewright.ir.expr import (
     index_const,
     range_of,
 )
-from tilewright.ir.graph import Value
 from tilewright.ir.kernel import (
     Allocate,
     Barrier,
@@ -47,44 +46,37 @@ from tilewright.ir.kernel import (
     thread_variable,
 )
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.schedule.gpu_winograd import FILTER
 from tilewright.schedule.gpu_winograd_fused import PADDING, FusedWinogradSchedule
 
 INPUTS, FILTERS, SUMS, PARTIAL, NEXT = "v_tile", "u_tile", "sums", "partial", "d_next"
 
 
-def lower_fused_winograd(
-    region: Region,
-    layouts: Mapping[str, Layout],
-    values: Mapping[str, Value],
-    constants: frozenset[str],
-    machine: Machine,
-    schedule: FusedWinogradSchedule,
-) -> Lowered:
+def lower_fused_winograd(problem: Problem, schedule: FusedWinogradSchedule, machine: Machine) -> Lowered:
     """One kernel, and the filters transformed and packed.
 
     Raises:
         Unsuitable: where the region is not a 3x3 convolution with stride 1 (`winograd_form`), or its input channels do not divide into steps.
     """
-    form = winograd_form(region, layouts, values, constants)
+    form = winograd_form(problem)
     if form.channels % (schedule.channels * schedule.split):
         raise Unsuitable(f"{form.channels} input channels do not divide into steps of {schedule.channels} in {schedule.split} parts")
-    name = f"{region.name}#filters"
+    name = f"{problem.region.name}#filters"
     filters = filters_storage(name, form, schedule.output_tile)
-    layouts, values = {**layouts, name: filters.layout}, {**values, name: filters.value}
-    body, launch = _Fused(form, schedule, layouts, filters).kernel()
+    stored = problem.with_storage({name: filters})
+    body, launch = _Fused(form, schedule, stored.layouts, filters).kernel()
     kernel, arguments = assemble(
         "winograd_fused",
         body,
-        layouts,
-        {key: value.dtype for key, value in values.items()},
+        stored,
         (form.output,),
-        header=f"{describe(region, constants)}\n{schedule}",
+        header=f"{described(problem)}\n{schedule}",
         launch=launch,
         cluster=schedule.split,
     )
-    return Lowered(region, str(schedule), (kernel,), (Call(kernel.name, arguments),), {name: filters})
+    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, arguments),), {name: filters})
 
 
 @dataclass(frozen=True)
