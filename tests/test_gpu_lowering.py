@@ -167,9 +167,9 @@ def test_windows_of_a_tile_share_their_loads(size: int, stride: int, rows: int, 
     """The PTX has as many loads as the problem counts; tiles that do not divide the extent share less, behind guards."""
     given = convolution_problem(16, 16, 12, 12, size, stride, groups=16)
     assert given.region.kind == "window"
-    problem = window_form(given.problem).problem
+    problem = window_form(given).problem
     assert problem.loads[0] == TiledLoad(1, (stride, size), (stride, size)) and problem.loads[1] == TiledLoad(size * size, (0, 1), (0, 1))
-    made = lower_gpu(given.problem, WindowSchedule(64, items, 4, rows), H200)
+    made = lower_gpu(given, WindowSchedule(64, items, 4, rows), H200)
     try:
         compiler = NvrtcCompiler.find(H200)
     except CompilerMissing as error:
