@@ -2,7 +2,7 @@
 
     python -m bench.bounds_check [FILE ...] [--target h200] [--name bounds_h200]
 
-A FILE is a result of scripts/gpu_lowering_check.py (JSON), or a data set (`tilewright.runtime.dataset`). Tightness is bound / measured time.
+A FILE is a result of scripts/gpu_lowering_check.py (JSON), or a data set (`tilewright.tuning.dataset`). Tightness is bound / measured time.
 For every layer the whole space is pruned with the best measured time; "best kept" says whether its fastest measured kernel is among the rest (null:
 it is no candidate any more).
 """
@@ -22,17 +22,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import RESULTS, write_results
-from bench.configurations import schema
+from bench.deepcuts import printed_limit
 from bench.layers import layer
 from bench.regions import ranking_of
-from tilewright.cost.bounds import lower_bound, prune
-from tilewright.cost.deepcuts import printed_limit
-from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
-from tilewright.runtime import dataset
-from tilewright.schedule.columns import Columns, length
+from tilewright.kernels.columns import Columns, length
+from tilewright.kernels.gpu.bounds import lower_bound, prune
+from tilewright.selection.ranking import Part, Ranking
+from tilewright.tuning import dataset
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def part_of(ranking: Ranking, parameters: Mapping[str, int]) -> Part | None:
     """The part of the schema whose axes the parameters are; a space may leave out an axis of which it offers one value. None where the schema has no
     candidates (today's space may be another than that which was measured)."""
     for part in ranking.parts:
-        if set(part.rows) <= set(parameters) <= {axis.name for axis in fields(part.schedule)}:  # type: ignore[arg-type]
+        if set(part.rows) <= set(parameters) <= {axis.name for axis in fields(part.schema.schedule)}:
             return part
     return None
 
@@ -113,8 +112,8 @@ def check(measured: list[Measured], machine: Machine) -> Checked:
         if not which:
             continue
         rows = {name: np.array([measured[i].parameters[name] for i in which]) for name in part.rows}
-        estimate = lower_bound(rows, part.problem, machine, min(measured[i].rotated_bytes for i in which))
-        bound[which], schemas[which] = estimate.seconds, schema(part)
+        estimate = lower_bound(part.schema, part.facts, rows, machine, min(measured[i].rotated_bytes for i in which))
+        bound[which], schemas[which] = estimate.seconds, part.schema.name
         names, terms = estimate.overlapped, np.array([estimate.terms[name] for name in estimate.overlapped])
         for at, number in zip(which, terms.argmax(axis=0), strict=True):
             binding[at] = names[number]
@@ -126,10 +125,10 @@ def check(measured: list[Measured], machine: Machine) -> Checked:
 def printed_seconds(rows: Columns, part: Part, machine: Machine) -> np.ndarray:
     """Least seconds by DeepCuts' limit as printed; 0 where it prints nothing for the schema."""
     try:
-        limit = printed_limit(rows, part.problem, machine).flops(machine)
+        limit = printed_limit(rows, part.facts, machine).flops(machine)
     except Unsuitable:
         return np.zeros(length(rows))
-    seconds: np.ndarray = np.divide(part.problem.flops, limit, out=np.full(len(limit), np.inf), where=limit > 0)
+    seconds: np.ndarray = np.divide(part.facts.flops, limit, out=np.full(len(limit), np.inf), where=limit > 0)
     return seconds
 
 
@@ -140,10 +139,9 @@ def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tupl
     left = 0
     kept: bool | None = None
     for part in ranking.parts:
-        try:
-            bound = lower_bound(part.rows, part.problem, machine, best.rotated_bytes).seconds
-        except Unsuitable:  # a schema without a bound loses nothing
-            bound = np.zeros(length(part.rows))
+        bound = np.zeros(length(part.rows))  # a schema without one loses nothing
+        if part.schema.bound is not None:
+            bound = lower_bound(part.schema, part.facts, part.rows, machine, best.rotated_bytes).seconds
         rest, _ = prune(part.rows, bound, best.seconds)
         left += length(rest)
         if part is part_of(ranking, best.parameters):

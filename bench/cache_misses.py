@@ -33,17 +33,17 @@ from bench.layers import layer
 from bench.tuna_misses import tuna_misses
 from tilewright.analysis.caches import cache_misses
 from tilewright.analysis.loop_tree import loop_tree
-from tilewright.codegen.lower import lower
 from tilewright.codegen.source import source_text
-from tilewright.cost.choice import rank
 from tilewright.errors import KernelFailed
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Cache, Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.kernel import Kernel
-from tilewright.runtime.dataset import layer_problem
+from tilewright.kernels.registry import lower
+from tilewright.selection.choice import rank
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.build import compile_kernels
+from tilewright.tuning.dataset import layer_problem
 from tilewright.zoo import build
 
 MACHINE = "x86-avx2"

@@ -31,13 +31,14 @@ from rich.table import Table
 from bench.common import write_results
 from bench.model_comparison import Way, ways
 from bench.search_peer import features_of, until_best
-from tilewright.cost.gpu_choice import rank
-from tilewright.cost.learned import model_of
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import dataset
-from tilewright.runtime.collecting import ranking_of
+from tilewright.kernels.registry import schedule_types
+from tilewright.selection.choice import rank
+from tilewright.selection.learned.gpu import model_of
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset
+from tilewright.tuning.collecting import ranking_of
 
 TOPS = (1, 10, 30, 100)
 LOSSES = {"95": 0.05, "99": 0.01, "100": 0.0}
@@ -59,12 +60,12 @@ def places(ranking: Ranking, measured: dataset.MeasuredLayer) -> np.ndarray:
         start = 0
         for part in ranking.parts:
             count = len(part.estimate.seconds)
-            if getattr(part.schedule, "__name__", "") == kind:
+            if part.schema.schedule is schedule_types()[kind]:
                 space = np.stack([np.asarray(part.rows[axis], dtype=np.int64) for axis in part.rows], axis=1)
                 rows = np.stack([columns[axis] for axis in part.rows], axis=1)
                 # a space may leave out an axis of which it offers the default alone
                 offered = np.ones(len(rows), dtype=bool)
-                for axis in fields(part.schedule):  # type: ignore[arg-type]
+                for axis in fields(part.schema.schedule):
                     offered &= (columns[axis.name] == axis.default) | (axis.name in part.rows)
                 numbers = np.unique(np.concatenate([space, rows]), axis=0, return_inverse=True)[1].ravel()
                 position = np.full(numbers.max() + 1, -1)

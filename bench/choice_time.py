@@ -18,9 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from tilewright.cost.gpu_choice import rank_contraction
 from tilewright.hardware import machine as find_machine
-from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
+from tilewright.kernels.gpu.gemm.schema import GEMM
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand
+from tilewright.kernels.gpu.gemv.schema import GEMV
+from tilewright.kernels.schema import Options
+from tilewright.selection.choice import candidates
+from tilewright.selection.ranking import Ranking
 
 LAYERS = {"R2": (64, 64, 56, 3), "R6": (128, 128, 28, 3), "R12": (512, 512, 7, 3), "Y8": (256, 128, 68, 3), "Y18": (1024, 512, 17, 3)}
 """Output channels, input channels, output width and height, filter; stride 1."""
@@ -34,15 +38,14 @@ def gpu_problem(outputs: int, channels: int, size: int, filter_size: int) -> Con
 
 def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target: str, threads: int) -> Callable[[], tuple[str, int, int]]:
     """The CPU's choice of a tile for the same layer, zero border stored."""
-    from tilewright.codegen.cpu.contraction import contraction_problem
-    from tilewright.cost.cpu_choice import rank_contraction as rank_cpu_contraction
-    from tilewright.runtime.problems import convolution_problem
+    from tilewright.kernels.cpu.contraction.schema import CONTRACTION, match
+    from tilewright.tuning.problems import convolution_problem
 
-    problem = contraction_problem(convolution_problem(outputs, channels, size, size, filter_size))
     machine = find_machine(target)
+    facts = match(convolution_problem(outputs, channels, size, size, filter_size), machine).facts
 
     def choose() -> tuple[str, int, int]:
-        ranking = rank_cpu_contraction(problem, machine, threads)
+        ranking = candidates(Ranking(machine), CONTRACTION, facts, Options(threads))
         return str(ranking.first().schedule), ranking.candidates, ranking.candidates + sum(ranking.rejected.values())
 
     return choose
@@ -52,7 +55,9 @@ def gpu_chooser(problem: ContractionProblem, target: str) -> Callable[[], tuple[
     machine = find_machine(target)
 
     def choose() -> tuple[str, int, int]:
-        ranking = rank_contraction(problem, machine)
+        ranking = Ranking(machine)
+        for schema in (GEMM, GEMV):
+            ranking = candidates(ranking, schema, problem, Options())
         return str(ranking.first().schedule), ranking.candidates, ranking.candidates + sum(ranking.rejected.values())
 
     return choose

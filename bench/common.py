@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from tilewright.runtime.measure import Contender as Contender
-from tilewright.runtime.measure import Outcome as Outcome
-from tilewright.runtime.measure import Run as Run
-from tilewright.runtime.measure import Unavailable as Unavailable
-from tilewright.runtime.measure import as_list as as_list
-from tilewright.runtime.measure import compare as compare
-from tilewright.runtime.measure import double_precision_outputs as double_precision_outputs
-from tilewright.runtime.measure import interleaved_seconds as interleaved_seconds
-from tilewright.runtime.measure import relative_error as relative_error
-from tilewright.runtime.measure import seconds_of_call as seconds_of_call
+from tilewright.tuning.measure import Contender as Contender
+from tilewright.tuning.measure import Outcome as Outcome
+from tilewright.tuning.measure import Run as Run
+from tilewright.tuning.measure import Unavailable as Unavailable
+from tilewright.tuning.measure import as_list as as_list
+from tilewright.tuning.measure import compare as compare
+from tilewright.tuning.measure import double_precision_outputs as double_precision_outputs
+from tilewright.tuning.measure import interleaved_seconds as interleaved_seconds
+from tilewright.tuning.measure import relative_error as relative_error
+from tilewright.tuning.measure import seconds_of_call as seconds_of_call
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "triton", "onnxruntime", "onnx", "onnxscript", "openvino", "numpy", "tilewright")

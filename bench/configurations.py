@@ -10,7 +10,6 @@ space and finding the first.
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import time
 from collections import Counter
@@ -24,37 +23,23 @@ from rich.table import Table
 from bench.common import write_results
 from bench.layers import LAYERS, layer
 from bench.regions import ranking_of
-from tilewright.cost.ranking import Part, Ranking
 from tilewright.hardware import machine as find_machine
-from tilewright.schedule.columns import length
+from tilewright.kernels.columns import length
+from tilewright.selection.ranking import Ranking
 
 PAPER = MappingProxyType({
     "D1": 842, "D2": 2494, "D3": 2300, "D4": 708, "D5": 708, "D6": 708, "Y0": 368, "Y2": 321, "Y4": 1387, "Y8": 802, "Y12": 321, "Y18": 52,
     "R1": 423, "R2": 2429, "R4": 1398, "R6": 2161, "R7": 876, "R9": 1017, "R10": 150, "R12": 159,
 })  # fmt: skip
 """CNNOpt (PACT 2022), table 3."""
-FIRST = "contraction"
-"""The schema whose reasons have no prefix."""
-
-
-def schema(part: Part) -> str:
-    """As reasons name it: "contraction" of ContractionSchedule, "winograd fused" of FusedWinogradSchedule."""
-    words = re.findall("[A-Z][a-z]+", part.schedule.__name__.removesuffix("Schedule"))
-    return " ".join(reversed(words)).lower()
 
 
 def counts(ranking: Ranking) -> dict[str, dict[str, Any]]:
     """For each schema what was generated, rejected by reason, and is feasible."""
-    feasible = Counter({schema(part): length(part.rows) for part in ranking.parts})
-    rejected: dict[str, Counter[str]] = {name: Counter() for name in feasible}
-    for text, count in ranking.rejected.items():
-        name, colon, reason = text.partition(": ")
-        if not colon:
-            name, reason = FIRST, text
-        rejected.setdefault(name, Counter())[reason] += count
+    feasible = Counter({part.schema.name: length(part.rows) for part in ranking.parts})
     return {
         name: {"generated": feasible[name] + sum(reasons.values()), "feasible": feasible[name], "rejected": dict(reasons)}
-        for name, reasons in rejected.items()
+        for name, reasons in ranking.rejections.items()
     }
 
 

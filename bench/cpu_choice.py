@@ -36,15 +36,15 @@ from rich.table import Table
 from bench import operators
 from bench.common import write_results
 from bench.layers import LAYERS, layer
-from tilewright.cost.choice import rank
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime import dataset, plain
-from tilewright.runtime.sampling import evenly
-from tilewright.runtime.trials import Job, Trials
-from tilewright.schedule.cpu_winograd import CpuWinogradProblem
+from tilewright.kernels.cpu.winograd.schema import WINOGRAD
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset, plain
+from tilewright.tuning.sampling import evenly
+from tilewright.tuning.trials import Job, Trials
 
 KS = (10, 50)
 ROUNDS = 9
@@ -136,7 +136,7 @@ def ratios(times: Mapping[int, float], order: Sequence[int]) -> dict[str, float]
 
 def winograd(ranking: Ranking) -> np.ndarray:
     """Whether each candidate is of that algorithm."""
-    return np.repeat([isinstance(part.problem, CpuWinogradProblem) for part in ranking.parts], np.diff(ranking.starts))
+    return np.repeat([part.schema is WINOGRAD for part in ranking.parts], np.diff(ranking.starts))
 
 
 def of_way(ranking: Ranking, way: str | None) -> Ranking:
@@ -147,7 +147,7 @@ def of_way(ranking: Ranking, way: str | None) -> Ranking:
     """
     if way is None:
         return ranking
-    parts = tuple(part for part in ranking.parts if isinstance(part.problem, CpuWinogradProblem) == (way == "winograd"))
+    parts = tuple(part for part in ranking.parts if (part.schema is WINOGRAD) == (way == "winograd"))
     if not parts:
         raise ValueError(f"there are no candidates for {WAYS[way]}")
     own = winograd(ranking) == (way == "winograd")

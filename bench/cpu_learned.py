@@ -32,13 +32,13 @@ from rich.table import Table
 
 from bench.common import write_results
 from bench.cpu_choice import MEASURES, WAYS, kind_of, means, of_way, problem, ratios, winograd_rows
-from tilewright.cost.cpu_choice import modelled
-from tilewright.cost.cpu_learned import VERSION, file_of, predicted, record, table
-from tilewright.cost.forest import Forest, fit, mean_of, save
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime import plain
+from tilewright.selection.choice import rank
+from tilewright.selection.learned.cpu import VERSION, file_of, predicted, record, table
+from tilewright.selection.learned.forest import Forest, fit, mean_of, save
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import plain
 
 DATA = Path(__file__).parent / "data"
 OPTIONS = {"max_iter": 500, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
@@ -82,7 +82,7 @@ def measured(line: Mapping[str, Any]) -> Measured:
     machine: Machine = plain.decode(line["machine"])
     found = problem(line["layer"], machine, THREADS)
     only = line.get("only")
-    ranking = of_way(modelled(found, machine, THREADS), only)
+    ranking = of_way(rank(found, machine, THREADS, learned=False), only)
     seconds = np.full(ranking.candidates, np.nan)
     texts = {plain.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
     for text, value in line["times"].items():

@@ -21,7 +21,7 @@ from rich.table import Table
 import tilewright
 from bench.common import Contender, Outcome, compare, write_results
 from tilewright import zoo
-from tilewright.runtime.peers import PEERS
+from tilewright.tuning.peers import PEERS
 
 OURS = "tilewright"
 

@@ -2,7 +2,7 @@
 
     python -m bench.cpu_score [--data bench/data/cpu_random.jsonl.gz] [--layers 40] [--each 24] [--jobs 2] [--first 8] [--write]
 
-Compiles and reads (`tilewright/cost/cpu_code.py`) measured kernels of the file that `bench.cpu_choice --random` made: of its last --layers
+Compiles and reads (`tilewright/selection/code_score.py`) measured kernels of the file that `bench.cpu_choice --random` made: of its last --layers
 contractions that were measured with nothing beside them, half of --each the models' favourites, half spread evenly over the others. The coefficients
 of the linear combination, none negative, have the least sum of squared relative errors; each layer is judged with those fitted to the other layers.
 "among n": what is lost by the choice of the best score among the first n of these that the models like best, as a compilation chooses among its
@@ -33,12 +33,12 @@ from bench.cpu_choice import kind_of
 from bench.cpu_learned import DATA, THREADS, lines, measured, undisturbed
 from tilewright.analysis.assembly import disassembled
 from tilewright.analysis.loops_operations import Unanalysable
-from tilewright.codegen.lower import lower
 from tilewright.codegen.source import source_text
-from tilewright.cost.cpu_code import MODELS, code_terms, linear, together
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import plain
+from tilewright.kernels.registry import lower
+from tilewright.selection.code_score import MODELS, code_terms, linear, together
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
+from tilewright.tuning import plain
 
 Row = dict[str, Any]
 Score = Callable[[Sequence[Row]], np.ndarray]

@@ -21,11 +21,11 @@ from rich.table import Table
 
 from bench.common import write_results
 from bench.layers import LAYERS, layer
-from tilewright.cost.choice import rank
-from tilewright.cost.evolution import Searched, Strategy, coordinates, evolve, nearest
 from tilewright.hardware import machine
-from tilewright.runtime.dataset import layer_problem
-from tilewright.schedule.columns import Columns
+from tilewright.kernels.columns import Columns
+from tilewright.selection.choice import rank
+from tilewright.selection.evolution import Searched, Strategy, coordinates, evolve, nearest
+from tilewright.tuning.dataset import layer_problem
 
 TARGETS = {"h200": (25, 50, 100, 200, 400), "x86-avx512": (10, 20, 40, 80), "cortex-a53": (10, 20, 40, 80)}
 """Evaluations after which each is looked at."""
@@ -38,10 +38,9 @@ def spaces_of(layers: Sequence[str], target: str, smallest: int = 1) -> Iterator
     for name in layers:
         problem = layer_problem(layer(name))
         ranking = rank(problem, machine(target), 2)
-        for number, part in enumerate(ranking.parts):
+        for part in ranking.parts:
             if len(part.estimate.seconds) >= smallest:
-                schema = getattr(part.schedule, "__name__", f"schema {number}").removesuffix("Schedule")
-                yield f"{name} {schema}", part.rows, part.estimate.seconds
+                yield f"{name} {part.schema.name}", part.rows, part.estimate.seconds
 
 
 class _Counted:

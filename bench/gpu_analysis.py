@@ -26,14 +26,14 @@ from bench.transactions import pearson
 from tilewright.analysis.gpu import analysed
 from tilewright.analysis.traffic import traffic_of
 from tilewright.analysis.warps import SECTOR_BYTES
-from tilewright.codegen.lower import lower
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
-from tilewright.runtime import dataset
-from tilewright.schedule.columns import length, row
+from tilewright.kernels.columns import length, row
+from tilewright.kernels.registry import lower
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset
 
 COUNTED = {
     "shared loads": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
@@ -56,7 +56,7 @@ def named_schedules(ranking: Ranking, texts: Iterable[str]) -> dict[str, Any]:
     wanted, found = set(texts), {}
     for part in ranking.parts:
         for at in range(length(part.rows)):
-            schedule = part.schedule(**row(part.rows, at))
+            schedule = part.schema.schedule_of(row(part.rows, at), ranking.machine)
             if str(schedule) in wanted:
                 found[str(schedule)] = schedule
     return found

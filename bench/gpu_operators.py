@@ -29,12 +29,12 @@ from bench.common import write_results
 from bench.operators import DEPTHWISE, PRODUCTS
 from bench.operators import problem as operator_problem
 from bench.top_ratio import KS
-from tilewright.cost.choice import rank
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import dataset, plain
-from tilewright.runtime.sampling import evenly
-from tilewright.runtime.trials import Job, Trials
+from tilewright.selection.choice import rank
+from tilewright.tuning import dataset, plain
+from tilewright.tuning.sampling import evenly
+from tilewright.tuning.trials import Job, Trials
 
 KINDS = {"depthwise": DEPTHWISE, "batched product": PRODUCTS}
 ALTERNATING = tuple(name for name in chain(*zip_longest(DEPTHWISE, PRODUCTS)) if name is not None)

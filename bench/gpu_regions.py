@@ -24,10 +24,10 @@ import tilewright
 from bench.common import write_results
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds
 from tilewright import zoo
-from tilewright.cost.gpu import bandwidth
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
+from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.partition.plan import plan_program
 from tilewright.runtime.gpu import GpuEngine, gpu_engine
 

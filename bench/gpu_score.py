@@ -39,10 +39,10 @@ from bench.regions import ranking_of
 from tilewright.analysis.gpu import analysed, busy_cycles
 from tilewright.analysis.gpu_time import FAMILIES, KERNEL_COLUMNS, TimeConstants, as_constants, as_numbers, kernel_columns, term_cycles
 from tilewright.analysis.warps import NotStatic
-from tilewright.cost.learned import model_of, refined
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import dataset, plain
+from tilewright.selection.learned.gpu import model_of, refined
+from tilewright.tuning import dataset, plain
 
 DATA = Path(__file__).parent / "data"
 BLOCKS = 24

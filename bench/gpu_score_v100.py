@@ -2,10 +2,10 @@
 
     python -m bench.gpu_score_v100 FOLDER [--ours bench/data/h200_train.jsonl.gz] [--name gpu_score_v100]
 
-FOLDER is that of `bench.published_data`. Only terms that need no assembly: counts of `cost.volumes`, which the published kernels and ours have in
-common. The coefficients come from our direct kernels of random layers on the H200 alone: `terms` is `volume_cost` with constants fitted from a
+FOLDER is that of `bench.published_data`. Only terms that need no assembly: counts of `kernels.gpu.counts`, which the published kernels and ours have
+in common. The coefficients come from our direct kernels of random layers on the H200 alone: `terms` is `counted_cost` with constants fitted from a
 neutral start that knows nothing of a V100, `linear` a combination of the same terms' cycles (least squares of relative errors, no coefficient
-negative). Beside them `volume_cost` with constants fitted on the V100's own training files, and the model that CNNOpt prints. LoP@n: the best time
+negative). Beside them `counted_cost` with constants fitted on the V100's own training files, and the model that CNNOpt prints. LoP@n: the best time
 among the first n of a score over the layer's best, minus 1; means over the published layers, RS and S kernels of a layer together.
 """
 
@@ -26,12 +26,13 @@ from scipy.optimize import nnls
 from bench import published_data
 from bench.common import write_results
 from bench.transfer import direct, generally, layers_of
-from tilewright.cost.hybrid import Samples, fit_overheads, loss_of_performance, without_failures
-from tilewright.cost.volumes import DEFAULTS, Overheads, Volumes, busiest, printed_cost, step_cycles, volume_cost
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import dataset
-from tilewright.runtime.training import samples
+from tilewright.kernels.gpu.counted import DEFAULTS, Overheads, busiest, counted_cost, printed_cost, step_cycles
+from tilewright.kernels.gpu.counts import Counts
+from tilewright.selection.learned.hybrid import Samples, fit_overheads, loss_of_performance, without_failures
+from tilewright.tuning import dataset
+from tilewright.tuning.training import samples
 
 TRIED = (1, 10, 30)
 NEUTRAL = Overheads(
@@ -40,10 +41,10 @@ NEUTRAL = Overheads(
     drain_cycles=1, store_cycles=1, sector_cycles=1, write_factor=1, launch=1,
 )  # fmt: skip
 """Where the fit of `terms` starts: one, or a round guess, for everything."""
-Score = Callable[[Volumes], np.ndarray]
+Score = Callable[[Counts], np.ndarray]
 
 
-def matrix(volumes: Volumes, machine: Machine) -> np.ndarray:
+def matrix(volumes: Counts, machine: Machine) -> np.ndarray:
     """[candidates, terms] in cycles of the busiest processor: multiply-adds, issue, shared memory and level 2 of all steps; one block's own chain,
     a wave each; waves; what follows the loop; memory; launches."""
     v = volumes
@@ -62,7 +63,7 @@ TERMS = ("fma", "issue", "shared", "level 2", "alone", "waves", "drain", "memory
 
 def linear_coefficients(rows: Samples, machine: Machine) -> np.ndarray:
     cycles = rows.seconds * machine.clock_hz
-    coefficients: np.ndarray = nnls(matrix(rows.volumes, machine) / cycles[:, None], np.ones(len(rows)))[0]
+    coefficients: np.ndarray = nnls(matrix(rows.counts, machine) / cycles[:, None], np.ones(len(rows)))[0]
     return coefficients
 
 
@@ -71,7 +72,7 @@ def judged(layers: Samples, score: Score) -> dict[str, Any]:
     found = []
     for number in np.unique(layers.problem):
         rows = layers.where(layers.problem == number)
-        found.append([loss_of_performance(rows.seconds, score(rows.volumes), tried) for tried in TRIED])
+        found.append([loss_of_performance(rows.seconds, score(rows.counts), tried) for tried in TRIED])
     return {f"lop@{tried}": float(mean) for tried, mean in zip(TRIED, np.mean(found, axis=0), strict=True)} | {"layers": len(found)}
 
 
@@ -92,9 +93,9 @@ def main() -> int:
     coefficients = linear_coefficients(ours, here)
     scores: dict[str, Score] = {
         f"linear, fitted on the {here.name}": lambda v: matrix(v, there) @ coefficients,
-        f"terms, fitted on the {here.name}": lambda v: volume_cost(v, there, fitted).seconds,
-        "terms, not fitted": lambda v: volume_cost(v, there, NEUTRAL).seconds,
-        f"terms, fitted on the {there.name}": lambda v: volume_cost(v, there, native).seconds,
+        f"terms, fitted on the {here.name}": lambda v: counted_cost(v, there, fitted).seconds,
+        "terms, not fitted": lambda v: counted_cost(v, there, NEUTRAL).seconds,
+        f"terms, fitted on the {there.name}": lambda v: counted_cost(v, there, native).seconds,
         "as CNNOpt prints": lambda v: printed_cost(v, there).seconds,
     }
     results = [{"score": name, **judged(published, score)} for name, score in scores.items()]

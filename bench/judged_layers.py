@@ -20,14 +20,14 @@ import numpy as np
 
 from bench.layers import LAYERS, layer
 from bench.model_comparison import orders
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime import dataset, plain
-from tilewright.runtime.collecting import collect, ranking_of
-from tilewright.runtime.sampling import evenly
-from tilewright.runtime.trials import Job, Trials
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset, plain
+from tilewright.tuning.collecting import collect, ranking_of
+from tilewright.tuning.sampling import evenly
+from tilewright.tuning.trials import Job, Trials
 
 FIRST = 10
 """Of every ranking that are measured again in any case."""
@@ -42,7 +42,7 @@ def texts(ranking: Ranking, positions: Sequence[int] | np.ndarray) -> list[str]:
 def neighbours(ranking: Ranking, schedule: Any) -> list[int]:
     """Positions of the candidates of the schedule's schema that differ from it in one axis."""
     for start, part in zip(ranking.starts, ranking.parts, strict=False):
-        if part.schedule is type(schedule):
+        if part.schema.schedule is type(schedule):
             differing = np.sum([column != getattr(schedule, name) for name, column in part.rows.items()], axis=0)
             near = np.flatnonzero(differing == 1)
             best = near[np.argsort(part.estimate.seconds[near], kind="stable")][:MOST_NEIGHBOURS]

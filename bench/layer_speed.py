@@ -30,10 +30,10 @@ from rich.table import Table
 from bench.common import relative_error, write_results
 from bench.cudnn import ALGORITHMS, FEWER_MULTIPLICATIONS, Convolution, Unsupported
 from bench.layers import LAYERS, NETWORKS, layer
-from tilewright.cost.gpu_choice import rank
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import compile_worker, dataset, plain, trial_worker
+from tilewright.selection.choice import rank
+from tilewright.tuning import compile_worker, dataset, plain, trial_worker
 
 ROTATED_BYTES = 250e6
 MOST_SETS = 200

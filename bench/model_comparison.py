@@ -24,14 +24,14 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from bench.common import write_results
-from tilewright.cost.hybrid import Learned, Recipe, Samples, load, train
-from tilewright.cost.learned import KEPT, STAGES, refined
-from tilewright.cost.ranking import Ranking
-from tilewright.cost.volumes import DEFAULTS
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import dataset
-from tilewright.runtime.training import BOOSTED, RECIPE, TOPS, held_out, quality, samples
+from tilewright.kernels.gpu.counted import DEFAULTS
+from tilewright.selection.learned.gpu import KEPT, STAGES, refined
+from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, load, train
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset
+from tilewright.tuning.training import BOOSTED, RECIPE, TOPS, held_out, quality, samples
 
 THREADS = 2
 """Of one training; scikit-learn works outside the interpreter's lock, so that several trainings run at once."""

@@ -12,7 +12,7 @@ from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime.tuning import distinct_problems
+from tilewright.tuning.tuning import distinct_problems
 
 DEPTHWISE = MappingProxyType({
     "W1": (32, 112, 3, 1), "W2": (96, 112, 3, 2), "W3": (144, 56, 3, 1), "W4": (192, 28, 3, 1), "W5": (384, 14, 3, 1), "W6": (576, 14, 3, 2),

@@ -29,14 +29,14 @@ from bench.instruction_counts import cases, compiled, kernels_of
 from bench.layers import layer
 from tilewright.analysis.assembly import BasicBlock, Instruction, parse
 from tilewright.analysis.pipeline import block_cycles
-from tilewright.codegen.lower import lower
-from tilewright.cost.choice import rank
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.kernel import Kernel
-from tilewright.runtime import dataset
-from tilewright.runtime.sampling import evenly
+from tilewright.kernels.registry import lower
+from tilewright.selection.choice import rank
+from tilewright.tuning import dataset
+from tilewright.tuning.sampling import evenly
 
 CORES = MappingProxyType({
     "haswell": "haswell", "skylake-server": "skylake-avx512", "neoverse-n1": "neoverse-n1", "cortex-a53": "cortex-a53",

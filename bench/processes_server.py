@@ -8,7 +8,7 @@ import torch
 
 import tilewright.cli
 import tilewright.report.tables
-import tilewright.runtime.tuning  # noqa: F401
+import tilewright.tuning.tuning  # noqa: F401
 from tilewright.compile import read
 
 warnings.filterwarnings("ignore", category=RuntimeWarning, message=".*found in sys.modules after import")  # the program's module is also `__main__`

@@ -20,13 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
+from bench.deepcuts import printed_limit
 from bench.published_data import FOLDERS, read
-from tilewright.cost.bounds import lower_bound
-from tilewright.cost.deepcuts import printed_limit
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.schedule.columns import take
-from tilewright.schedule.gpu_direct import DirectProblem
+from tilewright.kernels.columns import take
+from tilewright.kernels.gpu.bounds import lower_bound
+from tilewright.kernels.gpu.direct.schedule import DirectProblem
+from tilewright.kernels.gpu.direct.schema import DIRECT
 
 PROBLEM_FIELDS = ("outputs", "height", "width", "channels", "filter_y", "filter_x", "stride_y", "stride_x")
 
@@ -69,7 +70,7 @@ def check(path: Path, kind: str, stride: int, machine: Machine) -> CheckedFile:
         which = which[problem.flops / samples.seconds[which] <= machine.peak_flops["fp32"]]
         some, times = take(rows, which), samples.seconds[which]
         seconds.append(times)
-        tightness.append(lower_bound(some, problem, machine).seconds / times)
+        tightness.append(lower_bound(DIRECT, problem, some, machine).seconds / times)
         exceeding.append(problem.flops / times / np.maximum(printed_limit(some, problem, machine).flops(machine), 1e-9))
     return CheckedFile(f"{path.parent.name}/{path.name}", *(np.concatenate(parts) for parts in (seconds, tightness, exceeding)))
 

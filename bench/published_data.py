@@ -34,8 +34,14 @@ if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.common import versions
-from tilewright.cost.features import describe
-from tilewright.cost.hybrid import (
+from tilewright.errors import InvalidInput, TilewrightError
+from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.gpu.counted import Overheads, counted_cost, printed_cost
+from tilewright.kernels.gpu.direct.counts import PUBLISHED, direct_counts
+from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
+from tilewright.kernels.gpu.features import described as columns_of
+from tilewright.selection.learned.hybrid import (
     Learned,
     Recipe,
     Samples,
@@ -47,10 +53,6 @@ from tilewright.cost.hybrid import (
     trials_to,
     without_failures,
 )
-from tilewright.cost.volumes import PUBLISHED, Overheads, direct_volumes, printed_cost, volume_cost
-from tilewright.errors import InvalidInput, TilewrightError
-from tilewright.hardware import machine as find_machine
-from tilewright.hardware.machine import Machine
 
 COLUMNS = {"rs": 13, "s": 15}
 """Numbers in a line."""
@@ -125,8 +127,8 @@ def _samples(table: np.ndarray, kind: str, stride: int, machine: Machine) -> Sam
     numbers = np.zeros(len(table), dtype=np.int64)
     for column in (outputs, height, width, channels, filter_size, one * stride):
         numbers = numbers * 4099 + column.astype(np.int64)
-    described = describe("direct", rows, problem, len(table))
-    return Samples(described, direct_volumes(as_numbered(rows), problem, machine, PUBLISHED), table[:, -1] * 1e-3, numbers)
+    described = columns_of(DIRECT, rows, problem)
+    return Samples(described, direct_counts(as_numbered(rows), problem, machine, PUBLISHED), table[:, -1] * 1e-3, numbers)
 
 
 def as_numbered(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -255,7 +257,7 @@ def compare(folder: Path, machine: Machine, console: Console) -> list[dict[str, 
     samples = join([read(path, *FOLDERS[name], machine).samples for name, path in paths.items() if path.is_file()])
     clean = without_failures(samples, machine, Overheads())
     overheads = fit_overheads(clean, machine)
-    rows: list[dict[str, Any]] = [{"model": "analytical", **held_out(clean, volume_cost(clean.volumes, machine, overheads).seconds)}]
+    rows: list[dict[str, Any]] = [{"model": "analytical", **held_out(clean, counted_cost(clean.counts, machine, overheads).seconds)}]
     for name, recipe in CANDIDATES.items():
         rows.append({"model": name, **held_out(clean, out_of_fold(clean, machine, recipe, overheads, FOLDS))})
         console.print(name, f"{100 * rows[-1]['lop@1']:.2f} %")
@@ -277,11 +279,11 @@ def reproduce(folder: Path, machine: Machine) -> dict[str, Any]:
     black_box = train(clean, machine, BLACK_BOX, overheads)
 
     def learned(model: Learned) -> Any:
-        return lambda samples: model.seconds(samples.described, samples.volumes, machine)
+        return lambda samples: model.seconds(samples.described, samples.counts, machine)
 
     return {
-        "analytical": evaluate(layers, lambda samples: volume_cost(samples.volumes, machine, overheads).seconds),
-        "analytical_paper": evaluate(layers, lambda samples: printed_cost(samples.volumes, machine).seconds),
+        "analytical": evaluate(layers, lambda samples: counted_cost(samples.counts, machine, overheads).seconds),
+        "analytical_paper": evaluate(layers, lambda samples: printed_cost(samples.counts, machine).seconds),
         "blackbox": evaluate(layers, learned(black_box)),
         "hybrid": evaluate(layers, learned(hybrid)),
         "machine": machine.name,

@@ -72,7 +72,7 @@ def serve(target: str, core: int) -> None:
     """The worker's side: answers ranges of seeds, on one core, with a kernel cache of its own that is emptied after each."""
     import torch
 
-    from tilewright.runtime.workers import serve as answer_all
+    from tilewright.tuning.workers import serve as answer_all
 
     sys.path.insert(0, str(TESTS))
     if hasattr(os, "sched_setaffinity"):
@@ -119,7 +119,7 @@ class Campaign:
 
     def work(self, core: int, folder: Path) -> None:
         """One worker process after another, until nothing waits."""
-        from tilewright.runtime.workers import Worker, WorkerLost
+        from tilewright.tuning.workers import Worker, WorkerLost
 
         worker: Worker | None = None
         asked = 0

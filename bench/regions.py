@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import collecting, dataset
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import collecting, dataset
 
 
 def ranking_of(layer: Mapping[str, Any], machine: Machine) -> Ranking:

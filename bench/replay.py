@@ -95,11 +95,11 @@ def graphs(unit: str) -> Iterator[tuple[str, Any]]:
 def planned(graph: Any, name: str) -> Plain:
     """All that is decided for a graph on one of `TARGETS`."""
     from tilewright.compile import source_files
-    from tilewright.cost.choice import rank
-    from tilewright.cost.ranking import Choice
     from tilewright.errors import UnsupportedOption
     from tilewright.hardware import machine
     from tilewright.partition.plan import plan_program
+    from tilewright.selection.choice import rank
+    from tilewright.selection.ranking import Choice
 
     target, threads, precision = TARGETS[name]
     here = machine(target)

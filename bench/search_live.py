@@ -21,12 +21,12 @@ from rich.table import Table
 
 from bench.common import write_results
 from bench.search_peer import proposed_batches
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime import dataset
-from tilewright.runtime.collecting import ranking_of
-from tilewright.runtime.trials import Job, Trials
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset
+from tilewright.tuning.collecting import ranking_of
+from tilewright.tuning.trials import Job, Trials
 
 TOPS = (1, 10, 30, 100)
 SHARES = {"95": 0.05, "99": 0.01}

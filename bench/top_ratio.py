@@ -19,13 +19,13 @@ from rich.table import Table
 
 from bench.choice_quality import places
 from bench.common import write_results
-from tilewright.cost.learned import model_of, refined
 from tilewright.hardware import machine as find_machine
-from tilewright.runtime import dataset
-from tilewright.runtime.collecting import ranking_of
+from tilewright.selection.learned.gpu import model_of, refined
+from tilewright.tuning import dataset
+from tilewright.tuning.collecting import ranking_of
 
 KS = (10, 50)
-KINDS = {"direct summation": ("ContractionSchedule", "DirectSchedule"), "winograd": ("WinogradSchedule", "FusedWinogradSchedule"), "all": None}
+KINDS = {"direct summation": ("contraction", "direct"), "winograd": ("winograd", "winograd fused"), "all": None}
 
 
 def ratios(measured: dataset.MeasuredLayer, learned: bool) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def ratios(measured: dataset.MeasuredLayer, learned: bool) -> list[dict[str, Any
     times = np.concatenate([columns["seconds"] for columns in measured.schemas.values()])
     seconds = np.full(ranking.candidates, np.nan)
     seconds[where[where >= 0]] = times[where >= 0]
-    kind_of = np.concatenate([np.full(len(part.estimate.seconds), getattr(part.schedule, "__name__", "")) for part in ranking.parts])
+    kind_of = np.concatenate([np.full(len(part.estimate.seconds), part.schema.name) for part in ranking.parts])
     order = np.argsort(ranking.seconds, kind="stable")
     rows = []
     for kind, schemas in KINDS.items():

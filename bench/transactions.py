@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from rich.table import Table
 from bench.bounds_check import Measured, part_of, read
 from bench.common import RESULTS, write_results
 from bench.regions import ranking_of
-from tilewright.cost.candidates import described
-from tilewright.cost.ranking import Part
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.schedule.columns import Columns, length
+from tilewright.kernels.columns import Columns, length
+from tilewright.selection.learned.gpu import described
+from tilewright.selection.ranking import Part
 
 SECONDS = "seconds"
 WAVEFRONTS, SECTORS, OCCUPANCY = "predicted shared wavefronts", "predicted sectors", "predicted occupancy"
@@ -38,10 +39,10 @@ Row = Mapping[str, float]
 def predicted_counts(part: Part, rows: Columns, machine: Machine) -> dict[str, np.ndarray]:
     """Wavefronts of shared memory, sectors between level 2 and processors, and occupancy in percent of these candidates of the part's schema (of
     Winograd's algorithm those of its product alone); nothing for a schema whose volumes are not counted."""
-    found = described(Part(part.schedule, rows, Estimate({}), part.problem), machine)
+    found = described(replace(part, rows=rows, estimate=Estimate({})), machine)
     if found is None:
         return {}
-    v = found.volumes
+    v = found.counts
     rounds = v.blocks * v.steps
     side_by_side = np.minimum(v.resident, -(-v.blocks // machine.processors))
     return {

@@ -3,10 +3,10 @@
     python -m bench.transfer --published FOLDER --ours bench/data/h200_train.jsonl.gz --judged bench/data/h200_layers.jsonl.gz [--name transfer]
 
 All models see only quantities without dimension, relative to the machine's peaks (the record "relative"), and correct the general analytical model
-(`cost.volumes.volume_cost`, default constants, which were fitted on the V100). Judged are orders of the measured direct kernels, RS and S, of the
-twenty layers of either machine, of which no row was trained with. The two sets of kernels differ in more than the machine: CNNOpt's keep columns of
-the image innermost and stage results in shared memory (`PUBLISHED`), ours keep channels innermost, copy asynchronously and store directly
-(`GENERATED`); the counts of `Volumes` are what they have in common. Twenty layers are few, and one bad first choice moves the mean by per cents: a
+(`kernels.gpu.counted.counted_cost`, default constants, which were fitted on the V100). Judged are orders of the measured direct kernels, RS and S, of
+the twenty layers of either machine, of which no row was trained with. The two sets of kernels differ in more than the machine: CNNOpt's keep columns
+of the image innermost and stage results in shared memory (`PUBLISHED`), ours keep channels innermost, copy asynchronously and store directly
+(`GENERATED`); the counts of `Counts` are what they have in common. Twenty layers are few, and one bad first choice moves the mean by per cents: a
 machine's random layers, of which there are hundreds, are judged as well, by the models that saw nothing of them: those of the other machine.
 """
 
@@ -26,13 +26,13 @@ from rich.table import Table
 
 from bench import published_data
 from bench.common import write_results
-from tilewright.cost.features import SCHEMAS
-from tilewright.cost.hybrid import Learned, Recipe, Samples, join, train_together, without_failures
-from tilewright.cost.volumes import DEFAULTS, volume_cost
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.runtime import dataset
-from tilewright.runtime.training import TOPS, quality, samples
+from tilewright.kernels.gpu.counted import DEFAULTS, counted_cost
+from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
+from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, join, train_together, without_failures
+from tilewright.tuning import dataset
+from tilewright.tuning.training import TOPS, quality, samples
 
 RECIPES = MappingProxyType(
     {
@@ -53,7 +53,7 @@ def generally(rows: Samples) -> Samples:
 
 
 def direct(rows: Samples) -> Samples:
-    return rows.where(rows.described["schema"] == SCHEMAS["direct"])
+    return rows.where(rows.described["schema"] == DIRECT)
 
 
 def layers_of(layers: Mapping[str, Mapping[str, Samples]]) -> Samples:
@@ -69,7 +69,7 @@ def with_rows(rows: Samples, least: int) -> Samples:
 
 
 def predicted(model: Learned, rows: Samples, machine: Machine) -> np.ndarray:
-    return model.predicted(rows.described, rows.volumes, machine, rows.expected(machine, DEFAULTS))
+    return model.predicted(rows.described, rows.counts, machine, rows.expected(machine, DEFAULTS))
 
 
 def compare(
@@ -82,7 +82,7 @@ def compare(
     that have `seen` it."""
     results: list[dict[str, Any]] = []
     for name, (rows, machine) in judged.items():
-        found = quality(rows, volume_cost(rows.volumes, machine, DEFAULTS).seconds)
+        found = quality(rows, counted_cost(rows.counts, machine, DEFAULTS).seconds)
         results.append({"judged": name, "trained": ANALYTICAL, "target": None, "rows": 0, **found})
     for trained, source in sources.items():
         for target, recipe in recipes.items():

@@ -24,7 +24,7 @@ import tilewright
 from bench.common import as_list, double_precision_outputs, relative_error, write_results
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds
 from tilewright import zoo
-from tilewright.runtime.records import Records
+from tilewright.tuning.records import Records
 
 
 def measure(name: str, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:

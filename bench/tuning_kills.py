@@ -20,18 +20,18 @@ from typing import Any
 from bench.processes import PATIENCE, RIGHT, ended, files_left, processes_left, start, words_of
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime import plain
-from tilewright.runtime.measurement import Measurement
-from tilewright.runtime.problems import convolution_problem, key_of
-from tilewright.runtime.records import Records
-from tilewright.runtime.trials import Outcome, Trials
-from tilewright.runtime.tuning import tune
 from tilewright.system.scratch import Scratch
+from tilewright.tuning import plain
+from tilewright.tuning.measurement import Measurement
+from tilewright.tuning.problems import convolution_problem, key_of
+from tilewright.tuning.records import Records
+from tilewright.tuning.trials import Outcome, Trials
+from tilewright.tuning.tuning import tune
 
 TRIALS = 4
 STAND_IN = """
 import sys, time
-from tilewright.runtime.workers import serve
+from tilewright.tuning.workers import serve
 def answer(message):
     time.sleep(0.02)
     if message["do"] == "trial":

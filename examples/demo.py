@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import tilewright
 from tilewright.report.tables import plan_table
 from tilewright.runtime.executable import Executable
-from tilewright.runtime.measure import interleaved_seconds
-from tilewright.runtime.peers import eager_channels_last
+from tilewright.tuning.measure import interleaved_seconds
+from tilewright.tuning.peers import eager_channels_last
 
 BATCH = 64
 LEAST_EPOCHS = 12  # also where the time does not suffice: the comparison is of little interest with an untrained network

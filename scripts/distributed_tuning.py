@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bench.common import write_results
-from tilewright.runtime.records import Records
+from tilewright.tuning.records import Records
 
 PORT = 8786
 

@@ -52,9 +52,9 @@ def compile_layers(folder: Path, target: str, alternatives: int, names: list[str
 def compile_layer(folder: Path, target: str, alternatives: int, only: str, name: str) -> dict[str, Any]:
     """One layer's entry of the manifest; its cubins are in the folder."""
     from tilewright.codegen.cuda import dynamic_shared_bytes, print_cuda
-    from tilewright.codegen.gpu import lower_gpu
-    from tilewright.cost.gpu_choice import rank
     from tilewright.hardware import machine as find_machine
+    from tilewright.kernels.registry import lower
+    from tilewright.selection.choice import rank
     from tilewright.toolchain.binary import SourceFile, parse_resources
     from tilewright.toolchain.compilers import NvrtcCompiler
 
@@ -64,7 +64,7 @@ def compile_layer(folder: Path, target: str, alternatives: int, only: str, name:
     ranking = rank(problem, machine)
     candidates = []
     for position, choice in sample(ranking, alternatives, only):
-        lowered = lower_gpu(problem, choice.schedule, machine)
+        lowered = lower(problem, choice.schedule, machine)
         packed = {
             n: {"view": s.view, "matrix": s.matrix, "shape": s.value.shape, "pad": s.layout.size}
             for n, s in lowered.storage.items()

@@ -16,12 +16,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tilewright.cost.gpu_choice import rank
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime.problems import convolution_problem
-from tilewright.runtime.trials import Job, Outcome, Trials, tied
+from tilewright.selection.choice import rank
+from tilewright.tuning.problems import convolution_problem
+from tilewright.tuning.trials import Job, Outcome, Trials, tied
 
 LAYERS = {"R6": (128, 128, 28, 28, 3, 1), "R12": (512, 512, 7, 7, 3, 1), "D1": (32, 3, 108, 108, 3, 1)}
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from tilewright.codegen.interpreter import run
-from tilewright.codegen.lower import lower
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.problem import Problem
-from tilewright.runtime.compile_worker import program_of
+from tilewright.kernels.registry import lower
 from tilewright.runtime.driver import KernelNodeParams
-from tilewright.runtime.trial_worker import Server
+from tilewright.tuning.compile_worker import program_of
+from tilewright.tuning.trial_worker import Server
 
 
 class EmulatedDriver:
@@ -85,7 +85,7 @@ class EmulatedServer(Server):
     """Answers as the real one does, for one problem, on the CPU; every launch takes as long as the test says."""
 
     def __init__(self, problem: Problem, machine: Machine, seconds: float = 50e-6) -> None:
-        from tilewright.runtime.trial_worker import DeviceProblem
+        from tilewright.tuning.trial_worker import DeviceProblem
 
         self.device = torch.device("cpu")
         self.stream = 0

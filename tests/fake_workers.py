@@ -1,4 +1,4 @@
-"""Stand-ins for the processes of `tilewright.runtime.trials`: `fake_workers.py compile [FAULTS]`, `fake_workers.py measure [FAULTS] --device N`.
+"""Stand-ins for the processes of `tilewright.tuning.trials`: `fake_workers.py compile [FAULTS]`, `fake_workers.py measure [FAULTS] --device N`.
 
 The compiler lowers and does not compile. Times follow from the schedule's text alone. FAULTS is JSON: {part of a schedule's text: what goes wrong},
 where "log" names a file that gets a line for each question to the measuring process.
@@ -16,8 +16,8 @@ from typing import Any
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Lowered
-from tilewright.runtime.compile_worker import Server
-from tilewright.runtime.workers import Fatal, serve
+from tilewright.tuning.compile_worker import Server
+from tilewright.tuning.workers import Fatal, serve
 
 
 def seconds(schedule: str) -> float:

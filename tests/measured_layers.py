@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.hardware import machine
-from tilewright.runtime import dataset
-from tilewright.runtime.collecting import ranking_of
-from tilewright.runtime.sampling import evenly
-from tilewright.runtime.trials import Job, Outcome, Timing
+from tilewright.tuning import dataset
+from tilewright.tuning.collecting import ranking_of
+from tilewright.tuning.sampling import evenly
+from tilewright.tuning.trials import Job, Outcome, Timing
 
 H200 = machine("h200")
 SLOWER = 3.0

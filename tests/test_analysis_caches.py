@@ -18,17 +18,17 @@ from bench.tuna_misses import tuna_misses
 from tilewright.analysis.caches import LevelMisses, cache_misses, misses_of_levels
 from tilewright.analysis.footprints import Strided, distinct_lines, line_intervals, lines_by_set, strided
 from tilewright.analysis.loop_tree import LoopTree, loop_tree
-from tilewright.codegen.lower import lower
 from tilewright.codegen.source import source_text
-from tilewright.cost.choice import rank
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Cache
 from tilewright.ir.expr import Apply, Expr, Load, Var, binary, index_const
 from tilewright.ir.kernel import Block, Buffer, For, If, Kernel, Statement, Store
-from tilewright.runtime.dataset import layer_problem
-from tilewright.runtime.problems import convolution_problem
+from tilewright.kernels.registry import lower
+from tilewright.selection.choice import rank
 from tilewright.toolchain.binary import Binary, SourceFile
 from tilewright.toolchain.build import compile_kernels
+from tilewright.tuning.dataset import layer_problem
+from tilewright.tuning.problems import convolution_problem
 
 AVX2 = find_machine("x86-avx2")
 

@@ -16,7 +16,7 @@ from tilewright.analysis.ptx_flow import flow_of
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Launch
-from tilewright.runtime import dataset, plain
+from tilewright.tuning import dataset, plain
 
 H200 = machine("h200")
 

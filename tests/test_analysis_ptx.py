@@ -14,13 +14,13 @@ from tilewright.analysis.gpu import KernelAnalysis, analysed, busy_cycles, cycle
 from tilewright.analysis.ptx import Instruction, parse
 from tilewright.analysis.ptx_flow import flow_of
 from tilewright.analysis.warps import NotStatic, accesses
-from tilewright.codegen.gpu import lower_gpu
 from tilewright.hardware import machine
 from tilewright.hardware.catalogue import catalogue
 from tilewright.hardware.documents import clauses_without_origin
 from tilewright.ir.kernel import Launch
 from tilewright.ir.region import Lowered
-from tilewright.schedule.gpu_contraction import ContractionSchedule
+from tilewright.kernels.gpu.gemm.space import ContractionSchedule
+from tilewright.kernels.registry import lower
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
 
@@ -153,7 +153,7 @@ SCHEDULES = (
 @cache
 def lowered(which: str, number: int) -> Lowered:
     case: Case = matmul_case(m=70, n=50, r=96) if which == "matmul" else convolution_case(channels=32, outputs=40, size=(12, 11))
-    return lower_gpu(case.problem, SCHEDULES[number], H200)
+    return lower(case.problem, SCHEDULES[number], H200)
 
 
 @pytest.mark.parametrize("which", ["matmul", "convolution"])

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from tests.gpu_cases import convolution_case
 from tests.test_analysis_gpu import counted, executed, kernels
 from tilewright.analysis.traffic import PlacesWalk, level_2_sectors, memory_sectors, traffic_of
-from tilewright.codegen.gpu import lower_gpu
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Load, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Store
-from tilewright.schedule.gpu_contraction import ContractionSchedule
+from tilewright.kernels.gpu.gemm.space import ContractionSchedule
+from tilewright.kernels.registry import lower
 
 H200 = machine("h200")
 
@@ -96,7 +96,7 @@ def test_level_1_serves_what_a_block_reads_again() -> None:
 
 def test_a_convolution_reads_its_operands_once_from_memory() -> None:
     case = convolution_case(channels=16, outputs=32)
-    made = lower_gpu(case.problem, ContractionSchedule(16, 32, 16, 2, 4, 1, 2), H200)
+    made = lower(case.problem, ContractionSchedule(16, 32, 16, 2, 4, 1, 2), H200)
     (kernel,) = made.kernels
     read, written = memory_sectors(kernel, H200, 1)
     distinct = sum(-(-buffer.size * 4 // 32) for buffer in kernel.parameters if not buffer.writable)

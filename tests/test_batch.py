@@ -20,9 +20,9 @@ import torch
 import tilewright
 from tilewright.cli import main
 from tilewright.errors import UnsupportedOption
-from tilewright.runtime import batch
-from tilewright.runtime.batch import CommandStopped, Compiled, Job, compile_all, connected, run_all, run_command
-from tilewright.runtime.records import Records
+from tilewright.tuning import batch
+from tilewright.tuning.batch import CommandStopped, Compiled, Job, compile_all, connected, run_all, run_command
+from tilewright.tuning.records import Records
 
 distributed = pytest.importorskip("distributed")
 
@@ -71,7 +71,7 @@ if "tune" in sys.orig_argv:
     if "2/2" in sys.orig_argv and Path(__file__).with_name("broken").exists():
         print("tilewright: error: made up", file=sys.stderr)
         os._exit(2)
-    from tilewright.runtime import trials
+    from tilewright.tuning import trials
 
     real, fake = trials.Trials, {str(Path(__file__).with_name("fake_workers.py"))!r}
     trials.Trials = lambda machine, devices, **_: real(machine, devices, 1, measurer=(fake, "measure", "{{}}"), compiler=(fake, "compile", "{{}}"))

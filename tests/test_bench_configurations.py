@@ -6,14 +6,10 @@ import io
 
 from rich.console import Console
 
-from bench.configurations import PAPER, counts, layer_table, measured, reason_table, schema
+from bench.configurations import PAPER, counts, layer_table, measured, reason_table
 from bench.layers import LAYERS, layer
 from bench.regions import ranking_of
-from tilewright.cost.ranking import Part
 from tilewright.hardware import machine
-from tilewright.ir.estimate import Estimate
-from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule
-from tilewright.schedule.gpu_winograd_fused import FusedWinogradSchedule
 
 
 def test_counts_are_those_of_the_ranking() -> None:
@@ -35,8 +31,3 @@ def test_tables() -> None:
     entry = results[0]["schemas"]["contraction"]
     assert f"{entry['feasible']:,} of {entry['generated']:,}" in text and "159" in text and "842" in text
     assert "threads below two warps or above 512" in text
-
-
-def test_schemas_are_called_as_their_reasons_call_them() -> None:
-    names = [schema(Part(made, {}, Estimate({}))) for made in (ContractionSchedule, GemvSchedule, FusedWinogradSchedule)]
-    assert names == ["contraction", "gemv", "winograd fused"]

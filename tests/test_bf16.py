@@ -18,20 +18,21 @@ from tilewright.analysis.caches import cache_misses
 from tilewright.analysis.pipeline import block_cycles
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
-from tilewright.codegen.cpu.amx import amx_form, lower_amx
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics.amx import configuration, tile
-from tilewright.cost.cpu_choice import rank
 from tilewright.hardware import host_cpu, machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.expr import Load, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Store
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.kernels.columns import length, row
+from tilewright.kernels.cpu.amx.lower import amx_form
+from tilewright.kernels.cpu.amx.space import CpuAmxProblem, CpuAmxSchedule, cpu_amx_space, schedule_of
+from tilewright.kernels.registry import lower
 from tilewright.partition.storage import BFLOAT16_ISA
 from tilewright.runtime.packing import pack, prepared, unpack
-from tilewright.schedule.columns import length, row
-from tilewright.schedule.cpu_amx import CpuAmxProblem, CpuAmxSchedule, cpu_amx_space, schedule_of
+from tilewright.selection.choice import rank
 
 XEON = machine("xeon-sapphire-rapids")
 here = pytest.mark.skipif(not set(BFLOAT16_ISA) <= set(host_cpu().isa), reason="this CPU has no AMX for bfloat16")
@@ -178,7 +179,7 @@ def examine(case: Case, threads: int, seed: int) -> None:
     rows, _ = cpu_amx_space(problem, threads)
     if length(rows):
         position = int(np.random.default_rng(seed).integers(length(rows)))
-        check(case, lower_amx(case.problem, schedule_of(16, **row(rows, position)), XEON))
+        check(case, lower(case.problem, schedule_of(16, **row(rows, position)), XEON))
 
 
 CONVOLUTIONS = dict(
@@ -227,7 +228,7 @@ def test_few_channels_are_walked_with_the_columns_of_the_filter(channels: int) -
     x = case.inputs["x"].copy()
     x[:, :, :, -1] = np.nan
     with_nan = replace(case, inputs=dict(case.inputs) | {"x": x})
-    lowered = lower_amx(case.problem, CpuAmxSchedule(7, 2, 1, False, False, 2, 1, 16), XEON)
+    lowered = lower(case.problem, CpuAmxSchedule(7, 2, 1, False, False, 2, 1, 16), XEON)
     check(case, lowered)
     found = execute(with_nan, lowered)
     double = {name: torch.from_numpy(array).double() for name, array in with_nan.inputs.items()}
@@ -239,7 +240,7 @@ def test_tiles_over_rows_do_not_store_what_lies_between() -> None:
     case = convolution(channels=32, outputs=32, size=(7, 7))
     layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
     case = replace(case, layouts=layouts)
-    check(case, lower_amx(case.problem, CpuAmxSchedule(16, 2, 2, True, False, 2, 1, 16), XEON))
+    check(case, lower(case.problem, CpuAmxSchedule(16, 2, 2, True, False, 2, 1, 16), XEON))
 
 
 def test_the_output_may_be_row_major() -> None:
@@ -247,7 +248,7 @@ def test_the_output_may_be_row_major() -> None:
     case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
     _, problem = amx_form(case.problem, XEON)
     assert problem.single_stores
-    check(case, lower_amx(case.problem, CpuAmxSchedule(9, 2, 2, False, False, 2, 1, 16), XEON))
+    check(case, lower(case.problem, CpuAmxSchedule(9, 2, 2, False, False, 2, 1, 16), XEON))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_more_threads_than_blocks_are_no_obstacle() -> None:
     rows, _ = cpu_amx_space(problem, 56)
     assert length(rows)
     at = int(np.argmax(rows["channel_parts"]))
-    check(case, lower_amx(case.problem, schedule_of(16, **row(rows, at)), XEON))
+    check(case, lower(case.problem, schedule_of(16, **row(rows, at)), XEON))
 
 
 def test_tiles_take_the_place_of_vectors_where_factors_are_bfloat16() -> None:
@@ -303,7 +304,7 @@ def test_tiles_take_the_place_of_vectors_where_factors_are_bfloat16() -> None:
 def test_the_cache_model_sees_tile_loads() -> None:
     """One thread, every line of both factors comes in once: all of it fits the second level."""
     case = convolution(channels=64, outputs=64, size=(28, 28), epilogue=False)
-    kernel = lower_amx(case.problem, CpuAmxSchedule(14, 2, 2, False, False, 1, 1, 16), XEON).kernels[0]
+    kernel = lower(case.problem, CpuAmxSchedule(14, 2, 2, False, False, 1, 1, 16), XEON).kernels[0]
     second = cache_misses(kernel, XEON, 1).levels[1]
     lines = {"in0": 9 * 64 * 64 // 32, "in1": 30 * 30 * 64 // 32, "out": 28 * 28 * 64 // 32}
     assert {name: round(count) for name, count in second.misses.items()} == lines

@@ -15,18 +15,22 @@ from rich.console import Console
 
 from bench.bounds_check import check, layer_table, read, schema_table, summary
 from bench.common import RESULTS
+from bench.deepcuts import printed_limit
 from bench.layers import LAYERS, layer
 from bench.regions import ranking_of
-from tilewright.cost.bounds import lower_bound, memory_share, prune
-from tilewright.cost.deepcuts import printed_limit
 from tilewright.hardware import machine
 from tilewright.ir.region import Unsuitable
-from tilewright.runtime import dataset
-from tilewright.schedule.columns import Columns, length, take
-from tilewright.schedule.gpu_contraction import ContractionProblem, Operand
-from tilewright.schedule.gpu_direct import RS, DirectProblem
-from tilewright.schedule.gpu_winograd import WinogradProblem
-from tilewright.schedule.gpu_winograd_fused import fused_winograd_space
+from tilewright.kernels.columns import Columns, length, take
+from tilewright.kernels.gpu.bounds import lower_bound, memory_share, prune
+from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem
+from tilewright.kernels.gpu.direct.schema import DIRECT
+from tilewright.kernels.gpu.gemm.schema import GEMM
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand
+from tilewright.kernels.gpu.map.schema import MAP
+from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
+from tilewright.kernels.gpu.winograd_fused.space import fused_winograd_space
+from tilewright.tuning import dataset
 
 H200 = machine("h200")
 BOUNDED = (ContractionProblem, DirectProblem, WinogradProblem)
@@ -86,7 +90,7 @@ def test_a_data_set_of_measured_layers_is_checked(tmp_path: Path) -> None:
 
 
 def test_implicit_gemm_by_hand() -> None:
-    estimate = lower_bound(contraction_rows(), contraction_problem(1024, 1024, 1024), H200)
+    estimate = lower_bound(GEMM, contraction_problem(1024, 1024, 1024), contraction_rows(), H200)
     # 256 blocks of 8 warps: two of them, 16 warps, on some processor, 4 on a scheduler, 64 steps of 16 * 16 multiply-adds
     assert estimate.terms["fma"] == pytest.approx(65536 / 1.98e9)
     # two loads of four for every eight elements, and one copy of four of A and of B each a thread and step
@@ -98,16 +102,16 @@ def test_implicit_gemm_by_hand() -> None:
 
 def test_a_split_adds_a_launch_unless_a_cluster_adds_the_parts() -> None:
     problem = contraction_problem(1024, 1024, 1024)
-    apart = lower_bound(contraction_rows(split=2), problem, H200)
-    together = lower_bound(contraction_rows(split=2, cluster=1), problem, H200)
+    apart = lower_bound(GEMM, problem, contraction_rows(split=2), H200)
+    together = lower_bound(GEMM, problem, contraction_rows(split=2, cluster=1), H200)
     assert apart.seconds - together.seconds == pytest.approx(H200.launch_seconds)
     # 512 blocks on 132 processors: four of half the steps, as much as two whole ones
-    assert together.terms["fma"] == lower_bound(contraction_rows(), problem, H200).terms["fma"]
+    assert together.terms["fma"] == lower_bound(GEMM, problem, contraction_rows(), H200).terms["fma"]
 
 
 def test_warps_do_not_leave_their_scheduler() -> None:
     # one block of two warps on a processor: two of its four schedulers are idle
-    estimate = lower_bound(contraction_rows(block_m=32, block_n=32), contraction_problem(32, 32, 1024), H200)
+    estimate = lower_bound(GEMM, contraction_problem(32, 32, 1024), contraction_rows(block_m=32, block_n=32), H200)
     assert estimate.terms["fma"] == pytest.approx(64 * 16 * 16 / 1.98e9)
 
 
@@ -121,7 +125,7 @@ def test_no_distribution_of_blocks_and_warps_beats_the_bound(tiles: int, split: 
         return
     rows = contraction_rows(block_m=block, block_n=32, thread_m=4, thread_n=4, split=split, cluster=int(split > 1))
     warps = block * 32 // 16 // 32
-    estimate = lower_bound(rows, contraction_problem(tiles * block, 32, steps * 16), small)
+    estimate = lower_bound(GEMM, contraction_problem(tiles * block, 32, steps * 16), rows, small)
     pieces = parts * tiles
     best = min(_longest(pieces, places, processors, schedulers, warps) for places in product(range(processors), repeat=len(pieces)))
     assert estimate.terms["fma"][0] <= best * 16 * 16 / small.clock_hz * (1 + 1e-9)
@@ -142,60 +146,60 @@ def _longest(pieces: list[int], places: tuple[int, ...], processors: int, schedu
 def test_direct_convolution_by_hand() -> None:
     # 8 x 2 x 4 outputs a block of one warp, 2 a thread; 16 x 132 rows of 8 channels: two blocks on each processor
     problem = DirectProblem(1, 1, 8, 16, 2 * 264, 4, 3, 3)
-    estimate = lower_bound(direct_rows(register_y=2), problem, H200)
+    estimate = lower_bound(DIRECT, problem, direct_rows(register_y=2), H200)
     assert estimate.terms["fma"] == pytest.approx(1 * 16 * 9 * 2 / 1.98e9)
     # of a channel 4 x 3 inputs and 9 weights, by fours
     assert estimate.terms["issue"] == pytest.approx(16 * (18 + (12 + 9) / 4) / 1.98e9)
     assert estimate.terms["chain"] == pytest.approx(16 * 9 * 4 / 1.98e9)
-    crowded = lower_bound(direct_rows(register_y=2), replace(problem, height=2 * 132 * 8 + 2), H200)
+    crowded = lower_bound(DIRECT, replace(problem, height=2 * 132 * 8 + 2), direct_rows(register_y=2), H200)
     assert crowded.terms["fma"] == pytest.approx(3 * 16 * 9 * 2 / 1.98e9)
 
 
 def test_what_no_thread_stores_counts_as_nothing() -> None:
     # four rows a thread, of which two exist; of three chunks of four channels all ten
     problem = DirectProblem(1, 1, 8, 10, 2, 4, 3, 3)
-    estimate = lower_bound(direct_rows(register_y=4), problem, H200)
+    estimate = lower_bound(DIRECT, problem, direct_rows(register_y=4), H200)
     assert estimate.terms["fma"] == pytest.approx(3 * 4 * 9 * 2 / 1.98e9)
     # a tile of 16 rows with 8 a thread, of which 7 exist: the second four of each thread lie beyond
-    one = lower_bound(contraction_rows(block_m=16, thread_m=8), contraction_problem(7, 64, 1024), H200)
+    one = lower_bound(GEMM, contraction_problem(7, 64, 1024), contraction_rows(block_m=16, thread_m=8), H200)
     assert one.terms["fma"] == pytest.approx(64 * 16 * 4 * 4 / 1.98e9)
 
 
 def test_every_bound_covers_the_arithmetic() -> None:
     for name in ("D3", "R10", "R12"):
         for part in ranking_of(layer(name), H200).parts:
-            if not isinstance(part.problem, BOUNDED):
+            if not isinstance(part.facts, BOUNDED):
                 continue
-            seconds = lower_bound(part.rows, part.problem, H200).seconds
+            seconds = lower_bound(part.schema, part.facts, part.rows, H200).seconds
             assert seconds.shape == (length(part.rows),)
             # minimal filtering needs a quarter of the products, or 4 / 9
-            saved: np.ndarray | float = np.where(part.rows["output_tile"] == 4, 4, 2.25) if isinstance(part.problem, WinogradProblem) else 1
-            assert (seconds >= part.problem.flops / saved / H200.peak_flops["fp32"] * 0.99).all()
+            saved: np.ndarray | float = np.where(part.rows["output_tile"] == 4, 4, 2.25) if isinstance(part.facts, WinogradProblem) else 1
+            assert (seconds >= part.facts.flops / saved / H200.peak_flops["fp32"] * 0.99).all()
 
 
 def test_winograd_is_three_kernels() -> None:
-    part = next(part for part in ranking_of(layer("R2"), H200).parts if isinstance(part.problem, WinogradProblem))
-    estimate = lower_bound(part.rows, part.problem, H200, rotated_bytes=1e12)
+    part = next(part for part in ranking_of(layer("R2"), H200).parts if isinstance(part.facts, WinogradProblem))
+    estimate = lower_bound(part.schema, part.facts, part.rows, H200, rotated_bytes=1e12)
     assert (estimate.terms["launch"] >= 3 * H200.launch_seconds * 0.999).all()
-    product = lower_bound(part.rows, part.problem.products[0], H200)
+    product = lower_bound(GEMM, part.facts.products[0], part.rows, H200)
     first = part.rows["output_tile"] == 2
     # the transforms of a layer this small are two launches
     assert estimate.terms["fma"][first] == pytest.approx(product.terms["fma"][first] + 2 * H200.launch_seconds)
-    problem = part.problem
+    problem = part.facts
     moved = problem.bytes_read + 4 * 16 * 64 * 64 + problem.bytes_written + problem.epilogue_bytes
     assert estimate.terms["memory"][first] == pytest.approx(memory_share(H200, 1e12) * moved / 4.8e12)
 
 
 def test_winograd_in_one_kernel() -> None:
-    part = next(part for part in ranking_of(layer("R9"), H200).parts if isinstance(part.problem, WinogradProblem))
-    problem = part.problem
+    part = next(part for part in ranking_of(layer("R9"), H200).parts if isinstance(part.facts, WinogradProblem))
+    problem = part.facts
     rows, _ = fused_winograd_space(problem, H200)
-    estimate = lower_bound(rows, problem, H200)
+    estimate = lower_bound(WINOGRAD_FUSED, problem, rows, H200)
     saved = np.where(rows["output_tile"] == 4, 4, 2.25)
     assert length(rows) and (estimate.seconds >= problem.flops / saved / H200.peak_flops["fp32"]).all()
     # F(2x2): 49 tiles, 256 outputs in blocks of 16 x 32: 32 blocks of 16 warps, 4 on a scheduler, each 32 steps of 8 channels and 4 x 4 sums a thread
     some = {"output_tile": 2, "tiles": 16, "outputs": 32, "channels": 8, "thread_m": 4, "thread_n": 4, "split": 1}
-    one = lower_bound({name: np.array([value]) for name, value in some.items()}, problem, H200)
+    one = lower_bound(WINOGRAD_FUSED, problem, {name: np.array([value]) for name, value in some.items()}, H200)
     assert one.terms["fma"] == pytest.approx(4 * 32 * 8 * 16 / 1.98e9)
 
 
@@ -205,7 +209,7 @@ def test_memory_counts_what_level_2_cannot_hold() -> None:
     assert memory_share(H200, 0) == 0 and memory_share(H200, level2.bytes) == 0
     assert memory_share(H200, 4 * level2.bytes) == 0.75
     problem = contraction_problem(64, 4096, 4096)
-    cold = lower_bound(contraction_rows(), problem, H200, rotated_bytes=4 * level2.bytes)
+    cold = lower_bound(GEMM, problem, contraction_rows(), H200, rotated_bytes=4 * level2.bytes)
     assert cold.terms["memory"] == pytest.approx(0.75 * 4 * (64 * 4096 + 4096 * 4096 + 64 * 4096) / 4.8e12)
 
 
@@ -228,9 +232,9 @@ def test_pruning_needs_a_margin_for_a_predicted_time() -> None:
     assert prune(rows, bound, 1.5, margin=1.4) == ({"number": pytest.approx(np.array([0, 1]))}, {"cannot beat the best known time": 1})
 
 
-def test_an_unknown_schema_has_no_bound() -> None:
-    with pytest.raises(Unsuitable, match="str"):
-        lower_bound(contraction_rows(), "a problem", H200)
+def test_a_schema_without_a_bound_says_so() -> None:
+    with pytest.raises(Unsuitable, match="the schema map has no bound"):
+        lower_bound(MAP, None, contraction_rows(), H200)
 
 
 def test_deepcuts_formulas_as_printed() -> None:
@@ -252,5 +256,5 @@ def test_deepcuts_formulas_as_printed() -> None:
 def test_a_layer_s_rows_keep_their_order() -> None:
     part = ranking_of(layer("R12"), H200).parts[0]
     few = take(part.rows, np.array([5, 0]))
-    whole = lower_bound(part.rows, part.problem, H200).seconds
-    assert lower_bound(few, part.problem, H200).seconds.tolist() == [whole[5], whole[0]]
+    whole = lower_bound(part.schema, part.facts, part.rows, H200).seconds
+    assert lower_bound(part.schema, part.facts, few, H200).seconds.tolist() == [whole[5], whole[0]]

@@ -9,20 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bare_schemas import part
+from bare_schemas import ranking_of as bare_ranking
 
 from bench import choice_quality
 from bench.choice_quality import figures, judge_pool, judge_space, places, summaries
 from bench.model_comparison import file_of
-from tilewright.cost.hybrid import Recipe, train
-from tilewright.cost.ranking import Part, Ranking
-from tilewright.cost.volumes import DEFAULTS
 from tilewright.hardware import machine as find_machine
-from tilewright.ir.estimate import Estimate
-from tilewright.runtime import dataset
-from tilewright.runtime.collecting import ranking_of
-from tilewright.runtime.training import samples
-from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule
-from tilewright.schedule.gpu_direct import DirectSchedule
+from tilewright.kernels.gpu.counted import DEFAULTS
+from tilewright.kernels.gpu.direct.schedule import DirectSchedule
+from tilewright.kernels.gpu.gemm.space import ContractionSchedule
+from tilewright.kernels.gpu.gemv.space import GemvSchedule
+from tilewright.selection.learned.hybrid import Recipe, train
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset
+from tilewright.tuning.collecting import ranking_of
+from tilewright.tuning.training import samples
 
 NAN, INF = float("nan"), float("inf")
 
@@ -62,13 +64,10 @@ def synthetic() -> tuple[Ranking, dataset.MeasuredLayer]:
     """Two schemas of six and four candidates; five measured, one of them outside the space and faster than all others."""
     one = schedule_columns(ContractionSchedule, 6, block_m=[8, 16, 32, 8, 16, 32], block_n=[8, 8, 8, 16, 16, 16])
     two = schedule_columns(DirectSchedule, 4, register_k=[1, 2, 4, 8])
-    ranking = Ranking(
-        (
-            Part(ContractionSchedule, one, Estimate({"all": np.array([5.0, 1.0, 6.0, 7.0, 3.0, 8.0])})),
-            Part(GemvSchedule, schedule_columns(GemvSchedule, 1), Estimate({"all": np.array([99.0])})),
-            Part(DirectSchedule, two, Estimate({"all": np.array([2.0, 9.0, 4.0, 10.0])})),
-        ),
-        {},
+    ranking = bare_ranking(
+        part(ContractionSchedule, one, [5.0, 1.0, 6.0, 7.0, 3.0, 8.0]),
+        part(GemvSchedule, schedule_columns(GemvSchedule, 1), [99.0]),
+        part(DirectSchedule, two, [2.0, 9.0, 4.0, 10.0]),
     )
     measured = {
         "ContractionSchedule": schedule_columns(ContractionSchedule, 3, block_m=[32, 16, 64], block_n=[16, 8, 64]),
@@ -90,13 +89,13 @@ def test_measured_candidates_are_found_in_the_space() -> None:
 
 def test_an_axis_that_the_space_leaves_out_has_its_default() -> None:
     ranking, measured = synthetic()
-    part = ranking.parts[0]
+    first = ranking.parts[0]
     (name, default), *_ = [(axis.name, axis.default) for axis in fields(ContractionSchedule) if axis.default is not MISSING]
-    fewer = Part(ContractionSchedule, {axis: column for axis, column in part.rows.items() if axis != name}, part.estimate)
+    fewer = replace(first, rows={axis: column for axis, column in first.rows.items() if axis != name})
     columns = dict(measured.schemas["ContractionSchedule"])
     columns[name] = np.array([default + 1, default, default])
     layer = replace(measured, schemas={"ContractionSchedule": columns})
-    assert places(Ranking((fewer,), {}), layer).tolist() == [-1, 1, -1]
+    assert places(bare_ranking(fewer), layer).tolist() == [-1, 1, -1]
 
 
 def test_the_order_of_a_space() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import tilewright
-from tilewright.cost.choice import choose
 from tilewright.hardware import machine
-from tilewright.runtime import choices, problems
-from tilewright.runtime.problems import convolution_problem
+from tilewright.selection.choice import choose
+from tilewright.tuning import choices, problems
+from tilewright.tuning.problems import convolution_problem
 
 H200 = machine("h200")
 
@@ -71,9 +71,9 @@ def fresh() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     [
-        "hardware/occupancy.py", "hardware/pipelines.py", "cost/ranking.py", "cost/models/cpu_golden-cove_2.npz", "analysis/assembly.py",
-        "runtime/code_choice.py", "runtime/score_worker.py", "runtime/kernel_source.py", "toolchain/compilers.py",
-        "ir/expr.py", "graph/table.py", "schedule/columns.py", "codegen/c.py", "codegen/cpu/contraction.py",
+        "hardware/occupancy.py", "hardware/pipelines.py", "selection/ranking.py", "selection/models/cpu_golden-cove_2.npz", "analysis/assembly.py",
+        "tuning/code_choice.py", "tuning/score_worker.py", "runtime/kernel_source.py", "toolchain/compilers.py",
+        "ir/expr.py", "graph/table.py", "kernels/columns.py", "codegen/c.py", "kernels/cpu/contraction/lower.py",
     ],
 )  # fmt: skip
 def test_sources_and_models_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -15,23 +15,23 @@ from torch import nn
 
 from bench import cpu_score
 from tilewright.compile import source_files
-from tilewright.cost.choice import rank
-from tilewright.cost.cpu_code import coefficients_of, linear, together
-from tilewright.cost.ranking import Choice
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.partition.plan import plan_program
-from tilewright.runtime import choices, code_choice, plain
-from tilewright.runtime.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
-from tilewright.runtime.problems import convolution_problem
-from tilewright.runtime.score_worker import Server
-from tilewright.runtime.tuning import chooser_for
-from tilewright.runtime.workers import WorkerLost
+from tilewright.selection.choice import rank
+from tilewright.selection.code_score import coefficients_of, linear, together
+from tilewright.selection.ranking import Choice
 from tilewright.toolchain.cache import KernelCache, kernel_key
 from tilewright.toolchain.compilers import CCompiler
+from tilewright.tuning import choices, code_choice, plain
+from tilewright.tuning.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
+from tilewright.tuning.problems import convolution_problem
+from tilewright.tuning.score_worker import Server
+from tilewright.tuning.tuning import chooser_for
+from tilewright.tuning.workers import WorkerLost
 
 TARGETS = ("x86-avx512", "x86-avx2", "neoverse-n1", "cortex-a53")
 PROBLEM = convolution_problem(48, 20, 9, 11, 3)

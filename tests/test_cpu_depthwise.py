@@ -15,16 +15,17 @@ import tilewright
 from bench.instruction_counts import compiled
 from tilewright.analysis.caches import cache_misses
 from tilewright.analysis.matching import executed
-from tilewright.codegen.cpu.depthwise import depthwise_form, lower_depthwise
-from tilewright.cost.cpu_choice import rank
-from tilewright.cost.cpu_depthwise import estimate_depthwise
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Allocate, statements
 from tilewright.ir.region import Unsuitable
-from tilewright.runtime.problems import convolution_problem
-from tilewright.runtime.trial_reference import reference_results
-from tilewright.schedule.columns import length, row
-from tilewright.schedule.cpu_depthwise import CpuDepthwiseProblem, CpuDepthwiseSchedule, cpu_depthwise_space, filters_held, schedule_of
+from tilewright.kernels.columns import length, row
+from tilewright.kernels.cpu.depthwise.estimate import estimate_depthwise
+from tilewright.kernels.cpu.depthwise.lower import depthwise_form
+from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseProblem, CpuDepthwiseSchedule, cpu_depthwise_space, filters_held, schedule_of
+from tilewright.kernels.registry import lower
+from tilewright.selection.choice import rank
+from tilewright.tuning.problems import convolution_problem
+from tilewright.tuning.trial_reference import reference_results
 
 NEON, AVX2, AVX512 = machine("neoverse-n1"), machine("x86-avx2"), machine("x86-avx512")
 
@@ -62,7 +63,7 @@ def examine(target, vectors, size, filter_size, stride, dilation, batch, seed) -
         return
     rows, _ = cpu_depthwise_space(problem, target)
     position = int(np.random.default_rng(seed).integers(length(rows)))
-    check(case, lower_depthwise(case.problem, schedule_of(target.vector_lanes(), **row(rows, position)), target))
+    check(case, lower(case.problem, schedule_of(target.vector_lanes(), **row(rows, position)), target))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
@@ -82,7 +83,7 @@ def test_more_random_shapes_and_schedules(**drawn) -> None:  # noqa: ANN003
 def test_the_filter_stays_in_registers_or_not(held: bool) -> None:
     case = case_of(32, (6, 11), 3, 1)
     schedule = CpuDepthwiseSchedule(1, 4, 1 if held else 2, 16, "c")
-    lowered = lower_depthwise(case.problem, schedule, AVX512)
+    lowered = lower(case.problem, schedule, AVX512)
     check(case, lowered)
     buffers = [s.buffer for s in statements(lowered.kernels[0].body) if isinstance(s, Allocate)]
     assert (9 * 16 in {buffer.size for buffer in buffers}) == held
@@ -135,7 +136,7 @@ def test_a_whole_network_of_them() -> None:
 def test_analysis_counts_its_kernels(stride: int, tmp_path) -> None:  # noqa: ANN001
     """Multiply-adds of the assembly: one for each tap, pixel and vector; misses of a cache that holds everything: each line once."""
     case = case_of(32, (12, 14), 3, stride)
-    (kernel,) = lower_depthwise(case.problem, CpuDepthwiseSchedule(2, 7, 2, 16, "y"), AVX512).kernels
+    (kernel,) = lower(case.problem, CpuDepthwiseSchedule(2, 7, 2, 16, "y"), AVX512).kernels
     found = cache_misses(kernel, AVX512).levels[-1]
     assert found.total == sum(found.footprint.values()) > 12 * 14 * 2
     counts = executed(kernel, compiled([kernel], AVX512, tmp_path), AVX512.architecture)

@@ -8,21 +8,22 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import bare_schemas
 import numpy as np
 import pytest
 
 from bench import cpu_choice, operators
 from bench import cpu_learned as training
-from tilewright.cost import cpu_learned
-from tilewright.cost.cpu_choice import modelled, rank
-from tilewright.cost.cpu_learned import corrected, file_of, forest_of, record, table
-from tilewright.cost.forest import fit, save
-from tilewright.cost.ranking import Ranking
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime import plain
-from tilewright.runtime.problems import convolution_problem
+from tilewright.selection.choice import rank
+from tilewright.selection.learned import cpu as cpu_learned
+from tilewright.selection.learned.cpu import corrected, file_of, forest_of, record, table
+from tilewright.selection.learned.forest import fit, save
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import plain
+from tilewright.tuning.problems import convolution_problem
 
 SAPPHIRE_RAPIDS = machine("xeon-sapphire-rapids")
 LAYERS = ((64, 32, 20, 20, 3), (96, 64, 14, 14, 3), (32, 16, 28, 28, 3))
@@ -37,7 +38,7 @@ def both(sizes: tuple[int, ...], target: Machine, threads: int = 2) -> tuple[Ran
 
 def of_problem(problem: Problem, target: Machine, threads: int = 2) -> tuple[Ranking, Ranking]:
     """As `both`."""
-    return modelled(problem, target, threads), rank(problem, target, threads)
+    return rank(problem, target, threads, learned=False), rank(problem, target, threads)
 
 
 @pytest.mark.parametrize("sizes", (*LAYERS, POINTWISE))
@@ -78,10 +79,10 @@ def test_what_it_has_not_seen_is_no_part() -> None:
     before, _ = both(LAYERS[1], SAPPHIRE_RAPIDS)
     part = before.parts[0]
     assert record(part, SAPPHIRE_RAPIDS, 2) is not None
-    for problem in (replace(part.problem, whole_rows=True), replace(part.problem, images=4), replace(part.problem, outer=1, rows=1, columns=1), None):
-        unknown = replace(part, problem=problem)
+    special = (replace(part.facts, whole_rows=True), replace(part.facts, images=4), replace(part.facts, outer=1, rows=1, columns=1))
+    for unknown in (*(replace(part, facts=facts) for facts in special), bare_schemas.part(dict, part.rows, part.estimate.seconds)):
         assert record(unknown, SAPPHIRE_RAPIDS, 2) is None
-        assert corrected(Ranking((part, unknown), {}), SAPPHIRE_RAPIDS, 2).predicted is None
+        assert corrected(Ranking(SAPPHIRE_RAPIDS, (part, unknown)), SAPPHIRE_RAPIDS, 2).predicted is None
 
 
 def test_a_forest_learns_what_the_models_are_off_by(tmp_path, monkeypatch) -> None:  # noqa: ANN001

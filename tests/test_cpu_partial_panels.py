@@ -7,11 +7,11 @@ from gpu_cases import check, convolution_case
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tilewright.codegen.cpu.contraction import lower_contraction
-from tilewright.codegen.cpu.transposition import vector_pieces
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Store, statements
-from tilewright.schedule.cpu_contraction import CpuContractionSchedule
+from tilewright.kernels.cpu.contraction.space import CpuContractionSchedule
+from tilewright.kernels.cpu.transposition import vector_pieces
+from tilewright.kernels.registry import lower
 
 TARGETS = tuple(machine(name) for name in ("neoverse-n1", "x86-avx2", "x86-avx512"))
 
@@ -30,13 +30,13 @@ TARGETS = tuple(machine(name) for name in ("neoverse-n1", "x86-avx2", "x86-avx51
 def test_random_channels(target, outputs, size, epilogue, columns, vectors, order, seed) -> None:  # noqa: ANN001
     case = convolution_case(channels=5, outputs=outputs, size=size, filter_size=1, padding=0, epilogue=epilogue, seed=seed)
     schedule = CpuContractionSchedule(1, columns, vectors, target.vector_lanes(), order)
-    check(case, lower_contraction(case.problem, schedule, target))
+    check(case, lower(case.problem, schedule, target))
 
 
 @pytest.mark.parametrize("outputs, widths", [(24, {16, 8}), (31, {16, 8, 4, 2, 1}), (40, {16, 8})])
 def test_the_last_panel_leaves_in_vectors(outputs: int, widths: set[int]) -> None:
     case = convolution_case(channels=5, outputs=outputs, size=(4, 8), filter_size=1, padding=0)
-    lowered = lower_contraction(case.problem, CpuContractionSchedule(1, 8, 1, 16, "n"), TARGETS[2])
+    lowered = lower(case.problem, CpuContractionSchedule(1, 8, 1, 16, "n"), TARGETS[2])
     stores = [s for kernel in lowered.kernels for s in statements(kernel.body) if isinstance(s, Store)]
     written = {kernel.parameters[-1].name for kernel in lowered.kernels}
     assert {store.value.lanes for store in stores if store.buffer in written} == widths

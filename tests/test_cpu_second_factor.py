@@ -7,11 +7,11 @@ from gpu_cases import Case, check, matmul_case
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tilewright.codegen.cpu.contraction import contraction_problem, lower_contraction
-from tilewright.cost.cpu_choice import rank_contraction
 from tilewright.hardware import machine
+from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT
+from tilewright.kernels.registry import lower
 from tilewright.partition.canonical import canonical
-from tilewright.schedule.cpu_contraction import ACROSS_N, ALONG_N, CONSTANT
+from tilewright.selection.choice import rank
 
 
 def product(**options) -> Case:  # noqa: ANN003
@@ -36,11 +36,10 @@ def product(**options) -> Case:  # noqa: ANN003
 )
 def test_products(target, batch, m, n, r, lies, where, seed) -> None:  # noqa: ANN001
     case = product(batch=batch, m=m, n=n, r=r, transpose_b=lies == ACROSS_N, constant=lies == CONSTANT, seed=seed)
-    problem = contraction_problem(case.problem)
-    assert problem.b == lies
-    ranking = rank_contraction(problem, machine(target), 2)
+    ranking = rank(case.problem, machine(target), 2, learned=False)
+    assert ranking.parts[0].facts.b == lies
     schedule = ranking.choice(int(where * ranking.candidates)).schedule
-    lowered = lower_contraction(case.problem, schedule, machine(target))
+    lowered = lower(case.problem, schedule, machine(target))
     assert (len(lowered.kernels) == 1) == (lies == CONSTANT or (lies == ALONG_N and n % schedule.panel == 0))
     check(case, lowered)
 
@@ -48,7 +47,7 @@ def test_products(target, batch, m, n, r, lies, where, seed) -> None:  # noqa: A
 def test_the_model_knows_the_copy() -> None:
     def copies(transposed: bool, n: int) -> tuple[np.ndarray, np.ndarray]:
         case = product(batch=(2,), m=64, n=n, r=32, transpose_b=transposed)
-        ranking = rank_contraction(contraction_problem(case.problem), machine("x86-avx512"), 2)
+        ranking = rank(case.problem, machine("x86-avx512"), 2, learned=False)
         divided = [n % ranking.choice(at).schedule.panel == 0 for at in range(ranking.candidates)]
         return ranking.parts[0].estimate.terms["copy of B"], np.array(divided)
 

@@ -10,16 +10,15 @@ from gpu_cases import Case, check, convolution_case, double, make_case, random, 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tilewright.codegen.cpu.contraction import lower_contraction
-from tilewright.codegen.cpu.map import lower_map
-from tilewright.codegen.cpu.transposition import copied, transposed
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
 from tilewright.ir.expr import Load, index_const
 from tilewright.ir.kernel import Store, expressions, statements
 from tilewright.ir.layout import channels_last, row_major
-from tilewright.schedule.cpu_contraction import CpuContractionSchedule
-from tilewright.schedule.cpu_loops import LoopSchedule
+from tilewright.kernels.cpu.contraction.space import CpuContractionSchedule
+from tilewright.kernels.cpu.loops.space import LoopSchedule
+from tilewright.kernels.cpu.transposition import copied, transposed
+from tilewright.kernels.registry import lower
 
 NEON, AVX2, AVX512 = machine("neoverse-n1"), machine("x86-avx2"), machine("x86-avx512")
 
@@ -53,7 +52,7 @@ def test_random_convolutions_with_row_major_results(target, batch, channels, out
     columns = min(columns, width)
     rows = rows if columns == width else 1
     schedule = CpuContractionSchedule(rows, columns, vectors, target.vector_lanes(), order)
-    check(case, lower_contraction(case.problem, schedule, target))
+    check(case, lower(case.problem, schedule, target))
 
 
 @pytest.mark.parametrize("columns, straight", [(8, True), (7, False), (9, False)])
@@ -61,7 +60,7 @@ def test_whole_vectors_of_pixels_leave_straight(columns: int, straight: bool) ->
     case = convolution_case(channels=3, outputs=16, size=(6, 24))
     case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
     schedule = CpuContractionSchedule(1, columns, 2, 8, "n")
-    lowered = lower_contraction(case.problem, schedule, AVX2)
+    lowered = lower(case.problem, schedule, AVX2)
     check(case, lowered)
     stored = [s for kernel in lowered.kernels for s in statements(kernel.body) if isinstance(s, Store) and s.buffer == "spill"]
     assert interleavings(lowered) and bool(stored) != straight
@@ -70,7 +69,7 @@ def test_whole_vectors_of_pixels_leave_straight(columns: int, straight: bool) ->
 def test_channels_that_lie_side_by_side_are_not_transposed() -> None:
     case = convolution_case(channels=3, outputs=16, size=(6, 24))
     schedule = CpuContractionSchedule(1, 8, 2, 8, "n")
-    assert not interleavings(lower_contraction(case.problem, schedule, AVX2))
+    assert not interleavings(lower(case.problem, schedule, AVX2))
 
 
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
@@ -124,7 +123,7 @@ def copy_case(shape: tuple[int, int, int, int], to_channels_last: bool, halo: tu
 )
 def test_random_copies(target, shape, to_channels_last, halo, scaled, seed) -> None:  # noqa: ANN001
     case = copy_case(shape, to_channels_last, halo, scaled, seed)
-    check(case, lower_map(case.problem, LoopSchedule(target.vector_lanes()), target))
+    check(case, lower(case.problem, LoopSchedule(target.vector_lanes()), target))
 
 
 @pytest.mark.parametrize("to_channels_last", [True, False])
@@ -133,7 +132,7 @@ def test_copies_are_transposed_in_whole_vectors(target, to_channels_last: bool) 
     """Also where neither axis is a whole number of vectors, and where threads share the rows."""
     case = copy_case((1, 22, 24, 37), to_channels_last, (1, 1), True)
     lanes = target.vector_lanes()
-    lowered = lower_map(case.problem, LoopSchedule(lanes), target)
+    lowered = lower(case.problem, LoopSchedule(lanes), target)
     assert interleavings(lowered)
     stores = [s for kernel in lowered.kernels for s in statements(kernel.body) if isinstance(s, Store)]
     assert {store.value.lanes for store in stores} == {lanes}
@@ -143,6 +142,6 @@ def test_copies_are_transposed_in_whole_vectors(target, to_channels_last: bool) 
 @pytest.mark.parametrize("shape", [(1, 3, 24, 40), (1, 64, 3, 3)])
 def test_short_axes_are_not_transposed(shape: tuple[int, int, int, int]) -> None:
     case = copy_case(shape, True, (1, 1), False)
-    lowered = lower_map(case.problem, LoopSchedule(16), AVX512)
+    lowered = lower(case.problem, LoopSchedule(16), AVX512)
     assert not interleavings(lowered)
     check(case, lowered)

@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 import tilewright
-from tilewright.cost.choice import rank
 from tilewright.errors import TargetNotPresent
 from tilewright.hardware import machine
-from tilewright.runtime import cpu_trial_worker, plain
-from tilewright.runtime.compile_worker import Server as Compiler
-from tilewright.runtime.cpu_trial_worker import CpuServer, Loaded, Replay
-from tilewright.runtime.problems import convolution_problem, key_of
-from tilewright.runtime.records import Records
-from tilewright.runtime.trials import Job, Trials
-from tilewright.runtime.tuning import from_records, recorded_as, tune
+from tilewright.selection.choice import rank
 from tilewright.toolchain import SourceFile
 from tilewright.toolchain.compilers import CCompiler
+from tilewright.tuning import cpu_trial_worker, plain
+from tilewright.tuning.compile_worker import Server as Compiler
+from tilewright.tuning.cpu_trial_worker import CpuServer, Loaded, Replay
+from tilewright.tuning.problems import convolution_problem, key_of
+from tilewright.tuning.records import Records
+from tilewright.tuning.trials import Job, Trials
+from tilewright.tuning.tuning import from_records, recorded_as, tune
 
 NATIVE = machine("native")
 SMALL = convolution_problem(32, 32, 9, 10, 3)

@@ -15,15 +15,16 @@ from operator_cases import Case as ModuleCase
 from torch import nn
 
 import tilewright
-from tilewright.codegen.cpu.winograd import cpu_winograd_form, lower_winograd
-from tilewright.cost.cpu_choice import rank
-from tilewright.cost.cpu_winograd import estimate_winograd, transform_operations
 from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Unsuitable
-from tilewright.schedule.columns import length, row
-from tilewright.schedule.cpu_winograd import CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
-from tilewright.schedule.gpu_winograd import OUTPUT_TILES
+from tilewright.kernels.columns import length, row
+from tilewright.kernels.cpu.winograd.estimate import estimate_winograd, transform_operations
+from tilewright.kernels.cpu.winograd.lower import cpu_winograd_form
+from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
+from tilewright.kernels.gpu.winograd.space import OUTPUT_TILES
+from tilewright.kernels.registry import lower
+from tilewright.selection.choice import rank
 
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
 
@@ -61,7 +62,7 @@ def examine(target, batch, channels, outputs, size, padding, epilogue, output_ti
     _, problem = cpu_winograd_form(case.problem, target)
     schedule = random_schedule(problem, target, output_tile, threads, seed)
     if schedule is not None:
-        check(case, lower_winograd(case.problem, schedule, target))
+        check(case, lower(case.problem, schedule, target))
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
@@ -82,7 +83,7 @@ def test_the_output_may_have_a_halo(output_tile: int) -> None:
     case = convolution_case(channels=8, outputs=16, size=(6, 9))
     layouts = dict(case.layouts) | {"out": case.layouts["out"].with_halo(((0, 0), (0, 0), (1, 1), (1, 1)))}
     case = replace(case, layouts=layouts)
-    check(case, lower_winograd(case.problem, CpuWinogradSchedule(output_tile, 2, 2, 2, 2, 1, 8), AVX2))
+    check(case, lower(case.problem, CpuWinogradSchedule(output_tile, 2, 2, 2, 2, 1, 8), AVX2))
 
 
 @pytest.mark.parametrize("output_tile", OUTPUT_TILES)
@@ -90,7 +91,7 @@ def test_the_output_may_have_a_halo(output_tile: int) -> None:
 def test_the_output_may_be_row_major(output_tile: int, epilogue: bool) -> None:
     case = convolution_case(batch=2, channels=8, outputs=24, size=(7, 10), epilogue=epilogue)
     case = replace(case, layouts=dict(case.layouts) | {"out": row_major(case.values["out"].shape)})
-    check(case, lower_winograd(case.problem, CpuWinogradSchedule(output_tile, 3, 2, 2, 1, 2, 8), AVX2))
+    check(case, lower(case.problem, CpuWinogradSchedule(output_tile, 3, 2, 2, 1, 2, 8), AVX2))
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from fake_workers import seconds as seconds_of
 from measured_layers import H200, layer, measured, outcome
 from test_trials import processes
 
-from tilewright.cost.candidates import described
 from tilewright.errors import InvalidInput
-from tilewright.runtime import dataset, plain
-from tilewright.runtime.collecting import again, collect, favourites_of, ranking_of, sample_of
-from tilewright.runtime.dataset import MEASURES, MeasuredLayer
-from tilewright.runtime.trials import Job, Outcome
-from tilewright.schedule.gpu_contraction import ContractionSchedule
+from tilewright.kernels.gpu.gemm.space import ContractionSchedule
+from tilewright.kernels.registry import schedule_types
+from tilewright.selection.learned.gpu import described
+from tilewright.tuning import dataset, plain
+from tilewright.tuning.collecting import again, collect, favourites_of, ranking_of, sample_of
+from tilewright.tuning.dataset import MEASURES, MeasuredLayer
+from tilewright.tuning.trials import Job, Outcome
 
 SMALL = layer(32, 32, 8)
 OTHER = layer(16, 16, 5, 1)
@@ -199,7 +200,7 @@ def test_axes_that_came_later_have_their_defaults(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(f"{changed(older)}\n".encode()))
     (found,) = dataset.read(path)
     for kind, columns in found.schemas.items():
-        defaults = {axis.name: axis.default for axis in fields(plain.schedule_types()[kind])}
+        defaults = {axis.name: axis.default for axis in fields(schedule_types()[kind])}
         assert set(columns) == {*defaults, *MEASURES}
     assert all((found.schemas["ContractionSchedule"][name] == 0).all() for name in ("atomics", "cluster"))
     assert set(dataset.merged(measured(SMALL, 12), found).times()) >= set(found.times())

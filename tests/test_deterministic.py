@@ -17,9 +17,6 @@ from test_records import H200, example, measurement, problems_of_network, stand_
 import tilewright
 from tilewright.cli import main
 from tilewright.compile import check_options, read
-from tilewright.cost.choice import choose, rank
-from tilewright.cost.gpu_choice import rank as gpu_rank
-from tilewright.cost.ranking import Choice, Ranking
 from tilewright.errors import UnsupportedOption
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
@@ -28,12 +25,15 @@ from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.problem import Problem
 from tilewright.partition.plan import IN_NO_ORDER, plan_program
 from tilewright.report.explanation import explanation
-from tilewright.runtime import plain, trials
 from tilewright.runtime.artifact import read as read_artifact
-from tilewright.runtime.measurement import Measurement
-from tilewright.runtime.problems import convolution_problem, key_of
-from tilewright.runtime.records import Records
-from tilewright.runtime.tuning import chooser_for, current_code, from_records, tune
+from tilewright.selection.choice import choose, rank
+from tilewright.selection.choice import rank as gpu_rank
+from tilewright.selection.ranking import Choice, Ranking
+from tilewright.tuning import plain, trials
+from tilewright.tuning.measurement import Measurement
+from tilewright.tuning.problems import convolution_problem, key_of
+from tilewright.tuning.records import Records
+from tilewright.tuning.tuning import chooser_for, current_code, from_records, tune
 
 SPLIT = convolution_problem(32, 256, 4, 4, 3)
 """So few results of so long sums that splitting them is among the first ideas."""

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bare_schemas import part, ranking_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.evolution import pycma, spaces_of
-from tilewright.cost.evolution import Strategy, coordinates, evolve, nearest, utilities
-from tilewright.cost.ranking import Part, Ranking
-from tilewright.cost.search import evolved, rescored
-from tilewright.ir.estimate import Estimate
-from tilewright.schedule.columns import length, product_of, take
-from tilewright.schedule.cpu_contraction import schedule_of
+from tilewright.kernels.columns import length, product_of, take
+from tilewright.kernels.cpu.contraction.space import schedule_of
+from tilewright.selection.evolution import Strategy, coordinates, evolve, nearest, utilities
+from tilewright.selection.ranking import Ranking
+from tilewright.selection.search import evolved, rescored
 
 ROWS = product_of({"a": (1, 2, 4, 8), "b": range(10), "c": (0, 1), "one": (7,)})
 
@@ -112,8 +112,8 @@ def ranking(bias: float) -> Ranking:
         rows = product_of({"tile_rows": range(1, 9), "tile_columns": range(1, 13), "vectors": (1, 2, 3, 4), "order": (0, 1)})
         seconds = np.array([expensive(schedule_of(lanes, **{k: int(v[i]) for k, v in rows.items()})) for i in range(length(rows))])
         seconds = np.where(np.isfinite(seconds), seconds, 5) + bias * (rows["vectors"] % 3)
-        parts.append(Part(partial(schedule_of, lanes), rows, Estimate({"time": seconds})))
-    return Ranking(tuple(parts), {})
+        parts.append(part(partial(schedule_of, lanes), rows, seconds))
+    return ranking_of(*parts)
 
 
 def expensive(schedule: Any) -> float:

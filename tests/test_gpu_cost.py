@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 
 from tests.gpu_cases import convolution_case, matmul_case
-from tilewright.codegen.gpu import lower_gpu
-from tilewright.cost.choice import choose
-from tilewright.cost.gpu import contraction_cost, gemv_cost
-from tilewright.cost.gpu_choice import rank, rank_contraction
 from tilewright.hardware import machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.region import Region, Unsuitable
-from tilewright.schedule.columns import length
-from tilewright.schedule.gpu_contraction import (
-    ContractionProblem,
-    ContractionSchedule,
-    GemvSchedule,
-    Operand,
-    contraction_space,
-)
+from tilewright.kernels.columns import length
+from tilewright.kernels.gpu.gemm.estimate import contraction_cost
+from tilewright.kernels.gpu.gemm.schema import GEMM
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, Operand, contraction_space
+from tilewright.kernels.gpu.gemv.estimate import gemv_cost
+from tilewright.kernels.gpu.gemv.schema import GEMV
+from tilewright.kernels.gpu.gemv.space import GemvSchedule
+from tilewright.kernels.registry import lower
+from tilewright.kernels.schema import Options
+from tilewright.selection.choice import candidates, choose, rank
+from tilewright.selection.ranking import Ranking
 
 H200 = machine("h200")
 
@@ -82,7 +81,8 @@ def test_larger_thread_tiles_pay_where_work_abounds() -> None:
 def test_few_rows_are_bound_by_the_weights() -> None:
     a, b = Operand("r", 4, 4 * 4096), Operand("own", 4, 4 * 4096 * 4096)
     problem = ContractionProblem(1, 1, 4096, 4096, a, b, 4, 4 * 4096)
-    best = next(iter(rank_contraction(problem, H200)))
+    ranking = candidates(candidates(Ranking(H200), GEMM, problem, Options()), GEMV, problem, Options())
+    best = ranking.first()
     assert isinstance(best.schedule, GemvSchedule)
     assert best.seconds >= 4 * 4096 * 4096 / H200.memory_bandwidth
     names = ("columns", "sharers", "split")
@@ -98,7 +98,7 @@ def test_choice_is_the_first_of_the_ranking_and_is_lowered() -> None:
     assert predicted == sorted(predicted) and best.seconds == predicted[0]
     assert best.candidates == len(predicted) and best.rejected
     assert rank(case.problem, H200).first() == best
-    lowered = lower_gpu(case.problem, best.schedule, H200)
+    lowered = lower(case.problem, best.schedule, H200)
     assert lowered.schedule == str(best.schedule) and lowered.calls[-1].arguments[-1] == "out"
 
 

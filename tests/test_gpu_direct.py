@@ -10,17 +10,14 @@ import pytest
 
 from tests.direct_cases import Convolution, convolution
 from tests.gpu_cases import Case, check, matmul_case
-from tilewright.codegen.gpu import lower_gpu
-from tilewright.codegen.gpu.direct_form import direct_form
-from tilewright.codegen.gpu.product import product_form
-from tilewright.cost.gpu_choice import rank
-from tilewright.cost.gpu_direct import direct_cost
 from tilewright.hardware import machine
 from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.schedule.columns import length, row, take
-from tilewright.schedule.gpu_contraction import ContractionSchedule, contraction_space
-from tilewright.schedule.gpu_direct import (
+from tilewright.kernels import registry
+from tilewright.kernels.columns import length, row, take
+from tilewright.kernels.gpu.direct.estimate import direct_cost
+from tilewright.kernels.gpu.direct.form import direct_form
+from tilewright.kernels.gpu.direct.schedule import (
     CACHED,
     REGISTERS,
     RS,
@@ -34,13 +31,16 @@ from tilewright.schedule.gpu_direct import (
     shared_bytes_of,
     threads_of,
 )
-from tilewright.schedule.gpu_direct_space import direct_space
+from tilewright.kernels.gpu.direct.space import direct_space
+from tilewright.kernels.gpu.gemm.form import product_form
+from tilewright.kernels.gpu.gemm.space import ContractionSchedule, contraction_space
+from tilewright.selection.choice import rank
 
 H200 = machine("h200")
 
 
 def lower(case: Case, schedule: object) -> Lowered:
-    return lower_gpu(case.problem, schedule, H200)
+    return registry.lower(case.problem, schedule, H200)
 
 
 def any_convolution(choose: random.Random) -> Convolution:
@@ -206,7 +206,7 @@ def test_atomics_are_offered_on_request() -> None:
     assert (rows["split"][rows["atomics"] > 0] > 1).all() and rows["atomics"].any()
     assert not (rows["cluster"] & rows["atomics"]).any()
     case = layer(*SIZES[0])
-    fixed, free = (rank(case.problem, H200, atomics) for atomics in (False, True))
+    fixed, free = (rank(case.problem, H200, atomics=atomics) for atomics in (False, True))
     assert free.candidates > fixed.candidates
     assert not any(part.rows["atomics"].any() for part in fixed.parts if "atomics" in part.rows)
 
@@ -249,7 +249,7 @@ def test_the_cost_counts_what_a_larger_problem_takes() -> None:
 def test_a_convolution_is_ranked_with_direct_candidates() -> None:
     case = layer(*SIZES[0])
     ranking = rank(case.problem, H200)
-    assert DirectSchedule in {part.schedule for part in ranking.parts}
+    assert DirectSchedule in {part.schema.schedule for part in ranking.parts}
     assert any(reason.startswith("direct: ") for reason in ranking.rejected)
 
 

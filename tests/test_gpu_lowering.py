@@ -11,30 +11,31 @@ from hypothesis import strategies as st
 
 from tests.gpu_cases import Case, check, convolution_case, double, exp, make_case, matmul_case, random, tensor
 from tilewright.codegen.cuda import print_cuda
-from tilewright.codegen.gpu import lower_gpu
-from tilewright.codegen.gpu.product import product_form
-from tilewright.codegen.gpu.window import window_form
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
 from tilewright.ir.expr import logical_and, select
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.region import Unsuitable
-from tilewright.runtime.problems import convolution_problem
-from tilewright.schedule.columns import length, row
-from tilewright.schedule.gpu_contraction import ContractionSchedule, GemvSchedule, contraction_space, gemv_space
-from tilewright.schedule.gpu_map import MapSchedule
-from tilewright.schedule.gpu_prefix import PrefixSchedule
-from tilewright.schedule.gpu_rows import RowsSchedule
-from tilewright.schedule.gpu_window import TiledLoad, WindowSchedule
+from tilewright.kernels import registry
+from tilewright.kernels.columns import length, row
+from tilewright.kernels.gpu.gemm.form import product_form
+from tilewright.kernels.gpu.gemm.space import ContractionSchedule, contraction_space
+from tilewright.kernels.gpu.gemv.space import GemvSchedule, gemv_space
+from tilewright.kernels.gpu.map.space import MapSchedule
+from tilewright.kernels.gpu.row_reduction.space import RowsSchedule
+from tilewright.kernels.gpu.scan.space import PrefixSchedule
+from tilewright.kernels.gpu.window.lower import window_form
+from tilewright.kernels.gpu.window.space import TiledLoad, WindowSchedule
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import NvrtcCompiler
+from tilewright.tuning.problems import convolution_problem
 
 H200 = machine("h200")
 
 
 def lower(case: Case, schedule: object):  # noqa: ANN201
-    return lower_gpu(case.problem, schedule, H200)
+    return registry.lower(case.problem, schedule, H200)
 
 
 def softmax_case(*shape: int, axis: int = -1) -> Case:
@@ -104,7 +105,7 @@ def test_map_with_broadcast(shape: tuple[int, int, int], threads: int, items: in
     expected = torch.exp(double(x)) + double(y) * double(z)
     case = make_case("map", b, out, {"x": x, "y": y, "z": z}, expected.numpy(), layouts)
     for lanes in (1, 2, 4):
-        from tilewright.codegen.gpu.map import map_form
+        from tilewright.kernels.gpu.map.lower import map_form
 
         if lanes <= map_form(case.problem).problem.lanes:
             check(case, lower(case, MapSchedule(threads, items, lanes)))
@@ -114,7 +115,7 @@ def test_map_is_vectorised_where_it_can_be() -> None:
     x = random(1, 6, 8)
     b = StepBuilder("map")
     out = b.map((6, 8), lambda i, j: tensor("x", x)(i, j) * 2.0)
-    from tilewright.codegen.gpu.map import map_form
+    from tilewright.kernels.gpu.map.lower import map_form
 
     case = make_case("map", b, out, {"x": x}, x.astype(np.float64) * 2)
     assert map_form(case.problem).problem.lanes == 4
@@ -169,7 +170,7 @@ def test_windows_of_a_tile_share_their_loads(size: int, stride: int, rows: int, 
     assert given.region.kind == "window"
     problem = window_form(given).problem
     assert problem.loads[0] == TiledLoad(1, (stride, size), (stride, size)) and problem.loads[1] == TiledLoad(size * size, (0, 1), (0, 1))
-    made = lower_gpu(given, WindowSchedule(64, items, 4, rows), H200)
+    made = registry.lower(given, WindowSchedule(64, items, 4, rows), H200)
     try:
         compiler = NvrtcCompiler.find(H200)
     except CompilerMissing as error:
@@ -224,7 +225,7 @@ def test_spatial_mean_of_channels_last(rows: int, sharers: int) -> None:
     (total,) = b.reduce("sum", (2, 20), (6, 7), lambda n, c, y, z: tx(n, c, y, z))
     out = b.map((2, 20), lambda n, c: total(n, c) * (1 / 42))
     case = make_case("rows", b, out, {"x": x}, double(x).mean((2, 3)).numpy(), {"x": channels_last(x.shape)})
-    from tilewright.codegen.gpu.rows import rows_form
+    from tilewright.kernels.gpu.row_reduction.lower import rows_form
 
     assert rows_form(case.problem).problem.row_contiguous
     check(case, lower(case, RowsSchedule(rows, sharers, 1)))

@@ -8,7 +8,7 @@ from compiled import poison
 
 import tilewright
 from tilewright import zoo
-from tilewright.runtime.measure import as_list, double_precision_outputs, relative_error
+from tilewright.tuning.measure import as_list, double_precision_outputs, relative_error
 
 pytestmark = pytest.mark.gpu
 

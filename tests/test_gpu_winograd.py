@@ -17,13 +17,6 @@ from tests.gpu_cases import Case, check, convolution_case, execute
 from tests.test_gpu_lowering import compiled
 from tests.test_gpu_program import interpret
 from tilewright.codegen.cuda import shared_bytes
-from tilewright.codegen.gpu import lower_gpu
-from tilewright.codegen.gpu.winograd import winograd_problem
-from tilewright.codegen.winograd import winograd_form
-from tilewright.codegen.winograd_transform import TRANSFORMS, filter_matrix
-from tilewright.cost.gpu_choice import rank
-from tilewright.cost.gpu_winograd import winograd_cost
-from tilewright.cost.gpu_winograd_fused import fused_winograd_cost
 from tilewright.frontend.torch_export import import_module
 from tilewright.hardware import machine
 from tilewright.ir.computation import Step
@@ -31,21 +24,28 @@ from tilewright.ir.expr import Load
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Storage, Unsuitable
+from tilewright.kernels import registry
+from tilewright.kernels.columns import length, row
+from tilewright.kernels.gpu.winograd.estimate import winograd_cost
+from tilewright.kernels.gpu.winograd.lower import winograd_problem
+from tilewright.kernels.gpu.winograd.space import AXES, OUTPUT_TILES, TRANSFORM_AXES, WinogradSchedule, winograd_space
+from tilewright.kernels.gpu.winograd_fused.estimate import fused_winograd_cost
+from tilewright.kernels.gpu.winograd_fused.space import FUSED_AXES, FusedWinogradSchedule, fused_shared_bytes_of, fused_winograd_space
+from tilewright.kernels.winograd_form import winograd_form
+from tilewright.kernels.winograd_transform import TRANSFORMS, filter_matrix
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import artifact, encoding
 from tilewright.runtime.buffers import pack_constants
 from tilewright.runtime.fields import Field
 from tilewright.runtime.packing import prepared
 from tilewright.runtime.verify import TOLERANCES
-from tilewright.schedule.columns import length, row
-from tilewright.schedule.gpu_winograd import AXES, OUTPUT_TILES, TRANSFORM_AXES, WinogradSchedule, winograd_space
-from tilewright.schedule.gpu_winograd_fused import FUSED_AXES, FusedWinogradSchedule, fused_shared_bytes_of, fused_winograd_space
+from tilewright.selection.choice import rank
 
 H200 = machine("h200")
 
 
 def lower(case: Case, schedule: WinogradSchedule | FusedWinogradSchedule):  # noqa: ANN201
-    return lower_gpu(case.problem, schedule, H200)
+    return registry.lower(case.problem, schedule, H200)
 
 
 def problem_of(case: Case):  # noqa: ANN201
@@ -154,7 +154,7 @@ def test_what_is_no_case_for_winograd(changed: dict, why: str) -> None:
     with pytest.raises(Unsuitable, match=why):
         lower(case, WinogradSchedule(2, 64, 4, **SMALL))
     ranking = rank(case.problem, H200)
-    assert not {part.schedule for part in ranking.parts} & {WinogradSchedule, FusedWinogradSchedule}
+    assert not {part.schema.schedule for part in ranking.parts} & {WinogradSchedule, FusedWinogradSchedule}
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ from random_runs import together
 from torch import Tensor, nn
 
 import tilewright
-from tilewright.cost import choice
 from tilewright.errors import CacheError, InternalFault
 from tilewright.frontend import torch_export
 from tilewright.hardware import machine
 from tilewright.partition import fusion, joining, plan
 from tilewright.runtime.executable import Executable
-from tilewright.runtime.problems import key_of
-from tilewright.runtime.tuning import distinct_problems
+from tilewright.selection import choice
+from tilewright.tuning.problems import key_of
+from tilewright.tuning.tuning import distinct_problems
 
 pipeline = importlib.import_module("tilewright.compile")
 
@@ -102,7 +102,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 def test_a_fault_anywhere_costs_speed_only(place: str, model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = PLACES[place]
     if place == "choosing":  # handed on when planning begins
-        monkeypatch.setattr(importlib.import_module("tilewright.runtime.tuning"), "rank", broken)
+        monkeypatch.setattr(importlib.import_module("tilewright.tuning.tuning"), "rank", broken)
         monkeypatch.setattr(choice, "rank", broken)
     elif place in ("layouts", "assembling"):  # the second time is for what is not fused
         monkeypatch.setattr(owner, name, breaks_at(0, getattr(owner, name)))

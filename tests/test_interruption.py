@@ -19,8 +19,8 @@ import pytest
 
 import tilewright
 from bench.processes import MARK, PATIENCE, ended, processes_left, processes_of, start, words_of
-from tilewright.runtime.records import Records, default_path
 from tilewright.system.scratch import Scratch
+from tilewright.tuning.records import Records, default_path
 
 Stage = tuple[signal.Signals, int, str]
 """Signal, how often it is sent, and before the first call of what."""
@@ -80,10 +80,10 @@ STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "building": ("tilewright.toolchain.cache:KernelCache.get_or_build", COMPILE),
     "saving": ("zipfile:ZipFile.writestr", COMPILE),
     "explaining": ("tilewright.report.explanation:explanation", ("explain", "small_models:linear", "--html", "out/page.html")),
-    "measuring": ("tilewright.runtime.tuning:measurement_of", TUNE),
-    "exporting records": ("tilewright.runtime.records:asdict", ("tune", "--export", "out/lines.jsonl.gz")),
-    "importing records": ("tilewright.runtime.records:checked", ("tune", "--import", "lines.jsonl")),
-    "a batch": ("tilewright.runtime.batch:run_all", BATCH),
+    "measuring": ("tilewright.tuning.tuning:measurement_of", TUNE),
+    "exporting records": ("tilewright.tuning.records:asdict", ("tune", "--export", "out/lines.jsonl.gz")),
+    "importing records": ("tilewright.tuning.records:checked", ("tune", "--import", "lines.jsonl")),
+    "a batch": ("tilewright.tuning.batch:run_all", BATCH),
 }
 
 

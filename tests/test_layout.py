@@ -15,7 +15,7 @@ import tilewright
 
 PACKAGE = Path(__file__).parent.parent / "tilewright"
 ORDER = (
-    "system", "ir", "hardware", "graph", "frontend", "schedule", "codegen", "toolchain", "analysis", "cost", "partition", "runtime", "report",
+    "system", "ir", "hardware", "graph", "frontend", "codegen", "toolchain", "analysis", "kernels", "selection", "partition", "runtime", "tuning", "report",
 )  # fmt: skip
 """A folder imports from those before it and from itself."""
 EVERYWHERE = ("errors", "files", "settings")
@@ -68,7 +68,7 @@ def test_imports_go_one_way() -> None:
 
 def test_the_rule_finds_what_it_forbids(tmp_path: Path) -> None:
     assert wrong_imports("ir", iter(["tilewright.graph.table", "torch", "tilewright.errors"])) == ["graph"]
-    assert wrong_imports("runtime", iter(["tilewright.report.tables", "tilewright.cost.cpu"])) == ["report"]
+    assert wrong_imports("runtime", iter(["tilewright.report.tables", "tilewright.kernels.cpu.contraction.estimate"])) == ["report"]
     assert wrong_imports("report", iter(["tilewright.cli", "tilewright.compile.compile"])) == ["cli", "compile"]
     assert set(imported(PACKAGE / "partition" / "plan.py")) >= {"tilewright.ir.graph", "tilewright.ir.graph.Graph"}
 
@@ -127,6 +127,14 @@ def run_python(code: str) -> str:
 def test_importing_is_cheap() -> None:
     names = "tilewright, tilewright.zoo, tilewright.cli, tilewright.models, tilewright.hardware, tilewright.toolchain"
     assert run_python(f"import sys, {names}; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_what_runs_programs_imports_nothing_that_plans_or_trains() -> None:
+    modules = ", ".join(f"tilewright.runtime.{path.stem}" for path in sorted((PACKAGE / "runtime").glob("*.py")) if path.stem != "__init__")
+    loaded = run_python(f"import sys, {modules}; print(*sys.modules)").split()
+    assert "tilewright.runtime.artifact" in loaded
+    planning = ("kernels", "selection", "partition", "tuning")
+    assert [name for name in loaded if name.startswith(tuple(f"tilewright.{folder}" for folder in planning)) or name == "sklearn"] == []
 
 
 def test_compile_is_the_function_however_it_is_imported() -> None:

@@ -13,29 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.cost import forest as trees
-from tilewright.cost import hybrid
-from tilewright.cost.features import RECORDS, VERSION, describe, features
-from tilewright.cost.hybrid import Recipe, Samples, loss_of_performance, trials_to
-from tilewright.cost.volumes import (
-    DEFAULTS,
-    GENERATED,
-    PUBLISHED,
-    Volumes,
-    bank_conflicts,
-    contraction_volumes,
-    direct_registers,
-    direct_volumes,
-    input_extent,
-    printed_cost,
-    row_sectors,
-    volume_cost,
-)
 from tilewright.errors import InvalidModel, UnsupportedOption
 from tilewright.hardware import machine as find_machine
-from tilewright.schedule.columns import length, take
-from tilewright.schedule.gpu_contraction import ContractionProblem, Operand, contraction_space
-from tilewright.schedule.gpu_direct import RS, DirectProblem, DirectSchedule, S
+from tilewright.kernels.columns import length, take
+from tilewright.kernels.gpu.counted import DEFAULTS, counted_cost, printed_cost
+from tilewright.kernels.gpu.counts import Counts, row_sectors
+from tilewright.kernels.gpu.direct.counts import GENERATED, PUBLISHED, bank_conflicts, direct_counts, direct_registers, input_extent
+from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
+from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem, DirectSchedule, S
+from tilewright.kernels.gpu.features import RECORDS, VERSION, features
+from tilewright.kernels.gpu.features import described as of_axes
+from tilewright.kernels.gpu.gemm.counts import contraction_counts
+from tilewright.kernels.gpu.gemm.features import NUMBER as CONTRACTION
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand, contraction_space
+from tilewright.selection.learned import forest as trees
+from tilewright.selection.learned import hybrid
+from tilewright.selection.learned.hybrid import Recipe, Samples, loss_of_performance, trials_to
 
 V100 = find_machine("v100")
 ROOT = Path(__file__).parent.parent
@@ -87,7 +80,7 @@ def test_rs_counts_against_a_walk_over_one_block(data: st.DataObject) -> None:
     tiles_k, tiles_y, tiles_x, channels = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3)), 4
     problem = DirectProblem(1, 1, 32 * k * tiles_k, channels, y * block_y * tiles_y, x * block_x * tiles_x, size, size, stride, stride)
     rows = columns_of(rs_schedule(k, y, x, block_y, block_x, split))
-    counted = direct_volumes(rows, problem, V100, PUBLISHED)
+    counted = direct_counts(rows, problem, V100, PUBLISHED)
 
     in_y, in_x = (y * block_y - 1) * stride + size, (x * block_x - 1) * stride + size
     # a warp's reads, thread by thread: all 32 of a warp are along K, so that they read one word of the input together
@@ -123,7 +116,7 @@ def test_s_counts_against_a_warps_words(register_k: int, warp_k: int, register_x
     warp_x = 32 // warp_k
     schedule = DirectSchedule(S, register_k, 1, register_x, warp_k, 1, warp_x, 1, 1, 1, channels=1, stages=2)
     problem = DirectProblem(1, 1, register_k * warp_k, 8, 4, register_x * warp_x, 3, 3)
-    counted = direct_volumes(columns_of(schedule), problem, V100, PUBLISHED)
+    counted = direct_counts(columns_of(schedule), problem, V100, PUBLISHED)
     lanes = [(lane % warp_k, lane // warp_k) for lane in range(32)]
     expected = 0
     for _row in range(3):
@@ -139,7 +132,7 @@ def test_s_counts_against_a_warps_words(register_k: int, warp_k: int, register_x
 
 def test_padding_is_counted() -> None:
     problem = DirectProblem(1, 1, 40, 8, 5, 7, 3, 3)
-    counted = direct_volumes(columns_of(rs_schedule(1, 2, 2, 1, 1)), problem, V100, PUBLISHED)
+    counted = direct_counts(columns_of(rs_schedule(1, 2, 2, 1, 1)), problem, V100, PUBLISHED)
     assert counted.blocks[0] == 2 * 3 * 4
     assert counted.padded_flops[0] / counted.flops[0] == pytest.approx(64 * 6 * 8 / (40 * 5 * 7))
 
@@ -154,8 +147,8 @@ def test_a_problem_as_columns_is_as_one_problem() -> None:
     problem = DirectProblem(1, 1, 64, 16, 12, 12, 3, 3, bytes_read=1)
     rows = columns_of(rs_schedule(), rs_schedule(1, 1, 6, 1, 1), rs_schedule(2, 3, 3, 2, 2, 4))
     as_columns = {spec.name: np.full(3, getattr(problem, spec.name)) for spec in fields(DirectProblem)}
-    one, many = (direct_volumes(rows, given, V100, PUBLISHED) for given in (problem, as_columns))
-    for spec in fields(Volumes):
+    one, many = (direct_counts(rows, given, V100, PUBLISHED) for given in (problem, as_columns))
+    for spec in fields(Counts):
         np.testing.assert_array_equal(getattr(one, spec.name), getattr(many, spec.name), err_msg=spec.name)
 
 
@@ -168,7 +161,7 @@ def contraction_candidates() -> tuple[dict[str, np.ndarray], ContractionProblem]
 def test_contraction_counts() -> None:
     rows, problem = contraction_candidates()
     rows = take(rows, np.arange(0, length(rows), 97))
-    counted = contraction_volumes(rows, problem, find_machine("h200"))
+    counted = contraction_counts(rows, problem, find_machine("h200"))
     for position in range(0, len(counted), 11):
         m, n, k, split = (int(rows[name][position]) for name in ("block_m", "block_n", "block_k", "split"))
         assert counted.blocks[position] == len(range(0, 784, m)) * len(range(0, 128, n)) * split
@@ -211,10 +204,10 @@ def test_times_and_features_are_finite(target: str) -> None:
     machine = find_machine(target)
     rows, problem = some_rows()
     tiled, product = contraction_candidates()
-    direct = (describe("direct", rows, problem, 200), direct_volumes(rows, problem, machine, GENERATED))
-    implicit = (describe("contraction", tiled, {}, length(tiled)), contraction_volumes(tiled, product, machine))
+    direct = (of_axes(DIRECT, rows, problem), direct_counts(rows, problem, machine, GENERATED))
+    implicit = (of_axes(CONTRACTION, tiled, {}), contraction_counts(tiled, product, machine))
     for described, volumes in (direct, implicit):
-        estimate = volume_cost(volumes, machine)
+        estimate = counted_cost(volumes, machine)
         assert all((term >= 0).all() for term in estimate.terms.values())
         assert (estimate.seconds > volumes.flops / machine.peak_flops["fp32"]).all()
         assert (printed_cost(volumes, machine).seconds > 0).all()
@@ -234,8 +227,8 @@ def test_relative_features_do_not_change_with_the_clock() -> None:
     quick = replace(V100, clock_hz=2 * V100.clock_hz, memory_bandwidth=2 * V100.memory_bandwidth, launch_seconds=V100.launch_seconds / 2)
     quick = replace(quick, peak_flops={"fp32": 2 * V100.peak_flops["fp32"]})
     rows, problem = some_rows()
-    described = describe("direct", rows, problem, 200)
-    tables = [features("relative", described, direct_volumes(rows, problem, machine, PUBLISHED), machine, DEFAULTS) for machine in (V100, quick)]
+    described = of_axes(DIRECT, rows, problem)
+    tables = [features("relative", described, direct_counts(rows, problem, machine, PUBLISHED), machine, DEFAULTS) for machine in (V100, quick)]
     np.testing.assert_allclose(*tables, rtol=1e-5, atol=1e-5)
 
 
@@ -379,10 +372,10 @@ def test_a_file_that_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: p
 
 def synthetic(count: int = 1200) -> Samples:
     rows, problem = some_rows(count)
-    volumes = direct_volumes(rows, problem, V100, PUBLISHED)
-    seconds = volume_cost(volumes, V100).seconds * (1 + 0.3 * (rows["register_k"] == 8) + 0.1 * (rows["block_x"] == 2))
+    volumes = direct_counts(rows, problem, V100, PUBLISHED)
+    seconds = counted_cost(volumes, V100).seconds * (1 + 0.3 * (rows["register_k"] == 8) + 0.1 * (rows["block_x"] == 2))
     numbers = np.unique(np.stack([problem["outputs"], problem["height"]]), axis=1, return_inverse=True)[1].ravel()
-    return Samples(describe("direct", rows, problem, count), volumes, seconds, numbers)
+    return Samples(of_axes(DIRECT, rows, problem), volumes, seconds, numbers)
 
 
 SMALL = {"max_iter": 60, "min_samples_leaf": 5}
@@ -393,27 +386,27 @@ SMALL = {"max_iter": 60, "min_samples_leaf": 5}
 def test_training_stores_and_predicts(target: str, record: str, tmp_path: Path) -> None:
     samples = synthetic()
     learned = hybrid.train(samples, V100, Recipe(record=record, target=target, favour=1.0, options=SMALL), DEFAULTS)
-    predicted = learned.seconds(samples.described, samples.volumes, V100)
+    predicted = learned.seconds(samples.described, samples.counts, V100)
     assert np.corrcoef(np.log(predicted), np.log(samples.seconds))[0, 1] > 0.95
     learned.save(tmp_path / "model.npz")
     again = hybrid.load(tmp_path / "model.npz")
-    np.testing.assert_array_equal(again.seconds(samples.described, samples.volumes, V100), predicted)
+    np.testing.assert_array_equal(again.seconds(samples.described, samples.counts, V100), predicted)
 
 
 def test_a_correction_learns_what_the_analytical_model_misses() -> None:
     samples = synthetic()
     predicted = hybrid.out_of_fold(samples, V100, Recipe(options=SMALL), DEFAULTS)
-    before = np.abs(np.log(volume_cost(samples.volumes, V100).seconds / samples.seconds)).mean()
+    before = np.abs(np.log(counted_cost(samples.counts, V100).seconds / samples.seconds)).mean()
     assert np.abs(np.log(predicted / samples.seconds)).mean() < 0.3 * before
 
 
 def test_large_spaces_keep_the_analytical_models_best(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = synthetic()
     learned = hybrid.train(samples, V100, Recipe(options=SMALL), DEFAULTS)
-    whole = learned.seconds(samples.described, samples.volumes, V100)
+    whole = learned.seconds(samples.described, samples.counts, V100)
     monkeypatch.setattr(hybrid, "LEARNED_ROWS", 300)
-    part = learned.seconds(samples.described, samples.volumes, V100)
-    kept = np.argsort(volume_cost(samples.volumes, V100).seconds)[:300]
+    part = learned.seconds(samples.described, samples.counts, V100)
+    kept = np.argsort(counted_cost(samples.counts, V100).seconds)[:300]
     np.testing.assert_array_equal(part[kept], whole[kept])
     others = np.setdiff1d(np.arange(len(samples)), kept)
     assert part[others].min() > part[kept].max()
@@ -437,7 +430,7 @@ def test_folds_keep_problems_together() -> None:
 def test_impossible_measurements_are_dropped() -> None:
     samples = synthetic()
     wrong = samples.seconds.copy()
-    wrong[10] = samples.volumes.flops[10] / V100.peak_flops["fp32"] / 2
+    wrong[10] = samples.counts.flops[10] / V100.peak_flops["fp32"] / 2
     wrong[20] = samples.seconds[20] / 8
     kept = hybrid.without_failures(replace(samples, seconds=wrong), V100, DEFAULTS)
     assert wrong[10] not in kept.seconds and wrong[20] not in kept.seconds
@@ -447,11 +440,11 @@ def test_impossible_measurements_are_dropped() -> None:
 def test_fitted_constants_recover_a_change() -> None:
     samples = synthetic(3000)
     told = replace(DEFAULTS, step_instructions=DEFAULTS.step_instructions * 2, latency=DEFAULTS.latency * 1.5)
-    samples = replace(samples, seconds=volume_cost(samples.volumes, V100, told).seconds)
+    samples = replace(samples, seconds=counted_cost(samples.counts, V100, told).seconds)
     fitted = hybrid.fit_overheads(samples, V100, DEFAULTS, each=200, prior=1e-3)
 
     def error(constants: object) -> float:
-        return float(np.abs(np.log(volume_cost(samples.volumes, V100, constants).seconds / samples.seconds)).mean())  # type: ignore[arg-type]
+        return float(np.abs(np.log(counted_cost(samples.counts, V100, constants).seconds / samples.seconds)).mean())  # type: ignore[arg-type]
 
     assert error(fitted) < 0.1 * error(DEFAULTS)
 
@@ -582,12 +575,12 @@ def test_the_published_measurements_are_as_counted(published: Path) -> None:
     assert len(training) > 70_000 and len(layers) == 20 and skipped["rs/train.csv"] == 148
     for samples in (training, *(samples for kinds in layers.values() for samples in kinds.values())):
         # whole tiles throughout: the meaning of the columns
-        np.testing.assert_allclose(samples.volumes.padded_flops, samples.volumes.flops)
+        np.testing.assert_allclose(samples.counts.padded_flops, samples.counts.flops)
         product = np.prod([samples.described[f"tile warp_{axis}"] for axis in "kyx"], 0)
         assert (product == 32).all()
-    printed = evaluate(layers, lambda samples: printed_cost(samples.volumes, V100).seconds)["layers"]
+    printed = evaluate(layers, lambda samples: printed_cost(samples.counts, V100).seconds)["layers"]
     # table 9, analytical on a V100: R12, D2, D3, D5 and D6
     expected = {"512x7x7_512_3": 5.4, "32x108x108_32_3": 15.8, "64x54x54_32_3": 31.9, "128x27x27_64_3": 50.0, "128x27x27_128_3": 6.3}
     assert {name: round(100 * printed[name]["lop@30"], 1) for name in expected} == expected
-    ours = evaluate(layers, lambda samples: volume_cost(samples.volumes, V100).seconds)["mean"]
+    ours = evaluate(layers, lambda samples: counted_cost(samples.counts, V100).seconds)["mean"]
     assert ours["lop@30"] < 0.01

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.runtime.workers import Worker, WorkerLost
 from tilewright.system import private_files
 from tilewright.system.private_files import NotPrivate, make_folder, read_private, require_private
 from tilewright.system.programs import ProgramHung, Programs, ProgramStopped, run_program
+from tilewright.tuning.workers import Worker, WorkerLost
 
 SHELL = ("/bin/sh", "-c")
 PATIENCE = 60.0
@@ -107,7 +107,7 @@ def test_a_program_does_not_outlive_the_process_that_runs_it(tmp_path: Path) -> 
 
 CHILD = """
 import subprocess, sys, time
-from tilewright.runtime.workers import serve
+from tilewright.tuning.workers import serve
 from tilewright.system.programs import run_program
 def answer(message):
     run_program(["/bin/sh", "-c", f"echo $$ > {message['path']}; sleep 1000"], 1000.0)

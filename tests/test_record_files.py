@@ -27,16 +27,16 @@ from torch import nn
 
 import tilewright
 from tilewright.cli import _quiet, main
-from tilewright.cost.choice import rank
-from tilewright.cost.ranking import Choice
 from tilewright.errors import CacheError
 from tilewright.files import lines_of
 from tilewright.ir.problem import Problem
-from tilewright.runtime import plain, record_file
-from tilewright.runtime.measurement import COLUMNS, Measurement, checked
-from tilewright.runtime.record_file import SCHEMA, Damaged, set_aside
-from tilewright.runtime.records import Records, default_path
-from tilewright.runtime.tuning import OUTSIDE, chooser_for, from_records, tune
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Choice
+from tilewright.tuning import plain, record_file
+from tilewright.tuning.measurement import COLUMNS, Measurement, checked
+from tilewright.tuning.record_file import SCHEMA, Damaged, set_aside
+from tilewright.tuning.records import Records, default_path
+from tilewright.tuning.tuning import OUTSIDE, chooser_for, from_records, tune
 
 
 @pytest.fixture(autouse=True)
@@ -469,7 +469,7 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path: Path, monkeypatch
     def broken(entry: Measurement) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tilewright.runtime.records.asdict", broken)
+    monkeypatch.setattr("tilewright.tuning.records.asdict", broken)
     with Records(tmp_path / "records.sqlite") as records, pytest.raises(KeyboardInterrupt):
         records.export_lines(tmp_path / "lines")
     assert (tmp_path / "lines").read_text() == "before" and len(list(tmp_path.glob(".lines*"))) == 0

@@ -22,20 +22,20 @@ import tilewright
 from tilewright.cli import main
 from tilewright.cli_tune import read_layers
 from tilewright.compile import read
-from tilewright.cost.bounds import lower_bound
-from tilewright.cost.choice import rank
 from tilewright.errors import CacheError, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
 from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.bounds import lower_bound
+from tilewright.kernels.gpu.gemm.space import ContractionSchedule
 from tilewright.partition.plan import plan_program
-from tilewright.runtime import plain, trials
-from tilewright.runtime.measurement import Measurement
-from tilewright.runtime.problems import generator, key_of, text_of
-from tilewright.runtime.records import Records, default_path
-from tilewright.runtime.trials import Trials
-from tilewright.runtime.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, may_beat, tune
-from tilewright.schedule.gpu_contraction import ContractionSchedule
+from tilewright.selection.choice import rank
+from tilewright.tuning import plain, trials
+from tilewright.tuning.measurement import Measurement
+from tilewright.tuning.problems import generator, key_of, text_of
+from tilewright.tuning.records import Records, default_path
+from tilewright.tuning.trials import Trials
+from tilewright.tuning.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, may_beat, tune
 
 absent = pytest.mark.skipif(is_present(H200), reason="the target is here")
 
@@ -310,7 +310,7 @@ def test_trials_need_the_target(tmp_path: Path) -> None:
 
 def test_what_cannot_beat_a_record_is_not_measured(tmp_path: Path) -> None:
     ranking = rank(SMALL, H200)
-    bounds = np.concatenate([lower_bound(part.rows, part.problem, H200).seconds for part in ranking.parts])
+    bounds = np.concatenate([lower_bound(part.schema, part.facts, part.rows, H200).seconds for part in ranking.parts])
     first = np.argsort(ranking.seconds, kind="stable")[:12]
     known = float(np.median(bounds[first]))
     np.testing.assert_array_equal(may_beat(ranking, H200, known), bounds < known)

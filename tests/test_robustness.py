@@ -18,8 +18,8 @@ from bench import robustness
 from tilewright import settings
 from tilewright.errors import CacheError, CompilerMissing, UnsupportedOption
 from tilewright.hardware import machine
-from tilewright.runtime.trials import Trials
-from tilewright.runtime.workers import Worker, WorkerLost
+from tilewright.tuning.trials import Trials
+from tilewright.tuning.workers import Worker, WorkerLost
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("clang") is None, reason="no C compiler")
 
@@ -154,7 +154,7 @@ def test_processes_in_other_folders_have_the_same_cache(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TILEWRIGHT_CACHE", "relative")
     monkeypatch.setenv("TILEWRIGHT_CC", "./compiler")
-    program = "from tilewright import settings; from tilewright.runtime.workers import serve; serve(lambda message: {'found': [str(settings.cache_directory()), settings.c_compiler()]})"
+    program = "from tilewright import settings; from tilewright.tuning.workers import serve; serve(lambda message: {'found': [str(settings.cache_directory()), settings.c_compiler()]})"
     worker = Worker(("-c", program))
     try:
         assert worker.ask({}, 60)["found"] == [str(tmp_path / "relative"), str(tmp_path / "compiler")]

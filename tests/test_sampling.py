@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+from bare_schemas import part, ranking_of
 
 from bench.layers import LAYERS
-from tilewright.cost.ranking import Part, Ranking
-from tilewright.ir.estimate import Estimate
-from tilewright.runtime.sampling import JUDGED, LEAST_FLOPS, MOST_FLOPS, evenly, has_small_factors, random_layers, towards_the_best
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning.sampling import JUDGED, LEAST_FLOPS, MOST_FLOPS, evenly, has_small_factors, random_layers, towards_the_best
 
 
 def layers(seed: int, count: int = 400) -> list[dict]:
@@ -46,9 +46,8 @@ def ranking(sizes: tuple[int, ...]) -> Ranking:
     generator = np.random.default_rng(0)
     parts = []
     for size in sizes:
-        estimate = Estimate({"all": generator.uniform(1, 2, size)})
-        parts.append(Part(dict, {"number": np.arange(size)}, estimate))
-    return Ranking(tuple(parts), {})
+        parts.append(part(dict, {"number": np.arange(size)}, generator.uniform(1, 2, size)))
+    return ranking_of(*parts)
 
 
 def test_evenly_takes_as_many_of_each_schema() -> None:

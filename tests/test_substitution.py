@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tilewright.codegen.lower import lower
 from tilewright.compile import read
-from tilewright.cost.choice import rank
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.expr import Load, Var, binary, index_const, replace_loads, rewrite, substitute
-from tilewright.runtime.trial_reference import reference_results
-from tilewright.runtime.tuning import distinct_problems
+from tilewright.kernels.registry import lower
+from tilewright.selection.choice import rank
+from tilewright.tuning.trial_reference import reference_results
+from tilewright.tuning.tuning import distinct_problems
 
 Y = Var("y", 10)
 

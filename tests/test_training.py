@@ -7,26 +7,26 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import bare_schemas
 import numpy as np
 import pytest
 from measured_layers import H200, layer, measured, slow, some
 from test_trials import processes
 
 from tilewright.cli import main
-from tilewright.cost import learned
-from tilewright.cost.candidates import described, part_of
-from tilewright.cost.features import RECORDS, features
-from tilewright.cost.hybrid import Learned, Samples, load, train
-from tilewright.cost.learned import model_of, refined
-from tilewright.cost.ranking import Part, Ranking
-from tilewright.cost.volumes import DEFAULTS
 from tilewright.errors import InvalidInput, InvalidModel
 from tilewright.hardware import is_present
-from tilewright.ir.estimate import Estimate
-from tilewright.runtime import dataset, trials
-from tilewright.runtime.collecting import ranking_of
-from tilewright.runtime.training import RECIPE, held_out, quality, samples, samples_of, with_trees
-from tilewright.schedule.columns import length, take
+from tilewright.kernels.columns import length, take
+from tilewright.kernels.gpu.counted import DEFAULTS
+from tilewright.kernels.gpu.features import RECORDS, features
+from tilewright.kernels.registry import schedule_types
+from tilewright.selection.learned import gpu as learned
+from tilewright.selection.learned.gpu import described, model_of, refined
+from tilewright.selection.learned.hybrid import Learned, Samples, load, train
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset, trials
+from tilewright.tuning.collecting import ranking_of
+from tilewright.tuning.training import RECIPE, held_out, part_of, quality, samples, samples_of, with_trees
 
 SMALL = layer(32, 32, 8)
 FEW = with_trees(RECIPE, 12)
@@ -57,10 +57,10 @@ def test_samples_are_what_the_ranking_says_of_the_same_schedules() -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
     at = 0
     for kind, columns in known.schemas.items():
-        part = next(part for part in ranking.parts if part.schedule.__name__ == kind)  # type: ignore[attr-defined]
+        part = next(part for part in ranking.parts if part.schema.schedule is schedule_types()[kind])
         axes = {name: column for name, column in columns.items() if name not in dataset.MEASURES}
         for number, seconds in enumerate(columns["seconds"]):
-            choice = ranking.find(part.schedule(**{name: int(column[number]) for name, column in axes.items()}))
+            choice = ranking.find(part.schema.schedule(**{name: int(column[number]) for name, column in axes.items()}))
             assert choice is not None and schemas[at] == kind
             assert found.analytical[at] == pytest.approx(choice.seconds, rel=1e-9) and found.seconds[at] == seconds
             at += 1
@@ -77,7 +77,6 @@ def test_rows_of_a_part_need_not_be_in_its_space() -> None:
     outside = {**take(first.rows, np.arange(3)), "split": np.array([7, 7, 7])}
     elsewhere = part_of(first, outside, H200)
     assert elsewhere is not None and length(elsewhere.rows) == 3 and (elsewhere.estimate.seconds > 0).all()
-    assert part_of(Part(dict, {}, Estimate({"all": np.zeros(0)})), {}, H200) is None
 
 
 def test_schemas_that_the_model_does_not_know_are_left_out() -> None:
@@ -133,7 +132,7 @@ def test_the_candidates_kept_have_the_models_times_and_others_come_behind(model:
     for part in ranking.parts:
         known = described(part, H200)
         assert known is not None
-        expected.append(model.predicted(known.columns, known.volumes, H200, known.analytical))
+        expected.append(model.predicted(known.columns, known.counts, H200, known.analytical))
     kept = np.isclose(found.seconds, np.concatenate(expected), rtol=1e-9)
     starts = np.cumsum([0, *(length(part.rows) for part in ranking.parts)])
     for number, part in enumerate(ranking.parts):
@@ -156,7 +155,7 @@ def test_stages_drop_what_the_first_trees_find_slow(model: Learned) -> None:
     assert found.seconds[~passed].min() > found.seconds[passed].max()
     # what four trees of twelve think of all
     known = [described(part, H200) for part in ranking.parts]
-    tables = [features(model.record, one.columns, one.volumes, H200, model.overheads) for one in known if one is not None]
+    tables = [features(model.record, one.columns, one.counts, H200, model.overheads) for one in known if one is not None]
     some = np.concatenate([part.estimate.seconds * np.exp(model.forest.predict(table, 0, 4)) for part, table in zip(ranking.parts, tables, strict=True)])
     assert some[passed].max() <= np.sort(some)[599] * (1 + 1e-6)
 
@@ -174,10 +173,10 @@ def test_the_models_correction_is_a_term_of_the_choice(model: Learned) -> None:
 
 def test_an_unknown_schema_keeps_its_times(model: Learned) -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
-    other = Part(dict, {"number": np.arange(4)}, Estimate({"all": np.array([1e-9, 1e-6, 1e-3, 1.0])}))
-    found = refined(Ranking((*ranking.parts, other), {}), H200, model, kept=100)
+    other = bare_schemas.part(dict, {"number": np.arange(4)}, [1e-9, 1e-6, 1e-3, 1.0])
+    found = refined(replace(ranking, parts=(*ranking.parts, other)), H200, model, kept=100)
     assert found.seconds[-4:].tolist() == [1e-9, 1e-6, 1e-3, 1.0]
-    assert refined(Ranking((), {}), H200, model).predicted is None
+    assert refined(Ranking(H200), H200, model).predicted is None
 
 
 def test_models_of_the_package(model: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

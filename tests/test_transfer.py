@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from bench.transfer import ANALYTICAL, compare, conclusions, direct, generally, layers_of, with_rows
-from tilewright.cost.features import describe
-from tilewright.cost.hybrid import Recipe, Samples, join, train, train_together
-from tilewright.cost.volumes import DEFAULTS, direct_volumes, volume_cost
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
+from tilewright.kernels.gpu.counted import DEFAULTS, counted_cost
+from tilewright.kernels.gpu.direct.counts import direct_counts
+from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
+from tilewright.kernels.gpu.features import described as columns_of
+from tilewright.selection.learned.hybrid import Recipe, Samples, join, train, train_together
 
 QUICK = Recipe("gradient_boosting", "relative", "correction", 1.0, options={"max_iter": 60, "min_samples_leaf": 5})
 
@@ -28,10 +30,10 @@ def measured(machine: Machine, seed: int, problems: int = 12, each: int = 50) ->
         axes = {"slice": [1, 2], "register_k": [1, 2, 4], "register_y": [1, 2], "register_x": [1, 2, 4, 7], "warp_k": [4, 8], "block_k": [1, 2]}
         axes |= {"warp_y": [1, 2], "warp_x": [2, 4], "block_y": [1, 2, 4], "block_x": [1, 2], "channels": [2, 4, 8], "split": [1, 2, 4]}
         rows = {name: generator.choice(values, each) for name, values in axes.items()}
-        volumes = direct_volumes(rows, {name: np.full(each, value) for name, value in problem.items()}, machine)
+        volumes = direct_counts(rows, {name: np.full(each, value) for name, value in problem.items()}, machine)
         wrong = np.exp(1.5 * (1 - volumes.flops / volumes.padded_flops) + 0.02 * generator.standard_normal(each))
-        seconds = volume_cost(volumes, machine, DEFAULTS).seconds * wrong
-        parts.append(Samples(describe("direct", rows, problem, each), volumes, seconds, np.full(each, number)))
+        seconds = counted_cost(volumes, machine, DEFAULTS).seconds * wrong
+        parts.append(Samples(columns_of(DIRECT, rows, problem), volumes, seconds, np.full(each, number)))
     return join(parts)
 
 
@@ -57,7 +59,7 @@ def test_two_parts_of_one_machine_train_the_same_model_as_all_rows(target: str) 
     together = train_together([(one, machine), (two, machine)], recipe, DEFAULTS)
     apart = train(join([one, replace(two, problem=two.problem + 100)]), machine, recipe, DEFAULTS)
     expected = one.expected(machine, DEFAULTS)
-    given = [model.predicted(one.described, one.volumes, machine, expected) for model in (together, apart)]
+    given = [model.predicted(one.described, one.counts, machine, expected) for model in (together, apart)]
     np.testing.assert_array_equal(*given)
 
 

@@ -16,7 +16,6 @@ from emulated_gpu import EmulatedServer
 from fake_workers import seconds
 
 from tilewright.compile import read
-from tilewright.cost.choice import rank
 from tilewright.errors import CompilerMissing, KernelFailed, TargetNotPresent
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present, machine
@@ -27,14 +26,15 @@ from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.partition.canonical import canonical
-from tilewright.runtime import plain, trial_processes
-from tilewright.runtime.problems import convolution_problem, key_of
-from tilewright.runtime.records import Records
-from tilewright.runtime.trial_reference import reference_results
-from tilewright.runtime.trial_worker import drawn, poison, relative_error
-from tilewright.runtime.trials import Job, Outcome, Timing, Trials, measure_all, tied
-from tilewright.runtime.tuning import distinct_problems, from_records, tune
-from tilewright.runtime.workers import Worker, WorkerLost
+from tilewright.selection.choice import rank
+from tilewright.tuning import plain, trial_processes
+from tilewright.tuning.problems import convolution_problem, key_of
+from tilewright.tuning.records import Records
+from tilewright.tuning.trial_reference import reference_results
+from tilewright.tuning.trial_worker import drawn, poison, relative_error
+from tilewright.tuning.trials import Job, Outcome, Timing, Trials, measure_all, tied
+from tilewright.tuning.tuning import distinct_problems, from_records, tune
+from tilewright.tuning.workers import Worker, WorkerLost
 
 H200 = machine("h200")
 FAKES = str(Path(__file__).with_name("fake_workers.py"))

@@ -14,8 +14,8 @@ from tilewright.compile import read, source_files
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.partition.plan import plan_program
-from tilewright.runtime.measure import as_list, double_precision_outputs, relative_error
 from tilewright.toolchain import Binary, compile_kernels
+from tilewright.tuning.measure import as_list, double_precision_outputs, relative_error
 
 SMALL = ("lenet5", "dlrm")
 EVERY = [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in zoo.NETWORKS]

@@ -388,9 +388,9 @@ def _bench(options: argparse.Namespace) -> int:
     import torch
 
     _check_options(options)
-    from tilewright.runtime.measure import Contender, compare, seconds_of_call, seconds_of_device_call
-    from tilewright.runtime.peers import PEERS, on_device
     from tilewright.runtime.verify import TOLERANCES
+    from tilewright.tuning.measure import Contender, compare, seconds_of_call, seconds_of_device_call
+    from tilewright.tuning.peers import PEERS, on_device
 
     names = list(dict.fromkeys(name for name in options.against.split(",") if name))
     unknown = [name for name in names if name not in PEERS]

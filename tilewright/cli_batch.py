@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from tilewright.runtime.batch import Compiled
+    from tilewright.tuning.batch import Compiled
 
 DESCRIPTION = "compile several models for several targets, into one artifact each"
 HERE = ("native", "cuda")
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from tilewright import settings
     from tilewright.partition.storage import check_precision
     from tilewright.runtime.artifact import check_path
-    from tilewright.runtime.batch import LIMIT_SECONDS, Job, check_jobs, compile_all, connected
+    from tilewright.tuning.batch import LIMIT_SECONDS, Job, check_jobs, compile_all, connected
 
     check_precision(options.precision or "fp32")
     targets = read_targets(options.targets, options.scheduler is not None)

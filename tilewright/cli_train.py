@@ -59,12 +59,12 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from tilewright.cli_tune import read_devices
-    from tilewright.cost.hybrid import load
     from tilewright.hardware import machine as find_machine
-    from tilewright.runtime import dataset
-    from tilewright.runtime.collecting import collect, favourites_of, sample_of
-    from tilewright.runtime.sampling import JUDGED, network_layers, random_layers
-    from tilewright.runtime.trials import Trials
+    from tilewright.selection.learned.hybrid import load
+    from tilewright.tuning import dataset
+    from tilewright.tuning.collecting import collect, favourites_of, sample_of
+    from tilewright.tuning.sampling import JUDGED, network_layers, random_layers
+    from tilewright.tuning.trials import Trials
 
     machine = find_machine(options.target)
     devices = read_devices(options.devices)
@@ -98,11 +98,11 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
 def _train(files: list[Path], options: argparse.Namespace, console: Console) -> None:
     from rich.table import Table
 
-    from tilewright.cost.hybrid import train
-    from tilewright.cost.volumes import DEFAULTS
     from tilewright.hardware import machine as find_machine
-    from tilewright.runtime import dataset
-    from tilewright.runtime.training import RECIPE, TOPS, held_out, quality, samples, with_trees
+    from tilewright.kernels.gpu.counted import DEFAULTS
+    from tilewright.selection.learned.hybrid import train
+    from tilewright.tuning import dataset
+    from tilewright.tuning.training import RECIPE, TOPS, held_out, quality, samples, with_trees
 
     layers = dataset.read(*files)
     if len(layers) < 2 * options.folds:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tilewright.hardware.machine import Machine
     from tilewright.ir.problem import Problem
-    from tilewright.runtime.records import Records
+    from tilewright.tuning.records import Records
 
 DESCRIPTION = "measure the models' favourite schedules on the target, and record the times for later compilations"
 REQUIRED = ("name", "outputs", "channels", "height", "width", "filter")
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """
     if options.model is None and options.imported is None and options.export is None:
         raise UnsupportedOption("nothing to tune", "name a model or a list of layers, or use --import or --export")
-    from tilewright.runtime.records import Records
+    from tilewright.tuning.records import Records
 
     if options.export is not None:
         check_output(options.export, options.imported, options.records, options.model)
@@ -80,8 +80,8 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from tilewright.hardware import machine as find_machine
-    from tilewright.runtime.trials import Outcome, Trials
-    from tilewright.runtime.tuning import tune
+    from tilewright.tuning.trials import Outcome, Trials
+    from tilewright.tuning.tuning import tune
 
     devices = read_devices(options.devices)
     if options.scheduler is not None and (options.target == "cuda" or options.part != "1/1"):
@@ -125,11 +125,11 @@ def _measured_by_workers(options: argparse.Namespace, regions: int, records: Rec
     """Gives each worker parts of the regions to measure, with what the records know of them, and adds what comes back; what went wrong, if anything.
 
     Raises:
-        UnsupportedOption: as `runtime.batch.connected`.
+        UnsupportedOption: as `tuning.batch.connected`.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from tilewright.runtime.batch import connected, content_of, is_file, run_all
+    from tilewright.tuning.batch import connected, content_of, is_file, run_all
 
     known, measured = "known.jsonl.gz", "measured.jsonl.gz"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -172,7 +172,7 @@ def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Proble
     from tilewright.compile import read
     from tilewright.graph.passes import simplify
     from tilewright.models import resolve
-    from tilewright.runtime.tuning import distinct_problems
+    from tilewright.tuning.tuning import distinct_problems
 
     model = resolve(options.model, options.batch, options.input)
     graph, _ = simplify(read(model.module, model.inputs(0) if model.inputs is not None else ()).graph)
@@ -186,7 +186,7 @@ def read_layers(path: Path) -> dict[str, Problem]:
     Raises:
         InvalidInput: naming the entry that is none.
     """
-    from tilewright.runtime.problems import convolution_problem
+    from tilewright.tuning.problems import convolution_problem
 
     with reading(path, InvalidInput, "give a JSON list of layers"):
         entries = json_of(content_of(path))
@@ -257,11 +257,11 @@ def _table(problems: dict[str, Problem], machine: Machine, records: Records, ato
     """The best of each problem beside the models' favourite."""
     from rich.table import Table
 
-    from tilewright.cost.choice import rank
     from tilewright.report.units import seconds_text
-    from tilewright.runtime import plain
-    from tilewright.runtime.problems import key_of
-    from tilewright.runtime.tuning import recorded_as, recorded_choice
+    from tilewright.selection.choice import rank
+    from tilewright.tuning import plain
+    from tilewright.tuning.problems import key_of
+    from tilewright.tuning.tuning import recorded_as, recorded_choice
 
     table = Table("region", "measured", "best schedule", title=f"measured on {machine.name}")
     for heading in ("best", "favourite", "loss"):

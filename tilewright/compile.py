@@ -26,10 +26,10 @@ from tilewright.partition.plan import plan_program, through_torch, without_kerne
 from tilewright.partition.storage import check_precision
 from tilewright.runtime.executable import Executable, check_threads, executable_of
 from tilewright.runtime.kernel_source import kernel_source
-from tilewright.runtime.records import Records
 from tilewright.runtime.signature import CONSTANT_TYPES, described
-from tilewright.runtime.tuning import chooser_for, distinct_problems, tune
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
+from tilewright.tuning.records import Records
+from tilewright.tuning.tuning import chooser_for, distinct_problems, tune
 
 Progress = Callable[[str, int, int], None]
 

@@ -20,17 +20,17 @@ from harness import Broken, Case
 from hypothesis import strategies as st
 
 from tilewright.cli_tune import read_layers
-from tilewright.codegen.lower import lower
-from tilewright.cost.choice import rank
-from tilewright.cost.ranking import Ranking
 from tilewright.errors import CacheError
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
-from tilewright.runtime import dataset, plain, tuning
-from tilewright.runtime.measurement import COLUMNS, Measurement
-from tilewright.runtime.problems import code_of, convolution_problem, key_of, text_of
-from tilewright.runtime.records import Records, default_path
-from tilewright.runtime.tuning import chooser_for, from_records
+from tilewright.kernels.registry import lower
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset, plain, tuning
+from tilewright.tuning.measurement import COLUMNS, Measurement
+from tilewright.tuning.problems import code_of, convolution_problem, key_of, text_of
+from tilewright.tuning.records import Records, default_path
+from tilewright.tuning.tuning import chooser_for, from_records
 
 PROBLEM: Problem = convolution_problem(16, 8, 6, 5, 3)
 H200 = machine("h200")

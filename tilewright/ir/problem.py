@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tilewright.ir.expr import variables
 from tilewright.ir.graph import Value
@@ -20,12 +21,14 @@ class Problem:
     values: by name, shape and element type of the same values.
     constants: names of values that are known when compiling, so that they may be stored once more, packed or transformed, for this region alone.
 
-    Compared and hashed by identity: `runtime.problems.key_of` digests the content."""
+    Compared and hashed by identity: `tuning.problems.key_of` digests the content."""
 
     region: Region
     layouts: Mapping[str, Layout]
     values: Mapping[str, Value]
     constants: frozenset[str] = frozenset()
+    found: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
+    """What stages found out once and hand on, such as forms by the function that matched them (`kernels.schema.form_of`)."""
 
     @property
     def dtypes(self) -> dict[str, str]:

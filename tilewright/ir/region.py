@@ -30,7 +30,7 @@ class IndexCheck:
 @dataclass(frozen=True)
 class Region:
     """kind: "contraction" (sum of products), "window" (small reductions, one output element a lane), "rows" (reductions over whole rows and
-    the maps between them), "map", "scan" (a loop over a body program), "alias" (no code: a view), "torch" (runs through PyTorch).
+    the maps between them), "map", "scan" (a loop over a body program), "torch" (runs through PyTorch).
 
     `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel. `checks` says of each
     site of checked indices in the steps what it is."""

@@ -12,10 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.codegen.cpu.contraction import contraction_problem
-from tilewright.cost import gpu_choice
-from tilewright.cost.cpu import stored_between
-from tilewright.cost.cpu_choice import rank_contraction
 from tilewright.graph.contraction import Contraction, anchor, contraction, sums_pixels
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
@@ -24,7 +20,14 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
-from tilewright.schedule.cpu_contraction import CpuContractionProblem, longest_row
+from tilewright.kernels.cpu.contraction.estimate import stored_between
+from tilewright.kernels.cpu.contraction.lower import contraction_problem
+from tilewright.kernels.cpu.contraction.nest import flat_nest
+from tilewright.kernels.cpu.contraction.schema import CONTRACTION
+from tilewright.kernels.cpu.contraction.space import CpuContractionProblem, longest_row
+from tilewright.kernels.schema import Options
+from tilewright.selection.choice import candidates, rank
+from tilewright.selection.ranking import Choice, Ranking
 
 COMBINERS = ("sum", "prod", "max", "min")
 
@@ -142,15 +145,23 @@ class RowJudge:
         most = longest_row(self.machine)
         if length > most:
             return Verdict(False, f"a row of {length} does not fit one tile (at most {most})")
-        whole = contraction_problem(self._problem("contraction", steps, values))
+        whole = self._facts(steps, values)
         free = replace(whole, whole_rows=False, row_operations=0)
-        best = rank_contraction(whole, self.machine, self.threads).first()
-        tile_loss = best.seconds - best.terms["row reductions"] - rank_contraction(free, self.machine, self.threads).first().seconds
+        best = self._best(whole)
+        tile_loss = best.seconds - best.terms["row reductions"] - self._best(free).seconds
         gains, costs = self._stored(whole)
         compared = f"tiles of whole rows cost {1e6 * max(tile_loss, 0.0):.1f} us more, a stored result costs {costs}"
         if tile_loss > gains:
             return Verdict(False, f"a row of {length} fits one tile, but {compared}")
         return Verdict(True, f"one tile owns the row of {length}: {compared}")
+
+    def _facts(self, steps: tuple[Step, ...], values: Mapping[str, Value]) -> CpuContractionProblem:
+        problem = self._problem("contraction", steps, values)
+        return contraction_problem(problem, flat_nest(problem))
+
+    def _best(self, facts: CpuContractionProblem) -> Choice:
+        """The fastest register tiles. None is feasible only where rows have to be whole and are too long (`longest_row` says up to which length)."""
+        return candidates(Ranking(self.machine), CONTRACTION, facts, Options(self.threads)).first()
 
     def _stored(self, problem: CpuContractionProblem) -> tuple[float, str]:
         """What storing the result between two kernels costs: seconds, and in words."""
@@ -162,13 +173,13 @@ class RowJudge:
         if self.machine.is_gpu:
             owns = "a block owns one tile of pixels by channels, not whole images"
             return Verdict(False, f"reduces {pixels} pixels of {found.size_n} channels, and {owns}")
-        summed = contraction_problem(self._problem("contraction", steps, values))
-        best = rank_contraction(summed, self.machine, self.threads).first()
+        summed = self._facts(steps, values)
+        best = self._best(summed)
         panels = summed.images * -(-summed.n // best.schedule.panel)
         if panels < self.threads:
             return Verdict(False, f"{panels} panels for {self.threads} threads: a thread owns the {pixels} pixels of a panel of channels")
         free = replace(summed, images=0, row_operations=0)
-        loss = best.seconds - best.terms["pixel sums"] - rank_contraction(free, self.machine, self.threads).first().seconds
+        loss = best.seconds - best.terms["pixel sums"] - self._best(free).seconds
         gains, costs = self._stored(summed)
         compared = f"whole images a thread cost {1e6 * max(loss, 0.0):.1f} us more, a stored result costs {costs}"
         if loss > gains:
@@ -182,7 +193,7 @@ class RowJudge:
         problems = (self._problem(kind, part, values) for kind, part in parts)
         try:
             # rows are nothing that a learned model has seen: both sides are compared by formulas
-            whole, product, stored = (gpu_choice.rank(problem, self.machine, learned=False).first().seconds for problem in problems)
+            whole, product, stored = (rank(problem, self.machine, learned=False).first().seconds for problem in problems)
         except Unsuitable as reason:
             return Verdict(False, f"a row of {length} is not reduced in a block: {reason}")
         compared = f"{1e6 * whole:.1f} us, with a stored result {1e6 * product:.1f} + {1e6 * stored:.1f} us"

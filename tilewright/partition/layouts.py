@@ -34,11 +34,17 @@ def assign_layouts(graph: Graph, partition: Partition) -> LaidOut:
     """Gives every stored value its layout and inserts the copies that padded readers need."""
     values = dict(partition.values)
     fixed = fixed_values(graph, partition.regions)
-    regions, values = _pad_by_copy(graph, partition.regions, values, fixed)
+    regions, values, copies = _pad_by_copy(partition.regions, values, fixed)
     layouts: dict[str, Layout] = {name: row_major(values[name].shape) for name in (*graph.inputs, *graph.constants)}
     for region in regions:
         for output in region.outputs:
-            layouts[output] = row_major(values[output].shape) if output in fixed else _preferred(region, values[output], layouts, graph)
+            shape = values[output].shape
+            if output in fixed:
+                layouts[output] = row_major(shape)
+            elif output in copies:
+                layouts[output] = channels_last(shape)
+            else:
+                layouts[output] = _preferred(region, values[output], layouts, graph)
     for name, halo in _halos(graph, regions, values).items():
         if name not in fixed:
             layouts[name] = layouts[name].with_halo(halo)
@@ -55,8 +61,6 @@ def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
 
 
 def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], graph: Graph) -> Layout:
-    if region.reasons and region.reasons[0].startswith(PADDED_COPY):
-        return channels_last(value.shape)
     if region.kind == "contraction":
         found = anchor(region.steps, frozenset(graph.constants))
         assert found is not None
@@ -98,13 +102,10 @@ def _halos(graph: Graph, regions: list[Region], values: Mapping[str, Value]) -> 
     return result
 
 
-PADDED_COPY = "padding: "
-
-
 def _pad_by_copy(
-    graph: Graph, regions: tuple[Region, ...], values: dict[str, Value], fixed: set[str]
-) -> tuple[list[Region], dict[str, Value]]:
-    """Readers with padding of a value that cannot have a halo read a copy that can."""
+    regions: tuple[Region, ...], values: dict[str, Value], fixed: set[str]
+) -> tuple[list[Region], dict[str, Value], frozenset[str]]:
+    """Readers with padding of a value that cannot have a halo read a copy that can: the regions, the values, and the names of the copies."""
     copies: dict[str, str] = {}
     result: list[Region] = []
     for region in regions:
@@ -117,11 +118,11 @@ def _pad_by_copy(
                 values[copies[name]] = Value(copies[name], original.shape, original.dtype)
                 axes = tuple(Var(f"i{i}", extent) for i, extent in enumerate(original.shape))
                 step = Step(copies[name], original.shape, axes, (Load(name, axes, original.dtype),))
-                why = f"{PADDED_COPY}{name} is copied once, channels last and with a zeroed border, so that no tile checks bounds"
+                why = f"padding: {name} is copied once, channels last and with a zeroed border, so that no tile checks bounds"
                 result.append(Region(copies[name], "map", (), (step,), (name,), (copies[name],), (why,)))
             region = reading(region, name, copies[name])
         result.append(region)
-    return result, values
+    return result, values, frozenset(copies.values())
 
 
 def reading(region: Region, name: str, copy: str) -> Region:

@@ -8,9 +8,6 @@ from functools import partial
 from types import MappingProxyType
 
 from tilewright.codegen.describe import prediction
-from tilewright.codegen.lower import lower
-from tilewright.cost.choice import choose
-from tilewright.cost.ranking import Choice
 from tilewright.errors import contained
 from tilewright.graph.index_checks import IndexChecks
 from tilewright.graph.table import OPERATORS, STRUCTURAL
@@ -21,6 +18,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Program, Region, Storage
 from tilewright.ir.space import SpaceCounts
+from tilewright.kernels.registry import lower
 from tilewright.partition.canonical import canonical, named
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
@@ -28,9 +26,11 @@ from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.pitch import set_apart
 from tilewright.partition.scans import unfold, without_copies
 from tilewright.partition.storage import check_precision, in_bfloat16
+from tilewright.selection.choice import choose
+from tilewright.selection.ranking import Choice
 
 Chooser = Callable[[Problem, Machine, int], Choice]
-"""What decides a canonical problem's schedule, of a machine and of threads for a CPU: the models (`cost.choice.choose`), or records before them."""
+"""What decides a canonical problem's schedule, of a machine and of threads for a CPU: `selection.choice.choose`, or records before it."""
 
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
 

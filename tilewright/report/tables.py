@@ -11,8 +11,8 @@ from tilewright.ir.graph import Node
 from tilewright.report.figures import program_figures, region_figures
 from tilewright.report.units import scaled, seconds_text
 from tilewright.runtime.executable import Image
-from tilewright.runtime.measure import Outcome
 from tilewright.runtime.verify import Verification
+from tilewright.tuning.measure import Outcome
 
 
 def plan_table(image: Image, title: str = "") -> Table:

@@ -30,7 +30,7 @@ MOST_ELEMENTS = 1 << 40
 MOST_RANK = 32
 MOST_REPEATS = 1 << 20
 """Steps of a loop."""
-KINDS = ("contraction", "window", "rows", "prefix", "map", "scan", "alias", "torch")
+KINDS = ("contraction", "window", "rows", "prefix", "map", "scan", "torch")
 MOST_SCALARS = 16
 LARGEST_MATRIX = 64
 """Rows or columns of a matrix that maps a constant; Winograd's have at most 36."""

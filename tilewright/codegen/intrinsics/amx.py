@@ -16,8 +16,13 @@ from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, index_const
 from tilewright.ir.intrinsic import Array, Intrinsic, Operand, Text, moved
 from tilewright.ir.kernel import Buffer, Invoke, Place
-from tilewright.schedule.cpu_amx import TILE_CHANNELS, TILE_PIXELS, TILES
 
+TILES = 8
+"""Registers of a thread."""
+TILE_PIXELS = 16
+"""Rows of a register."""
+TILE_CHANNELS = 16
+"""Elements of four bytes of a row."""
 ROW_BYTES = 4 * TILE_CHANNELS
 
 MACROS = """\

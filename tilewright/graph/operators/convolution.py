@@ -100,6 +100,6 @@ def _transposed_convolution(
 
 
 OPERATORS: tuple[Operator, ...] = (
-    Operator("convolution", _convolution, complex=True),
-    Operator("transposed_convolution", _transposed_convolution, complex=True),
+    Operator("convolution", _convolution),
+    Operator("transposed_convolution", _transposed_convolution),
 )

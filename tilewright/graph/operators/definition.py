@@ -19,11 +19,10 @@ Define = Callable[..., Any]
 class Operator:
     """One operator: `define(b, *inputs, **attributes)` appends its steps to the builder and returns its result tensor, or several.
 
-    `complex`: worth a kernel of its own (contractions, long reductions). `view`: a pure index map of one input."""
+    `view`: a pure index map of one input."""
 
     name: str
     define: Define
-    complex: bool = False
     view: bool = False
 
 

@@ -30,6 +30,6 @@ def _linear(b: StepBuilder, x: Tensor, w: Tensor) -> Tensor:
 
 
 OPERATORS: tuple[Operator, ...] = (
-    Operator("matmul", _matmul, complex=True),
-    Operator("linear", _linear, complex=True),
+    Operator("matmul", _matmul),
+    Operator("linear", _linear),
 )

@@ -1,0 +1,125 @@
+"""DeepCuts' performance upper limit (PLDI 2021, section 4) as printed, for comparison with our own bound (`kernels.gpu.bounds`) only.
+
+limit = GMRatio * SMRatio * WBRatio * COEF_r, the share of the peak that a kernel is said to reach at most. It is not a bound: WBRatio as printed
+gives 0.008 for 131 blocks on 132 processors, where blocks / (processors * ceil(blocks / processors)) gives 0.99; SMRatio ignores that other warps
+hide a load's latency; and tables 7 and 8 count a halo that fits 3 x 3 filters alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.direct.schedule import SHARED, DirectProblem, extents_of, patch_of
+from tilewright.kernels.gpu.direct.schedule import threads_of as threads_of_direct
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, shared_bytes_of, threads_of
+
+TRANSACTION_ELEMENTS = 32
+"""TRANS_global: elements of the largest transaction with global memory (128 bytes)."""
+
+
+@dataclass(frozen=True)
+class PrintedLimit:
+    """The four factors, one number in [0, 1] a candidate."""
+
+    memory: np.ndarray
+    shared: np.ndarray
+    balance: np.ndarray
+    resources: np.ndarray
+
+    @property
+    def share_of_peak(self) -> np.ndarray:
+        """PUL, section 4.3."""
+        share: np.ndarray = self.memory * self.shared * self.balance * self.resources
+        return share
+
+    def flops(self, machine: Machine) -> np.ndarray:
+        """Operations a second that are said to be the most."""
+        return self.share_of_peak * machine.peak_flops["fp32"]
+
+
+def printed_limit(rows: Columns, problem: ContractionProblem | DirectProblem, machine: Machine) -> PrintedLimit:
+    """The limit of implicit GEMM by the formulas of matrix multiplication, of direct convolution by its own (tables 6 to 8).
+
+    Raises:
+        Unsuitable: for another schema.
+    """
+    if isinstance(problem, ContractionProblem) and "block_m" in rows:
+        return _matrix_product(rows, problem, machine)
+    if isinstance(problem, DirectProblem):
+        return _convolution(rows, problem, machine)
+    raise Unsuitable(f"DeepCuts prints no formulas for a {type(problem).__name__} with the axes {', '.join(rows)}")
+
+
+def _matrix_product(rows: Columns, problem: ContractionProblem, machine: Machine) -> PrintedLimit:
+    """N is m, K is n, C the reduced elements of one step."""
+    n, k, c = rows["block_m"], rows["block_n"], rows["block_k"]
+    n_thread, k_thread = rows["thread_m"], rows["thread_n"]
+    blocks = -(-problem.m // n) * -(-problem.n // k) * problem.batch * rows["split"]
+    transactions = n * -(-c // TRANSACTION_ELEMENTS) + c * -(-k // TRANSACTION_ELEMENTS)
+    return _limit(
+        machine,
+        block_flops=2 * n * c * k,
+        transactions=transactions,
+        thread_flops=2 * n_thread * c * k_thread,
+        loads=n_thread * c + c * k_thread,
+        blocks=blocks,
+        threads=threads_of(rows),
+        shared_bytes=shared_bytes_of(rows, problem),
+    )
+
+
+def _convolution(rows: Columns, problem: DirectProblem, machine: Machine) -> PrintedLimit:
+    """P is (F - 1) / 2: a problem has no padding of its own, its input is stored with a border. Shared memory: what one step stages of both."""
+    k_thread, y_thread, x_thread = (rows[f"register_{d}"] for d in "kyx")
+    k, y, x = extents_of(rows)
+    area = problem.filter_y * problem.filter_x
+    blocks = -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x) * problem.images * problem.groups * rows["split"]
+    transactions = problem.channels * _halo(y, x, problem) / TRANSACTION_ELEMENTS + -(-k * problem.channels * area // TRANSACTION_ELEMENTS)
+    loads = problem.channels * _halo(y_thread, x_thread, problem) + k_thread * problem.channels * area / TRANSACTION_ELEMENTS
+    patch_y, patch_x = patch_of(rows, problem)
+    return _limit(
+        machine,
+        block_flops=2 * problem.channels * k * y * x * area,
+        transactions=transactions,
+        thread_flops=2 * problem.channels * k_thread * y_thread * x_thread * area,
+        loads=loads,
+        blocks=blocks,
+        threads=threads_of_direct(rows),
+        shared_bytes=4 * rows["channels"] * (patch_y * patch_x + np.where(rows["filters"] == SHARED, k * area, 0)),
+    )
+
+
+def _halo(y: np.ndarray, x: np.ndarray, problem: DirectProblem) -> np.ndarray:
+    """Inputs of y by x outputs as tables 7 and 8 count them."""
+    pad_y, pad_x = (problem.filter_y - 1) // 2, (problem.filter_x - 1) // 2
+    inputs: np.ndarray = ((y + problem.filter_y - 2 * pad_y) // problem.stride_y + 1) * ((x + problem.filter_x - 2 * pad_x) // problem.stride_x + 1)
+    return inputs
+
+
+def _limit(
+    machine: Machine,
+    *,
+    block_flops: np.ndarray,
+    transactions: np.ndarray,
+    thread_flops: np.ndarray,
+    loads: np.ndarray,
+    blocks: np.ndarray,
+    threads: np.ndarray,
+    shared_bytes: np.ndarray,
+) -> PrintedLimit:
+    """Section 4.2, without conflicts of banks (COEF_bc = 1)."""
+    intensity = block_flops / (4 * TRANSACTION_ELEMENTS * transactions)
+    cache = machine.cache(1)
+    latency = cache.latency_cycles if cache else 30.0
+    waves = -(-blocks // machine.processors)
+    return PrintedLimit(
+        memory=np.minimum(1, intensity / (machine.peak_flops["fp32"] / machine.memory_bandwidth)),
+        shared=np.minimum(1, thread_flops / loads / latency),
+        balance=1 - blocks % machine.processors / machine.processors / waves,
+        resources=((threads < machine.threads_per_block) & (shared_bytes < machine.shared_bytes_per_block)).astype(float),
+    )

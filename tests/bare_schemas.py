@@ -1,0 +1,30 @@
+"""Schemas that are nothing but a name and a type of schedule: for tests of what asks no more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright.hardware import machine
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.schema import AnySchema, Schema
+from tilewright.selection.ranking import Part, Ranking
+
+
+def never(*_: Any) -> Any:
+    raise AssertionError("nothing but the schedule is asked of this schema")
+
+
+def bare(schedule: Callable[..., Any], name: str = "bare") -> AnySchema:
+    return Schema(name, ("contraction",), schedule, never, never, never, never)  # type: ignore[arg-type]
+
+
+def part(schedule: Callable[..., Any], rows: Mapping[str, np.ndarray], seconds: Any) -> Part:
+    """Candidates of a schema of their own that take so many seconds."""
+    return Part(bare(schedule), None, rows, Estimate({"all": np.asarray(seconds, dtype=float)}))
+
+
+def ranking_of(*parts: Part) -> Ranking:
+    return Ranking(machine("h200"), parts)

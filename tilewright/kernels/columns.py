@@ -1,0 +1,51 @@
+"""Columns of schedule candidates: products of axes, rules that reject rows for a named reason, and one row back as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+Columns: TypeAlias = Mapping[str, np.ndarray]
+"""Axis name to one number a candidate; all arrays have one length."""
+
+
+def product_of(axes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
+    """Every combination of the axes' values, the last axis fastest."""
+    mesh = np.meshgrid(*(np.asarray(values, dtype=np.int64) for values in axes.values()), indexing="ij")
+    return {name: grid.ravel() for name, grid in zip(axes, mesh, strict=True)}
+
+
+def length(rows: Columns) -> int:
+    return len(next(iter(rows.values())))
+
+
+def take(rows: Columns, which: np.ndarray) -> dict[str, np.ndarray]:
+    """The rows of a mask or of an index array."""
+    return {name: column[which] for name, column in rows.items()}
+
+
+def reject(rows: Columns, rules: Sequence[tuple[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The rows that no rule rejects, and how many rows each reason rejected (a row counts for the first reason that holds).
+
+    A rule is a reason and a mask of the rows that it rejects."""
+    alive = np.ones(length(rows), dtype=bool)
+    counts: dict[str, int] = {}
+    for reason, bad in rules:
+        hit = alive & bad
+        if hit.any():
+            counts[reason] = counts.get(reason, 0) + int(hit.sum())
+            alive &= ~bad
+    return take(rows, alive), counts
+
+
+def row(rows: Columns, position: int) -> dict[str, int]:
+    """One candidate as plain numbers."""
+    return {name: int(column[position]) for name, column in rows.items()}
+
+
+def ceil_divided(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
+    """Whole parts of size b that hold a."""
+    parts: np.ndarray = -(-np.asarray(a) // np.asarray(b))
+    return parts

@@ -1,0 +1,410 @@
+"""CPU lowering of the `amx` schema: contractions of bfloat16 factors on tile registers, float32 sums.
+
+    for each part:                                                   (in parallel)
+        for each block of the part's output channels, and of its pixels:      (or the pixels outside)
+            sums[i][j] = 0                                           (tiles of pixels by 16 channels)
+            for r in reduction, a chunk at a time:                   (filter rows, filter columns, chunks of channels)
+                sums[i][j] += A[i] * B[j]                            (A as it lies in memory, a row a pixel; B packed)
+            out = epilogue(sums), by way of a buffer                 (vectors along the channels)
+
+A tile of A has one distance from row to row. Where a convolution's distance from one image row to the next is a multiple of that from pixel to
+pixel, a tile may go on over the end of a row: what lies between the rows is computed and not stored. The last tiles of a run begin earlier, so that
+no tile reads what is no pixel's; a pixel is stored by one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_rows, storage_order
+from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.common import bytes_touched, decode
+from tilewright.codegen.describe import described
+from tilewright.codegen.intrinsics import amx as tiles
+from tilewright.codegen.intrinsics.amx import TILE_CHANNELS
+from tilewright.codegen.operand import operand_view
+from tilewright.graph.contraction import Contraction, anchor
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import (
+    TRUE,
+    ZERO,
+    Expr,
+    Load,
+    Var,
+    binary,
+    coefficient,
+    compare,
+    index_const,
+    linear,
+    rewrite,
+    substitute,
+    variables,
+)
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import (
+    Allocate,
+    Buffer,
+    For,
+    If,
+    Kernel,
+    Let,
+    Statement,
+    Store,
+    WithTiles,
+)
+from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
+from tilewright.kernels.cpu.amx.space import CHUNK, CpuAmxProblem, CpuAmxSchedule
+from tilewright.kernels.cpu.common import ACCUMULATOR, wide_epilogue
+from tilewright.kernels.cpu.loops.map import lower_map
+from tilewright.kernels.cpu.loops.space import LoopSchedule
+
+
+@dataclass(frozen=True)
+class AmxForm:
+    """The contraction in flat form. `outer` axes of the result lie outside of `rows` (of extent 1 where there is one M axis) and `columns`; `a` is
+    A's flat offset, in which `reduced`, outermost first, have the offsets of their strides and the innermost `inner`, that many adjacent axes, make
+    up `depth` elements. `b_axes` orders the packed B; its `leading` axes are outside of the panels. `pitch`: see `CpuAmxProblem`."""
+
+    found: Contraction
+    outer: tuple[Var, ...]
+    rows: Var
+    columns: Var
+    n: Var
+    reduced: tuple[Var, ...]
+    depth: int
+    source: str
+    a: Expr
+    offset: Expr
+    epilogue: Expr
+    leading: tuple[Var, ...]
+    b_axes: tuple[Var, ...]
+    pitch: int
+
+    @property
+    def chunk(self) -> int:
+        """The most elements of `depth` that tiles of one shape take without remainder: an even number."""
+        return next((size for size in range(CHUNK, 0, -2) if self.depth % size == 0), 0)
+
+
+def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem]:
+    """The form and what the choice of a schedule depends on.
+
+    Raises:
+        Unsuitable: where the machine has no AMX, A is not stored in bfloat16 or not adjacent along the reduction, or reductions follow.
+    """
+    region, layouts, values = problem.region, problem.layouts, problem.values
+    if not {"amx_tile", "amx_bf16"} <= set(machine.isa):
+        raise Unsuitable(f"{machine.name} has no AMX for bfloat16")
+    if not any(value.dtype == "bf16" for value in values.values()):
+        raise Unsuitable("no value is stored in bfloat16")
+    region_steps = split_divided_rows(region.steps)
+    if region_steps[-1].axes != region_steps[0].axes:  # the map divides other axes than the sum
+        region_steps = region.steps
+    found = anchor(region_steps, problem.constants)
+    if found is None or len(region_steps) > 2 or any(step.kind != "map" for step in region_steps[1:]):
+        raise Unsuitable("reductions follow the sum of products")
+    accumulated = Var(ACCUMULATOR, None, "f32")
+    last = region_steps[-1]
+    epilogue: Expr = accumulated
+    if last.kind == "map":
+        flat = flatten(last.bodies[0], layouts)
+        epilogue = rewrite(flat, lambda x: accumulated if isinstance(x, Load) and x.buffer == found.step.name else x)
+    a, offset = flatten(found.a, layouts), layouts[region.outputs[0]].offset(last.index)
+    if not isinstance(a, Load) or values[a.buffer].dtype != "bf16":
+        raise Unsuitable("A is no value stored in bfloat16")
+    axes, (a, offset, epilogue) = merge_axes(storage_order(found.m, offset), [a, offset, epilogue])
+    assert isinstance(a, Load)
+    units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
+    at, offset, epilogue = (substitute(e, units) for e in (a.index[0], offset, epilogue))
+    if not all(isinstance(atom, Var) for atom, _ in linear(at).terms) or not found.r:
+        raise Unsuitable("A's offset is not linear")
+    columns = axes[-1] if axes else Var("m", 1)
+    rows = axes[-2] if len(axes) > 1 else Var("m_row", 1)
+    n = max(found.n, key=lambda axis: axis.extent or 0)
+    ordered = storage_order(found.r, at)
+    reduced, depth = _adjacent(ordered, at, layouts[a.buffer])
+    leading = tuple(v for v in (*found.batch, *(v for v in found.n if v != n)) if v.extent != 1)
+    stride, row_stride = coefficient(at, columns) or 0, coefficient(at, rows) or 0
+    pitch = row_stride // stride if stride > 0 and row_stride % stride == 0 and row_stride // stride >= (columns.extent or 1) else 0
+    outer = (*leading, *axes[:-2])
+    known = variables(found.b)
+    packed = tuple(v for v in leading if v in known)
+    form = AmxForm(found, outer, rows, columns, n, reduced, depth, a.buffer, at, offset, epilogue, packed, (*packed, *ordered, n), pitch)
+    if form.chunk < 2:
+        raise Unsuitable(f"{depth} adjacent elements of the reduction are no even number")
+    steps = prod(axis.extent or 0 for axis in reduced)
+    b_bytes = 2 * prod(axis.extent or 0 for axis in form.b_axes)
+    touched = bytes_touched([epilogue], found.step.axes, values)
+    facts = CpuAmxProblem(
+        prod(axis.extent or 0 for axis in outer),
+        rows.extent or 1,
+        columns.extent or 1,
+        n.extent or 0,
+        steps,
+        depth,
+        form.chunk,
+        pitch,
+        2 * layouts[a.buffer].size,
+        b_bytes,
+        touched,
+        _wide(form, machine.vector_lanes()) is None,
+    )
+    return form, facts
+
+
+def _adjacent(ordered: Sequence[Var], at: Expr, layout: Layout) -> tuple[tuple[Var, ...], int]:
+    """The reduced axes outside, and how many elements the innermost ones make up without a gap. An odd extent counts one more, which is zero in
+    both factors, where A has a border of zeros there.
+
+    Raises:
+        Unsuitable: where the innermost does not walk neighbours.
+    """
+    *outside, inner = ordered
+    depth = inner.extent or 0
+    if coefficient(at, inner) != 1:
+        raise Unsuitable("A is not adjacent along the reduction")
+    dim, factor = layout.order[-1]
+    if depth % 2 and factor == 0 and layout.shape[dim] == depth and layout.halo[dim][1]:
+        depth += 1
+    while outside and coefficient(at, outside[-1]) == depth and depth % 2 == 0:
+        depth *= outside.pop().extent or 0
+    return tuple(outside), depth
+
+
+def _wide(form: AmxForm, lanes: int) -> Expr | None:
+    """The epilogue of a vector of sums along N; None where the result does not lie along it, or it has no vectors."""
+    return wide_epilogue(form.epilogue, form.n, lanes) if coefficient(form.offset, form.n) == 1 else None
+
+
+def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:
+    """B as tiles read it: dimensions (leading..., reduced..., n) as (leading, n / 16, reduced but the last, last / 2, n mod 16, last mod 2)."""
+    n = len(sizes) - 1
+    order = (*((d, 0) for d in range(leading)), (n, 0), *((d, 0) for d in range(leading, n)), (n, TILE_CHANNELS), (n - 1, 2))
+    return Layout(tuple(sizes), order)
+
+
+def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxProblem, schedule: CpuAmxSchedule, machine: Machine) -> Lowered:
+    """Kernels of a contraction: (where B is no constant) one that packs B, and the product.
+
+    Raises:
+        Unsuitable: see `amx_form`.
+    """
+    region = problem.region
+    b = form.found.b
+    packed = f"{b.buffer}@{region.name}"
+    sizes = tuple(axis.extent or 0 for axis in form.b_axes)
+    layout = packed_pairs(sizes, len(form.leading))
+    value = Value(packed, sizes, "bf16")
+    kernels: list[Kernel] = []
+    calls: list[Call] = []
+    view = operand_view(b, problem.values[b.buffer].shape, form.b_axes) if b.buffer in problem.constants else None
+    storage = {packed: Storage(value, layout) if view is None else Storage(value, layout, b.buffer, view)}
+    stored = problem.with_storage(storage)
+    if view is None:
+        copy = Region(packed, "map", (), (Step(packed, sizes, form.b_axes, (b,)),), (b.buffer,), (packed,))
+        lowered = lower_map(replace(stored, region=copy), LoopSchedule(schedule.lanes))
+        kernels += lowered.kernels
+        calls += lowered.calls
+    body = _Blocks(region, form, facts, schedule, packed, layout).parts()
+    roles = {form.source: "A", packed: f"B in panels of {TILE_CHANNELS}, pairs of steps"}
+    header = f"{described(problem)}\n{schedule}"
+    kernel, arguments = assemble("amx", body, stored, region.outputs, header=header, roles=roles)
+    return Lowered(region, str(schedule), (*kernels, kernel), (*calls, Call(kernel.name, arguments)), storage)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Emits the loops over parts and blocks, and what a block does."""
+
+    region: Region
+    form: AmxForm
+    problem: CpuAmxProblem
+    schedule: CpuAmxSchedule
+    packed: str
+    packed_layout: Layout
+
+    @property
+    def run(self) -> int:
+        return int(self.problem.run(self.schedule.over_rows))
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of a row, or of all of them."""
+        return -(-self.run // self.schedule.pixels)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of pixels of one outer index."""
+        return int(self.problem.tiles(self.schedule.over_rows, self.schedule.pixels))
+
+    @property
+    def panels(self) -> int:
+        return -(-self.problem.n // TILE_CHANNELS)
+
+    def parts(self) -> Statement:
+        """All of it: a part has a range of blocks of channels and one of blocks of pixels."""
+        s, form = self.schedule, self.form
+        pixel_blocks = -(-self.tiles // s.pixel_tiles)
+        items, channel_blocks = self.problem.outer * pixel_blocks, -(-self.panels // s.channel_tiles)
+        items_each, channels_each = -(-items // s.pixel_parts), -(-channel_blocks // s.channel_parts)
+        part = Var("part", s.pixel_parts * s.channel_parts)
+        along, within = Var("along", channels_each), Var("within", items_each)
+        item, channel_block = Var("item", items_each * s.pixel_parts), Var("channel_block", channels_each * s.channel_parts)
+        pixel_block = Var("pixel_block", pixel_blocks)
+        where = decode(item, (*form.outer, pixel_block))
+        lets = [Let(axis, value) for axis, value in where.items() if axis.extent != 1]
+
+        def over_items(body: Statement) -> Statement:
+            if items_each * s.pixel_parts > items:
+                body = If(compare("lt", item, index_const(items)), body)
+            return For(within, index_const(items_each), block(Let(item, part // s.channel_parts * items_each + within), body))
+
+        def over_channels(body: Statement) -> Statement:
+            if channels_each * s.channel_parts > channel_blocks:
+                body = If(compare("lt", channel_block, index_const(channel_blocks)), body)
+            return For(along, index_const(channels_each), block(Let(channel_block, part % s.channel_parts * channels_each + along), body))
+
+        one = self._block(pixel_block if pixel_blocks > 1 else ZERO, channel_block)
+        body = over_items(block(lets, over_channels(one))) if s.pixels_first else over_channels(over_items(block(lets, one)))
+        sums = (self._sums(i, j) for i in range(s.pixel_tiles) for j in range(s.channel_tiles))
+        registers = (*sums, *map(self._a, range(s.pixel_tiles)), *map(self._b, range(s.channel_tiles)))
+        extent = part.extent or 1
+        return For(part, index_const(extent), WithTiles(registers, body), "parallel" if extent > 1 else "serial")
+
+    def _sums(self, i: int, j: int) -> Buffer:
+        return tiles.tile(f"sums{i}_{j}", self.schedule.pixels, TILE_CHANNELS, "f32")
+
+    def _a(self, i: int) -> Buffer:
+        return tiles.tile(f"a{i}", self.schedule.pixels, self.problem.chunk, "bf16")
+
+    def _b(self, j: int) -> Buffer:
+        return tiles.tile(f"b{j}", self.problem.chunk // 2, 2 * TILE_CHANNELS, "bf16")
+
+    def _start(self, tile: Expr) -> tuple[Expr, Expr]:
+        """Row and column of a tile's first pixel; of a tile that is not there, those of one that is."""
+        last = index_const(self.run - self.schedule.pixels)
+        if self.schedule.over_rows or self.problem.rows == 1:
+            first = tile * self.schedule.pixels
+            return ZERO, first if self.tiles % self.schedule.pixel_tiles == 0 and self.run % self.schedule.pixels == 0 else binary("min", first, last)
+        row, first = tile // self.row_tiles, tile % self.row_tiles * self.schedule.pixels
+        if self.tiles % self.schedule.pixel_tiles:
+            row = binary("min", row, index_const(self.problem.rows - 1))
+        return row, first if self.run % self.schedule.pixels == 0 else binary("min", first, last)
+
+    def _block(self, pixel_block: Expr, channel_block: Expr) -> Statement:
+        """The sums of a block, and what is stored of them."""
+        s, form = self.schedule, self.form
+        single: dict[Var, Expr] = {axis: ZERO for axis in form.outer if axis.extent == 1}
+        sums = [(i, j, self._sums(i, j)) for i in range(s.pixel_tiles) for j in range(s.channel_tiles)]
+        starts: list[Statement] = []
+        bases: list[Expr] = []
+        for i in range(s.pixel_tiles):
+            row, column = self._start(pixel_block * s.pixel_tiles + i)
+            here: dict[Var, Expr] = {**single, form.rows: row, form.columns: column, **{axis: ZERO for axis in form.found.r}}
+            base = Var(f"pixel{i}")
+            starts.append(Let(base, substitute(form.a, here)))
+            bases.append(base)
+        panels = []
+        for j in range(s.channel_tiles):
+            panel: Expr = channel_block * s.channel_tiles + j
+            if self.panels % s.channel_tiles:
+                panel = binary("min", panel, index_const(self.panels - 1))
+            base = Var(f"panel{j}")
+            starts.append(Let(base, self._b_offset(panel)))
+            panels.append(base)
+        chunk = Var("chunk", form.depth // form.chunk)
+        inner = For(chunk, index_const(chunk.extent or 1), self._step(bases, panels, chunk)) if chunk.extent != 1 else self._step(bases, panels, ZERO)
+        steps: Statement = inner
+        for axis in reversed(form.reduced):
+            steps = For(axis, index_const(axis.extent or 0), steps)
+        zero = [tiles.zero(each) for *_, each in sums]
+        leave = [tiles.store(each, "sums", index_const((i * s.pixels * s.channel_tiles + j) * TILE_CHANNELS), s.panel) for i, j, each in sums]
+        buffer = Allocate(Buffer("sums", "f32", s.pixel_tiles * s.pixels * s.panel, "register"))
+        return block(starts, zero, steps, buffer, leave, self._outputs(pixel_block, channel_block))
+
+    def _b_offset(self, panel: Expr) -> Expr:
+        """Where a panel of B begins."""
+        index: list[Expr] = [*self.form.leading, *(ZERO for _ in self.form.b_axes[len(self.form.leading) : -1]), panel * TILE_CHANNELS]
+        return self.packed_layout.offset(index)
+
+    def _step(self, bases: Sequence[Expr], panels: Sequence[Expr], chunk: Expr) -> Statement:
+        """One chunk of the reduction."""
+        s, form = self.schedule, self.form
+        distance = coefficient(form.a, form.columns) or 0
+        place: Expr = chunk * form.chunk
+        number: Expr = ZERO
+        for axis in form.reduced:
+            place = place + axis * (coefficient(form.a, axis) or 0)
+            number = number * (axis.extent or 1) + axis
+        weights = (number * form.depth + chunk * form.chunk) * TILE_CHANNELS
+        result: list[Statement] = []
+        for j, panel in enumerate(panels):
+            result.append(tiles.load(self._b(j), self.packed, panel + weights, 2 * TILE_CHANNELS))
+        for i, base in enumerate(bases):
+            result.append(tiles.load(self._a(i), form.source, base + place, distance))
+            result += [tiles.multiply(self._sums(i, j), self._a(i), self._b(j)) for j in range(s.channel_tiles)]
+        return block(result)
+
+    def _outputs(self, pixel_block: Expr, channel_block: Expr) -> Statement:
+        """The epilogue of the block's sums, pixel after pixel."""
+        s, form, problem = self.schedule, self.form, self.problem
+        i, j, v = Var("i", s.pixel_tiles), Var("j", s.pixels), Var("v", s.channel_tiles)
+        tile: Expr = pixel_block * s.pixel_tiles + i
+        row, start = self._start(tile)
+        rows_in_one = s.over_rows or problem.rows == 1
+        first = (tile if rows_in_one else tile % self.row_tiles) * s.pixels
+        whole = self.run % s.pixels == 0
+        at = Var("at", self.run)
+        held = i * s.pixels + j if whole else i * s.pixels + (at - Var("start", self.run))
+        column: Expr = at
+        inside = TRUE
+        if s.over_rows:
+            row, column = at // problem.pitch, at % problem.pitch
+            inside = compare("lt", column, index_const(problem.columns))
+        y, x = Var("y", problem.rows), Var("x", problem.columns)
+        place: dict[Var, Expr] = {form.rows: y, form.columns: x, **{axis: ZERO for axis in form.outer if axis.extent == 1}}
+        channel = (channel_block * s.channel_tiles + v) * TILE_CHANNELS
+        store = self._store(place, held * s.panel + v * TILE_CHANNELS, channel)
+        if self.panels % s.channel_tiles:
+            store = If(compare("lt", channel, index_const(problem.n)), store)
+        channels = For(v, index_const(s.channel_tiles), store, "unroll")
+        pixel: Statement = block(Let(y, row), Let(x, column), If(inside, channels) if inside != TRUE else channels)
+        lets = [Let(at, first + j)] if whole else [Let(Var("start", self.run), start), Let(at, first + j)]
+        count: Expr = index_const(s.pixels) if whole else binary("min", index_const(s.pixels), index_const(self.run) - first)
+        body: Statement = For(j, count, block(lets, pixel))
+        if self.tiles % s.pixel_tiles and not (rows_in_one and not whole):
+            body = If(compare("lt", tile, index_const(self.tiles)), body)
+        return For(i, index_const(s.pixel_tiles), body)
+
+    def _store(self, place: Mapping[Var, Expr], at: Expr, channel: Expr) -> Statement:
+        """What becomes of 16 sums of a pixel from `at` on, the first of which is for that channel."""
+        form, lanes, target = self.form, self.schedule.lanes, self.region.outputs[0]
+        accumulated, wide = Var(ACCUMULATOR, None, "f32", lanes), _wide(form, lanes)
+        lane = Var("lane", TILE_CHANNELS)
+        here: dict[Var, Expr] = {**place, form.n: channel + lane}
+        narrow = rewrite(substitute(form.epilogue, here), lambda x: Load("sums", (at + lane,), "f32") if x == Var(ACCUMULATOR, None, "f32") else x)
+        lets, (value, offset) = bind_shared([narrow, substitute(form.offset, here)])
+        left: Expr = index_const(TILE_CHANNELS)
+        if self.problem.n % TILE_CHANNELS:
+            left = binary("min", left, index_const(self.problem.n) - channel)
+        singly: Statement = For(lane, left, block(lets, Store(target, offset, value)))
+        if wide is None:
+            return singly
+        vectors: list[Statement] = []
+        for part in range(0, TILE_CHANNELS, lanes):
+            here = {**place, form.n: channel + part}
+            sums = Load("sums", (at + part,), "f32", lanes)
+            one = rewrite(substitute(wide, here), lambda x: sums if x == accumulated else x)  # noqa: B023 - called at once
+            lets, (value, offset) = bind_shared([one, substitute(form.offset, here)])
+            vectors.append(block(lets, Store(target, offset, value)))
+        if self.problem.n % TILE_CHANNELS == 0:
+            return block(*vectors)
+        return If(compare("le", channel + TILE_CHANNELS, index_const(self.problem.n)), block(*vectors), singly)
+
+
+__all__ = ["AmxForm", "amx_form", "lower_amx", "packed_pairs"]

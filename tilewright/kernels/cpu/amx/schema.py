@@ -1,0 +1,30 @@
+"""The schema of products of bfloat16 on tile registers."""
+
+from __future__ import annotations
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.kernels.cpu.amx.estimate import estimate_amx
+from tilewright.kernels.cpu.amx.lower import AmxForm, amx_form, lower_amx
+from tilewright.kernels.cpu.amx.space import CpuAmxProblem, CpuAmxSchedule, cpu_amx_space, schedule_of
+from tilewright.kernels.schema import Form, Schema
+
+
+def match(problem: Problem, machine: Machine) -> Form[CpuAmxProblem, AmxForm]:
+    """Raises Unsuitable as `amx_form`."""
+    form, facts = amx_form(problem, machine)
+    return Form(facts, form)
+
+
+# where tile registers have candidates there are no others: vectors do a sixteenth of the work in the time, even where most of a tile is empty
+AMX = Schema(
+    name="amx",
+    kinds=("contraction",),
+    schedule=CpuAmxSchedule,
+    match=match,
+    space=lambda facts, machine, options: cpu_amx_space(facts, options.threads),
+    estimate=lambda facts, rows, machine, options: estimate_amx(facts, rows, machine, options.threads),
+    lower=lambda problem, form, schedule, machine: lower_amx(problem, form.parts, form.facts, schedule, machine),
+    made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
+    alone=True,
+)

@@ -1,0 +1,107 @@
+"""Predicted times of CPU schedules, from the instructions of inner loops and the bytes that each cache level supplies.
+
+Contractions: per register tile and step of the reduction the inner loop issues t * v multiply-adds (t pixels, v vectors), v loads of B and t
+broadcasts of A. Cycles are the greatest of the multiply-add ports, the load ports, the latency of the accumulators' dependency chains, and the bytes
+that B's panel and A's lines bring from the level that holds them (the data-movement volume of CNNOpt, section 4, for two levels). Results that are
+written a panel at a time, and do not stay in L2 until their pixel is whole, add the time of their way to memory. Worked example,
+AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loads on 2 ports 8, so the tile runs at the arithmetic peak.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns, ceil_divided
+from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT, CpuContractionProblem
+
+TILE_OVERHEAD_CYCLES = 30.0  # loop set-up, zeroing and first loads of a tile, before out-of-order overlap
+COPY_CYCLES = MappingProxyType({ALONG_N: 0.3, ACROSS_N: 2.0})
+"""A thread's cycles for each element of a second factor that is copied into panels, in its order and transposed; measured with AVX-512 (products of
+attention)."""
+
+
+def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
+    """Seconds of each candidate. Partial tiles are charged for the pixels they hold, partial vectors for whole vectors."""
+    lanes = machine.vector_lanes()
+    tile_rows, columns, vectors, order = rows["tile_rows"], rows["tile_columns"], rows["vectors"], rows["order"]
+    tile = tile_rows * columns
+
+    def cycles(pixels: np.ndarray) -> np.ndarray:
+        multiply_adds = pixels * vectors / machine.fma_ports
+        loads = (pixels + vectors) / machine.load_ports
+        chain = np.full_like(multiply_adds, machine.fma_latency_cycles)
+        return np.maximum(np.maximum(multiply_adds, loads), chain)
+
+    full_x, rest_x = problem.columns // columns, problem.columns % columns
+    full_y, rest_y = problem.rows // tile_rows, problem.rows % tile_rows
+    per_panel = np.zeros(len(tile))
+    tiles = np.zeros(len(tile))
+    for count_y, height in ((full_y, tile_rows), (np.minimum(rest_y, 1), rest_y)):
+        for count_x, width in ((full_x, columns), (np.minimum(rest_x, 1), rest_x)):
+            amount = count_y * count_x
+            per_panel += amount * np.where(height * width > 0, cycles(np.maximum(height * width, 1)), 0.0)
+            tiles += amount
+    panels = ceil_divided(problem.n, vectors * lanes)
+    units = panels * (problem.images or problem.outer * ceil_divided(problem.rows, tile_rows))
+    balance = ceil_divided(units, threads) * threads / units
+    arithmetic = per_panel * problem.outer * panels * problem.r / threads * balance / machine.clock_hz
+    overhead = tiles * problem.outer * panels * (TILE_OVERHEAD_CYCLES + tile * vectors) / threads / machine.clock_hz
+
+    l1, l2 = machine.cache(1), machine.cache(2)
+    assert l1 is not None and l2 is not None, f"{machine.name} lacks the facts about its caches"
+    panel_bytes = vectors * lanes * problem.r * 4.0
+    a_tile_bytes = tile * problem.r * 4.0
+    # B's panel is read once a tile: from L1 where it fits beside A's tile, else from L2 or beyond
+    b_reads = panel_bytes * tiles * problem.outer * panels / threads
+    b_level_2 = np.where(panel_bytes + a_tile_bytes > l1.bytes, b_reads, 0.0)
+    b_beyond = np.where(panel_bytes > 0.75 * l2.bytes, b_reads, 0.0)
+    # A is read once a panel (n outermost) or once (m outermost; then every panel of B passes for each tile row)
+    a_passes = np.where(order == 0, panels, 1.0)
+    b_passes = np.where(order == 0, 1.0, problem.outer * ceil_divided(problem.rows, tile_rows))
+    # where threads share the panels, each of them reads all of A; where they share the pixels, its part
+    a_of_thread = np.where((order == 0) & (panels > 1), problem.a_bytes, problem.a_bytes / threads)
+    a_beyond = np.where(a_of_thread > 0.5 * l2.bytes, problem.a_bytes * a_passes, problem.a_bytes)
+    b_total = np.where(problem.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, problem.b_bytes * b_passes, problem.b_bytes)
+    memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth
+    # with n outermost a pixel's channels are written panel by panel, far apart in time: prefetchers, which follow neighbouring lines, do not help
+    result_bytes = 0.0 if problem.images else 4.0 * problem.outer * problem.rows * problem.columns * problem.n
+    scattered = (order == 0) & (panels > 1) & ((problem.a_bytes + result_bytes) / threads > 0.5 * l2.bytes)
+    row_vectors = problem.row_operations / lanes / machine.fma_ports / threads
+    level_2 = (b_level_2 + problem.a_bytes * a_passes / threads) / (machine.cache_bandwidth(2) / machine.processors)
+    return Estimate(
+        {
+            "arithmetic": arithmetic,
+            "tile overhead": overhead,
+            "L2 to registers": level_2,
+            "memory": memory,
+            "scattered results": np.where(scattered, result_bytes / machine.memory_bandwidth, 0.0),
+            **({"row reductions": np.full(len(tile), row_vectors / machine.clock_hz)} if problem.whole_rows else {}),
+            **({"pixel sums": row_vectors / machine.clock_hz * balance} if problem.images else {}),
+            **({"copy of B": _copied(problem, vectors * lanes, machine, threads)} if problem.b != CONSTANT else {}),
+            "dispatch": np.full(len(tile), machine.dispatch_seconds),
+        },
+        overlapped=("arithmetic", "L2 to registers", "memory"),
+    )
+
+
+def _copied(problem: CpuContractionProblem, panel: np.ndarray, machine: Machine, threads: int) -> np.ndarray:
+    """Seconds of the kernel that copies B into panels, where there is one."""
+    seconds = problem.b_bytes / 4 * COPY_CYCLES[problem.b] / threads / machine.clock_hz + machine.dispatch_seconds
+    return np.where((problem.b == ALONG_N) & (problem.n % panel == 0), 0.0, seconds)
+
+
+def stored_between(problem: CpuContractionProblem, machine: Machine, threads: int) -> dict[str, float]:
+    """What a kernel of its own for the rows of a contraction's result costs beside its arithmetic, as named terms in seconds: the result is
+    written and read back (through L2 where the threads' caches hold it), and one more parallel region starts."""
+    moved = 2 * 4.0 * problem.outer * problem.rows * problem.columns * problem.n
+    level_2 = machine.cache(2)
+    assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
+    if moved / 2 <= 0.5 * level_2.bytes * min(threads, machine.processors):
+        transfer = {"L2": moved / (machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors))}
+    else:
+        transfer = {"memory": moved / machine.memory_bandwidth}
+    return {**transfer, "dispatch": machine.dispatch_seconds}

@@ -1,0 +1,212 @@
+"""CPU contractions: direct convolution and matrix product from one register-tiled loop nest.
+
+    for each panel of output channels, tile of pixels:      (in parallel)
+        acc[pixel][vector] = 0
+        for r in reduction:                                  (filter rows, filter columns, input channels)
+            acc[pixel][vector] += A[pixel, r] * B[r, vector] (A broadcast, B a vector from a packed panel)
+        out = epilogue(acc)
+
+Where reductions over all output channels follow (softmax, layer normalisation), a tile holds whole rows of channels, and reductions and epilogue
+run on the tile before anything is stored. Where a sum over pixels follows (global average pooling), one thread computes all tiles of an image
+for its panel, one after the other, and adds them to a total for each channel instead of storing them.
+
+The tile spans two M axes (rows and columns of an image), so it fits small images too; partial tiles get code of their own, partial vectors
+leave through a small buffer. Padding costs nothing where A has a zeroed halo.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.codegen.access import merge_axes
+from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.describe import described
+from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, coefficient, index_const, loads, substitute
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered
+from tilewright.kernels.cpu.common import SERIAL_WORK, common_origin
+from tilewright.kernels.cpu.contraction.nest import Nest
+from tilewright.kernels.cpu.contraction.second_factor import SecondFactor, depends_on, how_b_lies, second_factor
+from tilewright.kernels.cpu.contraction.space import CpuContractionProblem, CpuContractionSchedule
+from tilewright.kernels.cpu.contraction.tile_stores import Pixels, TileStores, over_pixels
+
+LINE = 16  # float32 in a cache line
+SHORT = 8
+"""Iterations of an innermost loop below which a longer one in its place was measured to be faster (gcc 12, 7 x 7 filters)."""
+
+
+def contraction_problem(problem: Problem, nest: Nest) -> CpuContractionProblem:
+    """The extents that the schedule's choice depends on."""
+    region, layouts = problem.region, problem.layouts
+    images = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
+    outer = images * prod(axis.extent or 0 for axis in nest.serial)
+    rows = nest.rows.extent or 0 if nest.rows is not None else 1
+    a_values = {load.buffer for load in loads(nest.found.a)}
+    a_bytes = sum(layouts[name].size for name in a_values if name in layouts) * 4
+    b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
+    operations = sum(step.flops() for step in region.steps[1:]) if nest.stages or nest.final is not None else 0
+    others = {load.buffer for step in region.steps[1:] for load in loads(*step.bodies)} & layouts.keys()
+    return CpuContractionProblem(
+        outer,
+        rows,
+        nest.columns.extent or 0,
+        nest.n.extent or 0,
+        nest.found.size_r,
+        a_bytes,
+        4 * b_size,
+        bool(nest.stages),
+        operations,
+        images if nest.final is not None else 0,
+        how_b_lies(problem, nest.found, nest.n),
+        4 * sum(layouts[name].size for name in others),
+        coefficient(nest.offset, nest.n) != 1,
+    )
+
+
+def lower_contraction(problem: Problem, nest: Nest, schedule: CpuContractionSchedule, machine: Machine) -> Lowered:
+    """Kernels of a contraction: (where B has to be copied) one that copies B into panels, and the tiled product."""
+    found = nest.found
+    leading = depends_on(found, (*nest.batch, *nest.n_outer))
+    b = second_factor(problem, found, nest.n, leading, schedule, machine)
+    panel = Var("panel", -(-(nest.n.extent or 0) // schedule.panel))
+    level_2 = machine.cache(2)
+    stores = TileStores(problem.region.outputs[0], nest, schedule, panel)
+    tile = _Tile(nest, schedule, panel, b, stores, _tile_axis(nest, schedule), level_2.bytes // 2 if level_2 is not None else 0)
+    body = _outer_loops(nest, schedule, panel, tile)
+    header = f"{described(problem)}\n{schedule}"
+    roles = {**{load.buffer: "A" for load in loads(found.a)}, b.buffer: f"B in panels of {schedule.panel}" if b.layout is not None else "B"}
+    kernel, arguments = assemble("contraction", body, problem.with_storage(b.storage), problem.region.outputs, header=header, roles=roles)
+    return Lowered(problem.region, str(schedule), (*b.kernels, kernel), (*b.calls, Call(kernel.name, arguments)), b.storage)
+
+
+def _tile_axis(nest: Nest, schedule: CpuContractionSchedule) -> Var:
+    """The loop over tile rows, or over tile columns where there is one M axis."""
+    if nest.rows is None:
+        return Var("tile_column", -(-(nest.columns.extent or 0) // schedule.tile_columns))
+    return Var("tile_row", -(-(nest.rows.extent or 0) // schedule.tile_rows))
+
+
+def _outer_loops(nest: Nest, schedule: CpuContractionSchedule, panel: Var, tile: _Tile) -> Statement:
+    """Threads over batch, panels and tile rows (or tile columns where there is one M axis); columns of tiles inside. Where pixels are summed,
+    threads over batch, images and panels, and all tiles of an image inside."""
+    width = schedule.tile_columns
+    columns = nest.columns.extent or 0
+    height = schedule.tile_rows
+    row_extent = nest.rows.extent or 0 if nest.rows is not None else 1
+    row_tile = _tile_axis(nest, schedule)
+
+    def column_tiles(row_start: Expr, rows: int) -> list[Statement]:
+        parts: list[Statement] = []
+        full = columns // width
+        if full == 1:
+            parts.append(tile.emit(Pixels(row_start, rows, ZERO, width)))
+        elif full:
+            at = Var("tile_column", full)
+            parts.append(For(at, index_const(full), tile.emit(Pixels(row_start, rows, at * width, width))))
+        if columns % width:
+            parts.append(tile.emit(Pixels(row_start, rows, index_const(full * width), columns % width)))
+        return parts
+
+    parallel: list[Var] = [*nest.batch, *nest.n_outer]
+    if nest.rows is None and columns > width:
+        at = row_tile
+        inside: Statement
+        whole = tile.emit(Pixels(ZERO, 1, at * width, width))
+        if columns % width:
+            rest = tile.emit(Pixels(ZERO, 1, index_const(columns // width * width), columns % width))
+            inside = If(at < columns // width, whole, rest)
+        else:
+            inside = whole
+        m_axes: list[Var] = [at]
+    elif row_extent % height:
+        full = row_extent // height
+        last = block(column_tiles(index_const(full * height), row_extent % height))
+        inside = If(row_tile < full, block(column_tiles(row_tile * height, height)), last) if full else last
+        m_axes = [row_tile]
+    else:
+        inside = block(column_tiles(row_tile * height, height))
+        m_axes = [row_tile]
+    if nest.final is not None:
+        inside = tile.stores.sums([*nest.serial, *m_axes], inside)
+        m_axes = []
+    m_axes = [*nest.outer, *m_axes]
+    order = [panel, *m_axes] if schedule.order == "n" else [*m_axes, panel]
+    parallel += [axis for axis in order if axis.extent != 1]
+    single: dict[Var, Expr] = {axis: ZERO for axis in order if axis.extent == 1}
+    if single:
+        inside = substitute_in(inside, single)
+    work = nest.found.flops
+    result = inside
+    for axis in reversed(parallel):
+        result = For(axis, index_const(axis.extent or 0), result, "parallel" if work > 8 * SERIAL_WORK else "serial")
+    return result
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Emits the code of one register tile."""
+
+    nest: Nest
+    schedule: CpuContractionSchedule
+    panel: Var
+    b: SecondFactor
+    stores: TileStores
+    tile: Var  # the parallel loop over tile rows (or columns) that runs inside the loop over panels
+    prefetched_bytes: int
+
+    def emit(self, pixels: Pixels) -> Block:
+        """The tile of these pixels for the current panel."""
+        lanes, vectors = self.schedule.lanes, self.schedule.vectors
+        size = pixels.rows * pixels.columns * vectors
+        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
+        k = Var("k", size)
+        start: list[Statement] = [Allocate(Buffer("acc", "f32", size * lanes, "register", lanes))]
+        start.append(For(k, index_const(size), Store("acc", k * lanes, zero), "unroll"))
+        reduced, (element, base, step) = self._reduced()
+        inner: Statement = block(self._accumulate(pixels, element, base, step))
+        for axis in reversed(reduced):
+            inner = For(axis, index_const(axis.extent or 0), inner)
+        return block(start, inner, self.stores.store(pixels))
+
+    def _reduced(self) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
+        """The loops of the reduction, and over them A's element, the offset of B's vectors and the number of the step. Where the innermost loop is
+        short, it is one with the next if both factors are walked contiguously: the columns of a large filter over an image of three channels."""
+        start = substitute(self.b.offset, {self.nest.n: self.panel * self.schedule.panel})
+        step: Expr = ZERO
+        for axis in self.nest.found.r:
+            step = step * (axis.extent or 1) + axis
+
+        def short(outer: Var, inner: Var) -> bool:
+            return (inner.extent or 0) < SHORT and (outer.extent or 0) * (inner.extent or 0) >= 2 * SHORT
+
+        return merge_axes(self.nest.found.r, [self.nest.a, start, step], short)
+
+    def _accumulate(self, pixels: Pixels, element: Expr, base: Expr, step: Expr) -> list[Statement]:
+        """One step of the reduction: acc[row][column][v] += A[row, column] * B[v]. `element`, `base`, `step`: as of `_reduced`."""
+        lanes, vectors = self.schedule.lanes, self.schedule.vectors
+        i, j, v = Var("i", pixels.rows), Var("j", pixels.columns), Var("v", vectors)
+        weight = Load("b", (v * lanes,), "f32", lanes)
+        result: list[Statement] = [Allocate(Buffer("b", "f32", vectors * lanes, "register", lanes))]
+        result.append(For(v, index_const(vectors), Store("b", v * lanes, Load(self.b.buffer, (base + v * lanes,), "f32", lanes)), "unroll"))
+        pixel = Var("a", None, "f32")
+        at = (i * pixels.columns + j) * (vectors * lanes) + v * lanes
+        old = Load("acc", (at,), "f32", lanes)
+        update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), "f32", lanes)), "f32", lanes))
+        start, value = common_origin(self.nest.at(element, pixels.row + i, pixels.column + j), (i, j))
+        body: Statement = block(Let(pixel, value), For(v, index_const(vectors), update, "unroll"))
+        return [*result, *self._prefetch(step), *start, over_pixels(body, i, j)]
+
+    def _prefetch(self, step: Expr) -> list[Statement]:
+        """While the tiles of one panel are computed, the next panel comes from memory: every tile fetches its share of it, a line a step."""
+        steps_of_tile = self.nest.found.size_r
+        lines = self.schedule.panel * steps_of_tile // LINE
+        tiles = self.tile.extent or 1
+        large = self.b.layout is not None and self.b.layout.size * 4 > self.prefetched_bytes
+        if self.schedule.order != "n" or not large or not 2 <= tiles <= 16 or self.schedule.panel % LINE:
+            return []
+        shares = min(tiles, self.schedule.panel // LINE)
+        line = (self.panel + 1) * lines + self.tile % shares * steps_of_tile + step
+        return [Prefetch(self.b.buffer, line * LINE)]

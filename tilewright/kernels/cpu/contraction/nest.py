@@ -1,0 +1,137 @@
+"""The flat form of a CPU contraction: axes in loop order, the first factor's element, where results go, and what happens to them before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.codegen.access import flatten, merge_axes, storage_order
+from tilewright.graph.contraction import Contraction, anchor, sums_pixels
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, rewrite, substitute, variables
+from tilewright.ir.problem import Problem
+from tilewright.kernels.cpu.common import ACCUMULATOR
+
+TOTAL = "total"
+"""The variable that what follows a sum over pixels knows it by."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What happens to the tile's rows before the epilogue: a reduction over N, or (without one) a map that overwrites the tile."""
+
+    body: Expr
+    reduction: Step | None = None
+    result: Var | None = None
+
+
+@dataclass(frozen=True)
+class Nest:
+    """The contraction in flat form: axes in loop order, A's element, the result's offset, and the epilogue (None: store the sum).
+
+    With `final` the epilogue's values are summed over the pixels: `serial` axes (outside the tile's two), rows and columns. The result is `final`
+    of a total for each channel, which it knows as the variable TOTAL."""
+
+    found: Contraction
+    outer: tuple[Var, ...]
+    rows: Var | None
+    columns: Var
+    a: Expr
+    offset: Expr
+    epilogue: Expr | None
+    n: Var
+    stages: tuple[Stage, ...] = ()
+    serial: tuple[Var, ...] = ()
+    final: Expr | None = None
+
+    def at(self, expr: Expr, row: Expr, column: Expr) -> Expr:
+        """The expression at this row and column of pixels."""
+        mapping: dict[Var, Expr] = {self.columns: column}
+        if self.rows is not None:
+            mapping[self.rows] = row
+        return substitute(expr, mapping)
+
+    @property
+    def n_outer(self) -> tuple[Var, ...]:
+        return tuple(axis for axis in self.found.n if axis != self.n and axis.extent != 1)
+
+    @property
+    def batch(self) -> tuple[Var, ...]:
+        return tuple(axis for axis in self.found.batch if axis.extent != 1)
+
+
+def flat_nest(problem: Problem) -> Nest:
+    """The nest of [sum, map?, row reductions..., map?], or of [sum, sum over pixels, map?]."""
+    region, layouts = problem.region, problem.layouts
+    found = anchor(region.steps, problem.constants)
+    assert found is not None
+    last = region.steps[-1]
+    offset = layouts[region.outputs[0]].offset(last.index)
+    a = flatten(found.a, layouts)
+    if sums_pixels(region.steps, found):
+        return _pixel_sum(problem, found, a, offset)
+    # sums and totals are addressed by nothing while axes are merged: they are what the tile holds
+    held: dict[str, Expr] = {found.step.name: Var(ACCUMULATOR, None, "f32")}
+    stages: list[Stage] = []
+    for step in region.steps[1:]:
+        body = rewrite(flatten(step.bodies[0], layouts), lambda x: held.get(x.buffer, x) if isinstance(x, Load) else x)
+        result = Var(f"total{len(stages)}", None, body.dtype) if step.combiner else None
+        stages.append(Stage(body, step if step.combiner else None, result))
+        held[step.name] = result if result is not None else Var(ACCUMULATOR, None, "f32")
+    ordered = storage_order(found.m, offset)
+    axes, merged = merge_axes(ordered, [a, offset, *(stage.body for stage in stages)])
+    units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
+    merged = tuple(substitute(e, units) for e in merged)
+    columns = axes[-1] if axes else Var("m", 1)
+    rows = axes[-2] if len(axes) > 1 else None
+    n = max(found.n, key=lambda axis: axis.extent or 0)
+    stages = [replace(stage, body=body) for stage, body in zip(stages, merged[2:], strict=True)]
+    epilogue: Expr | None = None
+    if stages:
+        epilogue = stages[-1].result or stages.pop().body
+    kept, epilogue = _kept(stages, epilogue)
+    return Nest(found, axes[:-2], rows, columns, merged[0], merged[1], epilogue, n, kept)
+
+
+def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> Nest:
+    """The nest of [sum, sum over pixels, map?]."""
+    product, total, *rest = problem.region.steps
+
+    def held(step: Step, name: str, body: Expr) -> Expr:
+        flat = flatten(body, problem.layouts)
+        return rewrite(flat, lambda x: Var(name, None, "f32") if isinstance(x, Load) and x.buffer == step.name else x)
+
+    element = held(product, ACCUMULATOR, total.bodies[0])
+    final: Expr = held(total, TOTAL, rest[0].bodies[0]) if rest else Var(TOTAL, None, "f32")
+    summed = tuple(axis for axis in found.m if axis in total.reduction)
+    images = storage_order([axis for axis in found.m if axis not in summed], offset)
+    # images and the pixels of one image run in different loops, so that they are not merged with each other
+    outer, merged = merge_axes(images, [a, offset, element, final])
+    pixels, merged = merge_axes(summed, merged)
+    units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
+    a, offset, element, final = (substitute(e, units) for e in merged)
+    columns = pixels[-1] if pixels else Var("m", 1)
+    rows = pixels[-2] if len(pixels) > 1 else None
+    n = max(found.n, key=lambda axis: axis.extent or 0)
+    return Nest(found, outer, rows, columns, a, offset, element, n, serial=pixels[:-2], final=final)
+
+
+def _kept(stages: Sequence[Stage], epilogue: Expr | None) -> tuple[tuple[Stage, ...], Expr | None]:
+    """Stages and epilogue with what a reduction computes of each element written over the tile, where everything later needs that and nothing
+    else of the tile: a softmax then evaluates its exponential once."""
+    tile = Var(ACCUMULATOR, None, "f32")
+    result: list[Stage] = []
+    rest = list(stages)
+    while rest:
+        stage = rest.pop(0)
+        body = stage.body
+        if stage.reduction is not None and isinstance(body, Apply) and body.dtype == "f32" and epilogue is not None:
+            later = [rewrite(e, lambda x: tile if x == body else x) for e in (*(s.body for s in rest), epilogue)]  # noqa: B023
+            without = [rewrite(e, lambda x: ZERO if x == body else x) for e in (*(s.body for s in rest), epilogue)]  # noqa: B023
+            if any(tile in variables(e) for e in later) and not any(tile in variables(e) for e in without):
+                result.append(Stage(body))
+                stage = replace(stage, body=tile)
+                rest = [replace(s, body=e) for s, e in zip(rest, later[:-1], strict=True)]
+                epilogue = later[-1]
+        result.append(stage)
+    return tuple(result), epilogue

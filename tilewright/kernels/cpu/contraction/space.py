@@ -1,0 +1,99 @@
+"""Schedules of contractions on a CPU: a register tile of pixels by vectors of output channels, and which loop is outermost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import product_of, reject
+
+CONSTANT, ALONG_N, ACROSS_N = "constant", "along n", "across n"
+
+
+@dataclass(frozen=True)
+class CpuContractionProblem:
+    """What the choice depends on: the two innermost M extents (rows may be 1), everything outside them, N and the reduction's size.
+
+    `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32. With `whole_rows` reductions over N
+    follow in the same kernel, so that one tile has to hold all of N; `row_operations` counts their arithmetic and that of the maps between.
+    With `images` a sum over the pixels of each image follows: a thread then owns one panel of one of so many images (0: nothing is summed).
+    `b`: how the second factor lies; CONSTANT is packed when compiling, ALONG_N is read as it is where panels divide N, else and ACROSS_N copied.
+    `epilogue_bytes`: all else that is read; `single_stores`: results do not lie along N."""
+
+    outer: int
+    rows: int
+    columns: int
+    n: int
+    r: int
+    a_bytes: int
+    b_bytes: int
+    whole_rows: bool = False
+    row_operations: int = 0
+    images: int = 0
+    b: str = CONSTANT
+    epilogue_bytes: int = 0
+    single_stores: bool = False
+
+
+@dataclass(frozen=True)
+class CpuContractionSchedule:
+    """`tile_rows` x `tile_columns` pixels by `vectors` vectors of `lanes` output channels stay in registers over the whole reduction.
+    order "n": each thread takes a range of channel panels; "m": a range of pixels."""
+
+    tile_rows: int
+    tile_columns: int
+    vectors: int
+    lanes: int
+    order: str
+
+    @property
+    def panel(self) -> int:
+        return self.vectors * self.lanes
+
+    def __str__(self) -> str:
+        return f"tile {self.tile_rows}x{self.tile_columns} pixels by {self.vectors}x{self.lanes} channels, {self.order} outermost"
+
+
+ORDERS = ("n", "m")
+VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+def cpu_contraction_space(problem: CpuContractionProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and how many were rejected by reason."""
+    registers = machine.vector_registers
+    lanes = machine.vector_lanes()
+    vectors = {*VECTORS, -(-problem.n // lanes)} if problem.whole_rows else VECTORS
+    rows = product_of(
+        {
+            "tile_rows": range(1, min(problem.rows, 8) + 1),
+            "tile_columns": range(1, min(problem.columns, registers) + 1),
+            "vectors": sorted(vectors),
+            "order": range(len(ORDERS)),
+        }
+    )
+    accumulators = rows["tile_rows"] * rows["tile_columns"] * rows["vectors"]
+    # accumulators, one vector of B each, and the broadcast element of A
+    needed = accumulators + rows["vectors"] + 1
+    part_of_a_row = (rows["vectors"] * lanes < problem.n) & problem.whole_rows
+    return reject(
+        rows,
+        [
+            (f"more than {registers} vector registers", needed > registers),
+            ("more channels a tile than there are", (rows["vectors"] > 1) & ((rows["vectors"] - 1) * lanes >= problem.n)),
+            ("a tile would hold a part of a row that is reduced", part_of_a_row),
+            ("pixels that are summed stay with one thread", (rows["order"] == ORDERS.index("m")) & (problem.images > 0)),
+            ("two rows a tile while one is not filled", (rows["tile_rows"] > 1) & (rows["tile_columns"] < problem.columns)),
+        ],
+    )
+
+
+def longest_row(machine: Machine) -> int:
+    """The most channels that a tile of one pixel holds: accumulators, as many vectors of B, and the element of A are in registers."""
+    return machine.vector_lanes() * ((machine.vector_registers - 1) // 2)
+
+
+def schedule_of(lanes: int, *, tile_rows: int, tile_columns: int, vectors: int, order: int) -> CpuContractionSchedule:
+    """The schedule of one row of the space on a machine with vectors of so many lanes."""
+    return CpuContractionSchedule(tile_rows, tile_columns, vectors, lanes, ORDERS[order])

@@ -1,0 +1,251 @@
+"""The ways in which the sums of a CPU contraction's register tile leave it: as vectors of channels or of pixels, row by row, or one by one.
+
+The accumulators `acc` hold [row][column][vector of channels]. Epilogues without vectors, panels that are not filled and results that do not lie
+along the channels go through a small array, `spill`. Where pixels are summed, tiles add to `totals`, one for each channel of the panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.codegen.access import bind_shared
+from tilewright.codegen.assemble import block
+from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, binary, coefficient, index_const, rewrite, substitute, variables
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
+from tilewright.kernels.cpu.common import ACCUMULATOR, reduction, wide_epilogue
+from tilewright.kernels.cpu.contraction.nest import TOTAL, Nest
+from tilewright.kernels.cpu.contraction.space import CpuContractionSchedule
+from tilewright.kernels.cpu.transposition import copied, transposed, vector_pieces
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The pixels of a register tile: `rows` x `columns` of them, from (row, column) on."""
+
+    row: Expr
+    rows: int
+    column: Expr
+    columns: int
+
+
+def over_pixels(body: Statement, i: Var, j: Var) -> Statement:
+    """The body for rows i and columns j of a tile, unrolled."""
+    for axis in (j, i):
+        if axis.extent != 1:
+            body = For(axis, index_const(axis.extent or 0), body, "unroll")
+    return body
+
+
+@dataclass(frozen=True)
+class TileStores:
+    """Stores of the tiles of one contraction, for the panel of channels that the variable `panel` says."""
+
+    target: str
+    nest: Nest
+    schedule: CpuContractionSchedule
+    panel: Var
+
+    def store(self, pixels: Pixels) -> Statement:
+        """What a tile does with its sums."""
+        extent = self.nest.n.extent or 0
+        if self.nest.stages:
+            return self._row_store(pixels)
+        vectored = self._vector_store(pixels) or self._transposed_store(pixels)
+        guarded = self._guarded_store(pixels)
+        if vectored is None:
+            return guarded
+        if extent % self.schedule.panel == 0:
+            return vectored
+        full = extent // self.schedule.panel
+        partial = self._partial_store(pixels) or guarded
+        return If(self.panel < full, vectored, partial) if full else partial
+
+    def _vector_store(self, pixels: Pixels) -> Statement | None:
+        lanes, vectors, n = self.schedule.lanes, self.schedule.vectors, self.nest.n
+        if self.nest.final is None and coefficient(self.nest.offset, n) != 1:
+            return None
+        value = self._wide_value(lanes)
+        if value is None:
+            return None
+        accumulated = Var(ACCUMULATOR, None, "f32", lanes)
+        i, j, v = Var("i", pixels.rows), Var("j", pixels.columns), Var("v", vectors)
+        place: dict[Var, Expr] = {n: self.panel * self.schedule.panel + v * lanes}
+        held_at = Load("acc", ((i * pixels.columns + j) * (vectors * lanes) + v * lanes,), "f32", lanes)
+        one = self.nest.at(substitute(value, place), pixels.row + i, pixels.column + j)
+        one = rewrite(one, lambda x: held_at if x == accumulated else x)
+        target, where = self.target, self.nest.at(substitute(self.nest.offset, place), pixels.row + i, pixels.column + j)
+        if self.nest.final is not None:
+            target, where = "totals", v * lanes
+            one = Apply("add", (Load(target, (where,), "f32", lanes), one), "f32", lanes)
+        lets, (one, where) = bind_shared([one, where])
+        store = For(v, index_const(vectors), block(lets, Store(target, where, one)), "unroll")
+        return over_pixels(store, i, j)
+
+    def _wide_value(self, lanes: int) -> Expr | None:
+        """What is stored of so many channels, over ACCUMULATOR as a vector; None where the epilogue has no vectors."""
+        return Var(ACCUMULATOR, None, "f32", lanes) if self.nest.epilogue is None else wide_epilogue(self.nest.epilogue, self.nest.n, lanes)
+
+    def _transposed_store(self, pixels: Pixels) -> Statement | None:
+        """Where neighbouring pixels, and not channels, lie side by side in the result: as many pixels as lanes at a time are transposed in registers,
+        and leave as vectors of pixels, straight or (where no vector fits a row) through a buffer."""
+        nest, lanes, vectors, width = self.nest, self.schedule.lanes, self.schedule.vectors, self.schedule.panel
+        value = self._wide_value(lanes)
+        power_of_two = lanes & (lanes - 1) == 0
+        suits = value is not None and value.dtype == "f32" and nest.final is None and pixels.columns != 1 and power_of_two
+        if value is None or not suits or coefficient(nest.offset, nest.columns) != 1:
+            return None
+        accumulated = Var(ACCUMULATOR, None, "f32", lanes)
+        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
+        target, v, c, k = self.target, Var("v", vectors), Var("c", width), Var("k", lanes)
+        channel = self.panel * width + v * lanes
+        size = pixels.rows * pixels.columns
+        groups = -(-size // lanes)
+        straight = pixels.rows == 1 and pixels.columns == lanes
+        body: list[Statement] = [Allocate(Buffer(name, "f32", lanes * lanes, "register", lanes)) for name in ("tile", "turned")]
+        for group in range(groups):
+            values: list[Expr] = []
+            for pixel in range(group * lanes, min((group + 1) * lanes, size)):
+                held = Load("acc", (index_const(pixel * width) + v * lanes,), "f32", lanes)
+                row, column = pixels.row + pixel // pixels.columns, pixels.column + pixel % pixels.columns
+                placed = self.nest.at(substitute(value, {nest.n: channel}), row, column)
+                values.append(substitute(placed, {accumulated: held}))
+            lets, values = bind_shared(values)
+            body += [*lets, *(Store("tile", index_const(at * lanes), one) for at, one in enumerate([*values, *[zero] * (lanes - len(values))]))]
+            turns, result = transposed("tile", "turned", lanes)
+            vector = Load(result, (k * lanes,), "f32", lanes)
+            if straight:
+                where = self.nest.at(substitute(nest.offset, {nest.n: channel + k}), pixels.row, pixels.column)
+                leave: Statement = Store(target, where, vector)
+            else:
+                leave = Store("spill", (v * lanes + k) * (groups * lanes) + group * lanes, vector)
+            body += [*turns, For(k, index_const(lanes), leave, "unroll")]
+        tile = For(v, index_const(vectors), block(body), "unroll")
+        if straight:
+            return tile
+        copies: list[Statement] = []
+        for at in range(pixels.rows):
+            where = self.nest.at(substitute(nest.offset, {nest.n: self.panel * width + c}), pixels.row + at, pixels.column)
+            copies += copied(target, where, "spill", c * (groups * lanes) + at * pixels.columns, pixels.columns, lanes)
+        spill = Allocate(Buffer("spill", "f32", width * groups * lanes, "register"))
+        return block(spill, tile, For(c, index_const(width), block(copies)))
+
+    def _spill(self, vectors: int) -> list[Statement]:
+        """The accumulators as an array of elements."""
+        lanes = self.schedule.lanes
+        k = Var("k", vectors)
+        copy = Store("spill", k * lanes, Load("acc", (k * lanes,), "f32", lanes))
+        return [Allocate(Buffer("spill", "f32", vectors * lanes, "register")), For(k, index_const(vectors), copy, "unroll")]
+
+    def _partial_store(self, pixels: Pixels) -> Block | None:
+        """The channels of the last panel, which is not filled, through a buffer: pixel by pixel in the fewest vectors that cover them exactly. None
+        where results do not lie along N, or where the epilogue has no vectors."""
+        nest, panel = self.nest, self.schedule.panel
+        if nest.final is not None or coefficient(nest.offset, nest.n) != 1:
+            return None
+        row, column = Var("row", pixels.rows), Var("column", pixels.columns)
+        pieces: list[Statement] = []
+        for start, lanes in vector_pieces((nest.n.extent or 0) % panel, self.schedule.lanes):
+            value = self._wide_value(lanes)
+            if value is None:
+                return None
+            held = Load("spill", ((row * pixels.columns + column) * panel + start,), "f32", lanes)
+            place: dict[Var, Expr] = {nest.n: self.panel * panel + start}
+            one, where = (self.nest.at(substitute(e, place), pixels.row + row, pixels.column + column) for e in (value, nest.offset))
+            lets, (one, where) = bind_shared([substitute(one, {Var(ACCUMULATOR, None, "f32", lanes): held}), where])
+            pieces.append(block(lets, Store(self.target, where, one)))
+        store: Statement = block(pieces)
+        for axis in (column, row):
+            store = For(axis, index_const(axis.extent or 0), store)
+        return block(self._spill(pixels.rows * pixels.columns * self.schedule.vectors), store)
+
+    def _row_store(self, pixels: Pixels) -> Block:
+        """Pixel by pixel: maps and reductions over the row of channels that the tile holds, then the epilogue."""
+        nest, extent = self.nest, self.nest.n.extent or 0
+        assert self.schedule.panel >= extent, "a tile holds whole rows"
+        row, column, lane = Var("row", pixels.rows), Var("column", pixels.columns), Var("lane", extent)
+        held = Load("spill", ((row * pixels.columns + column) * self.schedule.panel + lane,), "f32")
+        totals: dict[Var, Expr] = {}
+
+        def here(expr: Expr) -> Expr:
+            placed = self.nest.at(substitute(expr, {nest.n: lane}), pixels.row + row, pixels.column + column)
+            narrow = Var(ACCUMULATOR, None, "f32")
+            return rewrite(placed, lambda x: held if x == narrow else totals.get(x, x) if isinstance(x, Var) else x)
+
+        parts: list[Statement] = []
+        for stage in nest.stages:
+            if stage.reduction is None or stage.result is None:
+                lets, (value,) = bind_shared([here(stage.body)])
+                parts.append(For(lane, index_const(extent), block(lets, Store("spill", held.index[0], value)), "simd"))
+                continue
+            if not stage.reduction.reduction:  # the row's first element
+                total = Var(f"{stage.result.name}_first", None, stage.result.dtype)
+                parts.append(Let(total, substitute(here(stage.body), {lane: ZERO})))
+                totals[stage.result] = total
+                continue
+            reduce = replace(stage.reduction, reduction=(lane,))
+            accumulate, results = reduction(reduce, [here(stage.body)], "simd", f"{stage.result.name}_")
+            parts += accumulate
+            totals[stage.result] = results[0]
+        assert nest.epilogue is not None
+        lets, (value, where) = bind_shared([here(nest.epilogue), here(nest.offset)])
+        store: Statement = block(lets, Store(self.target, where, value))
+        if nest.n in variables(nest.offset):
+            store = For(lane, index_const(extent), store, "simd")
+        pixel: Statement = block(parts, store)
+        for axis in (column, row):
+            if axis.extent != 1:
+                pixel = For(axis, index_const(axis.extent or 0), pixel)
+            else:
+                pixel = substitute_in(pixel, {axis: ZERO})
+        return block(self._spill(pixels.rows * pixels.columns * self.schedule.vectors), pixel)
+
+    def _guarded_store(self, pixels: Pixels) -> Block:
+        """Through a buffer, element by element: partial panels, results that do not lie along N, epilogues without vectors."""
+        panel_width, n = self.schedule.panel, self.nest.n
+        result = self._spill(pixels.rows * pixels.columns * self.schedule.vectors)
+        row, column, lane = Var("row", pixels.rows), Var("column", pixels.columns), Var("lane", panel_width)
+        held = Load("spill", ((row * pixels.columns + column) * panel_width + lane,), "f32")
+        place: dict[Var, Expr] = {n: self.panel * panel_width + lane}
+        value: Expr = held
+        if self.nest.epilogue is not None:
+            narrow = Var(ACCUMULATOR, None, "f32")
+            value = self.nest.at(substitute(self.nest.epilogue, place), pixels.row + row, pixels.column + column)
+            value = rewrite(value, lambda x: held if x == narrow else x)
+        target, where = self.target, self.nest.at(substitute(self.nest.offset, place), pixels.row + row, pixels.column + column)
+        if self.nest.final is not None:
+            target, where = "totals", lane
+            value = Apply("add", (Load(target, (where,), "f32"), value), "f32")
+        lets, (value, where) = bind_shared([value, where])
+        width = self._channels()
+        store: Statement = block(lets, Store(target, where, value))
+        # the axis along which the result is contiguous goes innermost
+        if coefficient(self.nest.offset, n) == 1 or self.nest.columns.extent == 1:
+            order: tuple[tuple[Var, Expr], ...] = ((lane, width), (column, index_const(pixels.columns)), (row, index_const(pixels.rows)))
+        else:
+            order = ((column, index_const(pixels.columns)), (lane, width), (row, index_const(pixels.rows)))
+        for axis, bound in order:
+            store = For(axis, bound, store)
+        return block(result, store)
+
+    def sums(self, axes: Sequence[Var], tiles: Statement) -> Block:
+        """The loops over all tiles of an image, which add to the totals of the panel's channels, and the store of what becomes of the totals."""
+        assert self.nest.final is not None
+        lanes, vectors, width = self.schedule.lanes, self.schedule.vectors, self.schedule.panel
+        v, lane = Var("v", vectors), Var("lane", width)
+        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
+        start: list[Statement] = [Allocate(Buffer("totals", "f32", width, "register"))]
+        start.append(For(v, index_const(vectors), Store("totals", v * lanes, zero), "unroll"))
+        for axis in reversed(axes):
+            tiles = For(axis, index_const(axis.extent or 0), tiles) if axis.extent != 1 else substitute_in(tiles, {axis: ZERO})
+        place: dict[Var, Expr] = {self.nest.n: self.panel * width + lane, Var(TOTAL, None, "f32"): Load("totals", (lane,), "f32")}
+        lets, (value, where) = bind_shared([substitute(self.nest.final, place), substitute(self.nest.offset, place)])
+        store = block(lets, Store(self.target, where, value))
+        return block(start, tiles, For(lane, self._channels(), store))
+
+    def _channels(self) -> Expr:
+        """How many channels the present panel has."""
+        extent, width = self.nest.n.extent or 0, self.schedule.panel
+        if extent % width == 0:
+            return index_const(width)
+        return index_const(extent) if extent < width else binary("min", extent - self.panel * width, index_const(width))

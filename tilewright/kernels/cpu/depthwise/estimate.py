@@ -1,0 +1,67 @@
+"""Predicted times of the `depthwise` schema on a CPU: instructions of a register tile, and the input's rows that pass for each row of tiles.
+
+Worked example, AVX-512 with two multiply-add and two load ports, 3 x 3 taps with stride 1, a tile of 2 x 7 pixels: 126 multiply-adds take 63 cycles;
+36 loads of the input and, where it is not held, 18 of the filter 27; then 14 stores. A tile of one pixel would load 9 vectors for 9 multiply-adds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns, ceil_divided
+from tilewright.kernels.cpu.depthwise.space import ORDERS, CpuDepthwiseProblem, filters_held, reach
+
+TILE_OVERHEAD_CYCLES = 12.0
+"""Of a tile: what out-of-order execution leaves of its address, loop and first loads. This and the next were fitted on a Xeon with AVX-512."""
+UNIT_OVERHEAD_CYCLES = 20.0
+"""Of what a thread takes at a time: a row of tiles for a block of channels."""
+
+VISIBLE = 0.5
+"""Of the instructions: the rest run while lines are awaited. This and the next were fitted to inputs that lie beyond level 2, as in a network."""
+SCATTERED = 2.0
+"""Times as long as in one stream, where blocks of channels are read one after the other."""
+WIDE_TILE = 8.0
+"""Columns of a tile that double the time of its lines."""
+
+
+def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
+    """Seconds of each candidate: those of the thread that takes most."""
+    tile_rows, tile_columns, vectors, order = rows["tile_rows"], rows["tile_columns"], rows["vectors"], rows["order"]
+    taps = problem.taps[0] * problem.taps[1]
+    held = filters_held(rows, problem, machine)
+    stores = max(machine.store_ports, 1.0)
+
+    def tile(down: np.ndarray, across: np.ndarray) -> np.ndarray:
+        size, lines, span = down * across, reach(problem.input_rows, down), reach(problem.input_columns, across)
+        # sums and a row of the input beyond the registers: each is stored and loaded once more for every row
+        beyond = np.maximum(size + span + 1 - machine.vector_registers, 0)
+        loads = (lines * (span + 2 * beyond) + np.where(held, 0, down * taps)) / machine.load_ports
+        work = np.maximum(np.maximum(size * taps / machine.fma_ports, loads), taps * machine.fma_latency_cycles / 3)
+        return np.where(size > 0, work + size / stores + TILE_OVERHEAD_CYCLES, 0.0)
+
+    def unit(down: np.ndarray) -> np.ndarray:
+        rest = problem.columns % tile_columns
+        cycles: np.ndarray = vectors * (problem.columns // tile_columns * tile(down, tile_columns) + tile(down, rest))
+        return cycles
+
+    full, rest = problem.rows // tile_rows, problem.rows % tile_rows
+    along = ceil_divided(problem.rows, tile_rows)
+    units = problem.images * (problem.vectors // vectors) * along
+    # with rows outermost the last row of tiles, which is not filled, is one thread's
+    mean = (full * unit(tile_rows) + unit(rest)) / along
+    one = np.where(order == ORDERS.index("c"), mean, np.where(full > 0, unit(tile_rows), unit(rest)))
+    instructions = ceil_divided(units, threads) * (one + UNIT_OVERHEAD_CYCLES) / machine.clock_hz
+
+    # neighbouring rows of tiles read some rows of the input both
+    again = np.maximum(reach(problem.input_rows, tile_rows) / (tile_rows * max(problem.input_rows[0], 1)), 1.0)
+    level_2 = problem.bytes_read * again / (machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors))
+    moved, level_3 = problem.bytes_read + problem.bytes_written, machine.cache(3)
+    supply = machine.cache_bandwidth(3) if level_3 is not None and moved < level_3.bytes else machine.memory_bandwidth
+    # prefetchers follow neighbouring lines: a block's vectors, or whole rows where it has all channels. A wide tile leaves each row for long
+    whole = problem.vectors == vectors
+    stream = vectors * np.where(whole, reach(problem.input_columns, tile_columns), 1)
+    jumps = np.where((order == ORDERS.index("c")) & ~whole, SCATTERED, 1.0) * (1 + 1 / stream + (tile_columns - 1) / WIDE_TILE)
+    terms = {"instructions": VISIBLE * instructions, "L2 to registers": level_2, "memory": moved / supply * jumps}
+    return Estimate({**terms, "dispatch": np.full(len(tile_rows), machine.dispatch_seconds)})

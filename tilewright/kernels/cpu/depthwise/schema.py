@@ -1,0 +1,32 @@
+"""The schema of depthwise convolutions in register tiles."""
+
+from __future__ import annotations
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.kernels.cpu.depthwise.estimate import estimate_depthwise
+from tilewright.kernels.cpu.depthwise.features import depthwise_features
+from tilewright.kernels.cpu.depthwise.lower import DepthwiseForm, depthwise_form, lower_depthwise
+from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseProblem, CpuDepthwiseSchedule, cpu_depthwise_space, schedule_of
+from tilewright.kernels.schema import Form, Schema
+
+
+def match(problem: Problem, machine: Machine) -> Form[CpuDepthwiseProblem, DepthwiseForm]:
+    """Raises Unsuitable as `depthwise_form`."""
+    form, facts = depthwise_form(problem, machine)
+    return Form(facts, form)
+
+
+# in place of the loops for any window: with the same instructions those have no tile of several rows, and their prediction knows nothing of them
+DEPTHWISE = Schema(
+    name="depthwise",
+    kinds=("window",),
+    schedule=CpuDepthwiseSchedule,
+    match=match,
+    space=lambda facts, machine, options: cpu_depthwise_space(facts, machine),
+    estimate=lambda facts, rows, machine, options: estimate_depthwise(facts, rows, machine, options.threads),
+    lower=lambda problem, form, schedule, machine: lower_depthwise(form.parts, form.facts, schedule, machine),
+    made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
+    features=lambda facts, rows, machine, options: depthwise_features(facts, rows, machine.vector_lanes(), options.threads),
+    alone=True,
+)

@@ -1,0 +1,18 @@
+"""Features that candidates of several schemas have in common."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.kernels.columns import ceil_divided
+
+
+def balance(units: np.ndarray, threads: int) -> np.ndarray:
+    """Mean over most work of the threads that share so many units."""
+    share: np.ndarray = units / (ceil_divided(units, threads) * threads)
+    return share
+
+
+def read_by_thread(a_bytes: float, b_bytes: float, share_pixels: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logarithms of the bytes of both factors that each thread reads: threads share the pixels, or else the channels."""
+    return np.log2(np.where(share_pixels, a_bytes / threads, a_bytes)), np.log2(np.where(share_pixels, b_bytes, b_bytes / threads))

@@ -1,0 +1,1 @@
+"""Loop nests of one form for what has no space."""

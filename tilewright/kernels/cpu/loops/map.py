@@ -1,0 +1,82 @@
+"""Lowering of the `map` schema on CPUs: every element of the output in the order of its storage.
+
+Where what is read lies along another axis than what is written (a copy from row-major to channels last, or back), squares of both axes are
+transposed in registers, so that loads and stores are vectors both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
+from tilewright.codegen.assemble import block, single
+from tilewright.ir.expr import Expr, Load, Var, as_lanes, binary, coefficient, index_const, loads, substitute
+from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
+from tilewright.kernels.cpu.common import SERIAL_WORK, loops, nest
+from tilewright.kernels.cpu.loops.space import LoopSchedule
+from tilewright.kernels.cpu.transposition import transposed
+
+SHORT = 8
+"""Elements of an innermost axis that are no work for vectors."""
+LEAST = 4
+"""Elements of the side of a square that is worth transposing."""
+PARTS = 8
+"""Parts that threads can share."""
+
+
+def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
+    """out[index] = body, in the order of the output's layout, contiguous axes merged."""
+    region = problem.region
+    step = split_divided_axes(region.steps[-1])
+    body, offset = flatten(step.bodies[0], problem.layouts), problem.layouts[region.outputs[0]].offset(step.index)
+    order = storage_order(step.axes, offset)
+    axes, (flat, at) = merge_axes(order, [body, offset], lambda outer, inner: False)
+    if len(axes) > 1 and (axes[-1].extent or 0) < SHORT and any(coefficient(load.index[0], axes[-2]) == 1 for load in loads(flat)):
+        # an image's three channels go to their places one after the other, each in vectors, row by row
+        axes = (*axes[:-2], axes[-1], axes[-2])
+    else:
+        axes, (flat, at) = merge_axes(order, [body, offset])
+    lets, (value, where) = bind_shared([flat, at])
+    element = block(lets, Store(region.outputs[0], where, value))
+    work = max(step.flops(), prod(step.shape))
+    squares = _squares(axes, flat, at, region.outputs[0], schedule.lanes, work)
+    return single(problem, schedule, squares or nest(axes, element, work))
+
+
+def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int, work: int) -> Statement | None:
+    """Squares of the output's innermost axis and of another, along which the body is read: a vector of the other axis for each place of the
+    innermost, transposed, stored. None where that is no gain: no such axis, an axis too short, or too few parts for threads.
+
+    The last square of an axis that squares do not divide begins in the one before, and stores some elements again; one thread does both."""
+    if not axes or coefficient(at, axes[-1]) != 1 or vectorise(body, axes[-1], lanes) is not None:
+        return None
+    inner = axes[-1]
+    for other in reversed(axes[:-1]):
+        width = min(lanes, *(1 << (axis.extent or 1).bit_length() - 1 for axis in (inner, other)))
+        wide = vectorise(body, other, width) if width >= LEAST and coefficient(at, other) is not None and body.dtype == "f32" else None
+        if wide is None or all(coefficient(load.index[0], other) == 0 for load in loads(body)):
+            continue
+        outer = [axis for axis in axes if axis not in (inner, other)]
+        squares = {axis: Var(f"{axis.name}_square", -(-(axis.extent or 0) // width)) for axis in (other, inner)}
+        shared = [*outer, *(part for axis, part in squares.items() if (axis.extent or 0) % width == 0)]
+        own = [part for part in squares.values() if part not in shared]
+        if work > SERIAL_WORK and prod(axis.extent or 0 for axis in shared) < PARTS:
+            continue
+        place, square = Var("place", width), {axis: Var(axis.name, None) for axis in (other, inner)}
+        last = {axis: index_const((axis.extent or 0) - width) for axis in squares}
+        starts = [Let(square[axis], part * width if part in shared else binary("min", part * width, last[axis])) for axis, part in squares.items()]
+        read = substitute(as_lanes(wide, width), {other: square[other], inner: square[inner] + place})
+        turns, turned = transposed("square", "turned", width)
+        where = substitute(at, {other: square[other] + place, inner: square[inner]})
+        result: Statement = block(
+            starts,
+            [Allocate(Buffer(name, "f32", width * width, "register", width)) for name in ("square", "turned")],
+            For(place, index_const(width), Store("square", place * width, read), "unroll"),
+            turns,
+            For(place, index_const(width), Store(target, where, Load(turned, (place * width,), "f32", width)), "unroll"),
+        )
+        return loops(shared, loops(own, result, False), work > SERIAL_WORK)
+    return None

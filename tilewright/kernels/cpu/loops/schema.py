@@ -1,0 +1,42 @@
+"""The schemas of one form: loops whose vectors are the machine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
+from tilewright.kernels.cpu.loops.estimate import estimate_loops
+from tilewright.kernels.cpu.loops.map import lower_map
+from tilewright.kernels.cpu.loops.row_reduction import lower_rows
+from tilewright.kernels.cpu.loops.scan import lower_prefix
+from tilewright.kernels.cpu.loops.space import LoopSchedule, loop_space
+from tilewright.kernels.cpu.loops.window import lower_window
+from tilewright.kernels.schema import Form, Schema
+
+
+def match(problem: Problem, machine: Machine) -> Form[Problem, None]:
+    """Any problem of the kind; its estimate reads the region itself."""
+    return Form(problem, None)
+
+
+def loops(name: str, kind: str, lower: Callable[[Problem, LoopSchedule], Lowered]) -> Schema[Problem, None, LoopSchedule]:
+    """The schema for one kind of region."""
+    return Schema(
+        name=name,
+        kinds=(kind,),
+        schedule=LoopSchedule,
+        match=match,
+        space=lambda facts, machine, options: loop_space(machine),
+        estimate=lambda facts, rows, machine, options: estimate_loops(facts, rows, machine, options.threads),
+        lower=lambda problem, form, schedule, machine: lower(problem, schedule),
+    )
+
+
+LOOPS = (
+    loops("map", "map", lower_map),
+    loops("window", "window", lower_window),
+    loops("row reduction", "rows", lower_rows),
+    loops("scan", "prefix", lower_prefix),
+)

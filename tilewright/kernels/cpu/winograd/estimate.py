@@ -1,0 +1,79 @@
+"""Predicted times of the `winograd` schema on a CPU: instructions of the three steps of a block, and the filters that pass for each.
+
+Worked example, AVX-512 with two multiply-add ports, 64 channels, F(4x4), a tile of 14 by 2 vectors: 36 points of 64 steps of 28 multiply-adds take
+32,256 cycles for 14 tiles and 32 output channels, a transform of an input tile about 190 cycles a vector of channels: 10,600 for the 14 tiles, once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.ir.expr import Apply, Var, walk
+from tilewright.kernels.columns import Columns, ceil_divided
+from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem
+from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES
+from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides
+
+TILE_OVERHEAD_CYCLES = 20.0
+"""Of a register tile: zeroing, loop set-up, the end of the last chain; besides its stores."""
+
+STREAMED_SHARE = 0.4
+"""Of the bandwidth of what lies beyond level 2, that filters come with while they are multiplied; measured on a Xeon with AVX-512, where they add to
+the time of the products almost wholly."""
+SINGLE_STORE_CYCLES = 2.0
+"""To store one result that does not lie beside its neighbours: a load from the buffer, index arithmetic, the store."""
+
+
+@lru_cache(maxsize=4)
+def transform_operations(output_tile: int) -> tuple[int, int]:
+    """Vector additions and multiplications of the transforms of a tile of the input, and of a tile of sums."""
+    counts = []
+    for matrix in (TRANSFORMS[output_tile].inputs, TRANSFORMS[output_tile].outputs):
+        span = len(matrix[0])
+        lets, _ = both_sides(matrix, [[Var(f"x{i}{j}", None, "f32") for j in range(span)] for i in range(span)])
+        counts.append(sum(isinstance(node, Apply) for let in lets for node in walk(let.value)))
+    return counts[0], counts[1]
+
+
+def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
+    """Seconds of each candidate: those of the part that has most blocks and panels."""
+    lanes = machine.vector_lanes()
+    size, tile, vectors = rows["output_tile"], rows["tile"], rows["vectors"]
+    points, tiles, panel = (size + FILTER - 1) ** 2, tile * rows["blocks"], vectors * lanes
+    blocks = ceil_divided(ceil_divided(problem.tiles(size), tiles), rows["tile_parts"])
+    panels = ceil_divided(ceil_divided(problem.outputs, panel), rows["panel_parts"])
+    operations = np.array([transform_operations(m) for m in OUTPUT_TILES])[np.searchsorted(OUTPUT_TILES, size)]
+    stores = max(machine.store_ports, 1.0)
+
+    step = np.maximum(np.maximum(tile * vectors / machine.fma_ports, (tile + vectors) / machine.load_ports), machine.fma_latency_cycles)
+    one = problem.channels * step + TILE_OVERHEAD_CYCLES + tile * vectors / stores
+    products = blocks * panels * points * rows["blocks"] * one
+    # loads, arithmetic and stores of a transform wait for one another: registers do not hold a tile and what becomes of it
+    inputs = blocks * tiles * (problem.channels // lanes) * (points / machine.load_ports + operations[:, 0] / machine.fma_ports + points / stores)
+    stored = size**2 * (SINGLE_STORE_CYCLES * lanes if problem.single_stores else 1 / stores)
+    outputs = blocks * panels * tiles * vectors * (points / machine.load_ports + operations[:, 1] / machine.fma_ports + stored)
+
+    level_2 = machine.cache(2)
+    assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
+    own = 4.0 * points * problem.channels * problem.outputs / rows["panel_parts"]
+    beyond = machine.cache_bandwidth(3) / machine.processors if machine.cache(3) is not None else machine.memory_bandwidth / threads
+    supply = STREAMED_SHARE * beyond
+    stay = own + 4.0 * points * tiles * (problem.channels + panel) < 0.75 * level_2.bytes
+    filters = own / supply * np.where(stay, 1, blocks)
+    whole = 4.0 * points * problem.channels * problem.outputs
+    image = 4.0 * problem.images * problem.height * problem.width * (problem.channels + problem.outputs) + problem.epilogue_bytes
+    return Estimate(
+        {
+            "products": products / machine.clock_hz,
+            "filters": filters,
+            "memory": (whole + image) / machine.memory_bandwidth,
+            "input transform": inputs / machine.clock_hz,
+            "output transform": outputs / machine.clock_hz,
+            "dispatch": np.full(len(size), machine.dispatch_seconds),
+        },
+        overlapped=("filters", "memory"),
+    )

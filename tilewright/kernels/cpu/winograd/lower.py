@@ -1,0 +1,263 @@
+"""CPU lowering of the `winograd` schema: a thread takes block after block of tiles through all steps.
+
+    for each part:                                           (in parallel)
+        for each block of the part's tiles:
+            V[point][tile][c] = B^T d B                      (d: a tile of the input, vectors along c)
+            for each panel of the part's output channels:
+                for each point:
+                    M[point][tile][k] = sum over c of V[point][tile][c] * U[point][c][k]
+                out = epilogue(A^T M A)                      (vectors along k)
+
+U, the transformed filters, is packed in panels when compiling. V and M are workspaces, a slice for each part, that stay in its level-2 cache. The
+planes of points are a vector longer than they need be, so that the points of one tile do not fall into the same set of level 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.codegen.access import bind_shared, vectorise
+from tilewright.codegen.assemble import assemble, block
+from tilewright.codegen.common import bytes_touched, decode, extent_of, named
+from tilewright.codegen.describe import described
+from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import (
+    TRUE,
+    ZERO,
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Var,
+    as_lanes,
+    binary,
+    coefficient,
+    compare,
+    index_const,
+    logical_and,
+    replace_loads,
+    substitute,
+)
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
+from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.kernels.cpu.contraction.lower import LINE
+from tilewright.kernels.cpu.contraction.second_factor import packed_panels
+from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, CpuWinogradSchedule
+from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors, winograd_form
+from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides, filter_matrix
+
+
+def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm, CpuWinogradProblem]:
+    """The form and what the choice of a schedule depends on.
+
+    Raises:
+        Unsuitable: as `winograd_form`, and where channels are no whole vectors.
+    """
+    form = winograd_form(problem)
+    lanes = machine.vector_lanes()
+    if form.channels % lanes or form.outputs % lanes:
+        raise Unsuitable(f"{form.channels} or {form.outputs} channels are no multiple of {lanes}")
+    single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, problem.values)
+    return form, CpuWinogradProblem(extent_of(form.images), form.height, form.width, form.channels, form.outputs, touched, single)
+
+
+def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
+    """What is stored of a vector of sums along the output channels; None where it does not lie along them, or has no vectors."""
+    if coefficient(form.offset, form.k) != 1:
+        return None
+    wide = vectorise(form.element, form.k, lanes, lambda load: load.buffer == form.step.name)
+    return None if wide is None else as_lanes(wide, lanes)
+
+
+def lower_winograd(problem: Problem, form: WinogradForm, facts: CpuWinogradProblem, schedule: CpuWinogradSchedule) -> Lowered:
+    """One kernel, workspaces for V and M, and the filters transformed and packed.
+
+    Raises:
+        Unsuitable: where the region is not such a convolution; see `cpu_winograd_form`.
+    """
+    parts = schedule.tile_parts * schedule.panel_parts
+    points, sums, filters = (f"{problem.region.name}#{name}" for name in ("points", "sums", "filters"))
+    tiles = schedule.tiles
+    new = {
+        points: Value(points, (parts, schedule.points, tiles * facts.channels + schedule.lanes), "f32"),
+        sums: Value(sums, (parts, schedule.points, tiles * schedule.panel + schedule.lanes), "f32"),
+        filters: Value(filters, (schedule.points, facts.channels, facts.outputs), "f32"),
+    }
+    placed = {name: row_major(value.shape) for name, value in new.items()}
+    placed[filters] = packed_panels(new[filters].shape, 1, schedule.panel)
+    storage = {name: Storage(new[name], placed[name]) for name in (points, sums)}
+    storage[filters] = Storage(new[filters], placed[filters], form.filters, form.view, filter_matrix(schedule.output_tile))
+    stored = problem.with_storage(storage)
+    body = _Block(form, facts, schedule, stored.layouts, points, sums, filters).loops()
+    header = f"{described(problem)}\n{schedule}"
+    roles = {points: "V", sums: "M", filters: f"U in panels of {schedule.panel}"}
+    written = (points, sums, form.output)
+    kernel, arguments = assemble("winograd", body, stored, written, header=header, roles=roles)
+    return Lowered(problem.region, str(schedule), (kernel,), (Call(kernel.name, arguments),), storage)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Emits the loops over parts, blocks and panels, and the steps within."""
+
+    form: WinogradForm
+    problem: CpuWinogradProblem
+    schedule: CpuWinogradSchedule
+    layouts: Mapping[str, Layout]
+    points: str
+    sums: str
+    filters: str
+
+    @property
+    def tiles(self) -> tuple[Var, ...]:
+        return self.form.tiles(self.schedule.output_tile)
+
+    @property
+    def count(self) -> int:
+        """Tiles of all images."""
+        return int(self.problem.tiles(self.schedule.output_tile))
+
+    def loops(self) -> Statement:
+        """All of it."""
+        s = self.schedule
+        blocks, panels = -(-self.count // s.tiles), -(-self.problem.outputs // s.panel)
+        blocks_each, panels_each = -(-blocks // s.tile_parts), -(-panels // s.panel_parts)
+        part, at, within = Var("part", s.tile_parts * s.panel_parts), Var("at", blocks_each), Var("within", panels_each)
+        tile_part = part // s.panel_parts
+        first, panel = Var("first", blocks_each * s.tile_parts * s.tiles), Var("panel", panels_each * s.panel_parts)
+        # neighbouring blocks in one part: rows of tiles share rows of the image
+        start = Let(first, (tile_part * blocks_each + at) * s.tiles)
+        which = Let(panel, part % s.panel_parts * panels_each + within)
+        inner: Statement = block(self._multiply(part, panel), self._outputs(part, panel, first))
+        if panels_each * s.panel_parts > panels:
+            inner = If(panel < panels, inner)
+        steps: Statement = block(self._inputs(part, first), For(within, index_const(panels_each), block(which, inner)))
+        if blocks_each * s.tile_parts > blocks:
+            steps = If(first < self.count, steps)
+        every = For(at, index_const(blocks_each), block(start, steps))
+        return For(part, index_const(part.extent or 1), every, "parallel" if (part.extent or 1) > 1 else "serial")
+
+    def _plane(self, name: str, part: Expr, point: Expr) -> Expr:
+        """The offset of a point's plane in the part's slice of V or M."""
+        strides = self.layouts[name].strides
+        return part * strides[0] + point * strides[1]
+
+    def _each_tile(self, first: Expr, body: Callable[[Var, Expr, Mapping[Var, Expr]], Sequence[Statement]]) -> For:
+        """A loop over the tiles of the block. `body` gets the tile's place in the block, its number, and its axes; the last tile stands for those
+        that are not there."""
+        i, tile = Var("i", self.schedule.tiles), Var("tile", self.count)
+        number = first + i
+        lets, where = named(decode(tile, self.tiles))
+        axes = {axis: where.get(axis, axis) for axis in self.tiles}
+        inside = block(Let(tile, binary("min", number, index_const(self.count - 1))), *lets, *body(i, number, axes))
+        return For(i, index_const(self.schedule.tiles), inside)
+
+    def _inputs(self, part: Expr, first: Expr) -> Statement:
+        """V = B^T d B."""
+        size, lanes, form = self.schedule.output_tile, self.schedule.lanes, self.form
+        matrix, layout, channels = TRANSFORMS[size].inputs, self.layouts[form.source.buffer], self.problem.channels
+        span = len(matrix)
+
+        def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
+            vector = Var("vector", channels // lanes)
+            where = {**axes, form.c: vector * lanes}
+            loaded = [[Var(f"d{y}_{x}", None, "f32", lanes) for x in range(span)] for y in range(span)]
+            reads: list[Statement] = []
+            for y in range(span):
+                for x in range(span):
+                    index = input_index(form, self.tiles, layout, where, size, y, x)
+                    reads.append(Let(loaded[y][x], Load(form.source.buffer, (layout.offset(index),), "f32", lanes)))
+            lets, rows = both_sides(matrix, loaded)
+            entries = [value for row in rows for value in row]
+            at = i * channels + vector * lanes
+            stores = [Store(self.points, self._plane(self.points, part, index_const(point)) + at, value) for point, value in enumerate(entries)]
+            return [For(vector, index_const(channels // lanes), block(reads, lets, stores))]
+
+        return self._each_tile(first, body)
+
+    def _multiply(self, part: Expr, panel: Expr) -> Statement:
+        """M = V U for the panel, point after point, a register tile at a time."""
+        s, channels = self.schedule, self.problem.channels
+        point, group, c = Var("point", s.points), Var("group", s.blocks), Var("c", channels)
+        i, v, k = Var("row", s.tile), Var("v", s.vectors), Var("k", s.tile * s.vectors)
+        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", s.lanes)
+        start: list[Statement] = [
+            Allocate(Buffer("acc", "f32", s.tile * s.panel, "register", s.lanes)),
+            For(k, index_const(s.tile * s.vectors), Store("acc", k * s.lanes, zero), "unroll"),
+        ]
+        weights = self.layouts[self.filters].offset([point, c, panel * s.panel])
+        read = For(v, index_const(s.vectors), Store("b", v * s.lanes, Load(self.filters, (weights + v * s.lanes,), "f32", s.lanes)), "unroll")
+        where = self._plane(self.points, part, point) + (group * s.tile + i) * channels + c
+        element = Var("a", None, "f32")
+        at = i * s.panel + v * s.lanes
+        term = Apply("mul", (element, Load("b", (v * s.lanes,), "f32", s.lanes)), "f32", s.lanes)
+        update = Store("acc", at, Apply("add", (Load("acc", (at,), "f32", s.lanes), term), "f32", s.lanes))
+        step = block(Let(element, Load(self.points, (where,), "f32")), For(v, index_const(s.vectors), update, "unroll"))
+        start_of_step = [Allocate(Buffer("b", "f32", s.panel, "register", s.lanes)), read, *self._prefetch(point, group, c, panel)]
+        products = block(start_of_step, For(i, index_const(s.tile), step, "unroll"))
+        target = self._plane(self.sums, part, point) + group * (s.tile * s.panel) + k * s.lanes
+        leave = For(k, index_const(s.tile * s.vectors), Store(self.sums, target, Load("acc", (k * s.lanes,), "f32", s.lanes)), "unroll")
+        tile = block(start, For(c, index_const(channels), products), leave)
+        return For(point, index_const(s.points), For(group, index_const(s.blocks), tile) if s.blocks > 1 else substitute_in(tile, {group: ZERO}))
+
+    def _prefetch(self, point: Var, group: Var, c: Var, panel: Expr) -> list[Statement]:
+        """While the register tiles of one point are computed, the panel of the next point comes from beyond level 2, a share with each tile."""
+        s, channels = self.schedule, self.problem.channels
+        lines = s.panel // LINE
+        if s.panel % LINE:
+            return []
+        following = self.layouts[self.filters].offset([point + 1, index_const(0), panel * s.panel])
+        each = -(-lines // s.blocks)
+        share = group % lines if s.blocks > lines else group
+        return [Prefetch(self.filters, following + ((share * each + number) * channels + c) * LINE) for number in range(each)]
+
+    def _outputs(self, part: Expr, panel: Expr, first: Expr) -> Statement:
+        """Y = A^T M A, and of each element that lies in the image what the region stores."""
+        s, form = self.schedule, self.form
+        matrix = TRANSFORMS[s.output_tile].outputs
+        span = len(matrix[0])
+        wide = _wide_element(form, s.lanes)
+        whole = self.problem.outputs % s.panel == 0
+
+        def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
+            v = Var("v", s.vectors)
+            channel = panel * s.panel + v * s.lanes
+            loaded = [[Var(f"m{y}_{x}", None, "f32", s.lanes) for x in range(span)] for y in range(span)]
+            at = i * s.panel + v * s.lanes
+            reads: list[Statement] = [
+                Let(loaded[y][x], Load(self.sums, (self._plane(self.sums, part, index_const(y * span + x)) + at,), "f32", s.lanes))
+                for y in range(span)
+                for x in range(span)
+            ]
+            lets, rows = both_sides(matrix, loaded)
+            where = {**axes, form.k: channel}
+            stores = store_vectors(form, self.tiles, wide, where, rows) if wide is not None else self._single_stores(rows, where)
+            made: Statement = block(reads, lets, stores)
+            if not whole:
+                made = If(channel < self.problem.outputs, made)
+            vectors = For(v, index_const(s.vectors), made)
+            return [vectors if self.count % s.tiles == 0 else If(number < self.count, vectors)]
+
+        return self._each_tile(first, body)
+
+    def _single_stores(self, rows: Sequence[Sequence[Expr]], where: Mapping[Var, Expr]) -> list[Statement]:
+        """Element by element, through a buffer: channel after channel, as an image that is not channels last has them."""
+        form, size, lanes = self.form, self.schedule.output_tile, self.schedule.lanes
+        entries = [value for row in rows for value in row]
+        lane, i, j = Var("lane", lanes), Var("i_out", size), Var("j_out", size)
+        y, x = where[self.tiles[-2]] * size + i, where[self.tiles[-1]] * size + j
+        at = {**where, form.y: y, form.x: x, form.k: where[form.k] + lane}
+        held = Load("spill", ((i * size + j) * lanes + lane,), "f32")
+        shared, (offset, what) = bind_shared([substitute(form.offset, at), substitute(replace_loads(form.element, {form.step.name: held}), at)])
+        inside = logical_and(compare("lt", y, index_const(self.problem.height)), compare("lt", x, index_const(self.problem.width)))
+        body: Statement = block(*shared, Store(form.output, offset, what))
+        if inside != TRUE:
+            body = If(inside, body)
+        for axis in (j, i, lane):
+            body = For(axis, index_const(axis.extent or 0), body)
+        spilled = [Store("spill", index_const(number * lanes), value) for number, value in enumerate(entries)]
+        return [Allocate(Buffer("spill", "f32", len(entries) * lanes, "register")), *spilled, body]

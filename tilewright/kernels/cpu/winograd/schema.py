@@ -1,0 +1,32 @@
+"""The schema of Winograd's algorithm on CPUs."""
+
+from __future__ import annotations
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.kernels.cpu.winograd.estimate import estimate_winograd
+from tilewright.kernels.cpu.winograd.features import winograd_features
+from tilewright.kernels.cpu.winograd.lower import cpu_winograd_form, lower_winograd
+from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of
+from tilewright.kernels.schema import Form, Schema
+from tilewright.kernels.winograd_form import WinogradForm
+
+
+def match(problem: Problem, machine: Machine) -> Form[CpuWinogradProblem, WinogradForm]:
+    """Raises Unsuitable as `cpu_winograd_form`."""
+    form, facts = cpu_winograd_form(problem, machine)
+    return Form(facts, form)
+
+
+WINOGRAD = Schema(
+    name="winograd",
+    kinds=("contraction",),
+    schedule=CpuWinogradSchedule,
+    match=match,
+    space=lambda facts, machine, options: cpu_winograd_space(facts, machine, options.threads),
+    estimate=lambda facts, rows, machine, options: estimate_winograd(facts, rows, machine, options.threads),
+    lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, form.facts, schedule),
+    made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
+    features=lambda facts, rows, machine, options: winograd_features(facts, rows, machine.vector_lanes()),
+    scored=True,
+)

@@ -1,0 +1,108 @@
+"""Schedules of the `winograd` schema on a CPU: 3x3 convolutions with stride 1 by minimal filtering, F(2x2, 3x3) and F(4x4, 3x3), in one kernel.
+
+A thread takes a block of tiles through all three steps while they are in its level-2 cache: the transform of the input's tiles, for each panel of
+output channels the products of the points, and the transform of the sums with the epilogue. Accuracy: as on a GPU (`kernels.gpu.winograd.space`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import Columns, product_of, reject
+from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES
+
+VECTORS = (1, 2, 3, 4)
+REGISTER_TILES = tuple(range(2, 15))
+BLOCKS = (1, 2, 3, 4, 6, 8)
+"""Register tiles in a block."""
+
+
+@dataclass(frozen=True)
+class CpuWinogradProblem:
+    """Extents of the output, channels of the input; distinct bytes that the epilogue reads beside the sums. `single_stores`: results do not lie along
+    the output channels, so that they are stored one by one."""
+
+    images: int
+    height: int
+    width: int
+    channels: int
+    outputs: int
+    epilogue_bytes: int = 0
+    single_stores: bool = False
+
+    def tiles(self, output_tile: np.ndarray | int) -> np.ndarray:
+        """Tiles of all images."""
+        size = np.asarray(output_tile)
+        count: np.ndarray = self.images * -(-self.height // size) * -(-self.width // size)
+        return count
+
+
+@dataclass(frozen=True)
+class CpuWinogradSchedule:
+    """F(m x m) with m = `output_tile`; `tile` tiles by `vectors` vectors of `lanes` output channels stay in registers over all input channels, and
+    `blocks` times as many tiles are a block. `tile_parts` threads share the tiles, `panel_parts` the panels of output channels (each then transforms
+    the input itself)."""
+
+    output_tile: int
+    tile: int
+    blocks: int
+    vectors: int
+    tile_parts: int
+    panel_parts: int
+    lanes: int
+
+    @property
+    def panel(self) -> int:
+        return self.vectors * self.lanes
+
+    @property
+    def tiles(self) -> int:
+        """Of a block."""
+        return self.tile * self.blocks
+
+    @property
+    def points(self) -> int:
+        return (self.output_tile + FILTER - 1) ** 2
+
+    def __str__(self) -> str:
+        size, parts = self.output_tile, f"threads {self.tile_parts}x{self.panel_parts}"
+        return f"winograd F({size}x{size},3x3) tile {self.tile} by {self.vectors}x{self.lanes} channels, {self.tiles} tiles a block, {parts}"
+
+
+def working_bytes(rows: Columns, problem: CpuWinogradProblem, lanes: int) -> np.ndarray:
+    """What a block keeps in level 2: its points, the sums of a panel, and the filters of one point and panel."""
+    points = (rows["output_tile"] + FILTER - 1) ** 2
+    tiles, panel = rows["tile"] * rows["blocks"], rows["vectors"] * lanes
+    needed: np.ndarray = 4 * (points * tiles * (problem.channels + panel) + problem.channels * panel)
+    return needed
+
+
+def cpu_winograd_space(problem: CpuWinogradProblem, machine: Machine, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with columns named as the schedule's fields but `lanes`; and how many were rejected by reason."""
+    lanes = machine.vector_lanes()
+    rows = product_of({"output_tile": OUTPUT_TILES, "tile": REGISTER_TILES, "blocks": BLOCKS, "vectors": VECTORS, "by_panel": (0, 1)})
+    by_panel = rows.pop("by_panel")
+    rows["tile_parts"], rows["panel_parts"] = np.where(by_panel, 1, threads), np.where(by_panel, threads, 1)
+    level_2 = machine.cache(2)
+    capacity = level_2.bytes if level_2 is not None else 0
+    tiles, block = problem.tiles(rows["output_tile"]), rows["tile"] * rows["blocks"]
+    panels = -(-problem.outputs // (rows["vectors"] * lanes))
+    return reject(
+        rows,
+        [
+            (f"more than {machine.vector_registers} vector registers", (rows["tile"] + 1) * rows["vectors"] + 1 > machine.vector_registers),
+            ("more channels a panel than there are", (rows["vectors"] > 1) & ((rows["vectors"] - 1) * lanes >= problem.outputs)),
+            ("a block larger than the tiles of a thread", (rows["blocks"] > 1) & (block - rows["tile"] >= -(-tiles // rows["tile_parts"]))),
+            ("a thread without work", (rows["tile_parts"] > tiles) | (rows["panel_parts"] > panels)),
+            ("the same as sharing the tiles", (by_panel == 1) & (threads == 1)),
+            ("a block does not stay in level 2", working_bytes(rows, problem, lanes) > 0.75 * capacity),
+        ],
+    )
+
+
+def schedule_of(lanes: int, **axes: int) -> CpuWinogradSchedule:
+    """The schedule of one row of the space on a machine with vectors of so many lanes."""
+    return CpuWinogradSchedule(**axes, lanes=lanes)

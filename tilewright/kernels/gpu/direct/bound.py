@@ -1,0 +1,55 @@
+"""Times that no direct convolution can beat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.bounds import ELEMENT_BYTES, WIDEST, fma_cycles, live, longest_of, steps_of_busiest
+from tilewright.kernels.gpu.direct.schedule import SHARED, DirectProblem, extents_of, patch_of
+
+
+def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share: float) -> Estimate:
+    """Direct convolution: a thread computes register_k x register_y x register_x outputs, of `channels` input channels in each step.
+
+    Tiles and chunks of channels that reach past the end are computed whole, as in `contraction_bound`, whose terms these are, with F filter elements
+    and c channels a step. fma: c F outputs a warp step.  issue: those, one load of at most four for each four inputs of a channel that a
+    thread's outputs need, and for each four of its c F register_k weights.  chain: c F a step.  shared: the loads of inputs, and of weights where
+    they are staged; what is written is the patch of the block with its halo, and the staged weights."""
+    k, y, x = extents_of(rows)
+    split, channels = rows["split"], rows["channels"]
+    warps = -(-(k // rows["register_k"] * (y // rows["register_y"]) * (x // rows["register_x"])) // machine.warp_size)
+    tiles = -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x) * problem.images * problem.groups
+    steps, block_steps, warp_steps = steps_of_busiest(machine, tiles, split, -(-problem.channels // channels), warps)
+    area = problem.filter_y * problem.filter_x
+    live_k = live(problem.outputs, k, rows["register_k"])
+    live_y, live_x = live(problem.height, y, rows["register_y"]), live(problem.width, x, rows["register_x"])
+    products = channels * area * live_k * live_y * live_x
+    needed_y = _inputs_needed(live_y, problem.filter_y, problem.stride_y, problem.dilation_y)
+    needed_x = _inputs_needed(live_x, problem.filter_x, problem.stride_x, problem.dilation_x)
+    inputs, weights = -(-channels * needed_y * needed_x // WIDEST), -(-channels * area * live_k // WIDEST)
+    staged = rows["filters"] == SHARED
+    patch_y, patch_x = patch_of(rows, problem)
+    written = channels * (patch_y * patch_x + np.where(staged, area * k, 0)) * ELEMENT_BYTES / machine.shared_bytes_per_cycle
+    distinct = problem.bytes_read + problem.filter_bytes + problem.bytes_written + problem.epilogue_bytes
+    return longest_of(
+        machine,
+        fma=warp_steps * products * fma_cycles(machine),
+        issue=warp_steps * (products + inputs + weights),
+        chain=steps * channels * area * machine.fma_latency_cycles,
+        shared=block_steps * (warps * (inputs + np.where(staged, weights, 0)) + written),
+        moved=share * distinct,
+        others=machine.launch_seconds * ((split > 1) & (rows["cluster"] == 0) & (rows["atomics"] == 0)),
+    )
+
+
+def _inputs_needed(outputs: np.ndarray, filter_size: int, stride: int, dilation: int) -> np.ndarray:
+    """Distinct inputs along one dimension that so many neighbouring outputs read; with a dilation at least the larger of outputs and filter."""
+    needed: np.ndarray
+    if dilation > 1:
+        needed = np.maximum(outputs, filter_size)
+    else:
+        needed = np.minimum(outputs * filter_size, (outputs - 1) * stride + filter_size)
+    return needed

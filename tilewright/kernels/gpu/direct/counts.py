@@ -1,0 +1,177 @@
+"""Data movement and resources of direct convolutions: ours, and those that CNNOpt published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import WORD, Counts, ceil_div, row_sectors
+from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem
+
+Problem: TypeAlias = DirectProblem | Columns
+"""One problem, or the same fields as columns: one problem a row."""
+
+
+@dataclass(frozen=True)
+class DirectForm:
+    """What the axes of a direct schedule leave open. `channels_last`: input and result have channels innermost, else columns of the image.
+    `staged_result`: results pass through shared memory (padded by one column) to be stored in rows. `spare_registers`: a thread's registers
+    above those of equations 2 and 3."""
+
+    channels_last: bool = True
+    staged_result: bool = False
+    spare_registers: int = 24
+
+
+GENERATED = DirectForm()
+PUBLISHED = DirectForm(channels_last=False, staged_result=True, spare_registers=2)
+"""CNNOpt's kernels. Their script caps the compiler at equation 2 (3) plus one and two more, so that occupancy follows the equation."""
+
+
+def problem_columns(problem: Problem, count: int) -> dict[str, np.ndarray]:
+    """The fields of a problem as columns of `count` rows of float64."""
+    fields: Mapping[str, object] = asdict(problem) if isinstance(problem, DirectProblem) else problem
+    ones = np.ones(count)
+    plain = asdict(DirectProblem(1, 1, 1, 1, 1, 1, 1, 1))
+    return {name: np.asarray(fields.get(name, default), dtype=np.float64) * ones for name, default in plain.items()}
+
+
+def input_extent(outputs: np.ndarray, filter_size: np.ndarray, stride: np.ndarray, dilation: np.ndarray) -> np.ndarray:
+    """Input points along one dimension under so many outputs: (outputs - 1) stride + (filter - 1) dilation + 1. The paper prints the case of
+    stride and dilation 1, outputs + filter - 1."""
+    inputs: np.ndarray = (outputs - 1) * stride + (filter_size - 1) * dilation + 1
+    return inputs
+
+
+def direct_registers(rows: Columns, problem: Problem, form: DirectForm) -> np.ndarray:
+    """Registers of a thread: its results, its slice of the input, one filter element, and the form's spare ones.
+
+    CNNOpt's equations 2 and 3, a thread's part. Equation 2 is printed with (Ry + Fy - 1) + (Rx + Fx - 1) for the slice; a two-dimensional slice
+    holds the product (the text before it, and the script of the paper's artifact, have the product)."""
+    p = problem_columns(problem, len(rows["slice"]))
+    along_y = input_extent(rows["register_y"], p["filter_y"], p["stride_y"], p["dilation_y"])
+    along_x = input_extent(rows["register_x"], p["filter_x"], p["stride_x"], p["dilation_x"])
+    held = np.where(rows["slice"] == RS, along_y * along_x, along_x)
+    accumulators = rows["register_k"] * rows["register_y"] * rows["register_x"]
+    return accumulators + held + 1 + form.spare_registers
+
+
+def direct_counts(rows: Columns, problem: Problem, machine: Machine, form: DirectForm = GENERATED) -> Counts:
+    """Direct convolution, RS and S kernels (CNNOpt, sections 3 and 4.3). Columns `slice`, `register_*`, `warp_*`, `block_*`, `channels`, `split`,
+    `stages`, `filters` as in `DirectSchedule`.
+
+    Global to shared memory, a step of a block: the input tile of `channels` channels, row by row, each a run of words (`row_sectors`; with
+    channels innermost a pixel's channels are the run), and the filters of the block's outputs. The paper prints ceil(tile / 32) as the
+    transactions of one tile in one channel; times blocks and channels it is a count. We count sectors and rows, because a row of a tile
+    starts anywhere and a tile is not contiguous. Shared memory to registers, a warp: every element of its input slice once, as many wavefronts
+    as it has distinct words in the widest bank (threads along K read one word together), and the filter elements F F register_k. The paper
+    multiplies these by warps, blocks and channels, as we do; it counts a filter read as one transaction, which it is only for 32 words."""
+    count = len(rows["slice"])
+    p = problem_columns(problem, count)
+    r = {name: np.asarray(column, dtype=np.float64) for name, column in rows.items()}
+    one = np.ones(count)
+    stages, filters = r.get("stages", one), r.get("filters", 0 * one)
+    tile_k, tile_y, tile_x = (r[f"register_{axis}"] * r[f"warp_{axis}"] * r[f"block_{axis}"] for axis in ("k", "y", "x"))
+    warp_threads = r["warp_k"] * r["warp_y"] * r["warp_x"]
+    threads = warp_threads * r["block_k"] * r["block_y"] * r["block_x"]
+    warps = ceil_div(threads, machine.warp_size)
+    filter_size = p["filter_y"] * p["filter_x"]
+
+    tiles = ceil_div(p["outputs"], tile_k) * ceil_div(p["height"], tile_y) * ceil_div(p["width"], tile_x) * p["images"] * p["groups"]
+    blocks = tiles * r["split"]
+    each = ceil_div(p["channels"], r["split"])
+    steps = ceil_div(each, r["channels"])
+    in_y = input_extent(tile_y, p["filter_y"], p["stride_y"], p["dilation_y"])
+    in_x = input_extent(tile_x, p["filter_x"], p["stride_x"], p["dilation_x"])
+    tile_words = in_y * in_x * r["channels"]
+    filter_words = tile_k * filter_size * r["channels"]
+
+    # fill of shared memory
+    if form.channels_last:
+        runs, run = in_y * in_x, r["channels"]
+        fill = ceil_div(tile_words / p["input_lanes"], machine.warp_size)
+    else:
+        runs, run = in_y * r["channels"], in_x
+        # a row is a warp's work in RS; in S, whose tiles span the image, the tile is one run of pairs
+        fill = np.where(r["slice"] == RS, runs * ceil_div(in_x, machine.warp_size), ceil_div(tile_words, 2 * machine.warp_size))
+    staged_filters = filters == 0
+    fill = fill + np.where(staged_filters, r["channels"] * filter_size * ceil_div(tile_k, machine.warp_size * p["filter_lanes"]), 0)
+    filter_sectors = r["channels"] * filter_size * row_sectors(tile_k)
+    sectors = runs * row_sectors(run) + filter_sectors
+
+    # a warp's reads
+    slice_x = input_extent(r["register_x"], p["filter_x"], p["stride_x"], p["dilation_x"])
+    slice_y = input_extent(r["register_y"], p["filter_y"], p["stride_y"], p["dilation_y"])
+    rows_read = np.where(r["slice"] == RS, slice_y, p["filter_y"] * r["register_y"])
+    conflicts = bank_conflicts(r["register_x"] * p["stride_x"], r["warp_x"])
+    input_loads = r["channels"] * rows_read * slice_x * conflicts
+    # staged filters: a thread's register_k words follow each other and are read in pairs, so that the threads along K are register_k words apart
+    pairs = ceil_div(r["register_k"], 2) * bank_conflicts(r["register_k"], r["warp_k"])
+    filter_loads = r["channels"] * filter_size * np.where(staged_filters, pairs, 0)
+    cached = r["channels"] * filter_size * np.where(staged_filters, 0, r["register_k"] * ceil_div(r["warp_k"], machine.warp_size))
+    accumulators = r["register_k"] * r["register_y"] * r["register_x"]
+    multiply_adds = accumulators * filter_size * r["channels"]
+
+    # after the loop: results through shared memory, one register_k at a time
+    tile_points = tile_y * tile_x
+    if form.staged_result:
+        across_k = r["warp_k"] * r["block_k"]
+        shared_result = np.where(r["slice"] == RS, tile_points * (across_k + 1), tile_points * across_k)
+        # RS stores rows of the tile; in S the tile spans the image's width and is one run
+        lines = np.where(r["slice"] == RS, tile_y, 1.0)
+        line = np.where(r["slice"] == RS, tile_x, tile_points)
+        store_instructions = tile_k * lines * ceil_div(line, machine.warp_size)
+        store_sectors = tile_k * lines * row_sectors(line)
+        drain = accumulators * warps + store_instructions
+    else:
+        shared_result = 0 * one
+        store_instructions = warps * accumulators / np.minimum(p["store_lanes"], r["register_k"])
+        store_sectors = tile_points * row_sectors(tile_k)
+        drain = 0 * one
+    shared_words = stages * (tile_words + np.where(staged_filters, filter_words, 0)) + shared_result
+    registers = direct_registers(rows, problem, form)
+    shared_bytes = WORD * shared_words
+    height = input_extent(p["height"], p["filter_y"], p["stride_y"], p["dilation_y"])
+    width = input_extent(p["width"], p["filter_x"], p["stride_x"], p["dilation_x"])
+    read = WORD * p["groups"] * (p["images"] * p["channels"] * height * width + p["outputs"] * p["channels"] * filter_size)
+    written = WORD * p["images"] * p["groups"] * p["outputs"] * p["height"] * p["width"]
+    points = p["images"] * p["groups"] * p["outputs"] * p["height"] * p["width"]
+    return Counts(
+        flops=2 * points * p["channels"] * filter_size,
+        padded_flops=2 * blocks * tile_k * tile_points * steps * r["channels"] * filter_size,
+        blocks=blocks,
+        warps=warps,
+        threads=threads,
+        steps=steps,
+        registers=registers,
+        shared_bytes=shared_bytes,
+        resident=resident_blocks(machine, threads, registers, shared_bytes),
+        accumulators=accumulators,
+        step_multiply_adds=multiply_adds,
+        step_shared_loads=input_loads + filter_loads,
+        step_cached_loads=cached,
+        step_fill=fill,
+        step_sectors=sectors,
+        drain_wavefronts=drain,
+        store_instructions=store_instructions,
+        store_sectors=store_sectors,
+        distinct_bytes=read + p["epilogue_bytes"],
+        written_bytes=written * r["split"],
+        split=r["split"],
+        stages=stages,
+        reuse_bytes=WORD * each * (in_y * in_x + tile_k * filter_size),
+    )
+
+
+def bank_conflicts(stride_words: np.ndarray, distinct: np.ndarray, banks: int = 32) -> np.ndarray:
+    """Wavefronts of one load in which `distinct` groups of threads read words `stride_words` apart: words that share a bank take turns.
+
+    The words fall on banks / gcd(stride, banks) banks, so ceil(distinct gcd / banks)."""
+    shared = np.gcd(np.asarray(stride_words, dtype=np.int64), banks)
+    return ceil_div(np.asarray(distinct, dtype=np.float64) * shared, banks)

@@ -1,0 +1,360 @@
+"""Lowering of the `direct` schema: the RS and S kernels of CNNOpt (PACT 2022, section 3), a patch of the input in shared memory.
+
+A block computes a tile of output channels, rows and columns of one image and group. For each chunk of input channels it has the patch that its
+pixels need, halo included, in shared memory as [channel][row][column], and the filters as [channel][tap][output channel]; then for each channel
+a thread reads its slice of the patch into registers, and under each tap multiplies it with its filters. In the RS kernel the slice is
+two-dimensional; in the S kernel it is one row, and the thread holds a row of taps of its filters meanwhile (the paper's holds one filter element).
+Where the input is channels-last, it is transposed on the way: by copies of four bytes, or through registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tilewright.codegen.assemble import block
+from tilewright.codegen.common import below, decode, named, vectors_fit
+from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import Const, Expr, Load, Var, binary, index_const, range_of, substitute
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, Launch, Let, Statement, Store, block_variable, thread_variable
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.kernels.gpu.direct.form import DirectForm, form_of
+from tilewright.kernels.gpu.direct.patch import PATCH, patch
+from tilewright.kernels.gpu.direct.schedule import (
+    REGISTERS,
+    RS,
+    SHARED,
+    DirectSchedule,
+    blocks_to_ask_for,
+    columns_of,
+    pitch_of,
+    plane_of,
+    read_lanes_of,
+    slice_of,
+    stretch_of,
+    taps_are_unrolled,
+)
+from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
+from tilewright.kernels.gpu.gemm.form import product_form
+from tilewright.kernels.gpu.gemm.staging import Staged, buffers_of, staged_steps, staged_tile
+from tilewright.kernels.gpu.gemm.tile import Tile, loader
+from tilewright.kernels.gpu.split import in_one_or_two
+
+WARP = 32
+
+
+def lower_direct(problem: Problem, form: DirectForm, schedule: DirectSchedule, machine: Machine) -> Lowered:
+    """One kernel, or more with a workspace where the reduction is split; packed filters are in the storage.
+
+    Raises:
+        Unsuitable: where the region is not a convolution of a stored input with constant filters, or the schedule does not fit it.
+    """
+    axes = form.axes
+    return in_one_or_two(
+        problem,
+        form.product,
+        schedule,
+        machine,
+        lambda product: convolution(form_of(product, axes), schedule),
+        lambda part: product_form(part, axes.order, axes.apart),
+        lambda product: blocks_to_ask_for(schedule, form_of(product, axes).problem, machine),
+    )
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Position of a thread among those of its block along each dimension."""
+
+    k: Var
+    y: Var
+    x: Var
+
+
+def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Launch]:
+    """The body of the kernel. A form whose offset knows a variable `part` stores the parts of a split reduction."""
+    problem, product = form.problem, form.product
+    size_k, size_y, size_x = _extents(schedule)
+    taps = problem.filter_y * problem.filter_x
+    steps_in_all = -(-problem.channels // schedule.channels)
+    steps_each = -(-steps_in_all // schedule.split)
+    if (schedule.split - 1) * steps_each >= steps_in_all:
+        raise Unsuitable(f"a split by {schedule.split} would leave a block nothing of {steps_in_all} steps")
+    if schedule.cluster and steps_in_all % schedule.split:
+        raise Unsuitable(f"a cluster of {schedule.split} does not divide {steps_in_all} steps evenly")
+    if schedule.cluster and size_k * size_y * size_x % (schedule.split * min(problem.store_lanes, size_k)):
+        raise Unsuitable(f"a cluster of {schedule.split} does not divide its tile evenly")
+    counts = (
+        schedule.split, problem.groups, problem.images,
+        -(-problem.height // size_y), -(-problem.width // size_x), -(-problem.outputs // size_k),
+    )  # fmt: skip
+    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
+    thread = thread_variable(launch)
+    names = ("part", "group", "image", "tile_y", "tile_x", "tile_k")
+    grid = tuple(Var(name, count) for name, count in zip(names, counts, strict=True))
+    # the blocks of a cluster are neighbours
+    lets, where = named(decode(block_variable(launch), (*grid[1:], grid[0]) if schedule.cluster else grid))
+    root: list[Statement] = list(lets)
+    part, group, image, tile_y, tile_x, tile_k = (where.get(axis, axis) for axis in grid)
+    bind: dict[Var, Expr] = {grid[0]: part} if grid[0] in where else {}
+    for position, axes in ((group, product.batch), (image, form.images)):
+        axis_lets, axis_values = named(decode(position, axes))
+        root += axis_lets
+        bind |= axis_values
+    threads, ids = _positions(thread, schedule)
+    first_channel = part * (steps_each * schedule.channels)
+    buffers = buffers_of(schedule.stages, steps_each)
+    shape = columns_of(schedule)
+    pitch, plane, lanes = (int(of(shape, problem)[0]) for of in (pitch_of, plane_of, read_lanes_of))
+    origin = (tile_y * size_y * problem.stride_y, tile_x * size_x * problem.stride_x)
+    setup, staged_patch = patch(form, schedule, bind, thread, origin, first_channel, (pitch, plane), buffers)
+    root += [*setup, *ids]
+    tile = _filter_tile(form, schedule, bind, size_k)
+    staged: list[Staged] = [staged_patch]
+    if schedule.filters == SHARED:
+        setup, load = loader(tile, tile_k * size_k, product, thread, part * (steps_each * schedule.channels * taps), tile.depth)
+        root += setup
+        if schedule.stages == 1:
+            root.append(Allocate(Buffer(tile.stage, "f32", tile.passes * tile.lanes, "register", tile.lanes)))
+        root.append(Allocate(Buffer(tile.tile, "f32", buffers * tile.elements, "shared")))
+        staged.append(staged_tile(tile, load, thread))
+    sums = schedule.register_k * schedule.register_y * schedule.register_x
+    root.append(Allocate(Buffer("acc", "f32", sums, "register")))
+    at = Var("at", sums)
+    root.append(For(at, index_const(sums), Store("acc", at, Const(0.0, "f32")), "unroll"))
+    if schedule.split > 1 and steps_in_all % steps_each:
+        steps: Expr = Var("steps", steps_each + 1)
+        left = steps_in_all - part * steps_each
+        root.append(Let(steps, binary("min", left, index_const(steps_each))))  # type: ignore[arg-type]
+    else:
+        steps = index_const(steps_each)
+    inner = _Inner(form, schedule, threads, tile, bind, tile_k * size_k, pitch, plane, lanes, steps_each)
+    root += inner.before(first_channel)
+    root += staged_steps(
+        staged, schedule.stages, steps, steps_each, lambda at, step: inner.channels(at, first_channel + step * schedule.channels)
+    )
+
+    def at_row(row: Expr, body: RowBody) -> list[Statement]:
+        def columns(y: Var) -> list[Statement]:
+            return below(tile_x * size_x + row % size_x, problem.width, "x", lambda x: body({form.y: y, form.x: x}))
+
+        return below(tile_y * size_y + row // size_x, problem.height, "y", columns)
+
+    result = BlockResult(product, bind, size_y * size_x, size_k, tile_k * size_k, at_row)
+    width = schedule.register_x
+
+    def row(i: Expr) -> Expr:
+        return (threads.y * schedule.register_y + i // width) * size_x + threads.x * width + i % width
+
+    mine = ThreadSums(
+        schedule.register_y * width, schedule.register_k, row, lambda j: tile.spread(j, threads.k, schedule.register_k), min(4, schedule.register_k)
+    )
+    if schedule.cluster:
+        root += meeting(result, mine, part, schedule.split)
+        root += store_shares(result, part, schedule.split, thread, schedule.threads)
+    else:
+        root += store_sums(result, mine, bool(schedule.atomics and schedule.split > 1))
+    return block(root), launch
+
+
+def _extents(schedule: DirectSchedule) -> tuple[int, int, int]:
+    return (
+        schedule.register_k * schedule.warp_k * schedule.block_k,
+        schedule.register_y * schedule.warp_y * schedule.block_y,
+        schedule.register_x * schedule.warp_x * schedule.block_x,
+    )
+
+
+def _positions(thread: Var, schedule: DirectSchedule) -> tuple[Threads, list[Statement]]:
+    """Lanes and warps run along x fastest, then y, then k. But the lowest bit of a lane is one of k and the next one of x (or y), where there are
+    such: then of four neighbours two share their filters and two their slice, which lets the hardware merge equal addresses of vector loads."""
+    lane, warp = thread % WARP, thread // WARP
+    warps = {axis: getattr(schedule, f"warp_{axis}") for axis in "kyx"}
+    blocks = {axis: getattr(schedule, f"block_{axis}") for axis in "kyx"}
+    lowest: dict[str, Expr] = {}
+    pixel = next((axis for axis in "xy" if warps[axis] > 1), None)
+    if warps["k"] > 1 and pixel is not None:
+        lowest = {"k": lane % 2, pixel: lane // 2 % 2}
+        lane = lane // 4
+    halves = {axis: extent // 2 if axis in lowest else extent for axis, extent in warps.items()}
+    lanes = decode(lane, [Var(f"lane_{axis}", halves[axis]) for axis in "kyx"])
+    others = decode(warp, [Var(f"warp_{axis}", blocks[axis]) for axis in "kyx"])
+    place = {axis: Var(f"position_{axis}", warps[axis] * blocks[axis]) for axis in "kyx"}
+    lets: list[Statement] = []
+    for axis, one, many in zip("kyx", lanes.values(), others.values(), strict=True):
+        within = one * 2 + lowest[axis] if axis in lowest else one
+        lets.append(Let(place[axis], many * warps[axis] + within))
+    return Threads(place["k"], place["y"], place["x"]), lets
+
+
+def _filter_tile(form: DirectForm, schedule: DirectSchedule, bind: Mapping[Var, Expr], size_k: int) -> Tile:
+    """The filters of a chunk of channels, [channel, tap][output channel]."""
+    lanes = min(form.problem.filter_lanes, size_k)
+    depth = schedule.channels * form.problem.filter_y * form.problem.filter_x
+    operand = replace(form.product.problem.b, lanes=lanes)
+    tile = Tile("filter", substitute(form.product.b, bind), form.product.b_n, operand, size_k, depth, schedule.threads, schedule.stages)
+    if schedule.filters == SHARED and (tile.run > schedule.threads or schedule.threads % tile.run):
+        raise Unsuitable(f"{schedule.threads} threads do not share the load of {size_k} output channels evenly")
+    return tile
+
+
+@dataclass(frozen=True)
+class _Inner:
+    """The multiply-adds of a chunk of channels."""
+
+    form: DirectForm
+    schedule: DirectSchedule
+    threads: Threads
+    tile: Tile
+    bind: Mapping[Var, Expr]
+    first_k: Expr
+    pitch: int
+    plane: int
+    lanes: int
+    steps_each: int
+
+    def before(self, first_channel: Expr) -> list[Statement]:
+        """Names that all channels share, and the filters of the first channel where they are fetched one channel ahead."""
+        s, p = self.schedule, self.form.problem
+        start = (self.threads.y * (s.register_y * p.stride_y)) * self.pitch + self.threads.x * (s.register_x * p.stride_x)
+        statements: list[Statement] = [Let(Var("slice_at", self.plane), start)]
+        if s.filters != SHARED:
+            last = (self.form.product.b_n[-1].extent or 1) - self._width
+            for number in range(0, s.register_k, self._width):
+                position = self.first_k + self.tile.spread(number, self.threads.k, s.register_k)
+                if range_of(position)[1] > last:
+                    position = binary("min", position, index_const(last))
+                statements.append(Let(self._k(number), position))
+        if s.filters == REGISTERS:
+            statements.append(Allocate(Buffer("filters_now", "f32", self._taps * s.register_k, "register")))
+            statements += self._fetch_all("filters_now", first_channel)
+        return statements
+
+    def channels(self, buffers: Sequence[Expr], first_channel: Expr) -> list[Statement]:
+        """acc[y, x, k] += patch[c, y, x] * filters[c, k] over the taps and the channels of the chunk whose buffers are at these offsets."""
+        s = self.schedule
+        stretch = int(stretch_of(columns_of(s), self.form.problem)[0])
+        outer, inner = Var("channels", s.channels // stretch), Var("channel", stretch)
+        c = outer * stretch + inner if stretch < s.channels else inner
+        body: list[Statement] = []
+        source = "filters_now"
+        if s.filters == REGISTERS:
+            body.append(Allocate(Buffer("filters_next", "f32", self._taps * s.register_k, "register")))
+            body += self._fetch_all("filters_next", first_channel + c + 1)
+        body += self._rs(buffers, c, first_channel, source) if s.slice == RS else self._s(buffers, c, first_channel, source)
+        if s.filters == REGISTERS:
+            i = Var("i", self._taps * s.register_k)
+            body.append(For(i, index_const(i.extent or 1), Store("filters_now", i, Load("filters_next", (i,), "f32")), "unroll"))
+        loop: Statement = For(inner, index_const(stretch), block(body), "unroll")
+        return [For(outer, index_const(s.channels // stretch), loop) if stretch < s.channels else loop]
+
+    def _rs(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str) -> list[Statement]:
+        """The two-dimensional slice, then each tap."""
+        s, p = self.schedule, self.form.problem
+        rows, columns = (int(extent[0]) for extent in slice_of(columns_of(s), p))
+        fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
+        tap, y, x = self._tap_and_place(fy, fx)
+        body: list[Statement] = []
+        if s.filters != REGISTERS:
+            body.append(Allocate(Buffer("filters", "f32", s.register_k, "register")))
+            body += self._fetch("filters", 0, buffers, c, first_channel, fy, fx)
+            source, tap = "filters", index_const(0)
+        place = (y * p.stride_y + fy * p.dilation_y) * columns + x * p.stride_x + fx * p.dilation_x
+        body.append(self._multiply(Load("slice", (place,), "f32"), source, tap, (y, x)))
+        loops = For(fy, index_const(p.filter_y), For(fx, index_const(p.filter_x), block(body), "unroll"), "unroll")
+        return [*self._slice(buffers[0], c, index_const(0), rows, columns), loops]
+
+    def _s(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str) -> list[Statement]:
+        """For each row of taps their filters, and then a row of the input for each row of outputs."""
+        s, p = self.schedule, self.form.problem
+        columns = int(slice_of(columns_of(s), p)[1][0])
+        fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
+        tap, y, x = self._tap_and_place(fy, fx)
+        body: list[Statement] = []
+        if s.filters != REGISTERS:
+            body.append(Allocate(Buffer("filters", "f32", p.filter_x * s.register_k, "register")))
+            body.append(For(fx, index_const(p.filter_x), block(self._fetch("filters", fx, buffers, c, first_channel, fy, fx)), "unroll"))
+            source, tap = "filters", fx * 1
+        place = x * p.stride_x + fx * p.dilation_x
+        products = For(fx, index_const(p.filter_x), self._multiply(Load("slice", (place,), "f32"), source, tap, (None, x), y), "unroll")
+        row = [*self._slice(buffers[0], c, y * p.stride_y + fy * p.dilation_y, 1, columns), products]
+        body.append(For(y, index_const(s.register_y), block(row), "unroll"))
+        unrolled = bool(taps_are_unrolled(columns_of(s), p)[0])
+        return [For(fy, index_const(p.filter_y), block(body), "unroll" if unrolled else "serial")]
+
+    def _tap_and_place(self, fy: Var, fx: Var) -> tuple[Expr, Var, Var]:
+        return fy * self.form.problem.filter_x + fx, Var("y", self.schedule.register_y), Var("x", self.schedule.register_x)
+
+    def _multiply(self, value: Load, source: str, tap: Expr, loops: tuple[Var | None, Var], y: Var | None = None) -> Statement:
+        """acc[y, x, k] += value * filter[tap, k], in loops over y (where it is not fixed), x and k."""
+        k = Var("k", self.schedule.register_k)
+        outer, x = loops
+        row = outer if outer is not None else y
+        assert row is not None
+        place = (row * self.schedule.register_x + x) * self.schedule.register_k + k
+        factor = Load(source, (tap * self.schedule.register_k + k,), "f32")
+        update: Statement = Store("acc", place, Load("acc", (place,), "f32") + value * factor)
+        update = For(x, index_const(x.extent or 1), For(k, index_const(k.extent or 1), update, "unroll"), "unroll")
+        return For(outer, index_const(outer.extent or 1), update, "unroll") if outer is not None else update
+
+    def _slice(self, buffer: Expr, c: Expr, first_row: Expr, rows: int, columns: int) -> list[Statement]:
+        """Reads rows of the patch into the registers `slice`, in vectors and what remains of a row in narrower ones."""
+        statements: list[Statement] = [Allocate(Buffer("slice", "f32", rows * columns, "register"))]
+        for row in range(rows):
+            at, width = 0, self.lanes
+            while at < columns:
+                while at + width > columns:
+                    width //= 2
+                place = buffer + c * self.plane + (first_row + row) * self.pitch + Var("slice_at", self.plane) + at
+                statements.append(Store("slice", index_const(row * columns + at), Load(PATCH, (place,), "f32", width)))
+                at += width
+        return statements
+
+    def _fetch(
+        self, target: str, at: Expr | int, buffers: Sequence[Expr], c: Expr, first_channel: Expr, fy: Expr, fx: Expr
+    ) -> list[Statement]:
+        """Reads the thread's filters under one tap into the registers `target`, as the tap of number `at` there."""
+        s, p = self.schedule, self.form.problem
+        statements: list[Statement] = []
+        for number in range(0, s.register_k, self._width):
+            if s.filters == SHARED:
+                line = (c * p.filter_y + fy) * p.filter_x + fx
+                where = buffers[1] + line * self.tile.ld + self.tile.spread(number, self.threads.k, s.register_k)
+                value: Expr = Load(self.tile.tile, (where,), "f32", self._width)
+            else:
+                value = self._stored(first_channel + c, fy, fx, number)
+            statements.append(Store(target, at * s.register_k + index_const(number), value))
+        return statements
+
+    def _fetch_all(self, target: str, channel: Expr) -> list[Statement]:
+        """Reads the thread's filters of a channel under every tap."""
+        p, s = self.form.problem, self.schedule
+        fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
+        body = [
+            Store(target, (fy * p.filter_x + fx) * s.register_k + number, self._stored(channel, fy, fx, number))
+            for number in range(0, s.register_k, self._width)
+        ]
+        return [For(fy, index_const(p.filter_y), For(fx, index_const(p.filter_x), block(body), "unroll"), "unroll")]
+
+    def _stored(self, channel: Expr, fy: Expr, fx: Expr, number: int) -> Expr:
+        """Filters as they are stored; beyond the last channel those of the last (the input is zero there)."""
+        product, last = self.form.product, self.form.problem.channels - 1
+        axis = product.b_n[-1]
+        wide = vectors_fit(self.tile.expr, axis, self._width, product.layouts)
+        assert wide is not None
+        if range_of(channel)[1] > last:
+            channel = binary("min", channel, index_const(last))
+        return substitute(wide, {self.form.channel: channel, self.form.filter_y: fy, self.form.filter_x: fx, axis: self._k(number)})
+
+    def _k(self, number: int) -> Var:
+        return Var(f"k_at{number}", self.form.product.b_n[-1].extent)
+
+    @property
+    def _width(self) -> int:
+        """Output channels of a vector of filters."""
+        return min(4, self.schedule.register_k)
+
+    @property
+    def _taps(self) -> int:
+        return self.form.problem.filter_y * self.form.problem.filter_x

@@ -1,0 +1,34 @@
+"""The schema of direct convolution."""
+
+from __future__ import annotations
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.direct.bound import direct_bound
+from tilewright.kernels.gpu.direct.estimate import direct_cost
+from tilewright.kernels.gpu.direct.features import direct_features, own_counts
+from tilewright.kernels.gpu.direct.form import DirectForm, direct_form
+from tilewright.kernels.gpu.direct.lower import lower_direct
+from tilewright.kernels.gpu.direct.schedule import DirectProblem, DirectSchedule
+from tilewright.kernels.gpu.direct.space import direct_space
+from tilewright.kernels.schema import Form, Schema
+
+
+def match(problem: Problem, machine: Machine) -> Form[DirectProblem, DirectForm]:
+    """Raises Unsuitable as `direct_form`."""
+    form = direct_form(problem)
+    return Form(form.problem, form)
+
+
+DIRECT = Schema(
+    name="direct",
+    kinds=("contraction",),
+    schedule=DirectSchedule,
+    match=match,
+    space=lambda facts, machine, options: direct_space(facts, machine, options.atomics),
+    estimate=lambda facts, rows, machine, options: direct_cost(rows, facts, machine),
+    lower=lambda problem, form, schedule, machine: lower_direct(problem, form.parts, schedule, machine),
+    counts=lambda facts, rows, machine: own_counts(rows, facts, machine),
+    bound=lambda facts, rows, machine, share: direct_bound(rows, facts, machine, share),
+    features=lambda facts, rows, machine, options: direct_features(facts, rows),
+)

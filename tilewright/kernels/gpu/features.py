@@ -1,0 +1,119 @@
+"""Features of GPU kernels for learned models: versioned records of names, computed for whole columns from `Counts` and `Machine`.
+
+`BLACK_BOX`: the sizes of problem and tiles alone. `HYBRID`: those, the counts and the terms of the analytical model. `RELATIVE`: only quantities
+without dimension, relative to the machine (times over the bound's, shares of its resources, waves), for a model that is to rank kernels on a
+machine never measured. All but shares are logarithms (base 2), so that ratios are differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import Columns, length
+from tilewright.kernels.gpu.counted import Overheads, busiest, counted_cost, step_cycles
+from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.gpu.rates import SECTOR_BYTES
+
+VERSION = 1
+"""Raised with every change of a record's names, their order or their meaning; a stored model of another version is refused."""
+PROBLEM = ("outputs", "height", "width", "channels", "filter_y", "filter_x", "stride_y", "stride_x")
+TILES = (
+    "slice", "register_k", "register_y", "register_x", "warp_k", "warp_y", "warp_x", "block_k", "block_y", "block_x", "channels", "split", "stages",
+)  # fmt: skip
+BLACK_BOX = tuple(f"problem {name}" for name in PROBLEM) + tuple(f"tile {name}" for name in TILES) + ("schema",)
+COUNTS = (
+    "flops", "blocks", "warps", "steps", "registers", "shared_bytes", "resident", "accumulators", "step_multiply_adds", "step_shared_loads",
+    "step_cached_loads", "step_fill", "step_sectors", "drain_wavefronts", "store_instructions", "store_sectors", "distinct_bytes", "written_bytes",
+    "reuse_bytes",
+)  # fmt: skip
+RELATIVE = (
+    "total over bound", "loop over bound", "drain over bound", "memory over bound", "launch over bound",
+    "issue over fma", "shared over fma", "level2 over fma", "alone over fma", "alone over through", "drain over loop",
+    "useful work", "full warps", "occupancy", "warps a scheduler", "registers share", "shared share", "resident", "blocks a processor", "waves",
+    "balance", "tail", "last wave", "steps", "accumulators", "multiply-adds a load", "bytes a flop", "written share", "reuse over level 2",
+    "distinct over level 2", "split", "stages", "schema",
+)  # fmt: skip
+ANALYTIC = ("seconds", "loop seconds", "drain seconds", "step cycles alone")
+HYBRID = BLACK_BOX + COUNTS + ANALYTIC + tuple(name for name in RELATIVE[:-1] if name not in COUNTS)
+OWN_TILES = ("cluster", "filters", "output_tile", "transform_threads", "transform_lanes")
+CANDIDATE = HYBRID + tuple(f"tile {name}" for name in OWN_TILES) + ("own seconds",)
+OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
+RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "candidate": CANDIDATE, "own black box": OWN_BLACK_BOX}
+)
+def described(number: int, rows: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The columns that `BLACK_BOX` reads: the schema's number, which stays what models were trained with, sizes of the problem and axes of the
+    schedule by name; those that a schema lacks count as 1."""
+    one = np.ones(length(rows))
+    columns = {f"problem {name}": np.asarray(problem.get(name, 1)) * one for name in PROBLEM}
+    columns |= {f"tile {name}": np.asarray(rows.get(name, 1)) * one for name in TILES}
+    columns |= {f"tile {name}": np.asarray(rows.get(name, 0)) * one for name in OWN_TILES}
+    return columns | {"schema": number * one}
+
+
+def features(record: str, described: Columns, volumes: Counts, machine: Machine, overheads: Overheads) -> np.ndarray:
+    """[candidates, names of the record] float32."""
+    columns = dict(described)
+    if record not in ("black box", "own black box"):
+        columns |= _terms(volumes, machine, overheads)
+    # shares and the schema's number stay as they are
+    plain = {"useful work", "full warps", "occupancy", "registers share", "shared share", "balance", "tail", "last wave", "written share", "schema"}
+    plain |= {f"tile {name}" for name in OWN_TILES}
+    names = RECORDS[record]
+    result = np.empty((len(volumes), len(names)), dtype=np.float32)
+    for position, name in enumerate(names):
+        column = np.asarray(columns[name], dtype=np.float64)
+        result[:, position] = column if name in plain else np.log2(np.maximum(column, 1e-12))
+    return result
+
+
+def _terms(volumes: Counts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:
+    """The named quantities of `HYBRID` and `RELATIVE` that come from counts, machine and analytical model."""
+    v = volumes
+    estimate = counted_cost(v, machine, overheads)
+    cycles = step_cycles(v, machine, overheads)
+    each, waves, rest = busiest(v, machine)
+    moved = (v.distinct_bytes + v.written_bytes) / machine.memory_bandwidth
+    bound = np.maximum(v.flops / machine.peak_flops["fp32"], moved)
+    together = np.minimum(v.resident, each)
+    level2 = machine.cache(2)
+    assert level2 is not None
+    terms = {name: getattr(v, name) for name in COUNTS}
+    terms |= {
+        "seconds": estimate.seconds,
+        "loop seconds": estimate.terms["loop"],
+        "drain seconds": estimate.terms["drain"],
+        "step cycles alone": cycles["alone"],
+        "total over bound": estimate.seconds / bound,
+        "issue over fma": cycles["issue"] / cycles["fma"],
+        "shared over fma": cycles["shared"] / cycles["fma"],
+        "level2 over fma": cycles["level2"] / cycles["fma"],
+        "alone over fma": cycles["alone"] / (together * cycles["fma"]),
+        "alone over through": cycles["alone"] / (together * cycles["through"]),
+        "drain over loop": estimate.terms["drain"] / estimate.terms["loop"],
+        "useful work": v.flops / v.padded_flops,
+        "full warps": v.threads / (v.warps * machine.warp_size),
+        "occupancy": v.resident * v.warps * machine.warp_size / machine.threads_per_processor,
+        "warps a scheduler": together * v.warps / machine.schedulers_per_processor,
+        "registers share": v.resident * v.threads * v.registers / machine.registers_per_processor,
+        "shared share": v.resident * v.shared_bytes / machine.shared_bytes_per_processor,
+        "blocks a processor": v.blocks / machine.processors,
+        "waves": waves,
+        "balance": v.blocks / (machine.processors * each),
+        "tail": each / (waves * v.resident),
+        "last wave": rest / v.resident,
+        "multiply-adds a load": v.step_multiply_adds / (v.step_shared_loads + v.step_cached_loads),
+        "bytes a flop": v.blocks * v.steps * v.step_sectors * SECTOR_BYTES / v.flops,
+        "written share": v.written_bytes / (v.written_bytes + v.distinct_bytes),
+        "reuse over level 2": v.reuse_bytes * together * machine.processors / level2.bytes,
+        "distinct over level 2": v.distinct_bytes / level2.bytes,
+        "split": v.split,
+        "stages": v.stages,
+    }
+    for name in ("loop", "drain", "memory", "launch"):
+        terms[f"{name} over bound"] = estimate.terms[name] / bound
+    return terms

@@ -1,0 +1,1 @@
+"""Implicit GEMM through shared memory."""

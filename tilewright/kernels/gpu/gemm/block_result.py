@@ -1,0 +1,125 @@
+"""From the sums in a block's registers to stored elements: each thread's own, or all of a cluster's by way of shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tilewright.codegen.access import bind_shared
+from tilewright.codegen.assemble import block
+from tilewright.codegen.common import below, decode, named, vectors_fit
+from tilewright.codegen.intrinsics.cluster import cluster_barrier
+from tilewright.ir.expr import Expr, Load, Var, as_lanes, index_const, replace_loads, substitute
+from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Let, Statement, Store
+from tilewright.kernels.gpu.gemm.form import ProductForm
+
+PARTS = "parts"
+
+RowBody: TypeAlias = Callable[[Mapping[Var, Expr]], list[Statement]]
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """The tile of `rows` (of m) by `columns` (of n, from `first_n` on) that a block computes. `at_row` has a body done with the values of the
+    axes of m at a row of the tile, under guards where that may lie beyond the result; `bind` holds the values of all other axes."""
+
+    form: ProductForm
+    bind: Mapping[Var, Expr]
+    rows: int
+    columns: int
+    first_n: Expr
+    at_row: Callable[[Expr, RowBody], list[Statement]]
+
+    def parts(self, lanes: int) -> tuple[Expr, Expr]:
+        """What is stored, `lanes` wide, and its offset, over the axes of m and n."""
+        form = self.form
+        element, offset = substitute(form.element, self.bind), substitute(form.offset, self.bind)
+        if lanes > 1:
+            wide = vectors_fit(element, form.n[-1], lanes, form.layouts)
+            assert wide is not None
+            element = as_lanes(wide, lanes)
+        return element, offset
+
+    def store(self, element: Expr, offset: Expr, column: Expr, mapping: Mapping[Var, Expr], atomic: bool = False) -> list[Statement]:
+        """Stores (or adds to what is there) an element at a column of the tile, where it lies in the result."""
+
+        def at(n: Var) -> list[Statement]:
+            lets, more = named(decode(n, self.form.n))
+            everything = {**mapping, **more}
+            shared, (where, what) = bind_shared([substitute(offset, everything), substitute(element, everything)])
+            return [*lets, *shared, (AtomicAdd if atomic else Store)(self.form.output, where, what)]
+
+        return below(self.first_n + column, self.form.problem.n, "n", at)
+
+
+@dataclass(frozen=True)
+class ThreadSums:
+    """A thread's rows x columns sums, [row][column] in the registers `acc`, and where in the tile they are; `width` neighbouring columns of a
+    thread are neighbours in the tile."""
+
+    rows: int
+    columns: int
+    row: Callable[[Expr], Expr]
+    column: Callable[[Expr], Expr]
+    width: int = 4
+
+    def lanes(self, most: int) -> int:
+        """The widest vector of columns, up to `most`."""
+        return next(lanes for lanes in (4, 2, 1) if lanes <= min(most, self.width) and self.columns % lanes == 0)
+
+
+def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> list[Statement]:
+    """Stores the thread's elements, in vectors along n where the output allows it; `atomic`: adds them to what is there."""
+    lanes = sums.lanes(result.form.problem.store_lanes)
+    i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
+    element, offset = result.parts(lanes)
+    held = Load("acc", (i * sums.columns + j * lanes,), "f32", lanes)
+    element = replace_loads(element, {result.form.step.name: held})
+
+    def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
+        inner = block(result.store(element, offset, sums.column(j * lanes), mapping, atomic))
+        return [For(j, index_const(sums.columns // lanes), inner, "unroll")]
+
+    return [For(i, index_const(sums.rows), block(result.at_row(sums.row(i), row)), "unroll")]
+
+
+def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> list[Statement]:
+    """Puts the thread's sums into the block's part of `parts` [part, m, n], and meets the other blocks of the cluster."""
+    size = result.rows * result.columns
+    lanes = sums.lanes(4)
+    i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
+    place = part * size + sums.row(i) * result.columns + sums.column(j * lanes)
+    put = Store(PARTS, place, Load("acc", (i * sums.columns + j * lanes,), "f32", lanes))
+    return [
+        Allocate(Buffer(PARTS, "f32", split * size, "cluster")),
+        For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll"),
+        cluster_barrier(),
+    ]
+
+
+def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int) -> list[Statement]:
+    """Each block of the cluster adds up and stores its share of the tile, in vectors along n where the output allows it."""
+    size = result.rows * result.columns
+    lanes = next(lanes for lanes in (4, 2, 1) if lanes <= result.form.problem.store_lanes and result.columns % lanes == 0)
+    share = size // (split * lanes)
+    element, offset = result.parts(lanes)
+    turn = Var("turn", -(-share // threads))
+
+    def vector(at: Var) -> list[Statement]:
+        place = Var("place", size)
+        mine = part * share + at
+        total: Expr = Load(PARTS, (place,), "f32", lanes)
+        for other in range(1, split):
+            total = total + Load(PARTS, (place + other * size,), "f32", lanes)
+        held = Var("sum", None, "f32", lanes)
+        value = replace_loads(element, {result.form.step.name: held})
+
+        def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
+            return result.store(value, offset, place % result.columns, mapping)
+
+        return [Let(place, mine * lanes), Let(held, total), *result.at_row(place // result.columns, row)]
+
+    body = block(below(turn * threads + thread, share, "at", vector))
+    # no block ends while others read its sums
+    return [For(turn, index_const(turn.extent or 1), body, "unroll"), cluster_barrier()]

@@ -1,0 +1,60 @@
+"""Data movement and resources of the implicit GEMM."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD, Counts, ceil_div
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.rates import FRAGMENT_WAVEFRONTS
+
+
+def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Machine) -> Counts:
+    """Implicit GEMM: the tiles of a `ContractionSchedule`, counted as `tilewright.kernels.gpu.rates.contraction_cost` counts them.
+
+    A step is block_k elements of the sum. A warp reads thread_m + thread_n words of each element in vectors of four."""
+    bm, bn, bk, tm, tn, split = (np.asarray(rows[k], dtype=np.float64) for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
+    one = np.ones(len(bm))
+    threads = threads_of(rows)
+    warps = ceil_div(threads * one, machine.warp_size)
+    blocks = ceil_div(problem.m * one, bm) * ceil_div(problem.n * one, bn) * problem.batch * split
+    steps = ceil_div(ceil_div(problem.r * one, bk), split)
+    sectors = 0 * one
+    fill = 0 * one
+    for operand, extent in ((problem.a, bm), (problem.b, bn)):
+        run, runs = (bk, extent) if operand.along == "r" else (extent, bk)
+        sectors = sectors + runs * np.maximum(run / SECTOR_WORDS, 1.0)
+        fill = fill + extent * bk / operand.lanes / machine.warp_size
+    copies = rows["stages"] > 1
+    loads = bk * sum(np.where(size >= 4, FRAGMENT_WAVEFRONTS * np.floor(size / 4), 1.5) for size in (tm, tn))
+    registers = registers_of(rows, problem)
+    shared_bytes = shared_bytes_of(rows, problem)
+    store_instructions = warps * tm * tn / np.minimum(problem.store_lanes, tn)
+    return Counts(
+        flops=problem.flops * one,
+        padded_flops=2.0 * blocks * bm * bn * steps * bk,
+        blocks=blocks,
+        warps=warps,
+        threads=threads * one,
+        steps=steps,
+        registers=registers * one,
+        shared_bytes=shared_bytes * one,
+        resident=resident_blocks(machine, threads, registers, shared_bytes) * one,
+        accumulators=tm * tn,
+        step_multiply_adds=bk * tm * tn,
+        step_shared_loads=loads,
+        step_cached_loads=0 * one,
+        step_fill=fill,
+        step_sectors=sectors,
+        drain_wavefronts=0 * one,
+        store_instructions=store_instructions,
+        store_sectors=bm * np.maximum(bn / SECTOR_WORDS, 1.0),
+        distinct_bytes=one * (problem.a.bytes + problem.b.bytes + problem.epilogue_bytes),
+        written_bytes=one * problem.bytes_written * split,
+        split=split,
+        stages=np.where(copies, rows["stages"], 2) * one,
+        reuse_bytes=WORD * (bm + bn) * steps * bk,
+    )

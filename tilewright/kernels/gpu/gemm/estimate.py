@@ -1,0 +1,82 @@
+"""Predicted times of the implicit GEMM."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.rates import ADDRESS_INSTRUCTIONS, DIVISION_INSTRUCTIONS, FRAGMENT_WAVEFRONTS, SECTOR_BYTES, STEP_INSTRUCTIONS, bandwidth
+from tilewright.kernels.gpu.steps import LOADED_LATENCY, BlockStep, on_processors, split_seconds
+
+
+def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
+    """Implicit GEMM. For one step of one block, in cycles of a processor:
+
+    fma = BM BN BK / lanes;  issue = warps (BK (TM TN + LDS) + loads, stores, addresses) / schedulers;  shared = wavefronts of LDS and STS;
+    l2 = (BM + BN) BK 4 / bytes a cycle;  through(n) = n blocks at once: these n-fold, overlapped, the first two raised by what n * warps leaves
+    uneven among the schedulers and by what few warps leave unhidden;  alone = max(through(1), memory latency / steps ahead) + barrier.
+
+    A processor gets b = ceil(blocks / processors) blocks, r of them at once (occupancy): floor(b / r) waves of max(through(r), alone) a step
+    and a last one with the rest (the tail). Fill and drain of the pipeline cost some memory latencies a wave. The sum is bounded from below
+    by the distinct bytes from memory. A split adds its parts' traffic through level 2 and one more launch, or as a cluster two
+    barriers and the traffic between its blocks.
+
+    Worked example, fma alone: 64 x 64 x 16 on an h200 takes 64 * 64 * 16 / 128 = 512 cycles a step at peak; 3 blocks of two warps give the four
+    schedulers 6 warps, of which two schedulers have two: a third more, less what SCHEDULER_IMBALANCE leaves.
+    The constants were fitted to measured kernels of the 20 convolutions of scripts/gpu_lowering_check.py, 60 schedules each, on an h200."""
+    bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
+    copies = rows["stages"] > 1
+    threads = threads_of(rows)
+    warps = -(-threads // machine.warp_size)
+    tiles = -(-problem.m // bm) * -(-problem.n // bn) * problem.batch
+    blocks = tiles * split
+    steps_in_all = -(-problem.r // bk)
+    steps = -(-steps_in_all // split)
+    efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
+    fma = bm * bn * bk / machine.fp32_lanes_per_processor / efficiency
+    reads = -(-tm // 4) + -(-tn // 4)
+    fetch = np.zeros(len(threads))
+    stores = np.zeros(len(threads))
+    for operand, extent in ((problem.a, bm), (problem.b, bn)):
+        vectors = extent * bk / (threads * operand.lanes)
+        address = ADDRESS_INSTRUCTIONS + operand.taps * DIVISION_INSTRUCTIONS / 2 + (8 if operand.guarded else 0)
+        pieces = np.where(copies, 0, operand.lanes if operand.along == "r" else 1)
+        fetch = fetch + vectors * (1 + address + pieces)
+        # a transposed store is scalar, and half of its banks collide
+        transposed = (operand.along == "r") & ~copies
+        stores = stores + extent * bk / machine.warp_size * np.where(transposed, 2.0, 1.0)
+    issue = warps * (bk * (tm * tn + reads) + fetch + STEP_INSTRUCTIONS) / machine.schedulers_per_processor
+    wavefronts = warps * bk * sum(np.where(size >= 4, FRAGMENT_WAVEFRONTS * (size // 4), 1.5) for size in (tm, tn))
+    shared = (wavefronts + stores) * 128 / machine.shared_bytes_per_cycle
+    cache2 = machine.cache(2)
+    cache1 = machine.cache(1)
+    assert cache1 is not None and cache2 is not None
+    sectors_a = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.a.along == "r" else bm) * 4)
+    sectors_b = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.b.along == "r" else bn) * 4)
+    level2 = (bm * sectors_a + bn * sectors_b) * bk * 4 / cache2.bandwidth
+    latency = LOADED_LATENCY * machine.memory_latency_cycles
+    barrier = 2.3 * cache1.latency_cycles + 2 * warps
+    # a warp alone waits for its first fragments and for its own chain of multiply-adds
+    inner = bk * np.maximum(tm * tn * 1.8, 0.8 * cache1.latency_cycles) + cache1.latency_cycles
+    least = np.maximum(inner, latency / np.maximum(rows["stages"] - 1, 1))
+    resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
+    step = BlockStep(fma, issue, shared, level2, least, barrier)
+    ends = 4 * machine.memory_latency_cycles + tm * tn * warps / 4
+    work = on_processors(step, steps, ends, blocks, warps, resident, split, rows["cluster"], machine)
+    distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
+    memory = np.full(len(threads), distinct / bandwidth(machine))
+    results = problem.batch * problem.m * problem.n
+    atomics = rows["atomics"] if "atomics" in rows else np.zeros_like(split)
+    combine = split_seconds(split, rows["cluster"], atomics, results, bm * bn, work, resident, machine)
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "compute": work.compute_seconds,
+        "memory": memory,
+        "drain": work.drain_seconds,
+        "split": combine,
+    }
+    return Estimate(terms, overlapped=("compute", "memory"))

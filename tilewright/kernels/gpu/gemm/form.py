@@ -1,0 +1,186 @@
+"""The sum of products of a region as the GPU lowerings need it: flat operands, packed weights, how each is read, and the epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.codegen.access import flatten, merge_axes, storage_order
+from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, guarded_load, reduce_and_final, vectors_fit, widest
+from tilewright.codegen.operand import operand_view
+from tilewright.graph.contraction import Contraction, anchor
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import (
+    INDEX,
+    Apply,
+    Expr,
+    Load,
+    Var,
+    coefficient,
+    index_const,
+    loads,
+    replace_loads,
+    substitute,
+    walk,
+)
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout, row_major
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Region, Storage, Unsuitable
+from tilewright.kernels.gpu.gemm.row_epilogue import FIRST, RowStage
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand
+
+
+@dataclass(frozen=True)
+class ProductForm:
+    """C[batch, m, n] = sum over r of a * b, all offsets flat, axes merged where every access allows it.
+
+    `element` is what is stored at `offset` of `output`, over loads of the reduction's name. `m` and `n` are in the order in which they are
+    walked (fastest last), `b_n` is n as far as b is stored; `r` is in the order in which it is added up."""
+
+    output: str
+    step: Step
+    batch: tuple[Var, ...]
+    m: tuple[Var, ...]
+    n: tuple[Var, ...]
+    b_n: tuple[Var, ...]
+    r: tuple[Var, ...]
+    a: Expr
+    b: Expr
+    element: Expr
+    offset: Expr
+    layouts: Mapping[str, Layout]
+    storage: Mapping[str, Storage]
+    problem: ContractionProblem
+    row_stages: tuple[RowStage, ...] = ()
+
+
+def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: frozenset[Var] = frozenset()) -> ProductForm:
+    """The form of a region; `order` is that in which its reduced axes are added up and packed, where it is not their own, and the axes `apart` are
+    never merged with others.
+
+    Raises:
+        Unsuitable: where the region is not one sum of products with at most one map behind it.
+    """
+    region = problem.region
+    step, element, index, row_stages = _chain(region)
+    found = anchor(region.steps, problem.constants)
+    if found is None:
+        raise Unsuitable(f"the sum of region {region.name} is not a matrix product")
+    if order is not None:
+        found = replace(found, r=tuple(order))
+    output = region.outputs[0]
+    b, storage = _packed(problem, found)
+    packed = problem.with_storage(storage)
+    layouts, values = packed.layouts, packed.values
+    ones = {axis: index_const(0) for axis in (*step.axes, *step.reduction) if axis.extent == 1}
+    a_flat, b_flat, element, offset = (
+        substitute(e, ones)
+        for e in (
+            flatten(found.a, layouts),
+            flatten(b, layouts),
+            _without_index(flatten(element, layouts), step),
+            layouts[output].offset(index),
+        )
+    )
+    batch = storage_order([axis for axis in found.batch if axis.extent != 1], offset)
+    m = storage_order([axis for axis in found.m if axis.extent != 1], offset)
+    n = storage_order([axis for axis in found.n if axis.extent != 1], offset)
+    bodies = [substitute(_without_index(flatten(stage.body, layouts), step), ones) for stage in row_stages]
+    expressions: tuple[Expr, ...] = (a_flat, b_flat, element, offset, *bodies)
+    m, expressions = merge_axes(m, expressions, lambda outer, inner: not {outer, inner} & apart)
+    n, expressions = merge_axes(n, expressions)
+    batch, expressions = merge_axes(batch, expressions)
+    r, expressions = merge_axes([axis for axis in found.r if axis.extent != 1], expressions, lambda outer, inner: not {outer, inner} & apart)
+    a_flat, b_flat, element, offset, *bodies = expressions
+    row_stages = tuple(replace(stage, body=body) for stage, body in zip(row_stages, bodies, strict=True))
+    # Behind another axis of n the padding would lie between columns that tiles count as neighbours.
+    stored_n = (stored_axis(b_flat, n[-1], layouts),) if len(n) == 1 else n[-1:]
+    b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
+    everything = (*step.axes, *step.reduction)
+    store_lanes = widest(element, n[-1], layouts, offset) if n and not row_stages else 1
+    facts = ContractionProblem(
+        extent_of(batch),
+        extent_of(m),
+        extent_of(n),
+        extent_of(r),
+        a=_operand(packed, a_flat, m, r, everything),
+        b=_operand(packed, b_flat, (*n[:-1], *stored_n), r, everything),
+        store_lanes=store_lanes,
+        bytes_written=values[output].bytes,
+        epilogue_bytes=bytes_touched([element, *bodies], (*batch, *m, *n), values),
+        epilogue_flops=expression_flops(element) + sum(expression_flops(body) + 1 for body in bodies),
+        row_stages=len(row_stages),
+    )
+    stored_n = (*n[:-1], *stored_n)
+    return ProductForm(output, step, batch, m, n, stored_n, r, a_flat, b_flat, element, offset, layouts, storage, facts, row_stages)
+
+
+def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage, ...]]:
+    """As `reduce_and_final`, and what happens to whole rows between the sum and the element stored."""
+    if not any(step.kind == "reduce" for step in region.steps[1:]):
+        return (*reduce_and_final(region), ())
+    step, last = region.steps[0], region.steps[-1]
+    held: dict[str, Expr] = {step.name: Load(step.name, (index_const(0),), step.dtypes[0])}
+    firsts: dict[str, Expr] = {step.name: Load(FIRST, (index_const(0),), step.dtypes[0])}
+    stages: list[RowStage] = []
+    for other in region.steps[1:]:
+        if other.kind == "reduce" and not other.reduction:
+            held[other.name] = firsts[other.name] = replace_loads(other.bodies[0], firsts)
+            continue
+        if other.kind == "map" and other is not last and len(firsts) > 1:
+            raise Unsuitable("a map overwrites elements that are read as the first of their rows")
+        result = f"row_result{len(stages)}"
+        stages.append(RowStage(replace_loads(other.bodies[0], held), other, result))
+        held[other.name] = Load(result if other.kind == "reduce" else step.name, (index_const(0),), other.dtypes[0])
+        firsts[other.name] = held[other.name] if other.kind == "reduce" else firsts[step.name]
+    element = held[last.name] if last.kind == "reduce" else stages.pop().body
+    return step, element, last.index, tuple(stages)
+
+
+def _without_index(element: Expr, step: Step) -> Expr:
+    """Loads of the sum lose their index (it is the element's own), so that axes can merge."""
+    return replace_loads(element, {step.name: Load(step.name, (index_const(0),), step.dtypes[0])})
+
+
+def _packed(problem: Problem, found: Contraction) -> tuple[Load, dict[str, Storage]]:
+    """The second factor as a load of a constant packed [batch, r, n] with n padded to whole vectors; as it is where it cannot be."""
+    load = found.b
+    if load.buffer not in problem.constants:
+        return load, {}
+    axes = tuple(axis for axis in (*found.batch, *found.r, *found.n) if axis.extent != 1)
+    view = operand_view(load, problem.values[load.buffer].shape, axes)
+    if view is None:
+        return load, {}
+    extents = view[0]
+    last = len(extents) - 1
+    order = tuple((dim, 0) for dim in range(len(extents)))
+    layout = Layout(extents, (*order, (last, 4))) if extents[last] % 4 else row_major(extents)
+    name = f"{load.buffer}@{problem.region.name}"
+    storage = Storage(Value(name, extents, load.dtype), layout, load.buffer, view)
+    return Load(name, axes, load.dtype), {name: storage}
+
+
+def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, ...], axes: tuple[Var, ...]) -> Operand:
+    """Vectors along r or along m (or n), whichever is wider; otherwise single elements along whichever is adjacent in memory."""
+    fastest = {along: candidates[-1] for along, candidates in (("own", own), ("r", r)) if candidates}
+    choices: list[tuple[int, bool, str]] = []
+    for along, axis in fastest.items():
+        strides = [coefficient(load.index[0], axis) for load in loads(expr) if len(load.index) == 1]
+        choices.append((widest(expr, axis, problem.layouts), 1 in strides, along))
+    lanes, _, along = max(choices, key=lambda choice: choice[:2], default=(1, False, "own"))
+    divisions = 2 * (len(r) - 1) if r else 0
+    guarded = any(isinstance(node, Apply) and node.operation == "select" for node in walk(expr))
+    # one element for several lanes (an upsampled factor) is no vector in memory that could be copied
+    vector = vectors_fit(expr, fastest[along], lanes, problem.layouts) if along in fastest else expr
+    plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None
+    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), problem.values), divisions, guarded, plain)
+
+
+def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:
+    """The axis with the extent up to which elements are stored: more than its own where a packed operand is padded along it."""
+    if isinstance(expr, Load) and expr.buffer in layouts and coefficient(expr.index[0], axis) == 1:
+        layout = layouts[expr.buffer]
+        if layout.order and layout.order[-1] == (len(layout.shape) - 1, 4) and layout.shape[-1] == axis.extent:
+            return Var(axis.name, -(-layout.shape[-1] // 4) * 4, INDEX)
+    return axis

@@ -1,0 +1,232 @@
+"""Lowering of the `contraction` schema: implicit GEMM with tiles of both factors in shared memory and of the result in registers.
+
+Each block computes one tile of C. With one stage, threads fetch the next tiles of A and B from global memory to registers, multiply the present
+tiles out of shared memory, and then store what they fetched to the other of two buffers. With more, asynchronous copies run that many steps less
+one ahead, without registers. Either way there is one barrier a step. Rows past the end repeat the last one and are never stored; elements past
+the end of the reduction are zero.
+
+With `split` > 1 the blocks of a tile divide the reduction. Either they are a cluster, put their sums into their shared memory, and each adds up
+its share of the tile in the order of the parts; or they store parts, which a second kernel adds in order. No atomics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from tilewright.codegen.assemble import block
+from tilewright.codegen.common import below, decode, named
+from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Var,
+    binary,
+    compare,
+    index_const,
+    substitute,
+)
+from tilewright.ir.kernel import (
+    Allocate,
+    Block,
+    Buffer,
+    For,
+    If,
+    Launch,
+    Let,
+    Statement,
+    Store,
+    block_variable,
+    thread_variable,
+)
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.kernels.gpu.gemm.block_result import BlockResult, RowBody, ThreadSums, meeting, store_shares, store_sums
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.row_epilogue import TILE, RowBlock, row_epilogue
+from tilewright.kernels.gpu.gemm.space import ContractionSchedule, blocks_to_ask_for
+from tilewright.kernels.gpu.gemm.staging import buffers_of, staged_steps, staged_tile
+from tilewright.kernels.gpu.gemm.tile import Tile, loader
+from tilewright.kernels.gpu.split import in_one_or_two
+
+UNROLLED_PRODUCTS = 1024
+"""Multiply-adds that one unrolled stretch of the inner loop holds at most."""
+WARP = 32
+DEEP = 4
+"""Elements of k that a thread reads at once of a tile that lies along k."""
+
+
+def lower_contraction(problem: Problem, form: ProductForm, schedule: ContractionSchedule, machine: Machine) -> Lowered:
+    """One kernel, or two with a workspace where the reduction is split; packed weights are in the storage.
+
+    Raises:
+        Unsuitable: where the region is not one sum of products.
+    """
+    return in_one_or_two(
+        problem,
+        form,
+        schedule,
+        machine,
+        lambda form: tiles(form, schedule),
+        occupancy=lambda form: blocks_to_ask_for(schedule, form.problem, machine),
+    )
+
+
+def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Launch]:
+    """The body of the tiled kernel. A form whose offset knows a variable `part` stores the parts of a split reduction."""
+    problem = form.problem
+    bm, bn, bk = schedule.block_m, schedule.block_n, schedule.block_k
+    tm, tn = schedule.thread_m, schedule.thread_n
+    steps_in_all = -(-problem.r // bk)
+    steps_each = -(-steps_in_all // schedule.split)
+    counts = (schedule.split, problem.batch, -(-problem.m // bm), -(-problem.n // bn))
+    if schedule.cluster and steps_in_all % schedule.split:
+        raise Unsuitable(f"a cluster of {schedule.split} does not divide {steps_in_all} steps evenly")
+    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
+    thread = thread_variable(launch)
+    part, batch = Var("part", counts[0]), Var("batch", counts[1])
+    tile_m, tile_n = Var("tile_m", counts[2]), Var("tile_n", counts[3])
+    # the blocks of a cluster are neighbours
+    order = (batch, tile_m, tile_n, part) if schedule.cluster else (part, batch, tile_m, tile_n)
+    lets, where = named(decode(block_variable(launch), order))
+    root: list[Statement] = list(lets)
+    part_, batch_, tile_m_, tile_n_ = (where.get(v, v) for v in (part, batch, tile_m, tile_n))
+    batch_lets, batch_values = named(decode(batch_, form.batch))
+    root += batch_lets
+    bind = {**batch_values, **({part: part_} if part in where else {})}
+    a = Tile("a", substitute(form.a, bind), form.m, problem.a, bm, bk, schedule.threads, schedule.stages)
+    b = Tile("b", substitute(form.b, bind), form.b_n, problem.b, bn, bk, schedule.threads, schedule.stages)
+    buffers = buffers_of(schedule.stages, steps_each)
+    if schedule.stages > 1 and not (problem.a.plain and problem.b.plain):
+        raise Unsuitable("a factor is computed while it is read: it cannot be copied asynchronously")
+    first = tile_m_ * bm, tile_n_ * bn
+    staged = []
+    for tile, start in zip((a, b), first, strict=True):
+        setup, load = loader(tile, start, form, thread, part_ * (steps_each * bk), bk)
+        root += setup
+        if schedule.stages == 1:
+            root.append(Allocate(Buffer(tile.stage, "f32", tile.passes * tile.lanes, "register", tile.lanes)))
+        root.append(Allocate(Buffer(tile.tile, "f32", buffers * tile.elements, "shared")))
+        staged.append(staged_tile(tile, load, thread))
+    root.append(Allocate(Buffer("acc", "f32", tm * tn, "register")))
+    at = Var("at", tm * tn)
+    root.append(For(at, index_const(tm * tn), Store("acc", at, Const(0.0, "f32")), "unroll"))
+    thread_m, thread_n, ids = _thread_grid(thread, bm // tm, bn // tn)
+    root += ids
+    if schedule.split > 1 and steps_in_all % steps_each:
+        steps: Expr = Var("steps", steps_each + 1)
+        left = steps_in_all - part_ * steps_each
+        root.append(Let(steps, binary("min", left, index_const(steps_each))))  # type: ignore[arg-type]
+    else:
+        steps = index_const(steps_each)
+    inner = lambda buffers, step: _inner_product(a, b, schedule, thread_m, thread_n, buffers)  # noqa: E731
+    root += staged_steps(staged, schedule.stages, steps, steps_each, inner)
+
+    def at_row(row: Expr, body: RowBody) -> list[Statement]:
+        def inside(m: Var) -> list[Statement]:
+            lets, mapping = named(decode(m, form.m))
+            return [*lets, *body(mapping)]
+
+        return below(first[0] + row, problem.m, "m", inside)
+
+    result = BlockResult(form, bind, bm, bn, first[1], at_row)
+    width = 1 if b.deep else min(4, tn)
+    sums = ThreadSums(tm, tn, lambda i: a.spread(i, thread_m, tm), lambda j: b.spread(j, thread_n, tn), width)
+    if form.row_stages:
+        root += _whole_rows(form, schedule, bind, first, (a, b), thread, thread_m, thread_n)
+    elif schedule.cluster:
+        root += meeting(result, sums, part_, schedule.split)
+        root += store_shares(result, part_, schedule.split, thread, schedule.threads)
+    else:
+        root += store_sums(result, sums, bool(schedule.atomics and schedule.split > 1))
+    return block(root), launch
+
+
+def _thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, list[Statement]]:
+    """Positions of the thread in the block's grid of thread tiles. A warp covers a patch as square as possible, so that its threads share
+    what they read; neighbouring threads alternate along m, which lets the hardware merge equal addresses of vector loads."""
+    warp_n = next((w for w in (8, 4, 16, 2, 32, 1) if count_n % w == 0 and count_m % (WARP // w) == 0), None)
+    m, n = Var("thread_m", count_m), Var("thread_n", count_n)
+    if warp_n is None:
+        return m, n, [Let(m, thread // count_n), Let(n, thread % count_n)]
+    warp_m = WARP // warp_n
+    warps_n = count_n // warp_n
+    lane, warp = thread % WARP, thread // WARP
+    if warp_m % 2 == 0:
+        lane_m = lane // (2 * warp_n) * 2 + lane % 2
+        lane_n = lane % (2 * warp_n) // 2
+    else:
+        lane_m, lane_n = lane // warp_n, lane % warp_n
+    return m, n, [Let(m, warp // warps_n * warp_m + lane_m), Let(n, warp % warps_n * warp_n + lane_n)]
+
+
+def _inner_product(
+    a: Tile, b: Tile, schedule: ContractionSchedule, thread_m: Var, thread_n: Var, buffers: Sequence[Expr]
+) -> list[Statement]:
+    """acc[i, j] += a[k, i] * b[k, j] over the tiles that start at the offsets `buffers`. Of a deep tile a thread reads four k at a time."""
+    tm, tn, bk = schedule.thread_m, schedule.thread_n, schedule.block_k
+    group = DEEP if a.deep or b.deep else 1
+    stretch = bk
+    # a single step is straight code, of which the assembler would load every fragment first
+    limit = UNROLLED_PRODUCTS if buffers[0] != index_const(0) else UNROLLED_PRODUCTS // 8
+    while stretch * tm * tn > limit and stretch > 4:
+        stretch //= 2
+    outer, inner, within = Var("k_outer", bk // stretch), Var("k", stretch // group), Var("k_inner", group)
+    first = inner * group
+    k = outer * stretch + first if stretch < bk else first
+    i, j = Var("i", tm), Var("j", tn)
+    body: list[Statement] = []
+    single: list[Statement] = []
+    factors = []
+    for tile, count, thread, part, at, start in (
+        (a, tm, thread_m, "a_part", i, buffers[0]),
+        (b, tn, thread_n, "b_part", j, buffers[1]),
+    ):
+        if tile.deep:
+            body.append(Allocate(Buffer(part, "f32", count * group, "register")))
+            for number in range(count):
+                offset = start + tile.spread(number, thread, count) * tile.ld + k
+                body.append(Store(part, index_const(number * group), Load(tile.tile, (offset,), "f32", group)))
+            factors.append(Load(part, (at * group + within,), "f32"))
+            continue
+        width = min(4, count)
+        single.append(Allocate(Buffer(part, "f32", count, "register")))
+        for number in range(0, count, width):
+            offset = start + (k + within) * tile.ld + tile.spread(number, thread, count)
+            single.append(Store(part, index_const(number), Load(tile.tile, (offset,), "f32", width)))
+        factors.append(Load(part, (at,), "f32"))
+    place = i * tn + j
+    update = Store("acc", place, Load("acc", (place,), "f32") + factors[0] * factors[1])
+    single.append(For(i, index_const(tm), For(j, index_const(tn), update, "unroll"), "unroll"))
+    body.append(For(within, index_const(group), block(single), "unroll"))
+    loop: Statement = For(inner, index_const(stretch // group), block(body), "unroll")
+    return [For(outer, index_const(bk // stretch), loop) if stretch < bk else loop]
+
+
+def _whole_rows(
+    form: ProductForm,
+    schedule: ContractionSchedule,
+    bind: Mapping[Var, Expr],
+    first: Sequence[Expr],
+    pair: tuple[Tile, Tile],
+    thread: Var,
+    thread_m: Var,
+    thread_n: Var,
+) -> list[Statement]:
+    """Reductions over n, for which the block holds whole rows, and then the store."""
+    tm, tn = schedule.thread_m, schedule.thread_n
+    if schedule.block_n < form.problem.n or schedule.split > 1:
+        raise Unsuitable("a block does not hold whole rows")
+    i, j = Var("i", tm), Var("j", tn)
+
+    def spill(place: Callable[[Expr, Expr], Expr]) -> Statement:
+        column = pair[1].spread(j, thread_n, tn)
+        store = Store(TILE, place(pair[0].spread(i, thread_m, tm), column), Load("acc", (i * tn + j,), "f32"))
+        held: Statement = store if schedule.block_n == form.problem.n else If(compare("lt", column, index_const(form.problem.n)), store)
+        return For(i, index_const(tm), For(j, index_const(tn), held, "unroll"), "unroll")
+
+    at = RowBlock(form.step.name, schedule.block_m, form.problem.n, schedule.threads, form.problem.m, first[0], form.m, form.n, thread)
+    stages = [replace(stage, body=substitute(stage.body, bind)) for stage in form.row_stages]
+    return row_epilogue(at, stages, substitute(form.element, bind), substitute(form.offset, bind), form.output, spill)

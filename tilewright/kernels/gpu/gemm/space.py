@@ -1,0 +1,211 @@
+"""Schedules of the `contraction` schema on a GPU: implicit GEMM with block, thread and reduction tiles, and split reduction.
+
+C[batch, m, n] = sum over r of A[batch, m, r] * B[batch, n, r]. A block computes block_m x block_n elements, a thread thread_m x thread_n
+of them in registers; block_k reduced elements at a time lie in shared memory, twice (double buffering).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import Columns, product_of, reject
+
+PADDING = 4
+"""Elements between the rows of a shared tile that is stored transposed: four keep vectors aligned and halve bank conflicts."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How a factor is read: vectors of `lanes` along "own" (m or n) or along "r". `bytes` are distinct bytes in memory.
+
+    `taps` counts index divisions for one load; `guarded`: zero padding is checked at each load. `plain`: nothing is
+    computed with what is loaded, so that copies to shared memory need no registers."""
+
+    along: str
+    lanes: int
+    bytes: int
+    taps: int = 0
+    guarded: bool = False
+    plain: bool = True
+
+
+@dataclass(frozen=True)
+class ContractionProblem:
+    """Sizes of the matrix product and how its operands and result are accessed; `store_lanes`: width of stores along n."""
+
+    batch: int
+    m: int
+    n: int
+    r: int
+    a: Operand
+    b: Operand
+    store_lanes: int
+    bytes_written: int
+    epilogue_bytes: int = 0
+    epilogue_flops: float = 0.0
+    row_stages: int = 0
+    """Reductions of whole rows of n, and maps before them, that the kernel does to its result: then a block has to hold whole rows."""
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.m * self.n * self.r
+
+
+@dataclass(frozen=True)
+class ContractionSchedule:
+    """One candidate; `split` blocks share the reduction of one output tile, a second kernel adds their parts in order. `stages` > 1: so many
+    buffers, filled by asynchronous copies that run one step less than that ahead; 1: two buffers, filled by way of registers. `cluster`
+    (0 or 1): the blocks of a split are a cluster that adds the parts through its shared memory, and there is no second kernel. `atomics` (0 or 1):
+    the parts are added by atomic operations, in no fixed order, only where a caller asks for it."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+    split: int = 1
+    stages: int = 1
+    cluster: int = 0
+    atomics: int = 0
+
+    @property
+    def threads(self) -> int:
+        return (self.block_m // self.thread_m) * (self.block_n // self.thread_n)
+
+    def __str__(self) -> str:
+        return (
+            f"contraction block={self.block_m}x{self.block_n}x{self.block_k} "
+            f"thread={self.thread_m}x{self.thread_n} split={self.split} stages={self.stages}"
+            + " cluster" * self.cluster
+            + " atomics" * self.atomics
+        )
+
+
+TILE_AXES = {
+    "block_m": (16, 32, 64, 128),
+    "block_n": (16, 32, 64, 128),
+    "block_k": (8, 16, 32),
+    "thread_m": (2, 4, 8),
+    "thread_n": (2, 4, 8),
+}
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64)
+STAGES = (2, 4)
+"""Of asynchronous copies; 1, where the machine has none or a factor is computed while it is read."""
+CLUSTERS = (2, 4, 8)
+"""Blocks of a cluster: eight are portable (CUDA C++ Programming Guide, thread block clusters), and parts of a tile must be whole vectors."""
+AXES = (*TILE_AXES, "split", "stages", "cluster")
+
+
+def contraction_space(
+    problem: ContractionProblem, machine: Machine, atomics: bool = False
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with the columns AXES; and how many were rejected by reason (tiles that are rejected count once for each split and stage).
+    `atomics`: splits by atomic additions are offered too, in a further column."""
+    copies = machine.compute_capability >= (8, 0) and problem.a.plain and problem.b.plain
+    ways = {"atomics": (0, 1)} if atomics else {}
+    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1), **ways})
+    possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
+    if atomics:
+        possible &= (rest["atomics"] == 0) | ((rest["split"] > 1) & (rest["cluster"] == 0))
+    rest = {name: column[possible] for name, column in rest.items()}
+    each = len(rest["split"])
+    tiles = product_of(TILE_AXES)
+    tiles, rejected = reject(tiles, tile_rules(tiles, problem, machine))
+    count = len(tiles["block_m"])
+    rows = {name: np.repeat(column, each) for name, column in tiles.items()}
+    rows |= {name: np.tile(column, count) for name, column in rest.items()}
+    rows, more = reject(rows, contraction_rules(rows, problem, machine))
+    return rows, {**{reason: number * each for reason, number in rejected.items()}, **more}
+
+
+def tile_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> list[tuple[str, np.ndarray]]:
+    """The reasons for which tiles are infeasible or certainly wasteful whatever the split, with the rows that each rejects."""
+    bm, bn, bk = (rows[k] for k in ("block_m", "block_n", "block_k"))
+    threads = threads_of(rows)
+    a_vectors, b_vectors = bm * bk // problem.a.lanes, bn * bk // problem.b.lanes
+    a_run = np.where(problem.a.along == "r", bk, bm) // problem.a.lanes
+    b_run = np.where(problem.b.along == "r", bk, bn) // problem.b.lanes
+    return [
+        ("a block would hold a part of a row that is reduced", (bn < problem.n) & (problem.row_stages > 0)),
+        ("threads below two warps or above 512", (threads < 64) | (threads > min(512, machine.threads_per_block))),
+        ("tile of m is more than twice the extent", (bm >= 2 * max(problem.m, 8)) & (bm > 16)),
+        ("tile of n is more than twice the extent", (bn >= 2 * max(problem.n, 8)) & (bn > 16)),
+        ("tile of r is more than twice the extent", (bk >= 2 * max(problem.r, 4)) & (bk > 8)),
+        (
+            "loads of a tile do not divide among the threads",
+            ((a_vectors % threads != 0) & (a_vectors > threads))
+            | ((b_vectors % threads != 0) & (b_vectors > threads))
+            | (threads % a_run != 0)
+            | (threads % b_run != 0),
+        ),
+    ]
+
+
+def contraction_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> list[tuple[str, np.ndarray]]:
+    """The reasons for which candidates whose tiles pass are infeasible or certainly wasteful, with the rows that each rejects."""
+    threads = threads_of(rows)
+    registers = registers_of(rows, problem)
+    split, stages = rows["split"], rows["stages"]
+    steps = -(-problem.r // rows["block_k"])
+    steps_each = -(-steps // split)
+    return [
+        ("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
+        ("registers exceed a thread's", registers > machine.registers_per_thread_max),
+        ("registers exceed a processor's", registers * threads > machine.registers_per_processor),
+        ("a split block would hold parts of the sums of a row that is reduced", (split > 1) & (problem.row_stages > 0)),
+        ("more stages than steps", (stages > 2) & (stages > steps_each)),
+        ("a cluster does not divide the steps evenly", (rows["cluster"] > 0) & (steps % split != 0)),
+        ("a split would have nothing to reduce", (split > 1) & ((split - 1) * steps_each >= steps)),
+        ("a split reduces fewer than four steps", (split > 1) & (steps_each < 4)),
+    ]
+
+
+def threads_of(rows: Columns) -> np.ndarray:
+    """Threads of a block."""
+    threads: np.ndarray = (rows["block_m"] // rows["thread_m"]) * (rows["block_n"] // rows["thread_n"])
+    return threads
+
+
+def shared_bytes_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
+    """Bytes of shared memory of a block: as many buffers of both tiles as there are stages (at least two), or one where there is a single step.
+
+    Of 64 x 64 x 16 with four stages, A along r and B along n: 4 * 4 * (64 * (16 + 4) + 16 * 64) = 36864."""
+    bm, bn, bk, stages = rows["block_m"], rows["block_n"], rows["block_k"], rows["stages"]
+    steps = -(-problem.r // bk)
+    steps_each = -(-steps // rows["split"])
+    buffers = np.minimum(np.maximum(stages, 2), steps_each)
+    elements = np.zeros_like(bm)
+    for operand, extent in ((problem.a, bm), (problem.b, bn)):
+        flat = bk * (extent + (PADDING if operand.along == "r" else 0))
+        deep = extent * (bk + PADDING)
+        elements = elements + np.where((stages > 1) & (operand.along == "r"), deep, flat)
+    row_elements = (bm * (problem.n + 1) + problem.row_stages * (bm + threads_of(rows))) * (problem.row_stages > 0)
+    needed: np.ndarray = 4 * (buffers * elements + rows["cluster"] * bm * bn + row_elements)
+    return needed
+
+
+def registers_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
+    """Estimated 32-bit registers of a thread: accumulators, fragments that are read ahead, staged loads, and addresses. Fitted to what
+    ptxas 13.0 took for thirty random candidates of three convolutions on sm_90a: mostly within 20 %."""
+    threads = threads_of(rows)
+    copies = rows["stages"] > 1
+    accumulators = 13 * rows["thread_m"] * rows["thread_n"] // 10
+    fragments = 2 * (rows["thread_m"] + rows["thread_n"])
+    for operand, per_thread in ((problem.a, rows["thread_m"]), (problem.b, rows["thread_n"])):
+        fragments = fragments + np.where(copies & (operand.along == "r"), 2 * per_thread, 0)
+    staged_a = -(-rows["block_m"] * rows["block_k"] // threads)
+    staged_b = -(-rows["block_n"] * rows["block_k"] // threads)
+    addresses = 36 + staged_a // problem.a.lanes * (3 if problem.a.guarded else 1) + staged_b // problem.b.lanes
+    staged = np.where(copies, 0, staged_a + staged_b)
+    registers: np.ndarray = np.minimum(accumulators + fragments + staged + addresses, 10_000)
+    return registers
+
+
+def blocks_to_ask_for(schedule: ContractionSchedule, problem: ContractionProblem, machine: Machine) -> int:
+    """The occupancy to ask of the assembler: it caps a thread's registers, at half as much again as the estimate. With no cap the assembler
+    loads a whole tile's fragments ahead; left to itself it spills accumulators for occupancy that gains nothing."""
+    estimate = registers_of({name: np.array([getattr(schedule, name)]) for name in AXES}, problem)
+    return max(1, machine.registers_per_processor // (schedule.threads * (int(estimate[0]) * 3 // 2)))

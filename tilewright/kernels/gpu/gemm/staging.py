@@ -1,0 +1,107 @@
+"""How tiles in shared memory are filled while those before them are read: by asynchronous copies, or by way of registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tilewright.codegen.assemble import block
+from tilewright.codegen.intrinsics.async_copy import await_groups, commit
+from tilewright.ir.expr import TRUE, Expr, Load, Var, compare, index_const
+from tilewright.ir.kernel import Barrier, For, If, Let, Statement, Store
+from tilewright.kernels.gpu.gemm.tile import Loader, Tile, in_tile
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One tile. `elements` of one of its buffers; `load` fetches the tile of a step to registers, or begins to copy it to the buffer at an offset;
+    `put` stores what was fetched to the buffer of a number (it is not called where tiles are copied)."""
+
+    elements: int
+    load: Loader
+    put: Callable[[Expr], list[Statement]]
+
+
+def staged_tile(tile: Tile, load: Loader, thread: Var) -> Staged:
+    """A factor's tile with its loader."""
+    return Staged(tile.elements, load, lambda buffer: _to_shared(tile, thread, buffer))
+
+
+Inner: TypeAlias = Callable[[Sequence[Expr], Expr], list[Statement]]
+"""From the offsets of the buffers that hold a step's tiles, and the step, to the statements that read them."""
+
+
+def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
+    """Copies run `stages` - 1 steps ahead of the products; one barrier a step both makes a buffer's copies visible and frees the buffer that the
+    products of the step before have read."""
+    stages = max(2, min(stages, steps_each))
+    statements: list[Statement] = []
+    for ahead in range(stages - 1):
+        copies = [s for tile in tiles for s in tile.load(index_const(ahead), index_const(ahead * tile.elements))]
+        some = compare("lt", index_const(ahead), steps)
+        statements += copies if some == TRUE else [If(some, block(copies))]
+        statements.append(commit())
+    step = Var("step", steps_each)
+    buffers = buffers_of(stages, steps_each)
+    body: list[Statement] = [await_groups(stages - 2), Barrier()]
+    if steps_each > stages - 1:
+        following = step + (stages - 1)
+        slot = Var("free_slot", buffers)
+        copies = [Let(slot, following % stages)]
+        copies += [s for tile in tiles for s in tile.load(following, slot * tile.elements)]
+        body.append(If(compare("lt", following, steps), block(copies)))
+    body.append(commit())
+    slot = Var("slot", buffers)
+    body.append(Let(slot, step % stages))
+    body += inner([slot * tile.elements for tile in tiles], step)
+    return [*statements, For(step, steps, block(body))]
+
+
+def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
+    """The next tiles are fetched to registers while the present ones are read, and then stored to the other buffer."""
+    zero = index_const(0)
+    root = [s for tile in tiles for s in tile.load(zero, zero)]
+    root += [s for tile in tiles for s in tile.put(zero)]
+    root.append(Barrier())
+    step = Var("step", steps_each)
+    more = compare("lt", step + 1, steps)
+    body: list[Statement] = []
+    if steps_each > 1:
+        body.append(If(more, block([s for tile in tiles for s in tile.load(step + 1, zero)])))
+    body += inner([step % 2 * tile.elements for tile in tiles], step)
+    if steps_each > 1:
+        body.append(If(more, block([s for tile in tiles for s in tile.put((step + 1) % 2)])))
+        body.append(Barrier())
+    return [*root, For(step, steps, block(body))]
+
+
+def staged_steps(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
+    """The loop over the steps of a reduction, by copies where there is more than one stage."""
+    if stages > 1:
+        return pipeline(tiles, stages, steps, steps_each, inner)
+    return double_buffer(tiles, steps, steps_each, inner)
+
+
+def buffers_of(stages: int, steps_each: int) -> int:
+    """Buffers of each tile."""
+    return min(max(2, stages), steps_each)
+
+
+def _to_shared(tile: Tile, thread: Var, buffer: Expr) -> list[Statement]:
+    """Stores what was fetched to one of the two tiles, [k][m] or [k][n]."""
+    run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
+    base = buffer * tile.elements
+    statements: list[Statement] = []
+    for number in range(tile.passes):
+        other = line + number * tile.reach
+        inner: list[Statement] = []
+        if tile.along_r:
+            for lane in range(tile.lanes):
+                value = Load(tile.stage, (index_const(number * tile.lanes + lane),), "f32")
+                inner.append(Store(tile.tile, base + (run * tile.lanes + lane) * tile.ld + other, value))
+        else:
+            value = Load(tile.stage, (index_const(number * tile.lanes),), "f32", tile.lanes)
+            inner.append(Store(tile.tile, base + other * tile.ld + run * tile.lanes, value))
+        statements += in_tile(tile, line, number, block(inner))
+    return statements

@@ -1,0 +1,212 @@
+"""One factor's tile of a tiled contraction: how threads share its loads, and where it lies in shared memory.
+
+With one stage a tile is fetched to registers and stored as [k][m] (or [k][n]). With more, asynchronous copies bring it straight to shared
+memory, so it keeps the direction that vectors have in global memory: [m][k] where they lie along r; then the rows of a thread are those of
+its neighbours' with a stride, and reading four k at a time from eight rows meets every bank once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
+
+from tilewright.codegen.assemble import block
+from tilewright.codegen.common import decode, guarded_load, named, vectors_fit
+from tilewright.codegen.intrinsics.async_copy import copy
+from tilewright.ir.expr import (
+    TRUE,
+    Const,
+    Expr,
+    Linear,
+    Load,
+    Var,
+    as_lanes,
+    binary,
+    compare,
+    from_linear,
+    index_const,
+    linear,
+    loads,
+    range_of,
+    rewrite,
+    select,
+    substitute,
+    variables,
+)
+from tilewright.ir.kernel import If, Let, Statement, Store
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemm.space import PADDING, Operand
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`own` are its axes besides r, `size` elements of them, `ld` the tile's row in elements."""
+
+    name: str
+    expr: Expr
+    own: tuple[Var, ...]
+    operand: Operand
+    size: int
+    depth: int
+    threads: int
+    stages: int = 1
+
+    @property
+    def along_r(self) -> bool:
+        return self.operand.along == "r"
+
+    @property
+    def deep(self) -> bool:
+        """Whether the tile is [m][k]: a row holds all of k."""
+        return self.along_r and self.stages > 1
+
+    @property
+    def ld(self) -> int:
+        return (self.depth if self.deep else self.size) + (PADDING if self.along_r else 0)
+
+    @property
+    def elements(self) -> int:
+        """Elements of one buffer."""
+        return (self.size if self.deep else self.depth) * self.ld
+
+    def spread(self, index: Expr | int, thread: Expr, per_thread: int) -> Expr:
+        """The position along m (or n) of a thread's element `index`. Vectors of four (or fewer) of neighbouring threads lie side by side, and a
+        thread's next vector a full row of threads further on; in a deep tile single elements do."""
+        width = 1 if self.deep else min(4, per_thread)
+        groups = per_thread // width
+        index = index_const(index) if isinstance(index, int) else index
+        return index // width * (self.size // groups) + thread * width + index % width
+
+    @property
+    def lanes(self) -> int:
+        return self.operand.lanes
+
+    @property
+    def run(self) -> int:
+        """Threads that load neighbouring vectors."""
+        return (self.depth if self.along_r else self.size) // self.lanes
+
+    @property
+    def reach(self) -> int:
+        """Lines (along the other direction) that all threads load at once."""
+        return self.threads // self.run
+
+    @property
+    def passes(self) -> int:
+        return -(-(self.size if self.along_r else self.depth) // self.reach)
+
+    @property
+    def lines(self) -> int:
+        return self.size if self.along_r else self.depth
+
+    @property
+    def stage(self) -> str:
+        return f"{self.name}_next"
+
+    @property
+    def tile(self) -> str:
+        return f"{self.name}_tile"
+
+
+Loader: TypeAlias = Callable[[Expr, Expr], list[Statement]]
+"""From a step, and the offset of a buffer, to the statements that fetch its elements to registers, or begin to copy them to that buffer."""
+
+
+def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, bk: int) -> tuple[list[Statement], Loader]:
+    """Statements before the loop, and what is done in each step."""
+    fastest = form.r[-1] if tile.along_r else tile.own[-1] if tile.own else None
+    expr = vectors_fit(tile.expr, fastest, tile.lanes, form.layouts) if tile.lanes > 1 and fastest else tile.expr
+    assert expr is not None
+    run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
+    setup: list[Statement] = [Let(run, thread % tile.run), Let(line, thread // tile.run)]
+    extent = prod(axis.extent or 1 for axis in tile.own)
+    own_lanes = 1 if tile.along_r else tile.lanes
+    total_r = prod(axis.extent or 1 for axis in form.r)
+    # the positions of this thread along m (or n): one for each pass along r, else a single one
+    rows: list[Expr] = []
+    for number in range(tile.passes if tile.along_r else 1):
+        position = start + (line + number * tile.reach if tile.along_r else run * tile.lanes)
+        last = extent - own_lanes
+        if range_of(position)[1] > last:
+            position = binary("min", position, index_const(last))
+        row = Var(f"{tile.name}_row{number}", extent)
+        setup.append(Let(row, position))
+        row_lets, mapping = named(_suffixed(decode(row, tile.own), f"_{tile.name}{number}", setup))
+        setup += row_lets
+        hoisted, based = _hoist(substitute(expr, mapping), set(form.r), f"{tile.name}{number}")
+        setup += hoisted
+        rows.append(based)
+
+    def load(step: Expr, buffer: Expr) -> list[Statement]:
+        statements: list[Statement] = []
+        for number in range(tile.passes):
+            along = run * tile.lanes if tile.along_r else line + number * tile.reach
+            position = first_r + step * bk + along
+            value = substitute(rows[number if tile.along_r else 0], decode(position, form.r))
+            value = as_lanes(value, tile.lanes)
+            if total_r % bk:
+                value = select(
+                    compare("lt", position, index_const(total_r)), value, as_lanes(Const(0.0, "f32"), tile.lanes)
+                )
+            one: Statement = Store(tile.stage, index_const(number * tile.lanes), value)
+            if tile.stages > 1:
+                place = buffer + (line + number * tile.reach) * tile.ld + run * tile.lanes
+                # beyond the end of the reduction nothing is left to load
+                one = copy(tile.tile, place, _one_guard(value, tile.lanes)) if loads(value) else Store(tile.tile, place, value)
+            statements += in_tile(tile, line, number, one)
+        return statements
+
+    return setup, load
+
+
+def _one_guard(value: Expr, lanes: int) -> Expr:
+    """A load behind guards as a load behind one."""
+    found = guarded_load(value)
+    assert found is not None, f"the schedule asks for copies of what is not loaded alone: {value}"
+    condition, load = found
+    return load if condition == TRUE else select(condition, load, as_lanes(Const(0.0, "f32"), lanes))
+
+
+def _suffixed(axes: Mapping[Var, Expr], suffix: str, setup: list[Statement]) -> dict[Var, Expr]:
+    """Positions of axes under names of their own, where they are more than a variable."""
+    result: dict[Var, Expr] = {}
+    for axis, expr in axes.items():
+        if isinstance(expr, (Var, Const)):
+            result[axis] = expr
+        else:
+            variable = Var(axis.name + suffix, axis.extent)
+            setup.append(Let(variable, expr))
+            result[axis] = variable
+    return result
+
+
+def in_tile(tile: Tile, line: Var, number: int, statement: Statement) -> list[Statement]:
+    """The statement, for the threads whose line lies in the tile."""
+    condition = compare("lt", line + number * tile.reach, index_const(tile.lines))
+    return [statement] if condition == TRUE else [If(condition, block([statement]))]
+
+
+def _hoist(expr: Expr, varying: set[Var], name: str) -> tuple[list[Statement], Expr]:
+    """The part of every offset that no varying variable moves, under a name: it is computed once, before the loop."""
+    lets: list[Statement] = []
+    known: dict[Expr, Var] = {}
+
+    def visit(node: Expr) -> Expr:
+        if not isinstance(node, Load) or len(node.index) != 1:
+            return node
+        form = linear(node.index[0])
+        fixed = tuple(term for term in form.terms if not variables(term[0]) & varying)
+        if len(fixed) + (1 if form.constant else 0) < 2 and not (fixed and fixed[0][1] != 1):
+            return node
+        base = from_linear(Linear(fixed, form.constant))
+        if base not in known:
+            low, high = range_of(base)
+            bounded = low >= 0 and high != float("inf")
+            known[base] = Var(f"{name}_base{len(known)}", int(high) + 1 if bounded else None)
+            lets.append(Let(known[base], base))
+        rest = from_linear(Linear(tuple(term for term in form.terms if term not in fixed), 0))
+        return replace(node, index=(rest + known[base],))
+
+    return lets, rewrite(expr, visit)

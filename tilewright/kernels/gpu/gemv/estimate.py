@@ -1,0 +1,51 @@
+"""Predicted times of products of few rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.gemm.space import ContractionProblem
+from tilewright.kernels.gpu.rates import SECTOR_BYTES, SIMPLE_REGISTERS, issue_seconds, l2_bandwidth, latency_seconds, streaming_seconds
+
+
+def gemv_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
+    """Few rows: seconds = launch + latency of the turns + tree + max(memory, issue), and the parts of a split as in `contraction_cost`."""
+    columns, sharers, split = rows["columns"], rows["sharers"], rows["split"]
+    threads = columns * sharers
+    along_n = problem.b.along == "own"
+    lanes = problem.b.lanes
+    width = columns * (lanes if along_n else 1)
+    blocks = -(-problem.n // width) * problem.batch * split
+    steps = -(-problem.r // ((1 if along_n else lanes) * split))
+    turns = -(-steps // sharers)
+    size = problem.m * (lanes if along_n else 1)
+    registers = SIMPLE_REGISTERS + size + 8 * (lanes + problem.m)
+    resident = resident_blocks(machine, threads, np.full(len(threads), registers), threads * size * 4)
+    at_once = np.minimum(blocks, resident * machine.processors) * threads
+    waves = -(-blocks // (resident * machine.processors))
+    adjacent = (columns * lanes if along_n else np.minimum(sharers * lanes, problem.r)) * 4
+    waste = np.maximum(1.0, SECTOR_BYTES / adjacent)
+    moved = waste * problem.b.bytes + problem.a.bytes + problem.bytes_written + problem.epilogue_bytes
+    memory = streaming_seconds(machine, moved, at_once, np.minimum(turns, 8) * lanes * 4)
+    instructions = turns * (1 + 4 + problem.m * (2 + lanes))
+    issue = issue_seconds(machine, blocks * threads * instructions / machine.warp_size)
+    cache1, cache2 = machine.cache(1), machine.cache(2)
+    assert cache1 is not None and cache2 is not None
+    tree = np.log2(sharers) * (2 * cache1.latency_cycles + size * threads / machine.warp_size / 4) / machine.clock_hz
+    latency = waves * (-(-turns // 8) * latency_seconds(machine) + tree)
+    part_bytes = 4.0 * problem.batch * problem.m * problem.n * split
+    combine = np.where(
+        split > 1, machine.launch_seconds + 2 * part_bytes / l2_bandwidth(machine) + 2 * latency_seconds(machine), 0.0
+    )
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "latency": latency,
+        "memory": memory,
+        "issue": issue,
+        "split": combine,
+    }
+    return Estimate(terms, overlapped=("memory", "issue"))

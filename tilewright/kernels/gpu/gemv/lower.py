@@ -1,0 +1,194 @@
+"""Lowering of contractions with a few rows of m (fully connected layers at batch 1, recurrent steps): bound by reading B once.
+
+Every thread holds all rows of m for one vector of columns (or for one column, where B is adjacent along r), walks its share of the reduction
+with coalesced loads of B, and the threads of a column meet in a tree in shared memory. Order is fixed, so results do not vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from tilewright.codegen.access import bind_shared
+from tilewright.codegen.assemble import block
+from tilewright.codegen.common import below, decode, named, vectors_fit
+from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import Const, Expr, Load, Var, as_lanes, binary, compare, index_const, range_of, replace_loads, substitute
+from tilewright.ir.kernel import (
+    Allocate,
+    Barrier,
+    Block,
+    Buffer,
+    For,
+    If,
+    Launch,
+    Let,
+    Statement,
+    Store,
+    block_variable,
+    thread_variable,
+)
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
+from tilewright.kernels.gpu.gemm.form import ProductForm
+from tilewright.kernels.gpu.gemv.space import GemvSchedule
+from tilewright.kernels.gpu.split import in_one_or_two
+
+UNROLLED_TURNS = 8
+"""Turns of the reduction that are unrolled together: so many loads of a thread are under way at once."""
+
+
+def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, machine: Machine) -> Lowered:
+    """One kernel, or two with a workspace where the reduction is split.
+
+    Raises:
+        Unsuitable: where the region is not one sum of products.
+    """
+    return in_one_or_two(problem, form, schedule, machine, lambda form: columns(form, schedule))
+
+
+def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
+    """The body for all rows of m and schedule.columns vectors of columns a block."""
+    problem = form.problem
+    along_n = problem.b.along == "own"
+    n_lanes = problem.b.lanes if along_n else 1
+    r_lanes = 1 if along_n else problem.b.lanes
+    if r_lanes > 1 and (form.r[-1].extent or 0) % r_lanes:
+        r_lanes = 1
+    width = schedule.columns * n_lanes
+    counts = (schedule.split, problem.batch, -(-problem.n // width))
+    launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
+    thread = thread_variable(launch)
+    part, batch, tile = Var("part", counts[0]), Var("batch", counts[1]), Var("tile", counts[2])
+    lets, where = named(decode(block_variable(launch), (part, batch, tile)))
+    root: list[Statement] = list(lets)
+    part_, batch_, tile_ = (where.get(v, v) for v in (part, batch, tile))
+    batch_lets, batch_values = named(decode(batch_, form.batch))
+    root += batch_lets
+    bind = {**batch_values, **({part: part_} if part in where else {})}
+    column, sharer = Var("column", schedule.columns), Var("sharer", schedule.sharers)
+    if along_n:
+        root += [Let(column, thread % schedule.columns), Let(sharer, thread // schedule.columns)]
+        distance = schedule.columns
+    else:
+        root += [Let(column, thread // schedule.sharers), Let(sharer, thread % schedule.sharers)]
+        distance = 1
+    # columns past the end repeat the last one and store nothing
+    stored = prod(axis.extent or 1 for axis in form.b_n)
+    raw = (tile_ * schedule.columns + column) * n_lanes
+    n = Var("n", stored)
+    root.append(
+        Let(n, binary("min", raw, index_const(stored - n_lanes)) if range_of(raw)[1] > stored - n_lanes else raw)
+    )
+    n_lets, n_values = named(decode(n, form.b_n))
+    root += n_lets
+    axis = form.b_n[-1] if along_n else form.r[-1] if form.r else None
+    lanes = n_lanes if along_n else r_lanes
+    b = vectors_fit(form.b, axis, lanes, form.layouts) if axis is not None else form.b
+    assert b is not None
+    b = substitute(b, {**bind, **n_values})
+    rows = problem.m
+    root.append(Allocate(Buffer("acc", "f32", rows * n_lanes, "register")))
+    at = Var("at", rows * n_lanes)
+    root.append(For(at, index_const(rows * n_lanes), Store("acc", at, Const(0.0, "f32")), "unroll"))
+    steps = problem.r // r_lanes
+    each = -(-steps // schedule.split)
+    turns = -(-each // schedule.sharers)
+
+    def turn_body(turn: Expr) -> list[Statement]:
+        mine = turn * schedule.sharers + sharer
+        everything = part_ * each + mine
+        limit = index_const(steps)
+        inner: list[Statement] = []
+        r_values = decode(everything * r_lanes, form.r)
+        wide = Var("b_value", None, "f32", lanes)
+        inner.append(Let(wide, as_lanes(substitute(b, r_values), lanes)))
+        for m in range(rows):
+            a = substitute(form.a, {**bind, **decode(index_const(m), form.m)})
+            if along_n:
+                factor: Expr = Var(f"a_value{m}", None, "f32")
+                inner.append(Let(factor, substitute(a, r_values)))  # type: ignore[arg-type]
+                slot = index_const(m * n_lanes)
+                held = Load("acc", (slot,), "f32", n_lanes)
+                inner.append(Store("acc", slot, held + as_lanes(factor, n_lanes) * wide))
+            else:
+                inner.append(Allocate(Buffer("b_lanes", "f32", lanes, "register"))) if m == 0 else None
+                if m == 0:
+                    inner.append(Store("b_lanes", index_const(0), wide))
+                for lane in range(lanes):
+                    factor = substitute(a, decode(everything * r_lanes + lane, form.r))
+                    slot = index_const(m)
+                    product = factor * Load("b_lanes", (index_const(lane),), "f32")
+                    inner.append(Store("acc", slot, Load("acc", (slot,), "f32") + product))
+        conditions = []
+        if each % schedule.sharers:
+            conditions.append(compare("lt", mine, index_const(each)))
+        if steps % each:
+            conditions.append(compare("lt", everything, limit))
+        result: list[Statement] = inner
+        for condition in conditions:
+            result = [If(condition, block(result))]
+        return result
+
+    chunk = min(UNROLLED_TURNS, turns)
+    chunks = turns // chunk
+    step, within = Var("turns", chunks), Var("turn", chunk)
+    body = For(within, index_const(chunk), block(turn_body(step * chunk + within)), "unroll")
+    root.append(
+        For(step, index_const(chunks), body)
+        if chunks > 1
+        else For(within, index_const(chunk), block(turn_body(within)), "unroll")
+    )
+    if turns % chunk:
+        rest = Var("rest", turns % chunk)
+        root.append(For(rest, index_const(turns % chunk), block(turn_body(rest + chunks * chunk)), "unroll"))
+    if schedule.sharers > 1:
+        root += _meet(rows * n_lanes, n_lanes, schedule, thread, sharer, distance)
+    root += _store(form, schedule, bind, raw, sharer, n_lanes)
+    return block(root), launch
+
+
+def _meet(size: int, lanes: int, schedule: GemvSchedule, thread: Var, sharer: Var, distance: int) -> list[Statement]:
+    """Adds the accumulators of the threads that share a column, in a tree; the result is in the first of them."""
+    # [element][thread]: neighbouring threads at neighbouring addresses
+    place = Var("place", size)
+    threads = schedule.threads
+    result: list[Statement] = [Allocate(Buffer("meeting", "f32", size * threads, "shared"))]
+    put = Store("meeting", place * threads + thread, Load("acc", (place,), "f32"))
+    result.append(For(place, index_const(size), put, "unroll"))
+    stride = schedule.sharers // 2
+    while stride:
+        at = place * threads + thread
+        total = Load("meeting", (at,), "f32") + Load("meeting", (at + stride * distance,), "f32")
+        add = For(place, index_const(size), Store("meeting", at, total), "unroll")
+        result += [Barrier(), If(compare("lt", sharer, index_const(stride)), block([add]))]
+        stride //= 2
+    take = Store("acc", place, Load("meeting", (place * threads + thread,), "f32"))
+    result.append(For(place, index_const(size), take, "unroll"))
+    return result
+
+
+def _store(
+    form: ProductForm, schedule: GemvSchedule, bind: Mapping[Var, Expr], raw: Expr, sharer: Var, n_lanes: int
+) -> list[Statement]:
+    lanes = min(form.problem.store_lanes, n_lanes)
+    element, offset = substitute(form.element, bind), substitute(form.offset, bind)
+    if lanes > 1:
+        wide = vectors_fit(element, form.n[-1], lanes, form.layouts)
+        assert wide is not None
+        element = as_lanes(wide, lanes)
+    result: list[Statement] = []
+    for m in range(form.problem.m):
+        for start in range(0, n_lanes, lanes):
+            held = Load("acc", (index_const(m * n_lanes + start),), "f32", lanes)
+            here = replace_loads(element, {form.step.name: held})
+
+            def store(n: Var, m: int = m, here: Expr = here) -> list[Statement]:
+                lets, mapping = named(decode(n, form.n))
+                everything = {**mapping, **decode(index_const(m), form.m)}
+                shared, (where, what) = bind_shared([substitute(offset, everything), substitute(here, everything)])
+                return [*lets, *shared, Store(form.output, where, what)]
+
+            result.append(block(below(raw + start, form.problem.n, "n_out", store)))
+    first = compare("lt", sharer, index_const(1))
+    return [If(first, block(result))] if schedule.sharers > 1 else result

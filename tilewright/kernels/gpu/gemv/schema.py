@@ -1,0 +1,21 @@
+"""The schema for products of few rows."""
+
+from __future__ import annotations
+
+from tilewright.kernels.gpu.gemm.schema import match
+from tilewright.kernels.gpu.gemv.bound import gemv_bound
+from tilewright.kernels.gpu.gemv.estimate import gemv_cost
+from tilewright.kernels.gpu.gemv.lower import lower_gemv
+from tilewright.kernels.gpu.gemv.space import GemvSchedule, gemv_space
+from tilewright.kernels.schema import Schema
+
+GEMV = Schema(
+    name="gemv",
+    kinds=("contraction",),
+    schedule=GemvSchedule,
+    match=match,
+    space=lambda facts, machine, options: gemv_space(facts, machine),
+    estimate=lambda facts, rows, machine, options: gemv_cost(rows, facts, machine),
+    lower=lambda problem, form, schedule, machine: lower_gemv(problem, form.parts, schedule, machine),
+    bound=lambda facts, rows, machine, share: gemv_bound(rows, facts, machine, share),
+)

@@ -1,0 +1,1 @@
+"""Maps: an element or vector a thread."""

@@ -1,0 +1,45 @@
+"""Predicted times of maps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.map.space import PointProblem
+from tilewright.kernels.gpu.rates import (
+    ADDRESS_INSTRUCTIONS,
+    DIVISION_INSTRUCTIONS,
+    SIMPLE_REGISTERS,
+    issue_seconds,
+    latency_seconds,
+    streaming_seconds,
+)
+
+
+def point_cost(rows: Columns, problem: PointProblem, machine: Machine) -> Estimate:
+    """Map: seconds = launch + latency of the waves + max(memory, issue).
+
+    memory = bytes / min(bandwidth, bytes in flight / latency); issue = warp instructions / schedulers."""
+    threads, items, lanes = rows["threads"], rows["items"], rows["lanes"]
+    vectors = -(-problem.points // (lanes * items))
+    blocks = -(-vectors // threads)
+    resident = resident_blocks(machine, threads, SIMPLE_REGISTERS, 0)
+    at_once = np.minimum(blocks, resident * machine.processors) * threads
+    waves = -(-blocks // (resident * machine.processors))
+    loads = max(problem.requests - 1, 1)
+    in_flight = items * lanes * 4 * min(loads, 8)
+    memory = streaming_seconds(machine, float(problem.bytes_read + problem.bytes_written), at_once, in_flight)
+    instructions = problem.requests * (1 + ADDRESS_INSTRUCTIONS / 2) + problem.flops * lanes + 2 * DIVISION_INSTRUCTIONS
+    issue = issue_seconds(machine, blocks * threads * items * instructions / machine.warp_size)
+    rounds = -(-loads // (8 * 4))
+    latency = waves * rounds * latency_seconds(machine)
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "latency": latency,
+        "memory": memory,
+        "issue": issue,
+    }
+    return Estimate(terms, overlapped=("memory", "issue"))

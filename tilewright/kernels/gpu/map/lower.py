@@ -1,0 +1,97 @@
+"""Lowering of the `map` schema: every element of the output in the order of its storage, neighbouring threads at neighbouring elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilewright.codegen.access import bind_shared, flatten, split_divided_axes
+from tilewright.codegen.assemble import block, single
+from tilewright.codegen.common import (
+    Walk,
+    below,
+    bytes_touched,
+    decode,
+    expression_flops,
+    named,
+    vectors_fit,
+    walk_in_order,
+    widest,
+)
+from tilewright.ir.expr import Expr, Var, as_lanes, index_const, loads, substitute
+from tilewright.ir.kernel import For, Launch, Statement, Store, block_variable, thread_variable
+from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.kernels.gpu.map.space import MapSchedule, PointProblem
+
+
+@dataclass(frozen=True)
+class MapForm:
+    """The region's map in the order of its output: `space.expressions` are the store's offset and the element."""
+
+    output: str
+    space: Walk
+    problem: PointProblem
+
+
+def map_form(problem: Problem) -> MapForm:
+    """Raises Unsuitable where the region is not one map."""
+    region, layouts, values = problem.region, problem.layouts, problem.values
+    if len(region.steps) != 1 or region.steps[0].kind != "map":
+        raise Unsuitable(f"region {region.name} is not one map step")
+    step = split_divided_axes(region.steps[0])
+    offset = layouts[region.outputs[0]].offset(step.index)
+    body = flatten(step.bodies[0], layouts)
+    space = walk_in_order(step.axes, (offset, body), offset)
+    lanes = widest(space.expressions[1], space.fastest, layouts, space.expressions[0]) if space.fastest else 1
+    facts = PointProblem(
+        points=space.points,
+        lanes=lanes,
+        bytes_read=bytes_touched([body], step.axes, values),
+        bytes_written=values[region.outputs[0]].bytes,
+        flops=expression_flops(body),
+        requests=1 + len(loads(space.expressions[1])),
+    )
+    return MapForm(region.outputs[0], space, facts)
+
+
+def lower_map(problem: Problem, form: MapForm, schedule: MapSchedule) -> Lowered:
+    """One kernel; raises Unsuitable for a region that is not one map, or vectors that its accesses do not allow."""
+    offset, body = form.space.expressions
+    lanes = schedule.lanes
+    if lanes > 1:
+        body = wide_or_refuse(body, form.space.fastest, lanes, form.problem.lanes, problem.layouts)
+    vectors = form.space.points // lanes
+    chunk = schedule.threads * schedule.items
+    launch = Launch((max(1, -(-vectors // chunk)), 1, 1), (schedule.threads, 1, 1))
+    first = block_variable(launch) * chunk + thread_variable(launch)
+    item = Var("item", schedule.items)
+    root = block(
+        below(
+            first + item * schedule.threads,
+            vectors,
+            "position",
+            lambda position: element_store(form.output, offset, body, decode(position, form.space.axes, lanes)),
+        )
+    )
+    if schedule.items > 1:
+        root = block(For(item, index_const(schedule.items), root, "unroll"))
+    return single(problem, schedule, root, launch)
+
+
+def wide_or_refuse(expr: Expr, axis: Var | None, lanes: int, widest_lanes: int, stored: Mapping[str, Layout]) -> Expr:
+    """The expression for a vector along the axis; raises Unsuitable where that is not possible."""
+    wide = vectors_fit(expr, axis, lanes, stored) if axis is not None and lanes <= widest_lanes else None
+    if wide is None:
+        raise Unsuitable(
+            f"vectors of {lanes} along {axis.name if axis else 'no axis'}: accesses are not adjacent or not aligned"
+        )
+    return as_lanes(wide, lanes)
+
+
+def element_store(output: str, offset: Expr, value: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
+    """Names for the axes, names for what occurs twice, and the store."""
+    lets, mapping = named(axes)
+    shared, (where, what) = bind_shared([substitute(offset, mapping), substitute(value, mapping)])
+    return [*lets, *shared, Store(output, where, what)]

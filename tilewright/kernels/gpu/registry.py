@@ -1,0 +1,16 @@
+"""The schemas of GPUs, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from tilewright.kernels.gpu.direct.schema import DIRECT
+from tilewright.kernels.gpu.gemm.schema import GEMM
+from tilewright.kernels.gpu.gemv.schema import GEMV
+from tilewright.kernels.gpu.map.schema import MAP
+from tilewright.kernels.gpu.row_reduction.schema import ROW_REDUCTION
+from tilewright.kernels.gpu.scan.schema import SCAN
+from tilewright.kernels.gpu.window.schema import WINDOW
+from tilewright.kernels.gpu.winograd.schema import WINOGRAD
+from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
+from tilewright.kernels.schema import AnySchema
+
+SCHEMAS: tuple[AnySchema, ...] = (MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, WINOGRAD, WINOGRAD_FUSED)

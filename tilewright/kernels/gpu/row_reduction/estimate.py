@@ -1,0 +1,59 @@
+"""Predicted times of reductions over whole rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.rates import (
+    LOADS_IN_FLIGHT,
+    SECTOR_BYTES,
+    SIMPLE_REGISTERS,
+    issue_seconds,
+    l2_bandwidth,
+    latency_seconds,
+    streaming_seconds,
+)
+from tilewright.kernels.gpu.row_reduction.space import RowsProblem
+
+
+def rows_cost(rows: Columns, problem: RowsProblem, machine: Machine) -> Estimate:
+    """Rows: seconds = launch + waves * (turns of loads and the tree's barriers, for each stage) + max(memory, level 2, issue).
+
+    memory counts the data once, level 2 once more for every later stage, each raised by the share of a sector that neighbours leave unused."""
+    owned, sharers = rows["rows"], rows["sharers"]
+    lanes = np.minimum(rows["lanes"], problem.lanes)
+    threads = owned * sharers
+    blocks = -(-problem.rows // owned)
+    resident = resident_blocks(machine, threads, SIMPLE_REGISTERS, threads * problem.accumulator_bytes)
+    waves = -(-blocks // (resident * machine.processors))
+    at_once = np.minimum(blocks, resident * machine.processors) * threads
+    adjacent = (owned if problem.row_contiguous else sharers * lanes) * 4
+    waste = np.maximum(1.0, SECTOR_BYTES / adjacent)
+    moved = waste * problem.bytes_read + problem.bytes_written
+    turns = -(-problem.columns // (sharers * lanes))
+    flight = np.minimum(turns, LOADS_IN_FLIGHT)
+    memory = streaming_seconds(machine, moved, at_once, flight * lanes * 4)
+    level2 = problem.stages * waste * problem.bytes_read / l2_bandwidth(machine)
+    cache = machine.cache(1)
+    shared_latency = (cache.latency_cycles if cache else 30.0) / machine.clock_hz
+    tree = np.log2(sharers) * 2 * shared_latency * np.maximum(1, threads / 256)
+    latency = waves * (
+        (problem.stages + 1) * -(-turns // LOADS_IN_FLIGHT) * latency_seconds(machine) / 2 + problem.stages * tree
+    )
+    padded = blocks * owned / max(problem.rows, 1) * (turns * sharers * lanes / max(problem.columns, 1))
+    work = problem.flops * problem.rows * padded + problem.rows * padded * problem.columns / lanes * 8 * (
+        problem.stages + 1
+    )
+    issue = issue_seconds(machine, work / machine.warp_size)
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "latency": latency,
+        "memory": memory,
+        "l2": level2,
+        "issue": issue,
+    }
+    return Estimate(terms, overlapped=("memory", "l2", "issue"))

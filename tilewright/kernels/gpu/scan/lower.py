@@ -1,0 +1,123 @@
+"""Lowering of the `prefix` schema (cumulative sums and their like): serial along a row, or in chunks that several threads share.
+
+With several threads a row: each reduces its own chunk, the totals meet in shared memory, and each scans its chunk again from the totals of
+the chunks before it, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order
+from tilewright.codegen.assemble import block, single
+from tilewright.codegen.common import below, bytes_touched, decode, named, reduce_and_final
+from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, compare, index_const, replace_loads, substitute
+from tilewright.ir.kernel import (
+    Allocate,
+    Barrier,
+    Buffer,
+    For,
+    If,
+    Launch,
+    Let,
+    Statement,
+    Store,
+    block_variable,
+    thread_variable,
+)
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered
+from tilewright.kernels.gpu.scan.space import PrefixProblem, PrefixSchedule
+from tilewright.kernels.gpu.window.lower import accumulator
+
+
+@dataclass(frozen=True)
+class PrefixForm:
+    """`rows` in the order of the output's storage; bodies, offset and element are over the rows and `along`."""
+
+    output: str
+    step: Step
+    rows: tuple[Var, ...]
+    along: Var
+    bodies: tuple[Expr, ...]
+    offset: Expr
+    element: Expr
+    problem: PrefixProblem
+
+
+def prefix_form(problem: Problem) -> PrefixForm:
+    """Raises Unsuitable where the region is not one scan with at most one map behind it."""
+    region, layouts, values = problem.region, problem.layouts, problem.values
+    step, element, index = reduce_and_final(region, "scan")
+    assert step.scan is not None
+    output = region.outputs[0]
+    along = step.scan
+    bodies = [substitute(flatten(body, layouts), {step.reduction[0]: along}) for body in step.bodies]
+    offset = layouts[output].offset(index)
+    rows = storage_order([axis for axis in step.axes if axis != along], offset)
+    merged, found = merge_axes(rows, [offset, *bodies, flatten(element, layouts)])
+    facts = PrefixProblem(
+        rows=prod(axis.extent or 0 for axis in merged),
+        columns=along.extent or 0,
+        bytes_read=bytes_touched(bodies, step.axes, values),
+        bytes_written=values[output].bytes,
+        accumulator_bytes=sum(size_of(dtype) for dtype in step.dtypes),
+    )
+    return PrefixForm(output, step, merged, along, tuple(found[1:-1]), found[0], found[-1], facts)
+
+
+def lower_prefix(problem: Problem, form: PrefixForm, schedule: PrefixSchedule) -> Lowered:
+    """One kernel; raises Unsuitable for another form of region."""
+    total, sharers = form.problem.rows, schedule.sharers
+    launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
+    thread = thread_variable(launch)
+    local, lane = Var("local_row", schedule.rows), Var("lane", sharers)
+    # neighbouring threads at neighbouring rows; where there is one row a block, at neighbouring chunks
+    root: list[Statement] = [Let(local, thread % schedule.rows), Let(lane, thread // schedule.rows)]
+    raw = block_variable(launch) * schedule.rows + local
+    row = Var("row", total)
+    root.append(Let(row, binary("min", raw, index_const(total - 1)) if total % schedule.rows else raw))
+    lets, mapping = named(decode(row, form.rows))
+    root += lets
+    bodies = [substitute(body, mapping) for body in form.bodies]
+    length = form.along.extent or 0
+    chunk = -(-length // sharers)
+    turn = Var("turn", chunk)
+    start, held, update = accumulator(form.step, 1, "total")
+    root += start
+    valid = compare("lt", raw, index_const(total))
+
+    def over_chunk(body: Callable[[Var], Sequence[Statement]]) -> Statement:
+        return For(turn, index_const(chunk), block(below(lane * chunk + turn, length, form.along.name, body)))
+
+    def at(position: Var) -> dict[Var, Expr]:
+        return {form.along: position}
+
+    if sharers > 1:
+        root.append(over_chunk(lambda v: update([substitute(b, at(v)) for b in bodies])))
+        names = [f"chunks{i}" for i in range(len(form.step.dtypes))]
+        dtypes = form.step.dtypes
+        root += [Allocate(Buffer(n, d, schedule.threads, "shared")) for n, d in zip(names, dtypes, strict=True)]
+        root += [Store(n, thread, h) for n, h in zip(names, held.values(), strict=True)]
+        root.append(Barrier())
+        assert form.step.combiner is not None
+        root += [s for s in start if isinstance(s, Store)]
+        before = Var("before", sharers)
+        others = [Load(n, (before * schedule.rows + local,), d) for n, d in zip(names, dtypes, strict=True)]
+        root.append(For(before, lane, block(update(others))))
+
+    def emit(position: Var) -> list[Statement]:
+        here = {**mapping, **at(position)}
+        value = replace_loads(substitute(form.element, here), held)
+        shared, (where, what) = bind_shared([substitute(form.offset, here), value])
+        store: Statement = Store(form.output, where, what)
+        stores = [*shared, store]
+        step_in = update([substitute(b, at(position)) for b in bodies])
+        return [*step_in, *(stores if valid == TRUE else [If(valid, block(stores))])]
+
+    root.append(over_chunk(emit))
+    return single(problem, schedule, block(root), launch)

@@ -1,0 +1,154 @@
+"""A reduction that several blocks share: one kernel as a cluster, parts that a second kernel adds in order, or atomic additions to one sum.
+
+Atomic additions meet in no fixed order, so results may differ in their last bits from run to run: only where a caller asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from tilewright.codegen.assemble import assemble
+from tilewright.codegen.describe import described
+from tilewright.graph.contraction import contraction
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import Step
+from tilewright.ir.expr import Const, Expr, Load, Var, loads, rewrite
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import Block, Kernel, Launch
+from tilewright.ir.layout import permuted
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
+from tilewright.kernels.gpu.gemm.form import ProductForm, product_form
+from tilewright.kernels.gpu.map.lower import lower_map, map_form
+from tilewright.kernels.gpu.map.space import MapSchedule
+from tilewright.kernels.gpu.window.lower import lower_window, window_form
+from tilewright.kernels.gpu.window.space import WindowSchedule
+
+
+class SplitSchedule(Protocol):
+    """What a schedule says of its split; one without `cluster` or `atomics` does neither."""
+
+    @property
+    def split(self) -> int: ...
+
+
+def in_one_or_two(
+    problem: Problem,
+    form: ProductForm,
+    schedule: SplitSchedule,
+    machine: Machine,
+    lower: Callable[[ProductForm], tuple[Block, Launch]],
+    form_of: Callable[[Problem], ProductForm] = product_form,
+    occupancy: Callable[[ProductForm], int] = lambda form: 1,
+) -> Lowered:
+    """One kernel that stores the region's output; with a split reduction one that stores parts and one that adds them in order, or with `atomics`
+    one that stores zeros, one that adds to them, and one for what follows the sum.
+
+    `form` is the problem's, and `form_of` gives that of one which stores parts or the bare sum. `lower` makes the body for a form, whose offset knows
+    a variable `part` where it stores parts; `occupancy` says how many blocks of it to ask
+    for a processor."""
+    whole = form
+    cluster = bool(getattr(schedule, "cluster", 0))
+
+    def assembled(part: Problem) -> tuple[ProductForm, Kernel, Call]:
+        form = whole if part is problem else form_of(part)
+        body, launch = lower(form)
+        kernel, names = assemble(
+            problem.region.kind,
+            body,
+            part.with_storage(form.storage),
+            (form.output,),
+            header=f"{described(part)}\n{schedule}",
+            roles={**{load.buffer: "A" for load in loads(form.a)}, **{load.buffer: "B" for load in loads(form.b)}},
+            launch=launch,
+            blocks_per_processor=occupancy(form),
+            cluster=schedule.split if cluster else 1,
+        )
+        return form, kernel, Call(kernel.name, names)
+
+    if schedule.split == 1 or cluster:
+        form, kernel, call = assembled(problem)
+        return Lowered(problem.region, str(schedule), (kernel,), (call,), form.storage)
+    if getattr(schedule, "atomics", 0):
+        first, after, work = summed(problem)
+        zeroing = _mapped(_zeroing(first))
+        form, kernel, call = assembled(first)
+        second = _mapped(after) if after is not None else None
+    else:
+        first, adding, work = in_parts(problem, schedule.split)
+        zeroing = None
+        form, kernel, call = assembled(first)
+        threads = 64 if _elements(work) // schedule.split < 64 * 4 * machine.processors else 256
+        added = window_form(adding)
+        second = lower_window(adding, added, WindowSchedule(threads, 1, added.problem.lanes), machine)
+    kernels: tuple[Kernel, ...] = (kernel,)
+    calls: tuple[Call, ...] = (call,)
+    if zeroing is not None:
+        kernels, calls = (*zeroing.kernels, *kernels), (*zeroing.calls, *calls)
+    if second is not None:
+        kernels, calls = (*kernels, *second.kernels), (*calls, *second.calls)
+    return Lowered(problem.region, str(schedule), kernels, calls, {**form.storage, **work})
+
+
+def in_parts(problem: Problem, split: int) -> tuple[Problem, Problem, dict[str, Storage]]:
+    """A problem that stores partial sums [split, batch, m, n], one that adds them up and stores the region's element, and the workspace."""
+    region, step = problem.region, problem.region.steps[0]
+    name = f"{region.name}#parts"
+    part = Var("part", split)
+    shape = (split, *(axis.extent or 1 for axis in step.axes))
+    order = [0, *(1 + place for place in _order(problem))]
+    work = Storage(Value(name, shape, "f32"), permuted(shape, order))
+    first = replace(region, steps=(replace(step, index=(part, *step.axes)),), outputs=(name,))
+    body = Load(name, (part, *step.axes), "f32")
+    second = replace(region, kind="window", steps=(replace(step, bodies=(body,), reduction=(part,)), *region.steps[1:]))
+    stored = problem.with_storage({name: work})
+    return replace(stored, region=first), replace(stored, region=second, constants=frozenset()), {name: work}
+
+
+def summed(problem: Problem) -> tuple[Problem, Problem | None, dict[str, Storage]]:
+    """A problem that stores the bare sum [batch, m, n], one that does the map behind it, and the workspace; without a map the sum is the output."""
+    region = problem.region
+    if len(region.steps) == 1:
+        return problem, None, {}
+    step, last = region.steps[0], region.steps[-1]
+    if len(region.steps) > 2 or last.kind != "map":
+        raise Unsuitable(f"rows of region {region.name} are reduced, whose sums blocks cannot share")
+    name = f"{region.name}#sum"
+    shape = tuple(axis.extent or 1 for axis in step.axes)
+    work = Storage(Value(name, shape, "f32"), permuted(shape, _order(problem)))
+    first = replace(region, steps=(replace(step, index=step.axes),), outputs=(name,))
+
+    def stored(node: Expr) -> Expr:
+        return replace(node, buffer=name) if isinstance(node, Load) and node.buffer == step.name else node
+
+    after = replace(last, bodies=tuple(rewrite(body, stored) for body in last.bodies))
+    mapped = problem.with_storage({name: work})
+    return replace(mapped, region=first), replace(mapped, region=replace(region, kind="map", steps=(after,))), {name: work}
+
+
+def _order(problem: Problem) -> list[int]:
+    """Places of the sum's axes in the order batch, m, n."""
+    step = problem.region.steps[0]
+    found = contraction(step, problem.constants)
+    if found is None:
+        raise Unsuitable(f"the sum of region {problem.region.name} is not a matrix product")
+    return [step.axes.index(axis) for axis in (*found.batch, *found.m, *found.n)]
+
+
+def _zeroing(problem: Problem) -> Problem:
+    """Stores zeros where the problem stores its sum."""
+    step = problem.region.steps[0]
+    zeros = Step("zeros", step.shape, step.axes, (Const(0.0, "f32"),), index=step.index)
+    return replace(problem, region=replace(problem.region, kind="map", steps=(zeros,), inputs=()))
+
+
+def _mapped(problem: Problem) -> Lowered:
+    """A map in vectors as wide as its accesses allow, one a thread."""
+    form = map_form(problem)
+    return lower_map(problem, form, MapSchedule(256, 1, form.problem.lanes))
+
+
+def _elements(work: Mapping[str, Storage]) -> int:
+    return sum(item.value.elements for item in work.values())

@@ -1,0 +1,1 @@
+"""Small reductions, an output a thread."""

@@ -1,0 +1,60 @@
+"""Predicted times of the `window` schema: small windows that a thread reduces serially for a tile of its output (`kernels.gpu.window.space`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.rates import bandwidth
+from tilewright.kernels.gpu.window.space import TiledLoad, WindowProblem, blocks_of, guarded_places, registers_of
+
+DECODE_INSTRUCTIONS = 40
+"""Integer instructions of a thread before its first load: its position taken apart, base addresses."""
+LOAD_INSTRUCTIONS = 1.5
+"""A load and half an address: offsets are constants but where a row begins."""
+ISSUE_SHARE = 0.81
+"""Of the time in which these instructions would be issued one after another."""
+LOADED_LATENCY = 0.038
+"""Latencies of memory that a wave waits for each register that a thread loads."""
+PART_LATENCY = 0.36
+"""Latencies for each part of a tile that stands behind a guard, whose loads wait for those before it."""
+
+
+def window_cost(rows: Columns, problem: WindowProblem, machine: Machine) -> Estimate:
+    """seconds = launch + chain + memory + issue: with few warps on a processor little of them overlaps.
+
+    chain = waves of blocks * memory latency * (LOADED_LATENCY * registers loaded + PART_LATENCY * guarded parts); memory = distinct bytes /
+    bandwidth and issue = a processor's instructions / schedulers, both of the busiest processor. The constants were fitted to 438 kernels with one
+    warp a block of ten depthwise convolutions on an h200 (bench/data/h200_operators.jsonl.gz), good kernels weighing more."""
+    threads, lanes, items, down = (rows[name].astype(np.float64) for name in ("threads", "lanes", "items", "rows"))
+    loads = sum((loads_behind_guards(load, rows, problem) for load in problem.loads), np.zeros(len(threads)))
+    blocks = blocks_of(rows, problem)
+    each = -(-blocks // machine.processors)
+    waves = -(-each // resident_blocks(machine, rows["threads"], registers_of(rows, problem), 0))
+    last_rows, last_items = guarded_places(rows, problem)
+    parts = (1 + last_rows) * (1 + last_items) - 1
+    latency = machine.memory_latency_cycles / machine.clock_hz
+    work = loads * LOAD_INSTRUCTIONS + down * items * (1 + problem.flops * lanes / 2) + DECODE_INSTRUCTIONS
+    warps = each * np.ceil(threads / machine.warp_size)
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "chain": waves * latency * (LOADED_LATENCY * loads * lanes + PART_LATENCY * parts),
+        "memory": (problem.bytes_read + problem.bytes_written) / bandwidth(machine) * each * machine.processors / blocks,
+        "issue": ISSUE_SHARE * warps * work / (machine.schedulers_per_processor * machine.clock_hz),
+    }
+    return Estimate(terms)
+
+
+def loads_behind_guards(load: TiledLoad, rows: Columns, problem: WindowProblem) -> np.ndarray:
+    """Loads of a tile where the last rows and items stand behind guards: these share what was loaded before the guards only."""
+    total = np.full(len(rows["rows"]), float(load.fixed))
+    for (step, reach), count, guarded in zip((load.rows, load.items), (rows["rows"], rows["items"]), guarded_places(rows, problem), strict=True):
+        fresh = min(step, reach)
+        along = (count - guarded - 1) * fresh + reach
+        for place in range(1, int(guarded.max(initial=0)) + 1):
+            along = along + np.where(guarded >= place, min(place * fresh, reach), 0)
+        total = total * along
+    return total

@@ -1,0 +1,146 @@
+"""Schedules of the `window` schema on a GPU: each thread reduces small windows serially for a tile of its output elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import Columns, product_of, reject
+
+UNROLLED_WINDOW = 64
+"""Windows of at most this many elements are unrolled fully: their loads are then independent of one another."""
+MOST_UNROLLED = 320
+"""Elements of the windows of a thread's tile: more code would not stay in the instruction cache."""
+MOST_ACCUMULATORS = 64
+"""Scalars that a thread accumulates: with what it loads for them, about half of its registers."""
+MOST_UNDER_WAY = 96
+"""Registers for loads of a thread that are under way at once."""
+ADDRESS_REGISTERS = 28
+UNCAPPED = 255
+LARGE_WINDOW = 16
+"""Windows of more elements, in a tile that does not divide the extents, take all registers that a thread may have: everything is loaded ahead."""
+
+
+@dataclass(frozen=True)
+class TiledLoad:
+    """How many loads a tile of windows needs of one place in the expression: `fixed` times those along its rows and along its items.
+
+    Along either, (step, reach): windows of `reach` elements that begin `step` apart, so n of them hold (n - 1) * min(step, reach) + reach."""
+
+    fixed: int = 1
+    rows: tuple[int, int] = (1, 1)
+    items: tuple[int, int] = (1, 1)
+
+    def along(self, axis: str, count: np.ndarray) -> np.ndarray:
+        """Elements of `count` windows along "rows" or "items"."""
+        step, reach = self.rows if axis == "rows" else self.items
+        return (count - 1) * min(step, reach) + reach
+
+    def count(self, rows: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """Loads for a tile. Of the input of a 3x3 convolution with stride 1 and a tile of 2 x 4: (2 + 2) * (4 + 2) = 24."""
+        loads: np.ndarray = self.fixed * self.along("rows", rows) * self.along("items", items)
+        return loads
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether neighbouring rows load some elements in common."""
+        return self.rows[0] < self.rows[1] or self.rows[0] == 0
+
+
+@dataclass(frozen=True)
+class WindowProblem:
+    """What the cost of a tile of windows depends on.
+
+    `points` counts scalar elements of the output, `lanes` is the widest vector that every access allows, `flops` is for one element. Bytes are
+    those that move at least once. `row_extent` and `item_extent`: of the two axes of a tile, 1 where there is none; `inner`: points of the axes
+    inside of both."""
+
+    points: int
+    lanes: int
+    bytes_read: int
+    bytes_written: int
+    flops: float
+    reduced: int
+    loads: tuple[TiledLoad, ...]
+    row_extent: int
+    item_extent: int
+    inner: int
+
+
+@dataclass(frozen=True)
+class WindowSchedule:
+    """A thread computes `items` neighbouring positions along the axis just outside the fastest one, times `rows` along the axis outside that: what
+    their windows have in common is loaded once."""
+
+    threads: int
+    items: int
+    lanes: int
+    rows: int = 1
+
+    def __str__(self) -> str:
+        return f"window threads={self.threads} tile={self.rows}x{self.items} lanes={self.lanes}"
+
+
+def window_space(problem: WindowProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with columns threads, items, lanes, rows; and how many were rejected by reason."""
+    rows = product_of({"threads": (32, 64, 128, 256, 512), "items": (1, 2, 3, 4, 7, 8), "lanes": (1, 2, 4), "rows": (1, 2, 3, 4, 7)})
+    tile = rows["rows"] * rows["items"]
+    repeated = any(load.repeats_rows for load in problem.loads)
+    return reject(
+        rows,
+        [
+            ("threads exceed a block", rows["threads"] > machine.threads_per_block),
+            ("accesses are not adjacent or aligned for vectors this wide", rows["lanes"] > problem.lanes),
+            ("a tile exceeds an extent", (rows["rows"] > problem.row_extent) | (rows["items"] > problem.item_extent)),
+            ("rows have no load in common", (rows["rows"] > 1) & (not repeated)),
+            ("unrolled windows exceed the instruction cache", (tile > 1) & (tile * problem.reduced > MOST_UNROLLED)),
+            ("accumulators exceed the registers", tile * rows["lanes"] > MOST_ACCUMULATORS),
+            ("registers exceed a processor's", registers_of(rows, problem) * rows["threads"] > machine.registers_per_processor),
+            ("tiles leave more than half of the processors idle", (tile > 1) & (2 * blocks_of(rows, problem) < machine.processors)),
+        ],
+    )
+
+
+def tiles_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+    """Threads that have a tile, those at the edge in part."""
+    along = -(-problem.row_extent // rows["rows"]) * -(-problem.item_extent // rows["items"])
+    tiles: np.ndarray = -(-problem.points * along // (problem.row_extent * problem.item_extent * rows["lanes"]))
+    return tiles
+
+
+def blocks_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+    """Blocks of the grid."""
+    blocks: np.ndarray = np.maximum(1, -(-tiles_of(rows, problem) // rows["threads"]))
+    return blocks
+
+
+def loads_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+    """Loads of a thread's tile, each once."""
+    return sum((load.count(rows["rows"], rows["items"]) for load in problem.loads), np.zeros_like(rows["items"]))
+
+
+def registers_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+    """32-bit registers that a thread is given: for its accumulators, its loads under way, addresses."""
+    under_way = np.minimum(loads_of(rows, problem) * rows["lanes"], MOST_UNDER_WAY)
+    needed = ADDRESS_REGISTERS + rows["lanes"] * rows["rows"] * rows["items"] + under_way
+    return np.where(is_guarded(rows, problem) & (problem.reduced > LARGE_WINDOW), UNCAPPED, needed)
+
+
+def is_guarded(rows: Columns, problem: WindowProblem) -> np.ndarray:
+    """Whether the tiles do not divide the extents, so that parts of them stand behind guards."""
+    last_rows, last_items = guarded_places(rows, problem)
+    return (last_rows > 0) | (last_items > 0)
+
+
+def guarded_places(rows: Columns, problem: WindowProblem) -> tuple[np.ndarray, np.ndarray]:
+    """How many of a tile's rows, and of its items, reach over the end of their extent in the last tile."""
+    return -problem.row_extent % rows["rows"], -problem.item_extent % rows["items"]
+
+
+def blocks_to_ask_for(schedule: WindowSchedule, problem: WindowProblem, machine: Machine) -> int:
+    """The occupancy to ask of the assembler: left to itself it gives a thread so few registers that its loads wait for one another."""
+    estimate = registers_of({entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)}, problem)
+    blocks = machine.registers_per_processor // (schedule.threads * min(int(estimate[0]), machine.registers_per_thread_max))
+    return max(1, min(blocks, machine.blocks_per_processor, machine.threads_per_processor // schedule.threads))

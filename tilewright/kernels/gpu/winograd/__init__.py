@@ -1,0 +1,1 @@
+"""Winograd's algorithm for 3x3 convolutions."""

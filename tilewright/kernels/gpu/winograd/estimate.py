@@ -1,0 +1,118 @@
+"""Predicted times of the Winograd schema: its transforms from data movement, latency and issue slots, its product as any contraction.
+
+Constants of a machine come from `Machine`. The transforms follow the form of `kernels.gpu.rates.point_cost`, the product is `contraction_cost` of the
+batched product whose operands lie in level 2 as far as it holds them. LATER_LAUNCH was fitted to 1807 schedules of 107 random convolutions
+measured on an h200 (bench/data/h200_train.jsonl.gz), good ones weighing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns, length, take
+from tilewright.kernels.gpu.gemm.estimate import contraction_cost
+from tilewright.kernels.gpu.rates import DIVISION_INSTRUCTIONS, bandwidth, l2_bandwidth
+from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
+
+LATER_LAUNCH = 0.41
+"""Launch of a kernel behind another, over that of the first: the start of the one overlaps the end of the other."""
+ROW_INSTRUCTIONS = {2: 4, 4: 14}
+"""Arithmetic of a transform of one row or column, by m (kernels.winograd_transform.product)."""
+OTHER_REGISTERS = 20
+"""Of a thread of a transform besides the tile: ptxas 13.0 takes 32 to 129 for tiles of 8 to 144 elements on sm_90a."""
+BYTES_AHEAD = 256
+"""Of loads that a thread has under way at once: a tile's loads do not depend on one another, but their registers are limited."""
+
+
+def winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> Estimate:
+    """seconds = launches (1 + 2 LATER_LAUNCH) + input transform + max(compute, memory) + drain + split + output transform.
+
+    A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. Of the workspaces V and M (m + 2)^2 / m^2 times as
+    large as input and output, a share of what level 2 holds over V, M and the filters together stays there; the rest goes to memory and back.
+
+    Worked example: 64 channels in and out, 56 x 56, m = 4: 196 tiles, V and M 36 * 196 * 64 * 4 = 1.8 MB each, 6.2 MB through level 2 in
+    both transforms together: 1.1 us on an h200, under the launches' 1.1 * 1.82 = 2.0 us."""
+    terms: dict[str, np.ndarray] = {}
+    overlapped: tuple[str, ...] = ()
+    for size, product in zip(OUTPUT_TILES, problem.products, strict=True):
+        which = rows["output_tile"] == size
+        part = take(rows, which)
+        span = size + FILTER - 1
+        cache = machine.cache(2)
+        assert cache is not None
+        inputs, sums = product.a.bytes, product.bytes_written
+        missing = 1.0 - min(1.0, cache.bytes / (inputs + sums + product.b.bytes))
+        lying = replace(product, a=replace(product.a, bytes=int(missing * inputs)), bytes_written=int(missing * sums))
+        estimate = contraction_cost(part, lying, machine)
+        overlapped = estimate.overlapped
+        found = dict(estimate.terms)
+        found["launch"] = found["launch"] + 2 * LATER_LAUNCH * machine.launch_seconds
+        rounds = ROW_INSTRUCTIONS[size]
+        found["input transform"] = _transform(
+            part,
+            machine,
+            elements=product.m * problem.channels,
+            lanes=problem.input_lanes,
+            held=span * span,
+            accesses=2 * span * span,
+            arithmetic=2 * span * rounds,
+            through=problem.bytes_read * (span / size) ** 2 + inputs,
+            memory=problem.bytes_read + missing * inputs,
+        )
+        found["output transform"] = _transform(
+            part,
+            machine,
+            elements=product.m * problem.outputs,
+            lanes=problem.store_lanes,
+            held=span * size,
+            accesses=span * span + size * size,
+            arithmetic=(span + size) * rounds + size * size * problem.epilogue_flops,
+            through=sums + problem.epilogue_bytes + problem.bytes_written,
+            memory=problem.bytes_written + problem.epilogue_bytes + missing * sums,
+        )
+        for name, seconds in found.items():
+            terms.setdefault(name, np.zeros(length(rows)))[which] = seconds
+    return Estimate(terms, overlapped)
+
+
+def _transform(
+    rows: Columns,
+    machine: Machine,
+    *,
+    elements: int,
+    lanes: int,
+    held: int,
+    accesses: int,
+    arithmetic: float,
+    through: float,
+    memory: float,
+) -> np.ndarray:
+    """Seconds of one transform of `elements` tiles of one channel, without its launch. A thread holds `held` vectors in registers; `accesses`
+    and `arithmetic` are its instructions, the latter for each lane; `through` and `memory` are the bytes through level 2 and from or to memory."""
+    threads, wide = rows["transform_threads"], np.minimum(rows["transform_lanes"], lanes)
+    blocks = -(-elements // (wide * threads))
+    registers = np.minimum(OTHER_REGISTERS + held * wide, machine.registers_per_thread_max)
+    resident = resident_blocks(machine, threads, registers, 0)
+    waves = -(-blocks // (resident * machine.processors))
+    at_once = np.minimum(elements / wide, resident * machine.processors * threads)
+    latency = machine.memory_latency_cycles / machine.clock_hz
+    reachable = at_once * np.minimum(accesses * wide * 4, BYTES_AHEAD) / latency
+    # a processor has its share of the bandwidth of level 2, and no more where others have nothing to do
+    level2 = l2_bandwidth(machine) * np.minimum(1.0, blocks / machine.processors)
+    moving = np.maximum(through / np.minimum(level2, reachable), memory / np.minimum(bandwidth(machine), reachable))
+    instructions = accesses + arithmetic * wide + 3 * DIVISION_INSTRUCTIONS
+    warps = blocks * threads / machine.warp_size
+    # a processor's blocks are whole: the busiest one counts
+    uneven = np.ceil(blocks / machine.processors) * machine.processors / blocks
+    issue = uneven * warps * instructions / (machine.schedulers_per_processor * machine.processors * machine.clock_hz)
+    cache = machine.cache(2)
+    assert cache is not None
+    # loads, what depends on them in one warp, and stores that the next kernel waits for
+    alone = latency + (instructions * machine.fma_latency_cycles / 2 + cache.latency_cycles) / machine.clock_hz
+    seconds: np.ndarray = np.maximum(moving, issue) + waves * alone
+    return seconds

@@ -1,0 +1,34 @@
+"""The schema of Winograd's algorithm in three kernels."""
+
+from __future__ import annotations
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.winograd.bound import winograd_bound
+from tilewright.kernels.gpu.winograd.counts import winograd_counts
+from tilewright.kernels.gpu.winograd.estimate import winograd_cost
+from tilewright.kernels.gpu.winograd.features import winograd_features
+from tilewright.kernels.gpu.winograd.lower import lower_winograd, winograd_problem
+from tilewright.kernels.gpu.winograd.space import WinogradProblem, WinogradSchedule, winograd_space
+from tilewright.kernels.schema import Form, Schema
+from tilewright.kernels.winograd_form import WinogradForm, winograd_form
+
+
+def match(problem: Problem, machine: Machine) -> Form[WinogradProblem, WinogradForm]:
+    """Raises Unsuitable as `winograd_form`."""
+    form = winograd_form(problem)
+    return Form(winograd_problem(problem, form), form)
+
+
+WINOGRAD = Schema(
+    name="winograd",
+    kinds=("contraction",),
+    schedule=WinogradSchedule,
+    match=match,
+    space=lambda facts, machine, options: winograd_space(facts, machine),
+    estimate=lambda facts, rows, machine, options: winograd_cost(rows, facts, machine),
+    lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, schedule, machine),
+    counts=lambda facts, rows, machine: winograd_counts(rows, facts, machine),
+    bound=lambda facts, rows, machine, share: winograd_bound(rows, facts, machine, share),
+    features=lambda facts, rows, machine, options: winograd_features(facts, rows),
+)

@@ -1,0 +1,114 @@
+"""Schedules of the `winograd` schema on a GPU: 3x3 convolutions with stride 1 by minimal filtering, F(2x2, 3x3) and F(4x4, 3x3).
+
+Three kernels (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4): every (m + 2) x (m + 2) tile d of the input
+becomes B^T d B; for each of the (m + 2)^2 points of the tiles a matrix product over the input channels with the filters G g G^T, which are
+transformed when compiling; every tile of sums s becomes A^T s A, m x m outputs. Multiplications fall by 2.25 for m = 2 and by 4 for m = 4.
+
+Accuracy in fp32: the largest error against float64, relative to the layer's largest output, over random layers of 4 to 1024 channels: direct
+summation 2.4e-7 to 3.4e-6, F(2x2) 1.7e-7 to 1.3e-6, F(4x4) 6.7e-7 to 6.4e-6, growing with the square root of the channels (docs/kernels.md has the
+table, tests/test_gpu_winograd.py the emulation). All are far within the tolerance of fp32, so both belong to the space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import length, product_of, reject
+from tilewright.kernels.gpu.gemm.space import AXES as PRODUCT_AXES
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, contraction_space
+
+FILTER = 3
+"""Rows and columns of the filters."""
+OUTPUT_TILES = (2, 4)
+"""m of F(m x m, 3 x 3)."""
+SPLITS = (1, 2, 4)
+"""Of the sum over channels: the points of the tiles are blocks already, so that few parts are enough to fill a machine."""
+TRANSFORM_AXES = {"transform_threads": (64, 256), "transform_lanes": (1, 2, 4)}
+
+
+@dataclass(frozen=True)
+class WinogradProblem:
+    """A convolution as the schema sees it: extents of the output, channels of the input, and for each of OUTPUT_TILES the batched product.
+
+    `input_lanes`, `store_lanes`: widest vectors along input channels, and along output channels of the result. Bytes are distinct bytes in memory."""
+
+    images: int
+    height: int
+    width: int
+    channels: int
+    outputs: int
+    input_lanes: int
+    store_lanes: int
+    bytes_read: int
+    bytes_written: int
+    products: tuple[ContractionProblem, ...]
+    epilogue_bytes: int = 0
+    epilogue_flops: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """Of direct summation."""
+        return 2.0 * self.images * self.outputs * self.height * self.width * self.channels * FILTER**2
+
+
+@dataclass(frozen=True)
+class WinogradSchedule:
+    """One candidate: m, threads of a block of the transforms and lanes of their vectors (fewer where a transform does not allow so many), and
+    the product's `ContractionSchedule`."""
+
+    output_tile: int
+    transform_threads: int
+    transform_lanes: int
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+    split: int = 1
+    stages: int = 1
+    cluster: int = 0
+
+    @property
+    def product(self) -> ContractionSchedule:
+        return ContractionSchedule(*(getattr(self, name) for name in PRODUCT_AXES))
+
+    def __str__(self) -> str:
+        return (
+            f"winograd F({self.output_tile}x{self.output_tile},{FILTER}x{FILTER}) transforms threads={self.transform_threads} "
+            f"lanes={self.transform_lanes}, {self.product}"
+        )
+
+
+AXES = ("output_tile", *TRANSFORM_AXES, *PRODUCT_AXES)
+
+
+def winograd_space(problem: WinogradProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with the columns AXES; and how many were rejected by reason (those of the product count once for each pair of transforms)."""
+    widest = max(problem.input_lanes, problem.store_lanes)
+    transforms = product_of(TRANSFORM_AXES)
+    transforms, narrow = reject(transforms, [("no transform has vectors so wide", transforms["transform_lanes"] > widest)])
+    each = length(transforms)
+    parts: list[dict[str, np.ndarray]] = []
+    rejected: dict[str, int] = {}
+    for output_tile, product in zip(OUTPUT_TILES, problem.products, strict=True):
+        rows, counts = contraction_space(product, machine)
+        split = rows["split"] > 1
+        joined = (rows["cluster"] == 1) if machine.compute_capability >= (9, 0) else np.ones(length(rows), bool)
+        workspaces = product.a.bytes + product.bytes_written
+        rules = [
+            ("the workspaces exceed an eighth of the memory", np.full(length(rows), workspaces > machine.memory_bytes // 8)),
+            ("a product of many points needs no more parts", ~np.isin(rows["split"], SPLITS)),
+            ("a cluster adds up the parts without another kernel", split & ~joined),
+        ]
+        rows, more = reject(rows, rules)
+        count = length(rows)
+        columns = {"output_tile": np.full(count * each, output_tile)}
+        columns |= {name: np.tile(column, count) for name, column in transforms.items()}
+        columns |= {name: np.repeat(column, each) for name, column in rows.items()}
+        parts.append(columns)
+        for reason, number in (*((r, n * each) for r, n in (*counts.items(), *more.items())), *((r, n * count) for r, n in narrow.items())):
+            rejected[reason] = rejected.get(reason, 0) + number
+    return {name: np.concatenate([part[name] for part in parts]) for name in AXES}, rejected

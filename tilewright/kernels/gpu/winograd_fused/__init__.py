@@ -1,0 +1,1 @@
+"""Winograd's algorithm in one kernel."""

@@ -1,0 +1,99 @@
+"""Predicted times of the fused Winograd schema, in the form of `kernels.gpu.rates.contraction_cost`.
+
+The constants but COPY_INSTRUCTIONS were fitted to 1270 kernels of 85 random convolutions measured on an h200 (bench/data/h200_train.jsonl.gz),
+good ones weighing more; what is shared with the implicit GEMM has its constants.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.hardware.occupancy import resident_blocks
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.rates import STEP_INSTRUCTIONS, bandwidth
+from tilewright.kernels.gpu.steps import LOADED_LATENCY, BlockStep, on_processors
+from tilewright.kernels.gpu.winograd.estimate import ROW_INSTRUCTIONS
+from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
+from tilewright.kernels.gpu.winograd_fused.space import (
+    fused_registers_of,
+    fused_shared_bytes_of,
+    fused_threads_of,
+    points_of,
+    tiles_there,
+)
+
+COPY_INSTRUCTIONS = 4
+"""Of one copy to shared memory with its addresses, which mostly add constants."""
+TRANSFORM_INSTRUCTIONS = 5.1
+"""Instructions for each of a transform's arithmetic ones: moves, guards and addresses."""
+TRANSFORM_CYCLES = 0.52
+"""Cycles of an instruction of the transform on a step's critical path, besides the latency of its loads."""
+FRAGMENT_WAVEFRONTS = 2.7
+"""Cycles of shared memory for a vector of a fragment: a warp's threads lie at several points of the tiles."""
+STORE_WAVEFRONTS = 2.7
+"""Cycles of shared memory for a warp's store of one transformed point."""
+SUM_WAVEFRONTS = 2.0
+"""Cycles of shared memory for a warp's sum on its way to the transform of the outputs."""
+BARRIER_LATENCIES = 7.7
+"""Latencies of shared memory between two steps: the barrier, the stores before it and the fragments behind."""
+
+
+def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> Estimate:
+    """seconds = launch + max(compute, memory) + drain + split.
+
+    For one step of one block, in cycles of a processor: fma = points BT BK BC / lanes; issue = warps (products and their fragments, copies of
+    filters, and for each tile and channel loads, transform and stores) / schedulers; shared = wavefronts of all of those; l2 = bytes of inputs
+    and filters. A block's step takes no less than the latency of its loads and the transform behind it, which wait for each other. The blocks
+    of a processor, waves and the tail are as in `contraction_cost`; drain is the way of the sums through shared memory and the transform of the
+    outputs, split the exchange of a cluster's partial outputs.
+
+    Worked example: F(2x2), 16 x 32 x 8: 16 * 16 * 32 * 8 / 128 = 512 cycles of fma a step at peak on an h200."""
+    size, bt, bk, bc = (rows[name] for name in ("output_tile", "tiles", "outputs", "channels"))
+    tm, tn, split = (rows[name] for name in ("thread_m", "thread_n", "split"))
+    points, span = points_of(rows), size + FILTER - 1
+    threads = fused_threads_of(rows)
+    warps = threads / machine.warp_size
+    blocks = -(-tiles_there(rows, problem) // bt) * -(-problem.outputs // bk) * split
+    steps = problem.channels // (bc * split)
+    transform = np.choose(np.searchsorted(OUTPUT_TILES, size), [ROW_INSTRUCTIONS[m] for m in OUTPUT_TILES])
+    efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
+    fma = points * bt * bk * bc / machine.fp32_lanes_per_processor / efficiency
+    fragments = -(-tm // 4) + tn // 4
+    items = bt * bc / machine.warp_size
+    copies = points * bc * bk / 4 / machine.warp_size
+    of_tile = 2 * points + TRANSFORM_INSTRUCTIONS * 2 * span * transform
+    issue = warps * (bc * (tm * tn + fragments) + STEP_INSTRUCTIONS) + items * of_tile + copies * COPY_INSTRUCTIONS
+    issue = issue / machine.schedulers_per_processor
+    wavefronts = warps * bc * FRAGMENT_WAVEFRONTS * np.maximum(fragments, 2) + items * points * STORE_WAVEFRONTS + copies * 4
+    shared = wavefronts * 128 / machine.shared_bytes_per_cycle
+    cache1, cache2 = machine.cache(1), machine.cache(2)
+    assert cache1 is not None and cache2 is not None
+    level2 = (points * bk + points * bt) * bc * 4 / cache2.bandwidth
+    wait = LOADED_LATENCY * machine.memory_latency_cycles
+    passes = np.ceil(bt * bc / threads)
+    # a warp waits for its loads, then transforms what they brought
+    chain = wait + passes * of_tile * TRANSFORM_CYCLES
+    inner = bc * np.maximum(tm * tn * 1.8, 0.8 * cache1.latency_cycles) + cache1.latency_cycles
+    least = np.maximum(chain, inner + passes * of_tile)
+    barrier = BARRIER_LATENCIES * cache1.latency_cycles + 2 * warps
+    of_sums = points + (span + size) * transform + size * size * (2 + problem.epilogue_flops)
+    epilogue = SUM_WAVEFRONTS * points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
+    resident = resident_blocks(machine, threads, fused_registers_of(rows), fused_shared_bytes_of(rows))
+    together = np.minimum(-(-blocks // machine.processors), resident)
+    ends = machine.memory_latency_cycles + chain + together * epilogue
+    step = BlockStep(fma, issue, shared, level2, least, barrier)
+    work = on_processors(step, steps, ends, blocks, warps, resident, split, (split > 1).astype(int), machine)
+    meeting = 2 * cache2.latency_cycles + 2 * 4 * size * size * bt * bk / cache2.bandwidth * together
+    # each tile of outputs reads the filters once: from memory the first time, from level 2 then
+    filters = 4.0 * points * problem.channels * problem.outputs
+    moved = problem.bytes_read + problem.bytes_written + problem.epilogue_bytes + filters
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "compute": work.compute_seconds,
+        "memory": moved / bandwidth(machine),
+        "drain": work.drain_seconds,
+        "split": np.where(split > 1, work.rounds * meeting / machine.clock_hz, 0.0),
+    }
+    return Estimate(terms, overlapped=("compute", "memory"))

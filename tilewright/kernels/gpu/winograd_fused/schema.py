@@ -1,0 +1,25 @@
+"""The schema of Winograd's algorithm in one kernel."""
+
+from __future__ import annotations
+
+from tilewright.kernels.gpu.winograd.schema import match
+from tilewright.kernels.gpu.winograd_fused.bound import fused_winograd_bound
+from tilewright.kernels.gpu.winograd_fused.counts import fused_winograd_counts
+from tilewright.kernels.gpu.winograd_fused.estimate import fused_winograd_cost
+from tilewright.kernels.gpu.winograd_fused.features import fused_winograd_features
+from tilewright.kernels.gpu.winograd_fused.lower import lower_fused_winograd
+from tilewright.kernels.gpu.winograd_fused.space import FusedWinogradSchedule, fused_winograd_space
+from tilewright.kernels.schema import Schema
+
+WINOGRAD_FUSED = Schema(
+    name="winograd fused",
+    kinds=("contraction",),
+    schedule=FusedWinogradSchedule,
+    match=match,
+    space=lambda facts, machine, options: fused_winograd_space(facts, machine),
+    estimate=lambda facts, rows, machine, options: fused_winograd_cost(rows, facts, machine),
+    lower=lambda problem, form, schedule, machine: lower_fused_winograd(problem, form.parts, schedule),
+    counts=lambda facts, rows, machine: fused_winograd_counts(rows, facts, machine),
+    bound=lambda facts, rows, machine, share: fused_winograd_bound(rows, facts, machine, share),
+    features=lambda facts, rows, machine, options: fused_winograd_features(facts, rows),
+)

@@ -1,0 +1,124 @@
+"""Schedules of the `winograd fused` schema on a GPU: Winograd's algorithm for 3x3 convolutions in one kernel, for layers too small for three.
+
+A block computes `tiles` tiles of the output for `outputs` output channels. For `channels` input channels at a time its threads transform the input's
+tiles into shared memory, where the transformed filters come by asynchronous copies, and every point of the tiles has threads of its own that
+accumulate thread_m x thread_n sums each. The sums go through shared memory to the transform of the outputs. `split` > 1: so many blocks, a cluster,
+divide the input channels; the transform is linear, so that they exchange partial outputs, a quarter of the sums (4 / 9 for m = 4), by way of each
+other's shared memory. Accuracy is that of `kernels.gpu.winograd.space`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import Columns, product_of, reject
+from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
+
+PADDING = 4
+"""Elements between the rows of the transformed input in shared memory: vectors stay aligned, and stores of neighbouring channels meet other banks."""
+FUSED_AXES = {
+    "output_tile": OUTPUT_TILES,
+    "tiles": (8, 16, 32),
+    "outputs": (16, 32, 64),
+    "channels": (4, 8, 16),
+    "thread_m": (2, 4, 8),
+    "thread_n": (4, 8),
+    "split": (1, 2, 4, 8),
+}
+
+
+@dataclass(frozen=True)
+class FusedWinogradSchedule:
+    """One candidate; see the module's text."""
+
+    output_tile: int
+    tiles: int
+    outputs: int
+    channels: int
+    thread_m: int
+    thread_n: int
+    split: int = 1
+
+    @property
+    def points(self) -> int:
+        """Points of a tile."""
+        return (self.output_tile + FILTER - 1) ** 2
+
+    @property
+    def threads(self) -> int:
+        return self.points * (self.tiles // self.thread_m) * (self.outputs // self.thread_n)
+
+    def __str__(self) -> str:
+        return (
+            f"winograd fused F({self.output_tile}x{self.output_tile},{FILTER}x{FILTER}) block={self.tiles}x{self.outputs}x{self.channels} "
+            f"thread={self.thread_m}x{self.thread_n} split={self.split}" + " cluster" * (self.split > 1)
+        )
+
+
+def fused_winograd_space(problem: WinogradProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with the columns FUSED_AXES; and how many were rejected by reason."""
+    rows = product_of(FUSED_AXES)
+    threads = fused_threads_of(rows)
+    points = points_of(rows)
+    tiles, outputs, channels, split = (rows[name] for name in ("tiles", "outputs", "channels", "split"))
+    there = tiles_there(rows, problem)
+    registers = fused_registers_of(rows)
+    vectors, items = points * channels * outputs // 4, tiles * channels
+    capability = machine.compute_capability
+    quad = machine.warp_size * machine.schedulers_per_processor
+    return reject(
+        rows,
+        [
+            ("no asynchronous copies", np.full(len(threads), capability < (8, 0))),
+            ("no clusters", (split > 1) & (capability < (9, 0))),
+            ("a thread's tile exceeds the block's", (rows["thread_m"] > tiles) | (rows["thread_n"] > outputs)),
+            ("threads below two warps, above 640, or not whole warps", (threads < 64) | (threads > 640) | (threads % machine.warp_size != 0)),
+            ("input channels do not divide among steps and parts", problem.channels % (channels * split) != 0),
+            ("loads of a step do not divide among the threads", (vectors % threads != 0) | ((items % threads != 0) & (items > threads))),
+            ("more than twice as many tiles or output channels as there are", (tiles >= 2 * there) | (outputs >= 2 * problem.outputs)),
+            ("shared memory exceeds a block's", fused_shared_bytes_of(rows) > machine.shared_bytes_per_block),
+            ("registers exceed a thread's", registers > machine.registers_per_thread_max),
+            # the schedulers have equal shares of the registers, and whole warps
+            ("registers exceed a processor's", registers * (-(-threads // quad) * quad) > machine.registers_per_processor),
+        ],
+    )
+
+
+def points_of(rows: Columns) -> np.ndarray:
+    """(m + 2)^2."""
+    return (rows["output_tile"] + FILTER - 1) ** 2
+
+
+def tiles_there(rows: Columns, problem: WinogradProblem) -> np.ndarray:
+    """Tiles of the whole output."""
+    size = rows["output_tile"]
+    tiles: np.ndarray = problem.images * -(-problem.height // size) * -(-problem.width // size)
+    return tiles
+
+
+def fused_threads_of(rows: Columns) -> np.ndarray:
+    threads: np.ndarray = points_of(rows) * (rows["tiles"] // rows["thread_m"]) * (rows["outputs"] // rows["thread_n"])
+    return threads
+
+
+def fused_shared_bytes_of(rows: Columns) -> np.ndarray:
+    """Bytes of shared memory of a block: two buffers of the transformed input and of the filters, the sums, and partial outputs of a cluster.
+
+    F(2x2) with 16 tiles, 32 outputs and 8 channels: 4 * 16 * (2 * 8 * (16 + 4) + 2 * 8 * 32 + 16 * 32) = 86016."""
+    inputs = 2 * rows["channels"] * (rows["tiles"] + PADDING)
+    filters = 2 * rows["channels"] * rows["outputs"]
+    block = rows["tiles"] * rows["outputs"]
+    needed: np.ndarray = 4 * (points_of(rows) * (inputs + filters + block) + np.where(rows["split"] > 1, rows["output_tile"] ** 2 * block, 0))
+    return needed
+
+
+def fused_registers_of(rows: Columns) -> np.ndarray:
+    """Estimated 32-bit registers of a thread: accumulators, fragments read ahead, the tiles that are loaded a step ahead, and addresses. ptxas 13.0
+    takes at most an eighth more for the candidates that are predicted best of the layers of bench/layers.py on sm_90a, mostly fewer."""
+    passes = -(-rows["tiles"] * rows["channels"] // np.maximum(fused_threads_of(rows), 1))
+    size = rows["thread_m"] * rows["thread_n"]
+    registers: np.ndarray = 28 + size + 2 * (rows["thread_m"] + rows["thread_n"]) + passes * points_of(rows)
+    return registers

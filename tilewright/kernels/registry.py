@@ -1,0 +1,88 @@
+"""Which schemas there are for a machine, the package's and those that were registered, and lowering by the schema of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from tilewright.errors import UnsupportedOption
+from tilewright.hardware.machine import Machine
+from tilewright.ir.expr import INDEX
+from tilewright.ir.graph import Value
+from tilewright.ir.kernel import FAULTS
+from tilewright.ir.layout import row_major
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Storage, Unsuitable
+from tilewright.kernels.cpu.registry import SCHEMAS as CPU
+from tilewright.kernels.gpu.registry import SCHEMAS as GPU
+from tilewright.kernels.schema import AnySchema, form_of
+
+_registered: dict[bool, tuple[AnySchema, ...]] = {False: (), True: ()}
+"""By whether they are for GPUs."""
+
+
+def schemas(machine: Machine, kind: str) -> tuple[AnySchema, ...]:
+    """Those that may serve a region of the kind on the machine, in the order in which they are asked."""
+    return tuple(schema for schema in (*(GPU if machine.is_gpu else CPU), *_registered[machine.is_gpu]) if kind in schema.kinds)
+
+
+@contextmanager
+def registered(schema: AnySchema, gpu: bool = False) -> Iterator[None]:
+    """Inside, the schema is asked after the package's own on CPUs, or on GPUs. It is known to this process alone, so that processes which measure
+    do not lower its candidates.
+
+    Raises:
+        UnsupportedOption: where another schema of these machines has its name, or its type of schedules for the same kind of region.
+    """
+    for other in (*(GPU if gpu else CPU), *_registered[gpu]):
+        if other.name == schema.name or (other.schedule is schema.schedule and set(other.kinds) & set(schema.kinds)):
+            raise UnsupportedOption(f"the schema {schema.name!r} has the name or the schedules of the schema {other.name!r}", "give it its own")
+    before = _registered[gpu]
+    _registered[gpu] = (*before, schema)
+    try:
+        yield
+    finally:
+        _registered[gpu] = before
+
+
+def schedule_types() -> Mapping[str, type]:
+    """The types of all schemas' schedules by their names, which is how records and artifacts name them."""
+    every = (*CPU, *GPU, *_registered[False], *_registered[True])
+    return MappingProxyType({schema.schedule.__name__: schema.schedule for schema in sorted(every, key=lambda schema: schema.schedule.__name__)})
+
+
+def schema_of(schedule: Any, machine: Machine, kind: str) -> AnySchema:
+    """The schema that a schedule belongs to.
+
+    Raises:
+        Unsuitable: where no schema of the machine has such schedules for such regions.
+    """
+    for schema in schemas(machine, kind):
+        if type(schedule) is schema.schedule:
+            return schema
+    raise Unsuitable(f"no {type(schedule).__name__} lowers a region of kind {kind}")
+
+
+def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
+    """Kernels, calls and extra storage of a problem under a schedule of one of its schemas.
+
+    Raises:
+        Unsuitable: where the problem does not have the form of the schedule's schema, or the schedule does not fit it.
+    """
+    schema = schema_of(schedule, machine, problem.region.kind)
+    form = form_of(schema, problem, machine)
+    if isinstance(form, Unsuitable):
+        raise Unsuitable(str(form))
+    return with_faults(schema.lower(problem, form, schedule, machine))
+
+
+def with_faults(lowered: Lowered) -> Lowered:
+    """With storage for the indices that its kernels find out of range."""
+    sizes = [buffer.size for kernel in lowered.kernels for buffer in kernel.parameters if buffer.name == FAULTS]
+    if not sizes:
+        return lowered
+    faults = Storage(Value(FAULTS, (max(sizes),), INDEX), row_major((max(sizes),)))
+    return replace(lowered, storage=MappingProxyType({**lowered.storage, FAULTS: faults}))

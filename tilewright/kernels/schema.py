@@ -1,0 +1,93 @@
+"""A schema: one way of computing regions of some kinds, from recognising them to their kernels. What other stages know of a schema stands in its
+one `Schema`, and they ask nothing else: not its schedule's class, not its name, not which columns its candidates have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.kernels.columns import Columns
+
+Facts = TypeVar("Facts")
+Parts = TypeVar("Parts")
+Schedule = TypeVar("Schedule")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller decides. threads: of a CPU. atomics: parts of a sum may be added by atomic operations, in no fixed order (on a GPU)."""
+
+    threads: int = 1
+    atomics: bool = False
+
+
+@dataclass(frozen=True)
+class Form(Generic[Facts, Parts]):
+    """A problem as a schema sees it. facts: the sizes that decide which schedules there are and what they cost. parts: what lowering needs
+    besides, such as roles of axes, and addresses."""
+
+    facts: Facts
+    parts: Parts
+
+
+@dataclass(frozen=True, eq=False)
+class Schema(Generic[Facts, Parts, Schedule]):
+    """Functions of one way of computing a region, each over whole columns of candidates where it concerns candidates.
+
+    name: by which reasons and tables name it.
+    kinds: the kinds of region that it may serve.
+    schedule: the type of its schedules, a frozen dataclass of integers, booleans and strings that no other schema has for the same kind.
+    match: the form of a problem. Raises Unsuitable, with the reason, where the schema does not suit the problem or the machine.
+    space: the feasible candidates, a column an axis, and how many others were rejected for which reason.
+    estimate: predicted seconds, as named terms.
+    lower: kernels, calls and storage of the problem, whose form is given, under a schedule. Raises Unsuitable for a schedule that does not fit it.
+    made: the schedule of a candidate's axes; where it is not given, its type is called with them.
+    counts: what a launch moves, computes and holds; None: not counted.
+    bound: seconds that no kernel can beat where so large a share of the distinct bytes comes through memory; None: no bound.
+    features: what learned models read besides counts and estimate, by name; None, or a result that is None: they know no such candidates.
+    alone: where it has candidates, no schema after it is asked.
+    scored: the coefficients that score compiled code (`selection.code_score`) were fitted to its kernels."""
+
+    name: str
+    kinds: tuple[str, ...]
+    schedule: type[Schedule]
+    match: Callable[[Problem, Machine], Form[Facts, Parts]]
+    space: Callable[[Facts, Machine, Options], tuple[Columns, Mapping[str, int]]]
+    estimate: Callable[[Facts, Columns, Machine, Options], Estimate]
+    lower: Callable[[Problem, Form[Facts, Parts], Schedule, Machine], Lowered]
+    made: Callable[[Mapping[str, int], Machine], Schedule] | None = None
+    counts: Callable[[Facts, Columns, Machine], Any] | None = None
+    bound: Callable[[Facts, Columns, Machine, float], Estimate] | None = None
+    features: Callable[[Facts, Columns, Machine, Options], dict[str, np.ndarray] | None] | None = None
+    alone: bool = False
+    scored: bool = False
+
+    def schedule_of(self, axes: Mapping[str, int], machine: Machine) -> Schedule:
+        """The schedule of one candidate."""
+        return self.made(axes, machine) if self.made is not None else self.schedule(**axes)
+
+
+AnySchema: TypeAlias = Schema[Any, Any, Any]
+
+
+def form_of(schema: Schema[Facts, Parts, Schedule], problem: Problem, machine: Machine) -> Form[Facts, Parts] | Unsuitable:
+    """The problem's form, or why it has none: found once for each problem and handed to ranking and lowering alike. Schemas with the same `match`
+    share it."""
+    known = problem.found.get(schema.match)
+    if known is None or known[0] is not machine:
+        form: Form[Facts, Parts] | Unsuitable
+        try:
+            form = schema.match(problem, machine)
+        except Unsuitable as reason:
+            form = reason.with_traceback(None)
+        known = problem.found[schema.match] = (machine, form)
+    result: Form[Facts, Parts] | Unsuitable = known[1]
+    return result

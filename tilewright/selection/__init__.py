@@ -1,0 +1,1 @@
+"""Which schedule: ranking by the schemas' estimates, corrected by what was learned, and choosing."""

@@ -1,0 +1,54 @@
+"""Ranking the schedules of a region, and choosing one, by the models alone."""
+
+from __future__ import annotations
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.registry import schemas
+from tilewright.kernels.schema import AnySchema, Options, form_of
+from tilewright.selection.learned import cpu, gpu
+from tilewright.selection.ranking import Choice, Part, Ranking
+
+
+def rank(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = False, learned: bool = True) -> Ranking:
+    """Every candidate with its prediction; the same for the same arguments. `threads`: of a CPU. `atomics`: candidates that add parts of a sum by
+    atomic operations, in no fixed order, are offered too (on a GPU). `learned`: where a model was trained for the machine, it corrects the estimates.
+
+    Raises:
+        Unsuitable: where no schema of this machine suits the problem, with the first one's reason.
+    """
+    options = Options(threads, atomics)
+    ranking = Ranking(machine)
+    refusals: list[Unsuitable] = []
+    for schema in schemas(machine, problem.region.kind):
+        form = form_of(schema, problem, machine)
+        if isinstance(form, Unsuitable):
+            refusals.append(form)
+            continue
+        with_its = candidates(ranking, schema, form.facts, options)
+        if not schema.alone:
+            ranking = with_its
+        elif with_its.candidates > ranking.candidates:
+            ranking = with_its
+            break
+    if not ranking.parts and not ranking.rejections:
+        raise Unsuitable(str(refusals[0]) if refusals else f"no schema of {machine.name} serves a region of kind {problem.region.kind}")
+    if not learned:
+        return ranking
+    return gpu.refined(ranking, machine, gpu.model_of(machine.name)) if machine.is_gpu else cpu.corrected(ranking, machine, threads)
+
+
+def candidates(ranking: Ranking, schema: AnySchema, facts: object, options: Options) -> Ranking:
+    """The ranking with the candidates of one more schema for a problem of these facts, and their estimates."""
+    rows, rejected = schema.space(facts, ranking.machine, options)
+    return ranking.joined(Part(schema, facts, rows, schema.estimate(facts, rows, ranking.machine, options)), rejected)
+
+
+def choose(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = False) -> Choice:
+    """The candidate with the least predicted time; arguments as for `rank`.
+
+    Raises:
+        Unsuitable: as `rank`, and where no candidate is feasible.
+    """
+    return rank(problem, machine, threads, atomics).first()

@@ -1,0 +1,1 @@
+"""Learned parts: forests that correct estimates."""

@@ -1,0 +1,106 @@
+"""The learned ranking of a region's candidates: which model a machine has, and the order that it gives a space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.columns import Columns, take
+from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.schema import Options
+from tilewright.selection.learned.hybrid import Learned, load
+from tilewright.selection.ranking import Part, Ranking
+
+MODELS = Path(__file__).parent.parent / "models"
+"""Trained models that come with the package, each named after its machine."""
+KEPT = 8192
+"""Candidates that the learned model looks at: those that the analytical models like best."""
+KEPT_EACH = 320
+"""At least so many of each schema."""
+STAGES = ((20, 2048), (80, 512))
+"""So many of them it looks at with more than so many trees."""
+
+
+@lru_cache(maxsize=8)
+def model_of(machine: str) -> Learned | None:
+    """The model trained for a machine of the catalogue; None where there is none.
+
+    Raises:
+        InvalidModel: where the file is damaged or of another version.
+    """
+    path = MODELS / f"{machine}.npz"
+    return load(path) if path.exists() else None
+
+
+def refined(
+    ranking: Ranking, machine: Machine, model: Learned | None, kept: int = KEPT, stages: Sequence[tuple[int, int]] = STAGES
+) -> Ranking:
+    """The ranking with the times that the model predicts of those of the `kept` candidates that pass its `stages`, all others behind those in
+    their analytical order. A schema that the model does not know keeps its analytical times."""
+    if model is None or not ranking.candidates:
+        return ranking
+    seconds = ranking.seconds
+    limit = np.partition(seconds, kept)[kept] if len(seconds) > kept else np.inf
+    times, behind = seconds.copy(), np.zeros(len(seconds), dtype=bool)
+    looked_at: list[np.ndarray] = []
+    known: list[Described] = []
+    for start, part in zip(ranking.starts, ranking.parts, strict=False):
+        analytical = part.estimate.seconds
+        which = np.flatnonzero(analytical <= max(limit, _nth(analytical, KEPT_EACH)))
+        chosen = replace(part, rows=take(part.rows, which), estimate=_rows_of(part.estimate, which))
+        found = described(chosen, machine)
+        if found is not None:
+            behind[start : start + len(analytical)] = True
+            looked_at.append(start + which)
+            known.append(found)
+    if not known:
+        return ranking
+    # all schemas at once: what a forest takes depends on its trees more than on the rows
+    together = joined(known)
+    predicted = model.predicted(together.columns, together.counts, machine, together.analytical, stages)
+    passed = ~np.isnan(predicted)
+    positions = np.concatenate(looked_at)[passed]
+    times[positions] = predicted[passed]
+    behind[positions] = False
+    times[behind] *= 1 + times[~behind].max() / times.min()
+    return replace(ranking, predicted=times)
+
+
+@dataclass(frozen=True)
+class Described:
+    """Columns of candidates of one schema: what `kernels.gpu.features.described` gives, counts, and the seconds of the schema's own model."""
+
+    columns: Columns
+    counts: Counts
+    analytical: np.ndarray
+
+
+def described(part: Part, machine: Machine) -> Described | None:
+    """What the learned model reads of one part of a ranking; None for candidates that it does not know."""
+    schema = part.schema
+    columns = schema.features(part.facts, part.rows, machine, Options()) if schema.features is not None and schema.counts is not None else None
+    if columns is None or schema.counts is None:
+        return None
+    seconds = part.estimate.seconds
+    return Described({**columns, "own seconds": seconds}, schema.counts(part.facts, part.rows, machine), seconds)
+
+
+def joined(parts: Sequence[Described]) -> Described:
+    """The candidates of several schemas one after another."""
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    counts = {entry.name: np.concatenate([getattr(part.counts, entry.name) for part in parts]) for entry in fields(Counts)}
+    return Described(columns, Counts(**counts), np.concatenate([part.analytical for part in parts]))
+
+
+def _nth(values: np.ndarray, count: int) -> float:
+    return float(np.partition(values, count - 1)[count - 1]) if len(values) > count else float("inf")
+
+
+def _rows_of(estimate: Estimate, which: np.ndarray) -> Estimate:
+    return Estimate({name: np.broadcast_to(term, estimate.seconds.shape)[which] for name, term in estimate.terms.items()}, estimate.overlapped)

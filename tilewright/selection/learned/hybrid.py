@@ -1,0 +1,276 @@
+"""The learned ranking of GPU kernels: a forest over analytical features, its training from measurements, and the measures of its quality.
+
+CNNOpt (PACT 2022, section 4) feeds analytical quantities to a random forest that predicts the time. Here the forest may also predict the
+correction of the analytical time (`target` "correction"), or of the time relative to the rest of its problem ("rank"), and good kernels may
+weigh more in training: the paper notes that order among fast kernels is what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import InvalidModel, UnsupportedOption
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import Columns, take
+from tilewright.kernels.gpu.counted import DEFAULTS, Overheads, counted_cost
+from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.gpu.features import RECORDS, VERSION, features
+from tilewright.selection.learned import forest as trees
+from tilewright.selection.learned.forest import Forest
+
+TARGETS = ("time", "correction", "rank")
+LEARNED_ROWS = 2048
+"""Of a larger space the forest sees only the candidates that the analytical model likes best."""
+FAILED_RESIDUAL = -0.9
+"""Logarithm of measured over expected time below which a training row counts as a launch that failed unnoticed."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Measured kernels, one a row. `described`: columns of `tilewright.kernels.gpu.features.describe`; `problem`: a number for each row's problem;
+    `analytical`: seconds that the analytical model of the kernel's schema expects, where there is one besides `counted_cost`."""
+
+    described: Columns
+    counts: Counts
+    seconds: np.ndarray
+    problem: np.ndarray
+    analytical: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def where(self, which: np.ndarray) -> Samples:
+        """The rows of a mask or of an index array."""
+        analytical = None if self.analytical is None else self.analytical[which]
+        return Samples(take(self.described, which), take_counts(self.counts, which), self.seconds[which], self.problem[which], analytical)
+
+    def expected(self, machine: Machine, overheads: Overheads) -> np.ndarray:
+        """Analytical seconds."""
+        return counted_cost(self.counts, machine, overheads).seconds if self.analytical is None else self.analytical
+
+
+def take_counts(volumes: Counts, which: np.ndarray) -> Counts:
+    return Counts(**{spec.name: getattr(volumes, spec.name)[which] for spec in fields(Counts)})
+
+
+def join(parts: list[Samples]) -> Samples:
+    """All rows; equal problem numbers of two parts stay equal."""
+    described = {name: np.concatenate([part.described[name] for part in parts]) for name in parts[0].described}
+    volumes = Counts(**{spec.name: np.concatenate([getattr(part.counts, spec.name) for part in parts]) for spec in fields(Counts)})
+    known = [part.analytical for part in parts if part.analytical is not None]
+    analytical = np.concatenate(known) if len(known) == len(parts) else None
+    seconds, problem = (np.concatenate([getattr(part, name) for part in parts]) for name in ("seconds", "problem"))
+    return Samples(described, volumes, seconds, problem, analytical)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. `record`: a feature record; `target`: what the forest predicts (logarithms throughout); `favour`: a row weighs (best time of
+    its problem / its time) ** favour; `seeds`: so many forests are averaged; `options`: scikit-learn's; `centred`: how much of its problem's mean
+    target "rank" takes off (all: only the order within a problem is learned; a part: also how far the analytical model errs for a schema)."""
+
+    learner: str = "gradient_boosting"
+    record: str = "hybrid"
+    target: str = "correction"
+    favour: float = 0.0
+    seeds: int = 1
+    options: Mapping[str, Any] = field(default_factory=lambda: {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 20})
+    centred: float = 1.0
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A trained model: forest, what it predicts, and the constants of the analytical model that its features were computed with."""
+
+    forest: Forest
+    record: str
+    target: str
+    overheads: Overheads
+
+    def seconds(self, described: Columns, volumes: Counts, machine: Machine) -> np.ndarray:
+        """Predicted seconds of all candidates. Beyond LEARNED_ROWS of them the analytical model keeps so many, and the others get a time behind
+        theirs, in the analytical order. With target "rank" the scale is the analytical model's."""
+        analytical = counted_cost(volumes, machine, self.overheads).seconds
+        if len(volumes) <= LEARNED_ROWS:
+            return self.predicted(described, volumes, machine, analytical)
+        kept = np.sort(np.argpartition(analytical, LEARNED_ROWS)[:LEARNED_ROWS])
+        predicted = self.predicted(take(described, kept), take_counts(volumes, kept), machine, analytical[kept])
+        result: np.ndarray = analytical * (1 + predicted.max() / analytical.min())
+        result[kept] = predicted
+        return result
+
+    def predicted(
+        self, described: Columns, volumes: Counts, machine: Machine, analytical: np.ndarray, stages: Sequence[tuple[int, int]] = ()
+    ) -> np.ndarray:
+        """Predicted seconds of the candidates, of which the analytical model expects `analytical` seconds.
+
+        `stages`: after so many trees only so many candidates go on, those that are best by then; the others get NaN. (Each tree of a boosted
+        forest corrects what those before it left, so that a few say whether a candidate is among the best.)"""
+        table = features(self.record, described, volumes, machine, self.overheads)
+        known = np.zeros(len(table)) if self.target == "time" else np.log(analytical)
+        left, done = np.arange(len(table)), 0
+        for trees_asked, kept in stages:
+            known[left] += self.forest.predict(table[left], done, trees_asked)
+            done = trees_asked
+            if len(left) > kept:
+                left = left[np.sort(np.argpartition(known[left], kept)[:kept])]
+        known[left] += self.forest.predict(table[left], done)
+        result = np.full(len(table), np.nan)
+        result[left] = np.exp(known[left])
+        return result
+
+    def save(self, path: Path) -> None:
+        trees.save(self.forest, path, {"record": self.record, "target": self.target, "overheads": asdict(self.overheads)})
+
+
+def load(path: Path) -> Learned:
+    """A stored model.
+
+    Raises:
+        InvalidModel: where the file is damaged, or was trained with another feature record than this version's.
+    """
+    forest, more = trees.load(path)
+    record, target = str(more.get("record")), str(more.get("target"))
+    if record not in RECORDS or forest.version != VERSION or forest.names != RECORDS[record] or target not in TARGETS:
+        raise InvalidModel(f"{path} was trained with another feature record (version {forest.version}, this is {VERSION})", "train it again")
+    try:
+        overheads = Overheads(**{name: float(value) for name, value in more["overheads"].items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidModel(f"{path} has no valid analytical constants ({error})", "train it again") from None
+    if not all(0 < value < np.inf for value in asdict(overheads).values()):
+        raise InvalidModel(f"{path} has analytical constants that are not positive numbers", "train it again")
+    return Learned(forest, record, target, overheads)
+
+
+def best_of_problem(samples: Samples) -> np.ndarray:
+    """For each row the least time of its problem."""
+    numbers = np.unique(samples.problem, return_inverse=True)[1]
+    best = np.full(numbers.max(initial=-1) + 1, np.inf)
+    np.minimum.at(best, numbers, samples.seconds)
+    return best[numbers]
+
+
+def train(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overheads) -> Learned:
+    """A model of the measurements.
+
+    Raises:
+        UnsupportedOption: unknown target, record or learner, or scikit-learn is not installed.
+    """
+    return train_together([(samples, machine)], recipe, overheads)
+
+
+def train_together(parts: Sequence[tuple[Samples, Machine]], recipe: Recipe, overheads: Overheads) -> Learned:
+    """One model of measurements on several machines, with features of each row's own machine.
+
+    Raises:
+        UnsupportedOption: as `train`.
+    """
+    if recipe.target not in TARGETS or recipe.record not in RECORDS:
+        raise UnsupportedOption(f"there is no target {recipe.target!r} or record {recipe.record!r}", f"targets {TARGETS}, records {tuple(RECORDS)}")
+    inputs = np.concatenate([features(recipe.record, samples.described, samples.counts, machine, overheads) for samples, machine in parts])
+    goal = np.concatenate([_goal(samples, machine, recipe, overheads) for samples, machine in parts])
+    qualities = np.concatenate([best_of_problem(samples) / samples.seconds for samples, _ in parts])
+    weights = qualities**recipe.favour if recipe.favour else None
+    names = RECORDS[recipe.record]
+    forests = [trees.fit(recipe.learner, inputs, goal, weights, names, VERSION, recipe.options, seed) for seed in range(recipe.seeds)]
+    return Learned(trees.mean_of(forests) if len(forests) > 1 else forests[0], recipe.record, recipe.target, overheads)
+
+
+def _goal(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overheads) -> np.ndarray:
+    """The logarithms that the forest is to predict."""
+    goal = np.log(samples.seconds)
+    if recipe.target != "time":
+        goal = goal - np.log(samples.expected(machine, overheads))
+    if recipe.target == "rank":
+        goal = goal - recipe.centred * _centre(samples.problem, goal, best_of_problem(samples) / samples.seconds)
+    return np.asarray(goal)
+
+
+def _centre(problem: np.ndarray, goal: np.ndarray, quality: np.ndarray) -> np.ndarray:
+    """For each row the mean of its problem's goals, good kernels weighing more."""
+    numbers = np.unique(problem, return_inverse=True)[1]
+    weights = quality**2
+    return (np.bincount(numbers, goal * weights) / np.bincount(numbers, weights))[numbers]
+
+
+def folds_of(problem: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    """A fold number for each row; all rows of a problem are in one fold."""
+    names, numbers = np.unique(problem, return_inverse=True)
+    return (np.random.default_rng(seed).permutation(len(names)) % count)[numbers]
+
+
+def out_of_fold(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overheads, count: int = 5, seed: int = 0) -> np.ndarray:
+    """Seconds that models predict for problems which they were not trained with."""
+    folds = folds_of(samples.problem, count, seed)
+    result = np.empty(len(samples))
+    for fold in range(count):
+        held = folds == fold
+        if held.any():
+            part = samples.where(held)
+            model = train(samples.where(~held), machine, recipe, overheads)
+            result[held] = model.predicted(part.described, part.counts, machine, part.expected(machine, overheads))
+    return result
+
+
+def without_failures(samples: Samples, machine: Machine, overheads: Overheads) -> Samples:
+    """Drops measurements that cannot be: faster than the machine's peak rate allows, or far below what kernels of other problems let expect (a
+    launch that fails unnoticed returns in microseconds)."""
+    samples = samples.where(samples.seconds > samples.counts.flops / machine.peak_flops["fp32"])
+    if len(np.unique(samples.problem)) < 8:
+        return samples
+    quick = Recipe(options={"max_iter": 150, "loss": "absolute_error"})
+    residual = np.log(samples.seconds / out_of_fold(samples, machine, quick, overheads, 4, 1))
+    return samples.where(residual > FAILED_RESIDUAL)
+
+
+def fit_overheads(samples: Samples, machine: Machine, start: Overheads = DEFAULTS, each: int = 40, prior: float = 0.02) -> Overheads:
+    """The analytical constants under which logarithms of time fit best, robustly, on up to `each` of the better kernels of each problem; good
+    kernels weigh more. `prior` keeps constants that the data say nothing about near `start`.
+
+    Raises:
+        UnsupportedOption: SciPy, which comes with scikit-learn, is not installed.
+    """
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise UnsupportedOption("fitting needs SciPy", "pip install tilewright[train]") from None
+    quality = best_of_problem(samples) / samples.seconds
+    order = np.random.default_rng(3).permutation(len(samples))
+    order = order[quality[order] > 0.25]
+    numbers = samples.problem[order]
+    order = order[np.argsort(numbers, kind="stable")]
+    numbers = samples.problem[order]
+    first = np.r_[True, numbers[1:] != numbers[:-1]]
+    position = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+    chosen = order[position < each]
+    volumes, goal, weight = take_counts(samples.counts, chosen), np.log(samples.seconds[chosen]), quality[chosen]
+    names = [spec.name for spec in fields(Overheads)]
+    origin = np.log([getattr(start, name) for name in names])
+
+    def with_constants(logarithms: np.ndarray) -> Overheads:
+        return replace(start, **dict(zip(names, map(float, np.exp(logarithms)), strict=True)))
+
+    def residuals(logarithms: np.ndarray) -> np.ndarray:
+        predicted = np.log(counted_cost(volumes, machine, with_constants(logarithms)).seconds)
+        differences: np.ndarray = np.r_[(predicted - goal) * weight, (logarithms - origin) * prior * len(chosen) ** 0.5]
+        return differences
+
+    solution = least_squares(residuals, origin, loss="soft_l1", f_scale=0.1, max_nfev=40, bounds=(origin - 2.5, origin + 2.5))
+    return with_constants(solution.x)
+
+
+def loss_of_performance(seconds: np.ndarray, predicted: np.ndarray, tried: int) -> float:
+    """LoP@n: how much longer than the fastest of all kernels the fastest of the `tried` best predicted takes, as a fraction (CNNOpt, equation 5)."""
+    order = np.argsort(predicted, kind="stable")[:tried]
+    return float(seconds[order].min() / seconds.min() - 1)
+
+
+def trials_to(seconds: np.ndarray, predicted: np.ndarray, share: float) -> int:
+    """Kernels to measure in predicted order until one reaches `share` of the best performance (CNNOpt, table 8: a loss of at most 1 - share)."""
+    order = np.argsort(predicted, kind="stable")
+    return int(np.argmax(seconds[order] <= seconds.min() * (2 - share))) + 1

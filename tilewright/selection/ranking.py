@@ -1,0 +1,135 @@
+"""The candidates of a region in their predicted order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.ir.region import Unsuitable
+from tilewright.ir.space import SpaceCounts
+from tilewright.kernels.columns import Columns, length, row
+from tilewright.kernels.schema import AnySchema
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One candidate with its prediction; `rejected` counts the infeasible ones by reason, `candidates` the feasible ones. `measured_seconds`: from
+    records, where there are any of it."""
+
+    schedule: Any
+    seconds: float
+    terms: Mapping[str, float]
+    rejected: Mapping[str, int]
+    candidates: int
+    measured_seconds: float | None = None
+
+    @property
+    def space(self) -> SpaceCounts:
+        return SpaceCounts(self.candidates, self.rejected)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The candidates of one schema for a problem of these facts, and their estimate."""
+
+    schema: AnySchema
+    facts: Any
+    rows: Columns
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Every feasible candidate of a region; iterating gives them from the fastest predicted on, equal ones in the order of the space.
+
+    `parts`: one for each schema that has a feasible candidate. `rejections`: by the names of all schemas that were asked, how many candidates
+    each reason rejected. `predicted`: seconds of all candidates where a learned model has corrected the estimates."""
+
+    machine: Machine
+    parts: tuple[Part, ...] = ()
+    rejections: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
+    predicted: np.ndarray | None = None
+
+    @property
+    def rejected(self) -> Mapping[str, int]:
+        """How many candidates each reason rejected; of all schemas but the first the reason begins with the schema's name."""
+        first = next(iter(self.rejections), None)
+        return {
+            reason if name == first else f"{name}: {reason}": count for name, reasons in self.rejections.items() for reason, count in reasons.items()
+        }
+
+    @property
+    def candidates(self) -> int:
+        return sum(length(part.rows) for part in self.parts)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """For each part the position of its first candidate, and last the number of all."""
+        return np.cumsum([0, *(length(part.rows) for part in self.parts)])
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Predicted, of all candidates."""
+        if self.predicted is not None:
+            return self.predicted
+        return np.concatenate([np.zeros(0), *(part.estimate.seconds for part in self.parts)])
+
+    def joined(self, part: Part, rejected: Mapping[str, int]) -> Ranking:
+        """With the candidates of another schema, if there are any, and how many it rejected. Predictions are the models'."""
+        parts = (*self.parts, part) if length(part.rows) else self.parts
+        return Ranking(self.machine, parts, {**self.rejections, part.schema.name: rejected})
+
+    def __iter__(self) -> Iterator[Choice]:
+        for position in np.argsort(self.seconds, kind="stable"):
+            yield self.choice(int(position))
+
+    def first_parts(self, count: int) -> Iterator[Part]:
+        """The part of each of the `count` candidates with the least predicted times."""
+        for position in np.argsort(self.seconds, kind="stable")[:count]:
+            yield self.parts[int(np.searchsorted(self.starts, position, side="right")) - 1]
+
+    def first(self) -> Choice:
+        """The candidate with the least predicted time; of equal ones the first in the order of the space.
+
+        Raises:
+            Unsuitable: where no candidate is feasible.
+        """
+        if not self.candidates:
+            raise Unsuitable("no schedule is feasible: " + ", ".join(f"{reason} ({count})" for reason, count in self.rejected.items()))
+        return self.choice(int(np.argmin(self.seconds)))
+
+    def choice(self, position: int) -> Choice:
+        """The candidate at a position of the space (that of `seconds`)."""
+        starts = self.starts
+        number = int(np.searchsorted(starts, position, side="right")) - 1
+        part = self.parts[number]
+        at = int(position - starts[number])
+        seconds = float(part.estimate.seconds[at])
+        terms = {name: float(term[at]) for name, term in part.estimate.terms.items()}
+        if self.predicted is not None:
+            terms["learned correction"] = float(self.predicted[position]) - seconds
+            seconds = float(self.predicted[position])
+        schedule = part.schema.schedule_of(row(part.rows, at), self.machine)
+        return Choice(schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates)
+
+    def find(self, schedule: Any) -> Choice | None:
+        """The candidate of a schedule, or None where it is none of these."""
+        start = 0
+        for part in self.parts:
+            count = length(part.rows)
+            if part.schema.schedule is type(schedule):
+                # an axis may count what the schedule names; a space may lack an axis that the schedule has: then its value must be the default
+                axes = {name: getattr(schedule, name) for name in part.rows if isinstance(getattr(schedule, name, None), int)}
+                same = np.all([part.rows[name] == value for name, value in axes.items()], axis=0)
+                for position in np.flatnonzero(same):
+                    choice = self.choice(start + int(position))
+                    if choice.schedule == schedule:
+                        return choice
+            start += count
+        return None

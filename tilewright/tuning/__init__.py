@@ -1,0 +1,1 @@
+"""Measuring candidates: trials, records, data sets, training, batches of models on Dask."""

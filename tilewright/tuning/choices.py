@@ -1,0 +1,109 @@
+"""Choices that were made before, kept beside the kernels: the same models choose the same schedule of the same problem, and ranking takes time.
+
+A choice is one JSON file named by a digest of all that decides it: problem, machine, the sources that lower, rank and score, trained models, options,
+NumPy, in which the ranking is computed, and for a CPU the programs that compile and read code. One on the way to which something hung is not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tilewright import settings
+from tilewright.files import json_of
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.kernels.registry import schemas
+from tilewright.partition.plan import Chooser
+from tilewright.selection.choice import choose, rank
+from tilewright.selection.ranking import Choice
+from tilewright.system.private_files import make_folder, read_private, require_private
+from tilewright.tuning import plain
+from tilewright.tuning.code_choice import CodeScores, tools
+from tilewright.tuning.problems import digest_of_files, generator, key_of
+
+RANKING = (
+    "kernels/**/*.py", "selection/**/*.py", "selection/models/*", "analysis/*.py", "hardware/*.py", "toolchain/*.py", "tuning/code_choice.py",
+    "tuning/score_worker.py", "runtime/kernel_source.py",
+)  # fmt: skip
+"""Files that rank: models, what was learned, rules of occupancy, tables of pipelines, flags of compilers, choosing by code."""
+
+
+@lru_cache(maxsize=1)
+def _models() -> str:
+    """A digest of everything that ranks."""
+    return f"{digest_of_files(*RANKING)} {np.__version__}"
+
+
+def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Chooser:
+    """Chooses as the models do, and for contractions of a CPU as `scores` do among the models' favourites; what was chosen before is read. Where the
+    models alone choose for a CPU, they are asked again, which is as quick. `atomics` as for `selection.choice.rank`."""
+
+    def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
+        if not machine.is_gpu and (scores is None or problem.region.kind != "contraction"):
+            return choose(problem, machine, threads)
+        path = place(problem, machine, atomics, 0 if machine.is_gpu else threads)
+        known = _read(path)
+        if known is None:
+            whole = True
+            if scores is None or machine.is_gpu:
+                known = choose(problem, machine, threads, atomics)
+            else:
+                known, whole = scores.best(problem, rank(problem, machine, threads), threads)
+            if whole:
+                _write(path, known)
+        return known
+
+    return chosen
+
+
+def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -> Path:
+    """Where the choice is kept; `threads` of a CPU."""
+    programs = "" if machine.is_gpu else tools(machine)
+    asked = [schema.name for schema in schemas(machine, problem.region.kind)]
+    key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {atomics} {threads} {programs} {asked}".encode()).hexdigest()[:40]
+    return settings.cache_directory() / "choices" / f"{key}.json"
+
+
+def _read(path: Path) -> Choice | None:
+    """The choice of a file; None where there is none, it is damaged, or another user may have written it."""
+    try:
+        content = json_of(read_private(path, path.parent))
+        if content.pop("digest") != _digest(content):
+            return None
+        terms = {str(name): float(seconds) for name, seconds in content["terms"].items()}
+        rejected = {str(reason): int(count) for reason, count in content["rejected"].items()}
+        schedule = plain.schedule_of(content["schedule"])
+        return Choice(schedule, float(content["seconds"]), MappingProxyType(terms), rejected, int(content["candidates"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Finds damage: a schedule is not looked for in its space when it is read."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _write(path: Path, choice: Choice) -> None:
+    """Keeps a choice, whole or not at all; a full or read-only disk costs time only."""
+    content = {
+        "schedule": plain.schedule_text(choice.schedule), "seconds": choice.seconds, "terms": dict(choice.terms),
+        "rejected": dict(choice.rejected), "candidates": choice.candidates,
+    }  # fmt: skip
+    with suppress(OSError):
+        make_folder(path.parent)
+        require_private(path.parent, path.parent)
+        descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        with os.fdopen(descriptor, "w") as file:
+            json.dump({**content, "digest": _digest(content)}, file)
+        os.replace(partial, path)

@@ -1,0 +1,110 @@
+"""Measuring samples of schedules of many convolution layers into a data set; complete layers are kept, whenever it is interrupted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.selection.choice import rank
+from tilewright.selection.learned.gpu import refined
+from tilewright.selection.learned.hybrid import Learned
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset, plain
+from tilewright.tuning.sampling import evenly, towards_the_best
+from tilewright.tuning.trials import Job, Outcome, Trials
+
+Layer = Mapping[str, Any]
+Choose = Callable[[Layer, Problem], Sequence[Any]]
+"""The schedules to measure of a layer."""
+Progress = Callable[[str, int, int, int], None]
+"""Called with a layer's name, candidates measured, failed, and layers complete, after each candidate."""
+
+
+def ranking_of(problem: Problem, machine: Machine) -> Ranking:
+    """Every candidate of a problem with the analytical predictions."""
+    return rank(problem, machine, learned=False)
+
+
+def sample_of(each: int, seed: int, machine: Machine) -> Choose:
+    """Half of `each` schedules drawn evenly over the schemas, half towards what the analytical models like best."""
+
+    def choose(layer: Layer, problem: Problem) -> list[Any]:
+        ranking = ranking_of(problem, machine)
+        own = [seed, *(int(layer[name]) for name in dataset.LAYER_FIELDS)]
+        number = int(np.random.SeedSequence(own).generate_state(1)[0])
+        positions = np.unique(np.concatenate([evenly(ranking, each // 2, number), towards_the_best(ranking, each, number)]))
+        order = np.random.default_rng(number).permutation(positions)[:each]
+        return [ranking.choice(int(position)).schedule for position in order]
+
+    return choose
+
+
+def favourites_of(model: Learned, each: int, known: Sequence[dataset.MeasuredLayer], machine: Machine) -> Choose:
+    """The first `each` of a model's ranking that were not measured yet: where it is too hopeful, it learns most."""
+    texts = {str(measured.layer["name"]): set(measured.times()) for measured in known}
+
+    def choose(layer: Layer, problem: Problem) -> list[Any]:
+        ranking = refined(ranking_of(problem, machine), machine, model)
+        new = (choice.schedule for choice in ranking if plain.schedule_text(choice.schedule) not in texts.get(str(layer["name"]), ()))
+        return list(islice(new, each))
+
+    return choose
+
+
+def collect(
+    trials: Trials,
+    machine: Machine,
+    layers: Iterable[Layer],
+    choose: Choose,
+    path: Path,
+    seconds: float = float("inf"),
+    progress: Progress | None = None,
+) -> int:
+    """Measures layer after layer and appends each to the file when all its schedules are done; gives the number of candidates measured.
+
+    No new layer is begun after `seconds`."""
+    waiting: dict[str, tuple[Layer, int]] = {}
+    done: dict[str, list[Outcome]] = {}
+    ends = time.monotonic() + seconds
+
+    def jobs() -> Iterator[Job]:
+        for layer in layers:
+            if time.monotonic() > ends:
+                return
+            problem = dataset.layer_problem(layer)
+            schedules = choose(layer, problem)
+            name = str(layer["name"])
+            waiting[name] = (layer, len(schedules))
+            done[name] = []
+            for schedule in schedules:
+                yield Job(problem, schedule, name)
+
+    measured = failed = complete = 0
+    for outcome in trials.measure(jobs()):
+        name = str(outcome.job.key)
+        done[name].append(outcome)
+        measured += outcome.timing is not None
+        failed += outcome.timing is None
+        layer, count = waiting[name]
+        if len(done[name]) == count:
+            dataset.append(path, dataset.from_outcomes(layer, machine.name, done.pop(name)))
+            complete += 1
+        if progress is not None:
+            progress(name, measured, failed, complete)
+    return measured
+
+
+def again(trials: Trials, measured: dataset.MeasuredLayer, count: int, rounds: int) -> dataset.MeasuredLayer:
+    """The fastest `count` candidates of a layer, measured again in turns; the layer with these times in place of the former."""
+    times = measured.times()
+    fastest = sorted(times, key=lambda text: (times[text], text))[:count]
+    problem = dataset.layer_problem(measured.layer)
+    jobs = [Job(problem, plain.schedule_of(text), text) for text in fastest]
+    return dataset.merged(measured, dataset.from_outcomes(measured.layer, measured.machine, trials.remeasure(jobs, rounds)))

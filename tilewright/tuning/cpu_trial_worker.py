@@ -1,0 +1,132 @@
+"""A child process that checks and times candidates on this CPU: `python -m tilewright.tuning.cpu_trial_worker --device THREADS`.
+
+It answers the questions of `trial_worker` in the same way; what is different is how kernels are loaded and called. Mode "cold" and "network" are as
+there, with the level-2 caches of the threads in place of that of a GPU, but at least NETWORK_BYTES (code is small beside them and stays); a replay is
+a loop of calls. In mode "network" all threads write the activations anew before each call: a core reads what another has just written more slowly
+than its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilewright.hardware.host import read_cpu_identity
+from tilewright.hardware.machine import Machine
+from tilewright.runtime.cpu import permit_tiles, share_openmp
+from tilewright.system.libraries import mapped
+from tilewright.tuning import plain
+from tilewright.tuning.trial_worker import CACHE_SIZES, Server
+from tilewright.tuning.workers import Message, serve
+
+LEAST_CALLS = 3
+"""Of a replay: the median of fewer is their mean."""
+NETWORK_BYTES = 96 << 20
+"""What a network moves between two uses of a weight, about as much as ResNet-50's weights: shared caches do not hold it."""
+Call = tuple[Any, Sequence[Any]]
+"""A C function and, for each set of buffers, its array of addresses."""
+
+
+@dataclass
+class Loaded:
+    """A candidate in memory: its calls, what the kernel before them has just written, and what must not be freed while they run."""
+
+    calls: Sequence[Call]
+    written_before: Sequence[torch.Tensor]
+    kept: Sequence[Any]
+
+
+class Replay:
+    """`count` calls of a candidate one after another, over sets of buffers in turn."""
+
+    def __init__(self, loaded: Loaded, count: int, sets: int) -> None:
+        self._written_before = loaded.written_before
+        self._calls = [[(function, arguments[number % sets]) for function, arguments in loaded.calls] for number in range(count)]
+
+    def seconds(self) -> float:
+        """Of one call, the median: other processes interrupt some. What the kernel before has written is written before each and not timed: every
+        thread a part, so that most of it is in the cache of a core, and not always of the one that reads it."""
+        spent = []
+        for calls in self._calls:
+            for tensor in self._written_before:
+                tensor.mul_(1)
+            start = time.perf_counter()
+            for function, arguments in calls:
+                function(arguments, None)
+            spent.append(time.perf_counter() - start)
+        return statistics.median(spent)
+
+    def destroy(self) -> None:
+        """Nothing is held."""
+
+
+class CpuServer(Server):
+    """What the process knows: how many threads there are, and the problem of the questions that follow."""
+
+    coarse_seconds, fine_seconds = 0.01, 0.01
+
+    def __init__(self, threads: int) -> None:
+        self.device, self.problem, self.threads = torch.device("cpu"), None, threads
+
+    def finish(self) -> None:
+        """Every call has waited already, and one that fails without ending the process leaves nothing behind."""
+
+    def start(self, message: Message) -> Message:
+        machine: Machine = plain.decode(message["machine"])
+        openmp = share_openmp()
+        if openmp is not None:
+            openmp.omp_set_num_threads(self.threads)
+        torch.set_num_threads(self.threads)
+        permit_tiles()
+        level_2 = machine.cache(2)
+        self.cold_bytes = max(CACHE_SIZES * self.threads * (level_2.bytes if level_2 is not None else 1 << 21), NETWORK_BYTES)
+        name = read_cpu_identity().properties.get("model name", platform.machine())
+        return {"gpu": f"{name}, {self.threads} threads", "driver": platform.release(), "torch": torch.__version__}
+
+    def load(self, data: Mapping[str, Any], mode: str) -> Loaded:  # type: ignore[override]
+        program, rows = self.buffers(data)
+        try:
+            library = mapped(Path(data["binary"]).read_bytes(), next(iter(data["kernels"]), "candidate"))
+        except OSError as error:
+            raise RuntimeError(f"the binary cannot be loaded: {error}") from error
+        calls = [
+            (getattr(library, kernel), [(ctypes.c_void_p * len(each))(*each) for each in sets])
+            for kernel, sets in self.addresses(rows, program, mode)
+        ]
+        assert self.problem is not None
+        activations = [name for name in self.problem.region.inputs if name in rows and not self.problem.is_weight(name, program)]
+        written = [self.row(rows, name, 0, mode, program) for name in activations if mode == "network"]
+        return Loaded(calls, [tensor for tensor in written if tensor.dtype != torch.bool], [library, *rows.values()])
+
+    def unload(self, loaded: Loaded) -> None:  # type: ignore[override]
+        """Its library stays mapped."""
+
+    def once(self, loaded: Loaded) -> None:  # type: ignore[override]
+        for function, arguments in loaded.calls:
+            function(arguments[0], None)
+
+    def make_replay(self, loaded: Loaded, count: int) -> Replay:  # type: ignore[override]
+        assert self.problem is not None
+        return Replay(loaded, max(count, LEAST_CALLS), self.problem.sets)
+
+    def seconds(self, replay: Replay, cold: bool) -> float:  # type: ignore[override]
+        return replay.seconds()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Checks and times candidates on this CPU; see the module's text.")
+    parser.add_argument("--device", type=int, default=1, metavar="THREADS")
+    serve(CpuServer(parser.parse_args().device))
+
+
+if __name__ == "__main__":
+    main()

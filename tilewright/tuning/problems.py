@@ -1,0 +1,119 @@
+"""Problems that are measured: their identity, which is free of a model's names, and the problems of convolutions."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import tilewright
+from tilewright.codegen.describe import described
+from tilewright.hardware.machine import Machine
+from tilewright.ir.computation import StepBuilder, Tensor
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import channels_last, row_major
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Lowered, Region
+from tilewright.partition.canonical import canonical
+from tilewright.tuning import plain
+
+
+@lru_cache(maxsize=1024)
+def key_of(problem: Problem) -> str:
+    """A digest of everything that decides which kernels a schedule of a canonical problem gives and what they compute."""
+    facts = (
+        problem.region.kind,
+        problem.region.steps,
+        sorted(problem.region.inputs),
+        problem.region.outputs,
+        [
+            (name, problem.layouts[name], problem.values[name].dtype, problem.values[name].shape, name in problem.constants)
+            for name in sorted(problem.layouts)
+        ],
+    )
+    return plain.digest(facts)
+
+
+def text_of(problem: Problem) -> str:
+    """The problem and its values in a line, for people."""
+    values, layouts = problem.values, problem.layouts
+    stored = (f"{name} {'x'.join(map(str, values[name].shape)) or 'scalar'} {layouts[name]}" for name in sorted(layouts))
+    return f"{described(problem)}; {'; '.join(stored)}"
+
+
+def convolution_problem(
+    outputs: int,
+    channels: int,
+    height: int,
+    width: int,
+    filter_size: int,
+    stride: int = 1,
+    *,
+    batch: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+) -> Problem:
+    """A convolution of [batch, channels, height * stride, width * stride] to [batch, outputs, height, width], channels last, its padding
+    (dilation * (filter_size // 2) on each side) stored as a zeroed halo, its filters constant. A depthwise one is of kind window."""
+    padding = dilation * (filter_size // 2)
+    each, inside = outputs // groups, channels // groups
+    if each * groups != outputs or inside * groups != channels:
+        raise ValueError(f"{channels} and {outputs} channels in {groups} groups")
+    x = Tensor("x", (batch, channels, height * stride, width * stride), "f32")
+    w = Tensor("w", (outputs, inside, filter_size, filter_size), "f32")
+    builder = StepBuilder("conv")
+    shape = (batch, outputs, height, width)
+    if groups == 1:
+        (result,) = builder.reduce(
+            "sum",
+            shape,
+            (filter_size, filter_size, channels),
+            lambda n, k, y, x_, fy, fx, c: (
+                x(n, c, y * stride + fy * dilation - padding, x_ * stride + fx * dilation - padding) * w(k, c, fy, fx)
+            ),
+        )
+    else:
+        (result,) = builder.reduce(
+            "sum",
+            shape,
+            (filter_size, filter_size, inside),
+            lambda n, g, k, y, x_, fy, fx, c: (
+                x(n, c + g * inside, y * stride + fy * dilation - padding, x_ * stride + fx * dilation - padding) * w(k + g * each, c, fy, fx)
+            ),
+            axes=(batch, groups, each, height, width),
+            index=lambda n, g, k, y, x_, *_: (n, k + g * each, y, x_),
+        )
+    steps = builder.finish([result], ["out"]).steps
+    values = {tensor.name: Value(tensor.name, tensor.shape, "f32") for tensor in (x, w)} | {"out": Value("out", shape, "f32")}
+    halo = ((0, 0), (0, 0), (padding, padding), (padding, padding))
+    layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(shape)}
+    kind = "window" if groups == channels == outputs > 1 else "contraction"
+    region = Region("out", kind, (), steps, ("x", "w"), ("out",))
+    return canonical(Problem(region, layouts, values, frozenset({"w"}))).problem
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """A digest of everything that lowers and prints."""
+    return digest_of_files(*(f"{folder}/**/*.py" for folder in ("ir", "graph", "codegen", "kernels")))
+
+
+def digest_of_files(*patterns: str) -> str:
+    """Of the contents of the package's files that match one of the patterns."""
+    root = Path(tilewright.__file__).parent
+    files = sorted({path for pattern in patterns for path in root.glob(pattern)})
+    found = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        found.update(f"{path.relative_to(root)} {len(content)} ".encode() + content)
+    return found.hexdigest()
+
+
+def generator(machine: Machine) -> str:
+    """Twenty hexadecimal digits that change with anything that generated code for the machine may depend on, besides problem and schedule."""
+    return hashlib.sha256(f"{_sources()} {machine.digest}".encode()).hexdigest()[:20]
+
+
+def code_of(lowered: Lowered) -> str:
+    """What a record names the code by: the kernels' names, which are digests of their code, in the order of the calls."""
+    return "+".join(dict.fromkeys(call.kernel for call in lowered.calls))

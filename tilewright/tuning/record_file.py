@@ -1,0 +1,169 @@
+"""The SQLite file of the records: opened so that nothing in it can do more than be read, and set aside where it is damaged.
+
+A file is used only if its schema is ours, letter by letter: no view, trigger, virtual table or generated column of a stranger is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from tilewright.errors import CacheError
+from tilewright.files import regular
+from tilewright.system.private_files import make_folder
+from tilewright.tuning.measurement import COLUMNS, NUMBERS
+
+VERSION = 1
+"""Of the table's and the lines' form."""
+WRITE_SECONDS, READ_SECONDS = 60.0, 5.0
+"""How long to wait for a lock that another process holds."""
+MOST_ROW_BYTES = 1 << 23
+_TYPES = {"count": "INTEGER", "stopped": "INTEGER", **dict.fromkeys(NUMBERS, "REAL")}
+_COLUMNS = ", ".join(f"{name} {_TYPES.get(name, 'TEXT')}{'' if name in NUMBERS else ' NOT NULL'}" for name in COLUMNS)
+SCHEMA = {
+    "measurements": f"CREATE TABLE measurements (identity TEXT PRIMARY KEY, {_COLUMNS}) WITHOUT ROWID",
+    "of_a_region": "CREATE INDEX of_a_region ON measurements (region, machine, mode)",
+}
+_OF_THE_SYSTEM = frozenset(
+    (
+        sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH,
+    )
+)  # fmt: skip
+"""Errors that are not the file's: a lock, the disk, permissions."""
+
+
+class Damaged(CacheError):
+    """The file holds no records, or they cannot be read any more."""
+
+
+@contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """SQLite's errors in the block are CacheErrors that name the file; Damaged where the file is at fault."""
+    remedy = "name another file, or move this one away: it is measured again"
+    try:
+        yield
+    except UnicodeDecodeError as error:  # of SQLite's own words, which may quote the file
+        raise Damaged(f"the records {path} cannot be used: their schema is no text", remedy) from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise CacheError(f"the records {path} are locked by another process", "wait for it to end, or name another file") from error
+        if code in _OF_THE_SYSTEM:
+            raise CacheError(f"the records {path} cannot be used: {error}", "check permissions and free space, or name another file") from error
+        raise Damaged(f"the records {path} cannot be used: {error}", remedy) from error
+
+
+def connected(path: Path, write: bool) -> sqlite3.Connection | None:
+    """A connection to a file of records; with `write` a new file is made where there is none. None for an empty file that is only to be read.
+
+    Raises:
+        Damaged: where the file holds no records.
+        CacheError: where it is of a newer version, or cannot be opened, read or written.
+    """
+    try:
+        if write:
+            make_folder(path.parent)
+        if path.exists() or not write:
+            regular(path)
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or error
+        raise CacheError(f"the records {path} cannot be opened: {words}", "name a file that can be read and written") from error
+    with errors_of(path):
+        place = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"  # rw: what a killed process left is finished first
+        connection = sqlite3.connect(place, timeout=WRITE_SECONDS if write else READ_SECONDS, isolation_level=None, uri=True)
+        try:
+            connection.text_factory = lambda data: data.decode(errors="surrogateescape")  # a row of such text is refused
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_ROW_BYTES)
+            connection.execute("PRAGMA trusted_schema=OFF")
+            connection.execute("PRAGMA cell_size_check=ON")
+            if not _has_tables(connection, path, write):
+                connection.close()
+                return None
+            if write:
+                _check_pages(connection, path)
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=NORMAL")
+            else:
+                connection.execute("PRAGMA query_only=ON")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Everything in the block, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _has_tables(connection: sqlite3.Connection, path: Path, write: bool) -> bool:
+    """Whether there are our tables, which with `write` are made in an empty file. Raises CacheError for anything else."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()  # a trigger may have the name of an index
+    if version == 0 and not found:
+        if write:
+            with transaction(connection):
+                for name, sql in SCHEMA.items():  # another process may have been faster
+                    connection.execute(sql.replace(f" {name} ", f" IF NOT EXISTS {name} ", 1))
+                connection.execute(f"PRAGMA user_version={VERSION}")
+        return write
+    if version > VERSION:
+        raise CacheError(
+            f"{path} holds no records of version {VERSION} (its version is {version})",
+            "name another file; `tilewright tune --export` with the version that wrote it carries them over",
+        )
+    if version != VERSION or sorted(found, key=str) != sorted(SCHEMA.items(), key=str):
+        raise Damaged(f"{path} holds no records of version {VERSION} (its version is {version})", "name another file")
+    return True
+
+
+def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
+    (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if said != "ok":
+        raise Damaged(f"the records {path} are damaged: {said.splitlines()[-1]}", "name another file")
+
+
+def set_aside(path: Path) -> Path | None:
+    """Renames a damaged file, with what SQLite keeps beside it, to the first free name ``NAME.damaged-N``; gives that, or None where the file
+    is sound or gone after all. Of several processes that find the damage one renames: it looks again under a lock, so that a file that another
+    has begun since stays where it is.
+
+    Raises:
+        OSError: where it cannot be renamed.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            with errors_of(path):
+                connection = connected(path, write=False)
+                if connection is not None:
+                    with closing(connection):
+                        _check_pages(connection, path)
+            return None
+        except Damaged:
+            pass
+        except CacheError:  # locked, or gone
+            return None
+        number = 1
+        while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+            number += 1
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            if (part := path.with_name(path.name + suffix)).exists():
+                os.rename(part, aside.with_name(aside.name + suffix))
+        return aside
+    finally:
+        os.close(folder)

@@ -1,0 +1,185 @@
+"""Records: every measurement of a candidate with all that it depends on, in one SQLite file.
+
+A measurement is never changed; measuring again adds another. Files of JSON lines carry records from one machine to another.
+
+The user's own file (that of `default_path`) costs nobody a compilation: where it is damaged it is set aside under another name, and where it
+cannot be read it is ignored; a warning says which. A file that was named explicitly is never moved, and what is wrong with it is an error.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from tilewright import settings
+from tilewright.errors import CacheError
+from tilewright.files import first_line, json_of, lines_of, reading, written
+from tilewright.tuning.measurement import COLUMNS, Measurement, checked
+from tilewright.tuning.record_file import VERSION, Damaged, connected, errors_of, set_aside, transaction
+from tilewright.tuning.trials import TUNING_MODE
+
+ERRORS_SHOWN = 5
+TRUTHS = {0: False, 1: True}
+
+
+def default_path() -> Path:
+    """The user's records."""
+    return settings.cache_directory() / "records.sqlite"
+
+
+class Records:
+    """The records in one file; a context manager that closes it. Many processes may read and write at once.
+
+    Without a path, the user's. `write=False` makes and changes no file, and without a path it raises nothing: what cannot be read is empty then.
+
+    Raises:
+        CacheError: where the file is no record store, of a newer version, or cannot be read or written.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, write: bool = True) -> None:
+        self.path = Path(path) if path is not None else default_path()
+        self._optional = path is None and not write
+        self._has_told = False
+        self._connection: sqlite3.Connection | None = None
+        try:
+            self._connection = connected(self.path, write)
+        except CacheError as error:
+            if path is not None:
+                raise
+            moved = self._give_up(error)
+            if write and not moved:
+                raise
+            if write:
+                self._connection = connected(self.path, write)
+
+    def _give_up(self, error: CacheError) -> bool:
+        """Says once why the user's records are of no use; a damaged file is set aside first. Whether it was."""
+        self.close()
+        aside, more = None, ""
+        if isinstance(error, Damaged):
+            try:
+                aside = set_aside(self.path)
+                more = f"; they are kept as {aside.name}" if aside else ""
+            except OSError as other:
+                more = f"; they cannot be set aside: {other.strerror}"
+        warnings.warn(f"{error.cause}{more}; going on without what they knew", stacklevel=2)
+        return isinstance(error, Damaged)
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __len__(self) -> int:
+        if self._connection is None:
+            return 0
+        with errors_of(self.path):
+            return int(self._connection.execute("SELECT count(*) FROM measurements").fetchone()[0])
+
+    def add(self, measurements: Iterable[Measurement]) -> int:
+        """Stores them in one transaction; how many were new."""
+        places = ", ".join("?" * (len(COLUMNS) + 1))
+        assert self._connection is not None
+        with errors_of(self.path), transaction(self._connection):
+            before = self._connection.total_changes
+            self._connection.executemany(
+                f"INSERT OR IGNORE INTO measurements VALUES ({places})", ((entry.identity, *asdict(entry).values()) for entry in measurements)
+            )
+            return self._connection.total_changes - before
+
+    def all(self) -> Iterator[Measurement]:
+        """Every measurement, by date."""
+        yield from self._select("ORDER BY date, identity")
+
+    def of(self, region: str, machine: str, mode: str = TUNING_MODE) -> list[Measurement]:
+        """Everything measured of a region on a machine, by date."""
+        return list(self._select("WHERE region = ? AND machine = ? AND mode = ? ORDER BY date, identity", region, machine, mode))
+
+    def standing(self, region: str, machine: str, mode: str = TUNING_MODE) -> list[Measurement]:
+        """One measurement for each schedule and code, the fastest first: of several the one of most replays, and of those the latest."""
+        kept: dict[tuple[str, str], Measurement] = {}
+        for entry in self.of(region, machine, mode):
+            key = (entry.schedule, entry.code)
+            if key not in kept or kept[key].count <= entry.count:
+                kept[key] = entry
+        return sorted(kept.values(), key=lambda entry: (entry.seconds, entry.schedule, entry.code))
+
+    def _select(self, condition: str, *arguments: str) -> Iterator[Measurement]:
+        """The rows that are measurements; the others cost themselves only."""
+        if self._connection is None:
+            return
+        try:
+            with errors_of(self.path):
+                for row in self._connection.execute(f"SELECT {', '.join(COLUMNS)} FROM measurements {condition}", arguments):
+                    values = dict(zip(COLUMNS, row, strict=True))
+                    try:
+                        entry = checked({**values, "stopped": TRUTHS.get(values["stopped"])})
+                    except ValueError as error:
+                        self._tell_of_row(error)
+                        continue
+                    yield entry
+        except CacheError as error:
+            if not self._optional:
+                raise
+            self._give_up(error)
+
+    def _tell_of_row(self, error: ValueError) -> None:
+        if not self._has_told:
+            warnings.warn(f"{self.path} holds rows that are no measurements, and these are ignored: {first_line(error)}", stacklevel=2)
+            self._has_told = True
+
+    def export_lines(self, path: str | Path) -> int:
+        """Writes every measurement as a line of JSON, compressed where the name ends in .gz; how many."""
+        count = 0
+        with written(path) as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if str(path).endswith(".gz") else raw as file:
+            for entry in self.all():
+                file.write(json.dumps({"version": VERSION, **asdict(entry)}).encode() + b"\n")
+                count += 1
+        return count
+
+    def import_lines(self, path: str | Path) -> int:
+        """Reads what `export_lines` wrote; how many measurements were new.
+
+        Raises:
+            CacheError: where any line is no measurement, naming the lines; then nothing is stored.
+        """
+        wrong: list[str] = []
+        count = 0
+
+        def found() -> Iterator[Measurement]:
+            nonlocal count
+            for number, line in lines_of(path):
+                if not line.strip():
+                    continue
+                try:
+                    yield _measurement(json_of(line))
+                except ValueError as error:
+                    count += 1
+                    wrong.extend([f"line {number}: {first_line(error)}"] if count <= ERRORS_SHOWN else [])
+            if wrong:
+                shown = "; ".join(wrong) + (f"; and {count - ERRORS_SHOWN} more" if count > ERRORS_SHOWN else "")
+                raise CacheError(f"{path} holds lines that are no measurements: {shown}", "correct or remove them; nothing was imported")
+
+        with reading(path, CacheError, "name a file that `tilewright tune --export` wrote"):
+            return self.add(found())
+
+
+def _measurement(data: object) -> Measurement:
+    """A measurement of a line's content. Raises ValueError where it is none."""
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")
+    version = data.pop("version", None)
+    if version != VERSION:
+        raise ValueError(f"its version is {ascii(version)[:40]}, not {VERSION}")
+    return checked(data)

@@ -1,0 +1,87 @@
+"""From measured layers to a learned model: the features of what was measured, training, and how good the order is on layers left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from tilewright.errors import InvalidInput
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counted import Overheads
+from tilewright.kernels.registry import schedule_types
+from tilewright.kernels.schema import Options
+from tilewright.selection.learned.gpu import described
+from tilewright.selection.learned.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
+from tilewright.selection.ranking import Part
+from tilewright.tuning.collecting import ranking_of
+from tilewright.tuning.dataset import MEASURES, MeasuredLayer, layer_problem
+
+BOOSTED = MappingProxyType(
+    {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 127, "max_depth": 12, "min_samples_leaf": 20, "max_features": 0.4}
+)
+RECIPE = Recipe("gradient_boosting", "candidate", "correction", 3.0, options=BOOSTED)
+"""How the models that come with the package are trained."""
+TOPS = (1, 10, 30)
+
+
+def with_trees(recipe: Recipe, count: int) -> Recipe:
+    """The recipe with so many trees."""
+    name = "max_iter" if recipe.learner == "gradient_boosting" else "n_estimators"
+    return replace(recipe, options={**recipe.options, name: count})
+HICCUP = 3.0
+"""A time of a single replay that is so many times the analytical one says how late the host was, not how slow the kernel."""
+
+
+def part_of(part: Part, rows: Columns, machine: Machine) -> Part:
+    """Other candidates of the part's schema and problem, whether its space has them or not."""
+    return replace(part, rows=rows, estimate=part.schema.estimate(part.facts, rows, machine, Options()))
+
+
+def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]]:
+    """The layer's rows with what the learned model reads of them, as problem `number`, and the schema of each. Rows of schemas that the model does
+    not know are left out."""
+    problem = layer_problem(measured.layer)
+    ranking = ranking_of(problem, machine)
+    parts: list[Samples] = []
+    schemas: list[str] = []
+    for kind, columns in measured.schemas.items():
+        part = next((part for part in ranking.parts if part.schema.schedule is schedule_types()[kind]), None)
+        rows = {name: column for name, column in columns.items() if name not in MEASURES}
+        known = described(part_of(part, rows, machine), machine) if part is not None else None
+        if known is None:
+            continue
+        count = len(columns["seconds"])
+        found = Samples(known.columns, known.counts, columns["seconds"], np.full(count, number), known.analytical)
+        good = np.flatnonzero((columns["rounds"] > 1) | (columns["seconds"] < HICCUP * known.analytical))
+        parts.append(found.where(good))
+        schemas += [kind] * len(good)
+    if not parts:
+        raise InvalidInput(f"layer {measured.layer['name']} has no measured candidate of a known schema", "collect the measurements again")
+    return join(parts), schemas
+
+
+def samples(layers: Sequence[MeasuredLayer], machine: Machine) -> tuple[Samples, np.ndarray]:
+    """All rows of all layers, and the schema of each."""
+    known = [samples_of(measured, machine, number) for number, measured in enumerate(layers)]
+    return join([rows for rows, _ in known]), np.array([schema for _, schemas in known for schema in schemas])
+
+
+def held_out(rows: Samples, machine: Machine, recipe: Recipe, overheads: Overheads, folds: int) -> np.ndarray:
+    """Seconds predicted of each row by a model that saw nothing of its layer."""
+    return out_of_fold(rows, machine, recipe, overheads, folds)
+
+
+def quality(rows: Samples, predicted: np.ndarray) -> dict[str, float]:
+    """Means over layers of LoP@n among the candidates measured, and of the rank correlation."""
+    found: dict[str, list[float]] = {name: [] for name in (*(f"lop@{top}" for top in TOPS), "spearman")}
+    for number in np.unique(rows.problem):
+        which = rows.problem == number
+        for top in TOPS:
+            found[f"lop@{top}"].append(loss_of_performance(rows.seconds[which], predicted[which], top))
+        first, second = (np.argsort(np.argsort(values[which], kind="stable"), kind="stable") for values in (rows.seconds, predicted))
+        found["spearman"].append(float(np.corrcoef(first, second)[0, 1]) if which.sum() > 2 else 1.0)
+    return {name: float(np.mean(values)) for name, values in found.items()}

@@ -1,0 +1,119 @@
+"""The processes of trials, as their parent sees them: started when needed, and again after a loss; told the problem when it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import CompilerMissing, KernelFailed
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.tuning import plain
+from tilewright.tuning.problems import key_of
+from tilewright.tuning.workers import FATAL, Message, Worker, WorkerLost
+
+START_SECONDS, PROBLEM_SECONDS, COMPILE_SECONDS = 180.0, 300.0, 120.0
+"""After so long without an answer a process counts as hanging."""
+
+
+class Child:
+    """A process of one kind that is started when it is needed and again when it was lost; it is told the problem when that changes."""
+
+    def __init__(self, machine: Machine, command: Sequence[str]) -> None:
+        self.machine = machine
+        self.command = command
+        self.facts: dict[str, str] = {}
+        self._worker: Worker | None = None
+        self._problem = ""
+        self._ended = False
+
+    def kill(self) -> None:
+        """End the process for good."""
+        self._ended = True
+        if self._worker is not None:
+            self._worker.kill()
+
+    def close(self) -> None:
+        """End the process and release its pipes."""
+        self.kill()
+        if self._worker is not None:
+            self._worker.close()
+
+    def prepared(self, problem: Problem, first: Message, more: Message) -> tuple[Worker, str]:
+        """The process, started with the message `first`, knowing the problem; and what is wrong with the problem, if anything."""
+        if self._worker is None or not self._worker.alive:
+            if self._ended:
+                raise WorkerLost("the measuring was ended")
+            if self._worker is not None:
+                self._worker.close()
+            self._worker, self._problem = Worker(self.command), ""
+            try:
+                answer = self._worker.ask(first, START_SECONDS)
+            except WorkerLost as error:
+                answer = {"error": str(error)}
+            if "error" in answer:
+                self.refuse(answer["error"])
+            self.facts = {name: str(fact) for name, fact in answer.items()}
+        if self._problem != key_of(problem):
+            answer = self._worker.ask({"do": "problem", "problem": plain.encode(problem), **more}, PROBLEM_SECONDS)
+            if "error" in answer:
+                return self._worker, f"the problem cannot be set up: {answer['error']}"
+            self._problem = key_of(problem)
+        return self._worker, ""
+
+    def refuse(self, words: str) -> None:
+        """Raise what the caller is told where the process cannot start."""
+        raise NotImplementedError
+
+
+class CompilingProcess(Child):
+    """Compiles one candidate after another."""
+
+    def refuse(self, words: str) -> None:
+        raise CompilerMissing(f"no process can compile candidates: {words}", "see `tilewright targets` for what the target needs")
+
+    def compile(self, problem: Problem, schedule: Any, folder: Path) -> Message:
+        """The answer to a candidate; see `compile_worker`. Raises WorkerLost where there is none."""
+        worker, wrong = self.prepared(problem, {"do": "machine", "machine": plain.encode(self.machine)}, {})
+        if wrong:
+            return {"error": wrong}
+        question = {"do": "compile", "schedule": plain.schedule_text(schedule), "folder": str(folder)}
+        return {**worker.ask(question, COMPILE_SECONDS), "compiler": self.facts.get("compiler", "")}
+
+
+class MeasuringProcess(Child):
+    """Checks and times candidates on one GPU; `trial_seconds` are what one may take."""
+
+    def __init__(self, machine: Machine, index: int, command: Sequence[str], seed: int, trial_seconds: float) -> None:
+        super().__init__(machine, (*command, "--device", str(index)))
+        self.index, self.seed, self.trial_seconds = index, seed, trial_seconds
+        self._refused: dict[str, str] = {}
+
+    def refuse(self, words: str) -> None:
+        raise KernelFailed(f"no process can measure on GPU {self.index}: {words}", "check the GPU, its driver, and that PyTorch sees it")
+
+    def trial(self, problem: Problem, program: Any, mode: str, limit: float) -> Message:
+        """The answer to a compiled candidate; see `trial_worker`. The loss of the process is an answer as well."""
+        question = {"do": "trial", "program": program, "mode": mode, "limit": limit if limit != float("inf") else None}
+        return self._answer(problem, question, self.trial_seconds)
+
+    def remeasure(self, problem: Problem, programs: Sequence[Any], rounds: int, mode: str) -> Message:
+        """The answer for several candidates, measured in turns."""
+        question = {"do": "remeasure", "programs": list(programs), "rounds": rounds, "mode": mode}
+        return self._answer(problem, question, self.trial_seconds * max(len(programs), 1))
+
+    def _answer(self, problem: Problem, question: Message, seconds: float) -> Message:
+        if key_of(problem) in self._refused:
+            return {"error": self._refused[key_of(problem)]}
+        try:
+            worker, wrong = self.prepared(problem, {"do": "start", "machine": plain.encode(self.machine)}, {"seed": self.seed})
+            if wrong:
+                self._refused[key_of(problem)] = wrong
+                return {"error": wrong}
+            answer = worker.ask(question, seconds)
+        except WorkerLost as error:
+            return {"error": f"while measuring {error}"}
+        if FATAL in answer:
+            answer["error"] = f"the kernel failed: {answer['error']}"
+        return answer

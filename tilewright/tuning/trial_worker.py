@@ -1,0 +1,410 @@
+"""A child process that checks and times candidates on one GPU: `python -m tilewright.tuning.trial_worker --device N`.
+
+Questions (see `tilewright.tuning.workers`), in this order:
+
+    {"do": "start", "machine": plain form}             -> {"gpu", "driver", "torch"}
+    {"do": "problem", "problem": plain form, "seed"}    -> {"sets"}: draws inputs, computes the reference in float64, copies the inputs
+    {"do": "trial", "program", "mode", "limit"}         -> {"times": seconds of a call, one for each replay, "relative_error"} or {"error"}
+    {"do": "remeasure", "programs", "mode", "rounds"}   -> {"times": [those of each program]}
+
+A candidate runs once over poisoned memory and is compared before it is timed. Timed are replays of CUDA graphs that call it over and over, in mode
+
+    "cold"     with buffers of each call's own, level 2 filled with something else before each replay: inputs and weights come from memory;
+    "network"  with weights and code of each call's own, as in a network, where the kernel before has just written the activations and other
+               kernels have taken the place in the instruction caches;
+    "warm"     with one set of buffers.
+
+An error that leaves the GPU's context unusable ends the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilewright.errors import TilewrightError
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch, size_of
+from tilewright.ir.graph import Value
+from tilewright.ir.layout import Layout
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Storage
+from tilewright.runtime.buffers import torch_dtype
+from tilewright.runtime.driver import Driver, system_driver
+from tilewright.runtime.gpu import ParameterBlock, node_params
+from tilewright.runtime.loadable import LoadableKernel
+from tilewright.runtime.packing import prepared, unpack, write
+from tilewright.runtime.verify import TOLERANCES
+from tilewright.tuning import plain
+from tilewright.tuning.trial_reference import reference_results
+from tilewright.tuning.workers import Fatal, Message, serve
+
+CACHE_SIZES = 4
+"""Level-2 cache sizes of memory that lie between two uses of the same buffers."""
+MOST_SETS = 256
+MOST_CALLS = 192
+"""Of one replay."""
+ALIGNMENT = 256
+"""Bytes: where each buffer begins."""
+CODE_COPIES = 24
+"""In mode "network": as many kernels of other layers run between two calls of one."""
+PROBE_CALLS = 6
+"""Of the replay that says how many calls the timed replays need: a call launched by itself takes several times as long."""
+COARSE_SECONDS, COARSE_REPLAYS = 1e-3, 4
+FINE_SECONDS = 2e-3
+"""Time that one replay should take: the beginning of a replay costs some microseconds, which many calls share."""
+
+
+def drawn(value: Value, generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    """Random elements: normal, or of integers and booleans zeros and ones, which are valid as indices wherever anything is."""
+    if ELEMENT_TYPES[value.dtype].kind == "float":
+        return torch.randn(value.shape, generator=generator, device=device).to(torch_dtype(value.dtype))
+    return torch.randint(0, 2, value.shape, generator=generator, device=device).to(torch_dtype(value.dtype))
+
+
+def poison(flat: torch.Tensor, layout: Layout) -> None:
+    """NaN (of integers the least value, of booleans true) in every element, zeros in halo and rounding, as an engine's memory has them."""
+    worst: Any = math.nan if flat.is_floating_point() else True if flat.dtype is torch.bool else torch.iinfo(flat.dtype).min
+    if not layout.is_padded:
+        flat.fill_(worst)
+        return
+    flat.zero_()
+    write(flat, layout, torch.full(layout.shape, worst, dtype=flat.dtype, device=flat.device))
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference over the largest magnitude; infinite where NaN or infinities stand in different positions."""
+    if not got.numel():
+        return 0.0
+    ours = got.double()
+    theirs = expected.double().reshape(ours.shape)
+    finite = torch.isfinite(ours) & torch.isfinite(theirs)
+    same = finite | (ours == theirs) | (torch.isnan(ours) & torch.isnan(theirs))
+    zero = torch.zeros((), dtype=torch.float64, device=ours.device)
+    difference = torch.where(finite, (ours - theirs).abs(), zero).max()
+    scale = torch.where(finite, theirs.abs(), zero).max()
+    agree, absolute, largest = torch.stack((same.all().double(), difference, scale)).tolist()
+    if not agree:
+        return math.inf
+    return absolute / max(largest, 1e-30) if absolute else 0.0
+
+
+@dataclass
+class Loaded:
+    """A candidate on the device: copies of its module, the functions of each, and the addresses of the arguments of each call by set of buffers."""
+
+    modules: Sequence[int]
+    functions: Sequence[Mapping[str, int]]
+    kernels: Mapping[str, LoadableKernel]
+    calls: Sequence[tuple[str, list[list[int]]]]
+    """Kernel and, for each set, its arguments' addresses."""
+    kept: list[torch.Tensor]
+
+
+class Replay:
+    """A CUDA graph of `count` calls of a candidate one after another, over sets of buffers in turn."""
+
+    def __init__(self, driver: Driver, loaded: Loaded, count: int, sets: int) -> None:
+        self._driver = driver
+        self._blocks: list[ParameterBlock] = []
+        self.count = count
+        self._graph = driver.create_graph()
+        before: list[int] = []
+        for number in range(count):
+            functions = loaded.functions[number % len(loaded.functions)]
+            for kernel_name, addresses in loaded.calls:
+                kernel = loaded.kernels[kernel_name]
+                arguments = addresses[number % sets]
+                block = ParameterBlock([0] * len(arguments), arguments, [0] * kernel.scalars, kernel.scalar_bytes)
+                self._blocks.append(block)
+                before = [driver.add_kernel_node(self._graph, before, node_params(functions[kernel_name], kernel, block))]
+        self._executable = driver.instantiate(self._graph)
+
+    def launch(self, stream: int) -> None:
+        self._driver.launch(self._executable, stream)
+
+    def destroy(self) -> None:
+        with suppress(TilewrightError):  # as after a fault
+            self._driver.destroy_executable(self._executable)
+            self._driver.destroy_graph(self._graph)
+
+
+def copies(bytes_: int, cold_bytes: int) -> int:
+    """Of buffers with so many bytes, until `cold_bytes` lie between two uses of one."""
+    return max(2, min(MOST_SETS, -(-cold_bytes // max(bytes_, 1))))
+
+
+class DeviceProblem:
+    """A problem on the device: drawn inputs, the expected outputs, and as many copies of every buffer as the cold mode takes.
+
+    `sets`: calls until every buffer is used again; activations alone are used again sooner, after enough bytes of others."""
+
+    def __init__(self, problem: Problem, seed: int, device: torch.device, cold_bytes: int) -> None:
+        region, layouts, values = problem.region, problem.layouts, problem.values
+        self.region, self.layouts, self.values, self.constants = region, layouts, values, problem.constants
+        self.device = device
+        generator = torch.Generator(device).manual_seed(seed)
+        self.inputs = {name: drawn(values[name], generator, device) for name in region.inputs}
+        self.expected = reference_results(problem, self.inputs)
+        sizes = {name: layouts[name].size * size_of(values[name].dtype) for name in (*region.inputs, *region.outputs)}
+        self.activation_sets = copies(sum(sizes.values()), cold_bytes)
+        constant_bytes = sum(sizes[name] for name in self.constants if name in sizes)
+        self.sets = copies(constant_bytes, cold_bytes) if constant_bytes else self.activation_sets
+        self._rows: dict[Any, torch.Tensor] = {}
+
+    def rows(self, name: str, program: Mapping[str, Any]) -> torch.Tensor:
+        """[sets or 1, elements]: the copies of a buffer; those of an output or workspace hold anything."""
+        if name in program["storage"]:
+            entry: Storage = program["storage"][name]
+            dtype = entry.value.dtype
+            if entry.source is None:
+                return self._blank(dtype, entry.layout, 1)
+            key = (entry.source, entry.view, entry.matrix, entry.layout, dtype)
+            if key not in self._rows:
+                self._rows[key] = self._copies(prepared(self.inputs[entry.source].to(torch_dtype(dtype)), entry), entry.layout, self.sets)
+            return self._rows[key]
+        if name not in self._rows:
+            count = self.sets if name in self.constants else self.activation_sets
+            if name in self.inputs:
+                self._rows[name] = self._copies(self.inputs[name], self.layouts[name], count)
+            else:
+                self._rows[name] = self._blank(self.values[name].dtype, self.layouts[name], count)
+        return self._rows[name]
+
+    def is_weight(self, name: str, program: Mapping[str, Any]) -> bool:
+        """Whether a buffer holds constants, as they are or prepared."""
+        return name in self.constants or (name in program["storage"] and program["storage"][name].source is not None)
+
+    def _blank(self, dtype: str, layout: Layout, count: int) -> torch.Tensor:
+        element = size_of(dtype)
+        width = -(-layout.size * element // ALIGNMENT) * ALIGNMENT // element
+        whole = torch.zeros(count, max(width, 1), dtype=torch_dtype(dtype), device=self.device)
+        return whole[:, : layout.size]
+
+    def _copies(self, tensor: torch.Tensor, layout: Layout, count: int) -> torch.Tensor:
+        blank = self._blank(of_torch(tensor.dtype), layout, count)
+        write(blank[0], layout, tensor.reshape(layout.shape))
+        blank[1:] = blank[0]
+        return blank
+
+
+class Server:
+    """What the process knows: its device, and the problem of the questions that follow."""
+
+    coarse_seconds, fine_seconds = COARSE_SECONDS, FINE_SECONDS
+
+    def __init__(self, device: int) -> None:
+        self.device = torch.device("cuda", device)
+        self.problem: DeviceProblem | None = None
+
+    def __call__(self, message: Message) -> Message:
+        answers = {"start": self.start, "problem": self.set_problem, "trial": self.trial, "remeasure": self.remeasure}
+        try:
+            return answers[message["do"]](message)
+        except (RuntimeError, TilewrightError) as error:
+            self.recover(error)
+            raise
+
+    def recover(self, error: BaseException) -> None:
+        """After an error: raises Fatal where it has left the GPU's context unusable."""
+        try:
+            self.finish()
+        except RuntimeError as fault:
+            raise Fatal(f"{(str(error).strip() or 'no message').splitlines()[0]} ({str(fault).splitlines()[0]})") from error
+
+    def finish(self) -> None:
+        """Waits until the device has done what it was told."""
+        torch.cuda.synchronize(self.device)
+
+    def start(self, message: Message) -> Message:
+        machine: Machine = plain.decode(message["machine"])
+        torch.cuda.set_device(self.device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.cuda.set_stream(torch.cuda.Stream(self.device))
+        self.stream = torch.cuda.current_stream().cuda_stream
+        self.driver = system_driver()
+        level2 = machine.cache(2)
+        self.cold_bytes = CACHE_SIZES * (level2.bytes if level2 is not None else torch.cuda.get_device_properties(self.device).L2_cache_size)
+        self.other = torch.zeros(self.cold_bytes // 4, device=self.device)
+        for _ in range(200):  # brings the clocks up
+            self.other.sum()
+        self.finish()
+        return {"gpu": torch.cuda.get_device_name(self.device), "driver": "{}.{}".format(*self.driver.version), "torch": torch.__version__}
+
+    def set_problem(self, message: Message) -> Message:
+        self.problem = None  # its memory is free before the next one's is taken
+        self.problem = DeviceProblem(plain.decode(message["problem"]), message["seed"], self.device, self.cold_bytes)
+        self.finish()
+        return {"sets": self.problem.sets}
+
+    def trial(self, message: Message) -> Message:
+        assert self.problem is not None
+        loaded = self.load(message["program"], message["mode"])
+        tolerance = min(TOLERANCES.get(self.problem.values[name].dtype, 0.0) for name in self.problem.region.outputs)
+        if any(value.dtype == "bf16" for value in self.problem.values.values()):  # then packed constants are rounded too
+            tolerance = max(tolerance, TOLERANCES["bf16"])
+        try:
+            self.once(loaded)
+            error = self.error(0)
+            if not error <= tolerance:
+                return {"error": f"wrong result: relative error {error:.2e} > {tolerance:.0e}", "wrong": True}
+            times, stopped = self.coarse(loaded, message["mode"], message.get("limit") or math.inf)
+            again = self.error(1 if message["mode"] == "cold" else 0)  # of a set that the replays have written
+            if not again <= tolerance:
+                return {"error": f"wrong result when repeated: relative error {again:.2e} > {tolerance:.0e}", "wrong": True}
+            return {"times": times, "stopped": stopped, "relative_error": max(error, again)}
+        finally:
+            self.unload(loaded)
+
+    def remeasure(self, message: Message) -> Message:
+        loaded = [self.load(program, message["mode"]) for program in message["programs"]]
+        replays = [self.replay(item, self.probe(item, message["mode"]), self.fine_seconds) for item in loaded]
+        cold = message["mode"] != "warm"
+        times: list[list[float]] = [[] for _ in replays]
+        try:
+            for replay in replays:
+                self.seconds(replay, cold)
+            for number in range(message["rounds"]):
+                for at in range(len(replays)):
+                    which = (at + number) % len(replays)
+                    times[which].append(self.seconds(replays[which], cold))
+        finally:
+            for replay, item in zip(replays, loaded, strict=True):
+                replay.destroy()
+                self.unload(item)
+        return {"times": times}
+
+    def unload(self, loaded: Loaded) -> None:
+        with suppress(TilewrightError):  # after a fault every call fails, and the fault itself is what is to be told
+            for module in loaded.modules:
+                self.driver.unload_module(module)
+
+    def load(self, data: Mapping[str, Any], mode: str) -> Loaded:
+        """A candidate's binary loaded, the addresses of its arguments found as the mode has them, its workspaces and first outputs poisoned."""
+        assert self.problem is not None
+        program, rows = self.buffers(data)
+        kernels = {name: LoadableKernel(**_tuples(facts)) for name, facts in data["kernels"].items()}
+        image = Path(data["binary"]).read_bytes()
+        modules = [self.driver.load_module(image) for _ in range(CODE_COPIES if mode == "network" else 1)]
+        functions = [{name: self.driver.function(module, name) for name in kernels} for module in modules]
+        for own in functions:
+            for name, kernel in kernels.items():
+                if kernel.shared_bytes:
+                    self.driver.allow_shared_bytes(own[name], kernel.shared_bytes)
+        return Loaded(modules, functions, kernels, self.addresses(rows, program, mode), list(rows.values()))
+
+    def buffers(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """The program with its storage, and the copies of every buffer; workspaces and first outputs are poisoned."""
+        assert self.problem is not None
+        program = {**data, "storage": plain.decode(data["storage"])}
+        rows = {name: self.problem.rows(name, program) for _, arguments in data["calls"] for name in arguments}
+        for name, entry in rows.items():
+            if name in program["storage"] and program["storage"][name].source is None:
+                poison(entry[0], program["storage"][name].layout)
+        for name in self.problem.region.outputs:
+            for row in rows[name][:2]:
+                poison(row, self.problem.layouts[name])
+        return program, rows
+
+    def addresses(self, rows: Mapping[str, torch.Tensor], program: Mapping[str, Any], mode: str) -> list[tuple[str, list[list[int]]]]:
+        """Kernel and, for each set of buffers, the addresses of its arguments, of every call of a program."""
+        assert self.problem is not None
+        return [
+            (kernel, [[self.row(rows, name, number, mode, program).data_ptr() for name in names] for number in range(self.problem.sets)])
+            for kernel, names in program["calls"]
+        ]
+
+    def row(self, rows: Mapping[str, torch.Tensor], name: str, number: int, mode: str, program: Mapping[str, Any]) -> torch.Tensor:
+        """The copy of a buffer that call `number` uses in the mode."""
+        assert self.problem is not None
+        moving = mode == "cold" or (mode == "network" and self.problem.is_weight(name, program))
+        return rows[name][number % len(rows[name]) if moving else 0]
+
+    def once(self, loaded: Loaded) -> None:
+        """One call over the first set of buffers, launched kernel by kernel."""
+        for name, addresses in loaded.calls:
+            kernel = loaded.kernels[name]
+            block = ParameterBlock([0] * len(addresses[0]), addresses[0], [0] * kernel.scalars, kernel.scalar_bytes)
+            self.driver.launch_kernel(node_params(loaded.functions[0][name], kernel, block), self.stream)
+
+    def error(self, number: int) -> float:
+        """The largest relative error of the outputs in one set of buffers."""
+        assert self.problem is not None
+        problem = self.problem
+        return max(
+            relative_error(unpack(problem.rows(name, {"storage": {}})[number], problem.layouts[name]), problem.expected[name])
+            for name in problem.region.outputs
+        )
+
+    def replay(self, loaded: Loaded, once: float, seconds: float) -> Replay:
+        count = max(2, min(MOST_CALLS, math.ceil(seconds / max(once, 1e-6))))
+        return self.make_replay(loaded, count)
+
+    def make_replay(self, loaded: Loaded, count: int) -> Replay:
+        """So many calls, ready to be launched."""
+        assert self.problem is not None
+        return Replay(self.driver, loaded, count, self.problem.sets)
+
+    def probe(self, loaded: Loaded, mode: str) -> float:
+        """About the seconds of a call among others."""
+        assert self.problem is not None
+        replay = self.make_replay(loaded, PROBE_CALLS)
+        try:
+            return self.seconds(replay, mode != "warm")  # the launch also uploads the graph
+        finally:
+            replay.destroy()
+
+    def coarse(self, loaded: Loaded, mode: str, limit: float) -> tuple[list[float], bool]:
+        """Seconds of a call by replay; one alone, and true, where the candidate takes more than `limit` seconds."""
+        first = self.probe(loaded, mode)
+        if first > limit:
+            first = min(first, self.probe(loaded, mode))  # the host may have been late by milliseconds
+        if first > limit:
+            return [first], True
+        replay = self.replay(loaded, first, self.coarse_seconds)
+        try:
+            self.seconds(replay, mode != "warm")
+            return [self.seconds(replay, mode != "warm") for _ in range(COARSE_REPLAYS)], False
+        finally:
+            replay.destroy()
+
+    def seconds(self, replay: Replay, cold: bool) -> float:
+        """Seconds of one call in one replay. What comes before also keeps the GPU busy until the replay is enqueued."""
+        if cold:
+            self.other.sum()
+        else:
+            replay.launch(self.stream)
+        return self.timed(partial(replay.launch, self.stream)) / replay.count
+
+    @staticmethod
+    def timed(launch: Callable[[], None]) -> float:
+        """Seconds between two events around what is launched."""
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        launch()
+        after.record()
+        after.synchronize()
+        milliseconds: float = before.elapsed_time(after)
+        return milliseconds / 1e3
+
+
+def _tuples(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(item) if isinstance(item, list) else item for name, item in facts.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Checks and times candidates; see the module's text.")
+    parser.add_argument("--device", type=int, default=0)
+    serve(Server(parser.parse_args().device))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""Measuring candidates: a pool of processes compiles ahead, one process a GPU checks and times, and what fails is an outcome like any other."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import shutil
+import statistics
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from tilewright import settings
+from tilewright.errors import CacheError, TargetNotPresent
+from tilewright.hardware import is_present
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.system.scratch import Scratch
+from tilewright.tuning.problems import key_of
+from tilewright.tuning.trial_processes import CompilingProcess, MeasuringProcess
+from tilewright.tuning.workers import Message, WorkerLost
+
+GIVE_UP = 4.0
+"""A candidate that takes so many times the best one's time is timed once only."""
+FINALISTS, NEAR = 4, 1.1
+"""Candidates of a problem that are measured again in turns, and how many times the best one's time they may have taken."""
+ROUNDS = 9
+AHEAD = 4
+"""Candidates a compiling process that may be compiled and not yet measured."""
+TRIAL_SECONDS = 30.0
+"""After so long a candidate counts as hanging."""
+MODES = ("cold", "network", "warm")
+"""Where inputs and weights come from: see `tilewright.tuning.trial_worker`."""
+TUNING_MODE = "network"
+"""Of what decides between the schedules of a network's regions."""
+MEASURER = ("-m", "tilewright.tuning.trial_worker")
+CPU_MEASURER = ("-m", "tilewright.tuning.cpu_trial_worker")
+COMPILER = ("-m", "tilewright.tuning.compile_worker")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate of a problem; `key` is the caller's."""
+
+    problem: Problem
+    schedule: Any
+    key: Hashable = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call over several replays: median, quartiles, and how many there were."""
+
+    median: float
+    lower: float
+    upper: float
+    count: int
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Timing:
+        if len(times) == 1:
+            return cls(times[0], times[0], times[0], 1)
+        lower, median, upper = statistics.quantiles(times, n=4, method="inclusive")
+        return cls(median, lower, upper, len(times))
+
+    @property
+    def spread(self) -> float:
+        return self.upper - self.lower
+
+
+def tied(first: Timing, second: Timing) -> bool:
+    """Whether the medians differ by no more than the wider of the two spreads, so that measuring cannot tell which is faster."""
+    return abs(first.median - second.median) <= max(first.spread, second.spread)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job. status: "measured", "wrong" (its result), or "failed" (to compile, load, run, or end in time); `reason` says why.
+
+    `code` names the generated code, `schedule` is readable; `resources` are the compiler's figures by kernel (registers, shared_bytes, ...);
+    `stopped`: timed once only, being far slower than the best; `final`: measured again, in turns with the others near the best. `environment`: "gpu",
+    "driver", "compiler"."""
+
+    job: Job
+    status: str
+    reason: str = ""
+    timing: Timing | None = None
+    mode: str = "cold"
+    code: str = ""
+    schedule: str = ""
+    resources: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
+    relative_error: float | None = None
+    stopped: bool = False
+    final: bool = False
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def seconds(self) -> float:
+        """The median; infinite where nothing was measured."""
+        return self.timing.median if self.timing is not None else float("inf")
+
+
+def measure_all(
+    jobs: Iterable[Job], machine: Machine, devices: Sequence[int] = (0,), compile_workers: int | None = None, mode: str = "cold"
+) -> Iterator[Outcome]:
+    """Outcomes of the jobs, in the order in which they are ready; see `Trials`."""
+    with Trials(machine, devices, compile_workers) as trials:
+        yield from trials.measure(jobs, mode)
+
+
+class Trials:
+    """Processes that compile and measure for one machine; a context manager that ends them.
+
+    `devices` are indices of GPUs, each with a process of its own; jobs of one problem go to one GPU, so give them one after another. On a CPU
+    `threads` run each kernel, and nothing is measured while anything is compiled. `measurer` and `compiler` are the child processes' commands,
+    replaced in tests. `trial_seconds`: a candidate that takes longer hangs.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        devices: Sequence[int] = (0,),
+        compile_workers: int | None = None,
+        *,
+        threads: int | None = None,
+        seed: int = 0,
+        trial_seconds: float = TRIAL_SECONDS,
+        measurer: Sequence[str] | None = None,
+        compiler: Sequence[str] = COMPILER,
+    ) -> None:
+        if measurer is None and not is_present(machine):
+            raise TargetNotPresent(
+                f"measuring candidates for {machine.name} needs that machine, and it is not here",
+                "run there, or use trials=0: the models and existing records decide",
+            )
+        self._alone = not machine.is_gpu
+        if self._alone:
+            devices = (threads or settings.threads(),)
+        measurer = measurer or (MEASURER if machine.is_gpu else CPU_MEASURER)
+        try:
+            self._scratch = Scratch()
+        except OSError as error:
+            raise CacheError(f"there is no folder for candidates: {error}", "set TMPDIR to a folder that can be written") from error
+        count = compile_workers or settings.available_cores()
+        self._compilers = [CompilingProcess(machine, compiler) for _ in range(count)]
+        self._idle: queue.SimpleQueue[CompilingProcess] = queue.SimpleQueue()
+        for handle in self._compilers:
+            self._idle.put(handle)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="tilewright-compile")
+        self._devices = [MeasuringProcess(machine, device, measurer, seed, trial_seconds) for device in devices]
+        self._numbers = itertools.count()  # one step each, also from several threads
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process."""
+        self._kill()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for handle in (*self._compilers, *self._devices):
+            handle.close()
+        self._scratch.close()
+
+    def _kill(self) -> None:
+        for handle in (*self._compilers, *self._devices):
+            handle.kill()
+
+    def measure(self, jobs: Iterable[Job], mode: str = "cold", finals: bool = False) -> Iterator[Outcome]:
+        """Outcomes in the order in which they are ready. `jobs` is read as far ahead as the compilers need work, from the caller's thread. With
+        `finals`, those of a problem that are near its best have a second outcome, which is `final`.
+
+        Raises:
+            TargetNotPresent, KernelFailed, CompilerMissing: where a process cannot start.
+        """
+        if self._alone:
+            yield from self._measure_alone(jobs, mode, finals)
+            return
+        results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+        threads = [threading.Thread(target=_serve_groups, args=(device, groups, results, mode, finals), daemon=True) for device in self._devices]
+        for thread in threads:
+            thread.start()
+        waiting, outstanding = iter(jobs), 0
+        group: _Group | None = None
+        more, finished = True, False
+        try:
+            while more or outstanding:
+                while more and outstanding < AHEAD * len(self._compilers):
+                    job = next(waiting, None)
+                    if job is None:
+                        more = False
+                    if group is not None and (job is None or key_of(job.problem) != key_of(group.problem)):
+                        group.close()
+                        group = None
+                    if job is not None:
+                        if group is None:
+                            group = _Group(job.problem)
+                            groups.put(group)
+                        group.add(job, self._pool.submit(self._compile, job))
+                        outstanding += 1
+                if outstanding:
+                    result = _outcome_of(results.get())
+                    outstanding -= not result.final
+                    yield result
+            for _ in threads:
+                groups.put(None)
+            for thread in threads:
+                thread.join()
+            while not results.empty():
+                yield _outcome_of(results.get())
+            finished = True
+        finally:
+            if not finished:  # interrupted: nothing that is under way is waited for
+                if group is not None:
+                    group.close()
+                for _ in threads:
+                    groups.put(None)
+                self._kill()
+
+    def _measure_alone(self, jobs: Iterable[Job], mode: str, finals: bool) -> Iterator[Outcome]:
+        """As `measure`, problem after problem: all candidates of one are compiled before the first is measured."""
+        for _, same in itertools.groupby(jobs, key=lambda job: key_of(job.problem)):
+            own = list(same)
+            group = _Group(own[0].problem)
+            compiled = [self._pool.submit(self._compile, job) for job in own]
+            wait(compiled)
+            for job, future in zip(own, compiled, strict=True):
+                group.add(job, future)
+            group.close()
+            groups: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+            groups.put(group)
+            groups.put(None)
+            results: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+            _serve_groups(self._devices[0], groups, results, mode, finals)
+            while not results.empty():
+                yield _outcome_of(results.get())
+
+    def remeasure(self, jobs: Sequence[Job], rounds: int = ROUNDS, mode: str = "cold") -> list[Outcome]:
+        """The jobs, all of one problem, measured again in turns on the first GPU: each round times every one, so that drift meets all alike.
+
+        In the order of the jobs. Those that do not compile are failures; where the process is lost, all are.
+        """
+        if len({key_of(job.problem) for job in jobs}) > 1:
+            raise ValueError("candidates of several problems cannot be measured in turns")
+        compiled = [future.result() for future in [self._pool.submit(self._compile, job) for job in jobs]]
+        ready = [answer for answer in compiled if "error" not in answer]
+        device = self._devices[0]
+        answer = device.remeasure(jobs[0].problem, [entry["program"] for entry in ready], rounds, mode) if ready else {"times": []}
+        times = iter(answer.get("times", ()))
+        outcomes = []
+        for job, entry in zip(jobs, compiled, strict=True):
+            if "error" in entry or "error" in answer:
+                outcomes.append(_outcome(job, entry, entry if "error" in entry else answer, mode, device))
+            else:
+                outcomes.append(_outcome(job, entry, {"times": next(times)}, mode, device))
+            shutil.rmtree(entry["folder"], ignore_errors=True)
+        return outcomes
+
+    def _compile(self, job: Job) -> Message:
+        """The compiling process's answer; an error is an answer as well."""
+        handle = self._idle.get()
+        folder = self._scratch.path / str(next(self._numbers))
+        try:
+            return {**handle.compile(job.problem, job.schedule, folder), "folder": str(folder)}
+        except WorkerLost as error:
+            return {"error": f"while compiling {error}", "folder": str(folder)}
+        finally:
+            self._idle.put(handle)
+
+
+class _Group:
+    """The jobs of one problem, as their binaries become ready."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.ready: queue.SimpleQueue[tuple[Job, Future[Message]] | int] = queue.SimpleQueue()
+        self._count = 0
+
+    def add(self, job: Job, compiled: Future[Message]) -> None:
+        self._count += 1
+        compiled.add_done_callback(lambda future: self.ready.put((job, future)))
+
+    def close(self) -> None:
+        """No further job will come."""
+        self.ready.put(self._count)
+
+    def __iter__(self) -> Iterator[tuple[Job, Future[Message]]]:
+        total, seen = None, 0
+        while total is None or seen < total:
+            entry = self.ready.get()
+            if isinstance(entry, int):
+                total = entry
+            else:
+                seen += 1
+                yield entry
+
+
+def _outcome_of(result: Outcome | BaseException) -> Outcome:
+    """An outcome; what a thread failed with is raised."""
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _serve_groups(device: MeasuringProcess, groups: Any, results: Any, mode: str, finals: bool) -> None:
+    """A GPU's thread: takes one problem after another, and of each the candidates as they are compiled."""
+    try:
+        while (group := groups.get()) is not None:
+            finalists: list[tuple[Outcome, Message]] = []
+            best = float("inf")
+            for job, future in group:
+                if future.cancelled():
+                    return
+                compiled = future.result()
+                answer = compiled if "error" in compiled else device.trial(job.problem, compiled["program"], mode, GIVE_UP * best)
+                outcome = _outcome(job, compiled, answer, mode, device)
+                best = min(best, outcome.seconds)
+                results.put(outcome)
+                ranked = sorted([*finalists, (outcome, compiled)], key=lambda entry: entry[0].seconds)
+                finalists = [entry for entry in ranked[: FINALISTS * finals] if entry[0].timing and entry[0].seconds <= NEAR * best]
+                for _, dropped in ranked[len(finalists) :]:
+                    shutil.rmtree(dropped["folder"], ignore_errors=True)
+            if len(finalists) > 1:
+                answer = device.remeasure(group.problem, [compiled["program"] for _, compiled in finalists], ROUNDS, mode)
+                for (outcome, _), times in zip(finalists, answer.get("times", ()), strict=False):
+                    results.put(replace(outcome, timing=Timing.of(times), final=True))
+            for _, compiled in finalists:
+                shutil.rmtree(compiled["folder"], ignore_errors=True)
+    except BaseException as error:  # it belongs to the caller
+        results.put(error)
+
+
+def _outcome(job: Job, compiled: Message, answer: Message, mode: str, device: MeasuringProcess) -> Outcome:
+    times = answer.get("times")
+    status = "measured" if times else "wrong" if answer.get("wrong") else "failed"
+    return Outcome(
+        job,
+        status,
+        answer.get("error", ""),
+        Timing.of(times) if times else None,
+        mode,
+        compiled.get("code", ""),
+        compiled.get("schedule", str(job.schedule)),
+        MappingProxyType(compiled.get("resources", {})),
+        answer.get("relative_error"),
+        bool(answer.get("stopped", False)),
+        False,
+        MappingProxyType({"compiler": compiled.get("compiler", ""), **device.facts}),
+    )
