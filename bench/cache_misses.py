@@ -1,4 +1,4 @@
-"""Predicted cache misses of CPU kernels (`tilewright.analysis.caches`) against those that cachegrind counts.
+"""Predicted cache misses of CPU kernels (`tilewright.analysis.cpu.caches`) against those that cachegrind counts.
 
     python -m bench.cache_misses [--layers D3 R4] [--schedules 10] [--network mobilenet_v2] [--name cache_misses]
 
@@ -31,8 +31,8 @@ from bench.common import write_results
 from bench.instruction_counts import kernels_of
 from bench.layers import layer
 from bench.tuna_misses import tuna_misses
-from tilewright.analysis.caches import cache_misses
-from tilewright.analysis.loop_tree import loop_tree
+from tilewright.analysis.cpu.caches import cache_misses
+from tilewright.analysis.cpu.loop_tree import loop_tree
 from tilewright.codegen.source import source_text
 from tilewright.errors import KernelFailed
 from tilewright.hardware import machine as find_machine

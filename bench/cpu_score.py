@@ -31,8 +31,8 @@ from scipy.stats import spearmanr
 from bench.common import write_results
 from bench.cpu_choice import kind_of
 from bench.cpu_learned import DATA, THREADS, lines, measured, undisturbed
-from tilewright.analysis.assembly import disassembled
-from tilewright.analysis.loops_operations import Unanalysable
+from tilewright.analysis.cpu.assembly import disassembled
+from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.codegen.source import source_text
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.registry import lower

@@ -4,7 +4,7 @@
 
 Every kernel of a set of small networks is called once from a C main, on buffers of random numbers. QEMU's plugin (`tests/qemu_counts.c`) counts
 FMAs, loads, stores, branches and all instructions of the kernel's own functions; cachegrind counts all of them. The prediction
-(`tilewright.analysis.matching.executed`) reads the assembly that the compiler makes with the toolchain's own flags.
+(`tilewright.analysis.cpu.matching.executed`) reads the assembly that the compiler makes with the toolchain's own flags.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from bench.common import write_results
-from tilewright.analysis.assembly import disassembled
-from tilewright.analysis.instructions import InstructionCounts
-from tilewright.analysis.matching import executed
+from tilewright.analysis.cpu.assembly import disassembled
+from tilewright.analysis.cpu.instructions import InstructionCounts
+from tilewright.analysis.cpu.matching import executed
 from tilewright.codegen.c import print_c
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify

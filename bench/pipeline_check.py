@@ -27,8 +27,8 @@ from scipy.stats import spearmanr
 from bench.common import write_results
 from bench.instruction_counts import cases, compiled, kernels_of
 from bench.layers import layer
-from tilewright.analysis.assembly import BasicBlock, Instruction, parse
-from tilewright.analysis.pipeline import block_cycles
+from tilewright.analysis.cpu.assembly import BasicBlock, Instruction, parse
+from tilewright.analysis.cpu.pipeline import block_cycles
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.analysis.footprints import distinct_lines
-from tilewright.analysis.loop_tree import Leaf, Loop, LoopTree, Node, touched
+from tilewright.analysis.cpu.footprints import distinct_lines
+from tilewright.analysis.cpu.loop_tree import Leaf, Loop, LoopTree, Node, touched
 from tilewright.hardware.machine import Cache
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tilewright.analysis import loops_execution
-from tilewright.analysis.assembly import disassembled, instruction_of, parse
-from tilewright.analysis.assembly_aarch64 import decode as decode_aarch64
-from tilewright.analysis.assembly_x86 import decode as decode_x86
-from tilewright.analysis.loops import EXIT, dominates, dominators, natural_loops, order_of, post_dominators
-from tilewright.analysis.loops_execution import Execution
-from tilewright.analysis.loops_values import MASK, Guard, Value, decided, signed
+from tilewright.analysis.cpu import loops_execution
+from tilewright.analysis.cpu.assembly import disassembled, instruction_of, parse
+from tilewright.analysis.cpu.assembly_aarch64 import decode as decode_aarch64
+from tilewright.analysis.cpu.assembly_x86 import decode as decode_x86
+from tilewright.analysis.cpu.loops import EXIT, dominates, dominators, natural_loops, order_of, post_dominators
+from tilewright.analysis.cpu.loops_execution import Execution
+from tilewright.analysis.cpu.loops_values import MASK, Guard, Value, decided, signed
 from tilewright.hardware import machine
 
 GRAPHS = st.integers(1, 9).flatmap(lambda n: st.lists(st.lists(st.integers(0, n - 1), max_size=2), min_size=n, max_size=n))

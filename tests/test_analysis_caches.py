@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from bench.cache_misses import build_driver, count_misses
 from bench.layers import layer
 from bench.tuna_misses import tuna_misses
-from tilewright.analysis.caches import LevelMisses, cache_misses, misses_of_levels
-from tilewright.analysis.footprints import Strided, distinct_lines, line_intervals, lines_by_set, strided
-from tilewright.analysis.loop_tree import LoopTree, loop_tree
+from tilewright.analysis.cpu.caches import LevelMisses, cache_misses, misses_of_levels
+from tilewright.analysis.cpu.footprints import Strided, distinct_lines, line_intervals, lines_by_set, strided
+from tilewright.analysis.cpu.loop_tree import LoopTree, loop_tree
 from tilewright.codegen.source import source_text
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Cache

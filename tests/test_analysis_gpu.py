@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bench.common import RESULTS
 from bench.gpu_analysis import counted_layer
-from tilewright.analysis.warps import Access, NotStatic, accesses, chosen_blocks, shared_wavefronts, transactions_of
+from tilewright.analysis.gpu.warps import Access, NotStatic, accesses, chosen_blocks, shared_wavefronts, transactions_of
 from tilewright.codegen.intrinsics.async_copy import copy
 from tilewright.hardware import machine
 from tilewright.ir.expr import Const, Expr, Load, Var, compare, index_const, select

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bench.gpu_analysis import lowered
-from tilewright.analysis.chains import alone_cycles, latencies_of
-from tilewright.analysis.gpu import analysed
-from tilewright.analysis.gpu_time import as_constants, as_numbers, constants_of, kernel_columns, predicted_seconds, term_cycles
-from tilewright.analysis.ptx import parse
-from tilewright.analysis.ptx_flow import flow_of
+from tilewright.analysis.gpu.chains import alone_cycles, latencies_of
+from tilewright.analysis.gpu.ptx import parse
+from tilewright.analysis.gpu.ptx_flow import flow_of
+from tilewright.analysis.gpu.seconds import as_constants, as_numbers, constants_of, kernel_columns, predicted_seconds, term_cycles
+from tilewright.analysis.gpu.transactions import analysed
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Launch

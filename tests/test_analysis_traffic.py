@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from tests.gpu_cases import convolution_case
 from tests.test_analysis_gpu import counted, executed, kernels
-from tilewright.analysis.traffic import PlacesWalk, level_2_sectors, memory_sectors, traffic_of
+from tilewright.analysis.gpu.traffic import PlacesWalk, level_2_sectors, memory_sectors, traffic_of
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Load, Var, index_const

@@ -13,9 +13,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tilewright.analysis.assembly import Instruction
-from tilewright.analysis.caches import cache_misses
-from tilewright.analysis.pipeline import block_cycles
+from tilewright.analysis.cpu.assembly import Instruction
+from tilewright.analysis.cpu.caches import cache_misses
+from tilewright.analysis.cpu.pipeline import block_cycles
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.interpreter import run

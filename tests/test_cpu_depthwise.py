@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import tilewright
 from bench.instruction_counts import compiled
-from tilewright.analysis.caches import cache_misses
-from tilewright.analysis.matching import executed
+from tilewright.analysis.cpu.caches import cache_misses
+from tilewright.analysis.cpu.matching import executed
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Allocate, statements
 from tilewright.ir.region import Unsuitable

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.instruction_counts import available, cases, compare, compiled, kernels_of
-from tilewright.analysis.assembly import parse
-from tilewright.analysis.instructions import CLASSES
-from tilewright.analysis.matching import executed, matched
+from tilewright.analysis.cpu.assembly import parse
+from tilewright.analysis.cpu.instructions import CLASSES
+from tilewright.analysis.cpu.matching import executed, matched
 from tilewright.hardware import machine
 
 DATA = ("largest pooling", "softmax")

@@ -13,7 +13,7 @@ import pytest
 from on_device import launch
 from test_printers import cuda_binary
 
-from tilewright.analysis.warps import accesses
+from tilewright.analysis.gpu.warps import accesses
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda

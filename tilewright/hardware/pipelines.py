@@ -1,8 +1,8 @@
 """Execution pipelines of CPU cores: ports, issue width, and what each kind of instruction takes of them.
 
 A machine names its core's table in `Machine.pipeline`. A row says of a kind of instruction, at a vector width in bits where that matters ("fma 512"),
-its latency in cycles, and its micro-operations: each takes one of the named ports for some cycles. `analysis/pipeline.py` reads them. Nothing here
-was measured by us; what is assumed says so in `sources`.
+its latency in cycles, and its micro-operations: each takes one of the named ports for some cycles. `analysis/cpu/pipeline.py` reads them. Nothing
+here was measured by us; what is assumed says so in `sources`.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Terms of one call, in seconds of the busiest thread, each as if nothing else took time::
 
-    pipeline    cycles of the executed blocks (`analysis/pipeline.py`)
+    pipeline    cycles of the executed blocks (`analysis/cpu/pipeline.py`)
     starts      what first iterations of inner loops take longer than the others
-    level 2     lines that come into level 1, at level 2's bandwidth (`analysis/caches.py`); so "level 3"
+    level 2     lines that come into level 1, at level 2's bandwidth (`analysis/cpu/caches.py`); so "level 3"
     memory      lines that come into the last level, for all threads, at the memory's bandwidth
-    multiply-adds, loads, stores, spills, integers    executed instructions of a class, at the core's rate for it (`analysis/matching.py`)
+    multiply-adds, loads, stores, spills, integers    executed instructions of a class, at the core's rate for it (`analysis/cpu/matching.py`)
     dispatch    parallel regions
 
 Two scores are made of them: a linear combination with coefficients per architecture (`linear`), as in the paper, and a time (`together`): the longest
@@ -24,10 +24,10 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
-from tilewright.analysis.assembly import parse
-from tilewright.analysis.caches import cache_misses
-from tilewright.analysis.instructions import total
-from tilewright.analysis.pipeline import cycles
+from tilewright.analysis.cpu.assembly import parse
+from tilewright.analysis.cpu.caches import cache_misses
+from tilewright.analysis.cpu.instructions import total
+from tilewright.analysis.cpu.pipeline import cycles
 from tilewright.hardware.machine import Machine
 from tilewright.ir.kernel import Kernel
 
@@ -40,7 +40,7 @@ COMPARISONS = 15_000
 
 
 def code_terms(kernels: Iterable[tuple[Kernel, str]], machine: Machine, threads: int) -> dict[str, float]:
-    """The terms of kernels that run one after another, each with its assembly (`analysis.assembly.disassembled`).
+    """The terms of kernels that run one after another, each with its assembly (`analysis.cpu.assembly.disassembled`).
 
     Raises:
         Unanalysable: where the flow of control of a kernel cannot be followed.

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tilewright import settings
-from tilewright.analysis.assembly import disassembler
+from tilewright.analysis.cpu.assembly import disassembler
 from tilewright.errors import CompilerMissing
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES

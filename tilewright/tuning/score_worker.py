@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright import settings
-from tilewright.analysis.assembly import disassembled
-from tilewright.analysis.loops_operations import Unanalysable
+from tilewright.analysis.cpu.assembly import disassembled
+from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.codegen.describe import prediction
 from tilewright.errors import KernelFailed, TilewrightError
 from tilewright.hardware.machine import Machine

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tilewright.analysis import assembly_aarch64, assembly_x86
-from tilewright.analysis.assembly import Assembly
-from tilewright.analysis.loops_values import MASK, ZERO, Guard, Value, decided, signed
+from tilewright.analysis.cpu import assembly_aarch64, assembly_x86
+from tilewright.analysis.cpu.assembly import Assembly
+from tilewright.analysis.cpu.loops_values import MASK, ZERO, Guard, Value, decided, signed
 
 STACK, ARGUMENTS, SCALARS, SYMBOLS = 1 << 46, 1 << 45, (1 << 45) + (1 << 20), 1 << 44
 _EXACT: Mapping[str, Callable[[int, int, int], int]] = MappingProxyType({

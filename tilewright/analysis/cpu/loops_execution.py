@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from math import inf
 
-from tilewright.analysis.assembly import Assembly, BasicBlock
-from tilewright.analysis.loops import Loop, natural_loops, post_dominators
-from tilewright.analysis.loops_operations import ARGUMENTS, SCALARS, STACK, Frame, Operations, Path, Unanalysable
-from tilewright.analysis.loops_values import MASK, UNLIMITED, ZERO, Guard, Value, signed
+from tilewright.analysis.cpu.assembly import Assembly, BasicBlock
+from tilewright.analysis.cpu.loops import Loop, natural_loops, post_dominators
+from tilewright.analysis.cpu.loops_operations import ARGUMENTS, SCALARS, STACK, Frame, Operations, Path, Unanalysable
+from tilewright.analysis.cpu.loops_values import MASK, UNLIMITED, ZERO, Guard, Value, signed
 
 BUFFERS, BUFFER_DISTANCE = 1 << 40, 1 << 35
 UNDECIDED = "undecided"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tilewright.analysis.assembly_x86 import REGISTERS
+from tilewright.analysis.cpu.assembly_x86 import REGISTERS
 
 FLAGS = "flags"
 

@@ -6,7 +6,7 @@ import re
 from types import MappingProxyType
 from typing import Any
 
-from tilewright.analysis.instructions import Effect, aarch64_kind
+from tilewright.analysis.cpu.instructions import Effect, aarch64_kind
 
 _CONDITIONS = MappingProxyType({
     "eq": "eq", "ne": "ne", "cs": "geu", "hs": "geu", "cc": "ltu", "lo": "ltu", "mi": "neg", "pl": "pos", "hi": "gtu", "ls": "leu",

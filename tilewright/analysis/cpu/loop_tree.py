@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilewright.analysis.footprints import Strided, strided
+from tilewright.analysis.cpu.footprints import Strided, strided
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Linear, Load, Var, from_linear, index_const, linear, loads, range_of, substitute, variables
 from tilewright.ir.intrinsic import Operand

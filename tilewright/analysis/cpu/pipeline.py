@@ -20,9 +20,9 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-from tilewright.analysis.assembly import Assembly, BasicBlock, Instruction, parse
-from tilewright.analysis.matching import executions
-from tilewright.analysis.pipeline_operands import USAGES, Usage
+from tilewright.analysis.cpu.assembly import Assembly, BasicBlock, Instruction, parse
+from tilewright.analysis.cpu.matching import executions
+from tilewright.analysis.cpu.pipeline_operands import USAGES, Usage
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES, Cost, Pipeline
 from tilewright.ir.kernel import Kernel

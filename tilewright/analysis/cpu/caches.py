@@ -29,8 +29,8 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.analysis.footprints import Strided, distinct_lines, line_intervals, lines_by_set
-from tilewright.analysis.loop_tree import Leaf, Loop, LoopTree, Node, Sequence, loop_tree, touched
+from tilewright.analysis.cpu.footprints import Strided, distinct_lines, line_intervals, lines_by_set
+from tilewright.analysis.cpu.loop_tree import Leaf, Loop, LoopTree, Node, Sequence, loop_tree, touched
 from tilewright.hardware.machine import Cache, Machine
 from tilewright.ir.kernel import Kernel
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, log2
 
-from tilewright.analysis.assembly import Assembly, parse
-from tilewright.analysis.instructions import InstructionCounts, total
-from tilewright.analysis.loops import Loop, natural_loops
-from tilewright.analysis.loops_execution import BUFFER_DISTANCE, BUFFERS, UNDECIDED, Execution
+from tilewright.analysis.cpu.assembly import Assembly, parse
+from tilewright.analysis.cpu.instructions import InstructionCounts, total
+from tilewright.analysis.cpu.loops import Loop, natural_loops
+from tilewright.analysis.cpu.loops_execution import BUFFER_DISTANCE, BUFFERS, UNDECIDED, Execution
 from tilewright.codegen.c import perfect_depth
 from tilewright.ir.expr import Const
 from tilewright.ir.kernel import Block, For, If, Kernel, Statement

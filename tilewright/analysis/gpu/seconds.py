@@ -1,6 +1,6 @@
 """Predicted time of analysed GPU kernels: a linear combination of what keeps a processor busy, and, beside it, named terms that overlap.
 
-The coefficients of an architecture family are data (`gpu_constants.json`), fitted once by `python -m bench.gpu_score` to measured kernels.
+The coefficients of an architecture family are data (`constants.json`), fitted once by `python -m bench.gpu_score` to measured kernels.
 Source: Tuna (2021), equation 2, for the linear combination; waves and the tail as in CNNOpt (PACT 2022), section 3.2, for the terms.
 """
 
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.analysis.gpu import INTEGER_LANES, KernelAnalysis
-from tilewright.analysis.warps import SECTOR_BYTES
+from tilewright.analysis.gpu.transactions import INTEGER_LANES, KernelAnalysis
+from tilewright.analysis.gpu.warps import SECTOR_BYTES
 from tilewright.hardware.machine import Machine
 
-CONSTANTS = Path(__file__).parent / "gpu_constants.json"
+CONSTANTS = Path(__file__).parent / "constants.json"
 FAMILIES: Mapping[int, str] = {7: "hopper", 8: "hopper", 9: "hopper", 10: "hopper", 12: "hopper"}
 """Whose coefficients an architecture takes, by the first digit of its compute capability: only Hopper was measured."""
 KERNEL_COLUMNS = (

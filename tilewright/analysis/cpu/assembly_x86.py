@@ -6,7 +6,7 @@ import re
 from types import MappingProxyType
 from typing import Any
 
-from tilewright.analysis.instructions import Effect, x86_kind
+from tilewright.analysis.cpu.instructions import Effect, x86_kind
 
 _SIZES = MappingProxyType({"q": 8, "l": 4, "w": 2, "b": 1})
 _CONDITIONS = MappingProxyType({

@@ -34,8 +34,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tilewright import settings
-from tilewright.analysis import assembly_aarch64, assembly_x86
-from tilewright.analysis.instructions import InstructionCounts
+from tilewright.analysis.cpu import assembly_aarch64, assembly_x86
+from tilewright.analysis.cpu.instructions import InstructionCounts
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware.machine import Machine
 from tilewright.system.programs import ProgramHung, run_program

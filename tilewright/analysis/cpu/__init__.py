@@ -1,0 +1,1 @@
+"""What the code of CPU kernels does: instructions, pipelines, cache misses."""

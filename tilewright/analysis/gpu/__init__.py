@@ -1,0 +1,1 @@
+"""What GPU kernels do: accesses by warp, executed PTX, traffic, time."""
