@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import inf
 
 from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import (
     INDEX,
     TRUE,
@@ -33,6 +34,9 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.kernel import Let
 from tilewright.ir.layout import Layout
+
+VECTORS = frozenset({FLOAT32})
+"""Types whose loads and stores are made vectors."""
 
 
 def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
@@ -270,7 +274,7 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
             elif len(node.index) != 1 or (step := coefficient(node.index[0], axis)) not in (0, 1) or node.dtype == INDEX:
                 return None
             elif step == 1:
-                if node.dtype != "f32":
+                if node.dtype not in VECTORS:
                     return None
                 done[id(node)] = replace(node, lanes=lanes)
             else:
@@ -281,7 +285,7 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
             if any(arg.dtype == INDEX and axis in variables(arg) for arg in args):
                 return None
             width = max(arg.lanes for arg in args)
-            if width > 1 and (node.dtype not in ("f32", "bool") or any(a.dtype not in ("f32", "bool") for a in args)):
+            if width > 1 and not {node.dtype, *(a.dtype for a in args)} <= {*VECTORS, "bool"}:
                 return None
             if width > 1 and node.operation in ("cast", "pow", "fmod", "atan2"):
                 return None

@@ -33,8 +33,8 @@ from tilewright.codegen.printer import (
     printed_operation,
 )
 from tilewright.codegen.sharing import used_variables
-from tilewright.ir.dtypes import NARROW_FLOATS, is_float, size_of
-from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, cast, const, floordiv, mod
+from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, is_float, size_of
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
 from tilewright.ir.intrinsic import Operand
 from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Prefetch, Statement, Store, WithTiles
 
@@ -67,7 +67,7 @@ def c_function(operation: str, dtype: str) -> str:
     if name in SINGLE_PRECISION:
         return name
     if operation in LIBRARY and is_float(dtype):
-        return LIBRARY[operation] + ("f" if dtype == "f32" else "")
+        return LIBRARY[operation] + ELEMENT_TYPES[dtype].suffix
     return name
 
 
@@ -107,7 +107,7 @@ class CPrinter(Printer):
 
     def special_float(self, value: float, dtype: str) -> str:
         text = "NAN" if value != value else "INFINITY" if value > 0 else "-INFINITY"
-        return text if dtype == "f32" else f"(double){text}"
+        return text if ELEMENT_TYPES[dtype].suffix else f"({C_TYPES[dtype]}){text}"
 
     # --- memory ---
 
@@ -138,7 +138,7 @@ class CPrinter(Printer):
     def load(self, node: Load) -> Code:
         code = self.place(node.buffer, node.index[0], node.lanes, False)
         if self.converts(node.buffer, node.dtype):
-            return self.converted(self.buffer(node.buffer)[1].dtype, "f32", code, node.lanes)
+            return self.converted(self.buffer(node.buffer)[1].dtype, node.dtype, code, node.lanes)
         if node.dtype == "bool" and node.lanes > 1:
             mask = self.type_name("i8", node.lanes)
             return Code(f"({mask}){code.at(UNARY)} != 0", EQUALITY, 1)
@@ -156,7 +156,7 @@ class CPrinter(Printer):
 
     def converted(self, source: str, target: str, code: Code, lanes: int) -> Code:
         if lanes > 1:
-            for element in ("f32", source if target == "f32" else target, "i32"):
+            for element in (*sorted((source, target), key=size_of, reverse=True), "i32"):
                 self.type_name(element, lanes)
         name = conversion_name(source, target, lanes)
         self.wrappers[name] = c_conversion(source, target, lanes, self.keeps_subnormal)
@@ -287,7 +287,7 @@ class CPrinter(Printer):
 
     def operand(self, node: Expr, lanes: int) -> Code:
         """An operand of an infix operator: there the language itself spreads a scalar of the vector's type."""
-        if node.lanes == 1 and node.dtype in ("f32", "f64", "i32"):
+        if node.lanes == 1 and (is_float(node.dtype) or node.dtype == "i32"):
             return self.expression(node)
         return self.vector(node, lanes)
 
@@ -348,9 +348,7 @@ class CPrinter(Printer):
         if source.lanes == 1:
             return self.vector(Apply("cast", (source,), node.dtype), lanes)
         if source.dtype in NARROW_FLOATS or node.dtype in NARROW_FLOATS:
-            if "f32" not in (source.dtype, node.dtype):
-                return self.expression(cast(cast(source, "f32"), node.dtype))
-            return self.converted(source.dtype, node.dtype, self.expression(source), lanes)
+            return self.conversion(node, lanes)
         code = self.expression(source)
         if source.dtype == "bool":
             code = Code(f"{code.at(UNARY)} & 1")

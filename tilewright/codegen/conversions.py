@@ -15,6 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tilewright.codegen.helpers import Helper
+from tilewright.ir.dtypes import ELEMENT_TYPES
 
 
 def bits_of(value: float, dtype: str) -> int:
@@ -189,10 +190,10 @@ _CUDA_SCALAR: Mapping[tuple[str, str], str] = MappingProxyType({
 def _cuda_conversion(source: str, target: str, lanes: int) -> Helper:
     if lanes == 1:
         return Helper(_CUDA_SCALAR[source, target])
-    vectors = {"f32": f"float{lanes}", "f16": f"ushort{lanes}", "bf16": f"ushort{lanes}"}
+    wanted, given = (f"{ELEMENT_TYPES[dtype].cuda_vector}{lanes}" for dtype in (target, source))
     scalar, name = conversion_name(source, target, 1), conversion_name(source, target, lanes)
     parts = ", ".join(f"{scalar}(a.{component})" for component in "xyzw"[:lanes])
-    return Helper(f"{_QUALIFIER} {vectors[target]} {name}({vectors[source]} a) {{ return make_{vectors[target]}({parts}); }}", (scalar,))
+    return Helper(f"{_QUALIFIER} {wanted} {name}({given} a) {{ return make_{wanted}({parts}); }}", (scalar,))
 
 
 CUDA_CONVERSIONS: Mapping[str, Helper] = MappingProxyType(

@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
+import numpy as np
+
 from tilewright.codegen.c import identifier_of
 from tilewright.codegen.conversions import CUDA_CONVERSIONS, conversion_name
 from tilewright.codegen.helpers import CUDA_TYPES, LIBRARY, Helper, HelperTable, ordered
 from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printer
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
-from tilewright.ir.dtypes import is_float, size_of
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
 from tilewright.ir.intrinsic import Operand
 from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Kernel, Place, Store, statements
@@ -28,27 +30,9 @@ STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of shared memory that a kernel may declare statically (CUDA C++ Programming Guide, "Technical Specifications")."""
 
 _ALIGNMENT = 16
-_VECTOR_NAMES = {
-    "f64": "double",
-    "f32": "float",
-    "f16": "ushort",
-    "bf16": "ushort",
-    "i64": "longlong",
-    "i32": "int",
-    "i16": "short",
-    "i8": "char",
-    "u8": "uchar",
-    "bool": "uchar",
-}
 _COMPONENTS = "xyzw"
-_SPECIAL = {
-    ("f32", inf): "__int_as_float(0x7f800000)",
-    ("f32", -inf): "__int_as_float(0xff800000)",
-    ("f32", None): "__int_as_float(0x7fc00000)",
-    ("f64", inf): "__longlong_as_double(0x7ff0000000000000LL)",
-    ("f64", -inf): "__longlong_as_double(0xfff0000000000000LL)",
-    ("f64", None): "__longlong_as_double(0x7ff8000000000000LL)",
-}
+_OF_BITS = {4: ("__int_as_float", ""), 8: ("__longlong_as_double", "LL")}
+"""By bytes: what makes a float of an integer, and the integer's suffix."""
 
 
 def shared_offsets(kernel: Kernel) -> dict[str, int]:
@@ -194,7 +178,7 @@ class CudaPrinter(Printer):
             return "bool" if dtype == "bool" else CUDA_TYPES[dtype]
         if lanes * size_of(dtype) > 16 or lanes not in (2, 4):
             raise ValueError(f"CUDA has no vector of {lanes} {dtype}")
-        return f"{_VECTOR_NAMES[dtype]}{lanes}"
+        return f"{ELEMENT_TYPES[dtype].cuda_vector}{lanes}"
 
     def let_type(self, value: Expr, mask: int) -> str:
         if value.dtype == INDEX and value.lanes == 1:
@@ -216,7 +200,10 @@ class CudaPrinter(Printer):
         return False
 
     def special_float(self, value: float, dtype: str) -> str:
-        return _SPECIAL[dtype, value if value == value else None]
+        element = ELEMENT_TYPES[dtype]
+        function, suffix = _OF_BITS[element.bytes]
+        bits = np.array(np.nan if value != value else value, element.numpy).view(f"uint{8 * element.bytes}")
+        return f"{function}({int(bits):#x}{suffix})"
 
     # --- memory ---
 
@@ -257,7 +244,7 @@ class CudaPrinter(Printer):
             code = self.gathered([self.place(node.buffer, node.index[0] + lane) for lane in range(node.lanes)], buffer.dtype)
         else:
             code = self.vector_place(node.buffer, node.index[0], node.lanes, False)
-        return self.converted(buffer.dtype, "f32", code, node.lanes) if self.converts(node.buffer, node.dtype) else code
+        return self.converted(buffer.dtype, node.dtype, code, node.lanes) if self.converts(node.buffer, node.dtype) else code
 
     def converted(self, source: str, target: str, code: Code, lanes: int) -> Code:
         return Code(f"{self.need(conversion_name(source, target, lanes))}({code.text})")
@@ -286,7 +273,7 @@ class CudaPrinter(Printer):
     def atomic_add(self, root: AtomicAdd) -> None:
         self.prepare(root.offset, root.value)
         target, buffer = self.buffer(root.buffer)
-        assert buffer.space == "global" and buffer.dtype == "f32", "atomic additions are to float32 in global memory"
+        assert buffer.space == "global" and buffer.dtype == FLOAT32, "atomic additions are to float32 in global memory"
         lanes = root.value.lanes
         function = self.need(f"tw_atomic_add{lanes}") if lanes > 1 else "atomicAdd"
         self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {self.text(root.value)});")
@@ -355,7 +342,7 @@ class CudaPrinter(Printer):
             return Code(f"{self.variable(node).text}.{_COMPONENTS[lane]}")
         if isinstance(node, Load):
             code = Code(self.place(node.buffer, node.index[0] + lane))
-            return self.converted(self.buffer(node.buffer)[1].dtype, "f32", code, 1) if self.converts(node.buffer, node.dtype) else code
+            return self.converted(self.buffer(node.buffer)[1].dtype, node.dtype, code, 1) if self.converts(node.buffer, node.dtype) else code
         assert isinstance(node, Apply)
         return self.apply(node)
 
@@ -405,9 +392,9 @@ class CudaPrinter(Printer):
         if dtype == "bool":
             dtype = "u8"
         if operation == "rsqrt":
-            name = "rsqrtf" if dtype == "f32" else "rsqrt"
+            name = "rsqrt" + ELEMENT_TYPES[dtype].suffix
         elif operation in LIBRARY and is_float(dtype):
-            name = LIBRARY[operation] + ("f" if dtype == "f32" else "")
+            name = LIBRARY[operation] + ELEMENT_TYPES[dtype].suffix
         elif operation in ("min", "max") and dtype == "i32":
             name = operation
         else:

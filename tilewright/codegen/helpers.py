@@ -16,9 +16,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil, log10
 from types import MappingProxyType
 
-from tilewright.ir.dtypes import is_float, size_of
+import numpy as np
+
+from tilewright.ir.dtypes import COMPUTED, ELEMENT_TYPES, is_float, size_of
 
 
 @dataclass(frozen=True)
@@ -29,35 +32,9 @@ class Helper:
     needs: tuple[str, ...] = ()
 
 
-C_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "f64": "double",
-        "f32": "float",
-        "f16": "uint16_t",  # its bits, as of bf16
-        "bf16": "uint16_t",
-        "i64": "int64_t",
-        "i32": "int32_t",
-        "i16": "int16_t",
-        "i8": "int8_t",
-        "u8": "uint8_t",
-        "bool": "uint8_t",
-    }
-)
-CUDA_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "f64": "double",
-        "f32": "float",
-        "f16": "unsigned short",
-        "bf16": "unsigned short",
-        "i64": "long long",
-        "i32": "int",
-        "i16": "short",
-        "i8": "signed char",
-        "u8": "unsigned char",
-        "bool": "unsigned char",
-    }
-)
-# operation -> the C library's function for double; single precision adds an f
+C_TYPES: Mapping[str, str] = MappingProxyType({name: element.c for name, element in ELEMENT_TYPES.items()})
+CUDA_TYPES: Mapping[str, str] = MappingProxyType({name: element.cuda for name, element in ELEMENT_TYPES.items()})
+# operation -> the C library's function for double; that for another type has the type's suffix
 LIBRARY: Mapping[str, str] = MappingProxyType(
     {
         **{op: op for op in "pow atan2 sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh erf floor ceil trunc".split()},
@@ -70,6 +47,12 @@ LIBRARY: Mapping[str, str] = MappingProxyType(
 
 def _unsigned(dtype: str) -> str:
     return {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}[size_of(dtype)]
+
+
+def _greatest(dtype: str) -> str:
+    """The greatest finite number, in as many digits as tell it from its neighbours."""
+    limits = np.finfo(ELEMENT_TYPES[dtype].numpy)
+    return f"{float(limits.max):.{ceil((limits.nmant + 1) * log10(2))}e}"
 
 
 def _extremum(operation: str, dtype: str, t: str) -> str:
@@ -109,21 +92,24 @@ the names without `total_`."""
 def _total_division(operation: str, dtype: str, two: str, t: str) -> Helper:
     symbol = {"div": "/", "truncdiv": "/", "fmod": "%"}.get(operation)
     plain = f"({t})(a {symbol} b)" if symbol else f"tw_{operation}_{dtype}(a, b)"
-    negative = f"b == -1 ? {'0' if operation in ('mod', 'fmod') else f'({t})(0 - ({_unsigned(dtype)})a)'} : " if dtype.startswith("i") else ""
+    negative = f"b == -1 ? {'0' if operation in ('mod', 'fmod') else f'({t})(0 - ({_unsigned(dtype)})a)'} : " if ELEMENT_TYPES[dtype].lowest else ""
     return Helper(f"{two} {{ return b == 0 ? 0 : {negative}{plain}; }}", () if symbol else (f"tw_{operation}_{dtype}",))
 
 
-def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Mapping[str, str]) -> Helper | None:
+_TYPED = re.compile(rf"tw_(\w+?)_({'|'.join(sorted(COMPUTED))})")
+
+
+def typed_helper(name: str, types: Mapping[str, str], qualifier: str) -> Helper | None:
     """A function that exists for several element types; None where `name` is not one."""
-    match = re.fullmatch(r"tw_(\w+?)_(f64|f32|i64|i32|i16|i8|u8|bool)", name)
+    match = _TYPED.fullmatch(name)
     if match is None:
         return None
     operation, dtype = match.groups()
     t = types[dtype]
-    f = suffix.get(dtype, "")
+    f = ELEMENT_TYPES[dtype].suffix
     one = f"{qualifier} {t} {name}({t} a)"
     two = f"{qualifier} {t} {name}({t} a, {t} b)"
-    if not dtype.startswith(("f", "i")) and operation in _UNSIGNED:
+    if not is_float(dtype) and not ELEMENT_TYPES[dtype].lowest and operation in _UNSIGNED:
         return Helper(_UNSIGNED[operation].format(one=one, two=two, t=t))
     if operation in ("min", "max"):
         return Helper(f"{two} {_extremum(operation, dtype, t)}")
@@ -139,8 +125,8 @@ def typed_helper(name: str, types: Mapping[str, str], qualifier: str, suffix: Ma
     if operation == "isnan":
         return Helper(f"{qualifier} int {name}({t} a) {{ return a != a; }}")
     if operation == "isinf":
-        infinite = f"fabs{f}(a) > {'3.40282347e+38f' if dtype == 'f32' else '1.7976931348623157e+308'}"
-        return Helper(f"{qualifier} int {name}({t} a) {{ return {infinite if is_float(dtype) else '0'}; }}")
+        infinite = f"fabs{f}(a) > {_greatest(dtype)}{f}" if is_float(dtype) else "0"
+        return Helper(f"{qualifier} int {name}({t} a) {{ return {infinite}; }}")
     if operation == "floordiv" and is_float(dtype):
         return Helper(
             f"""{two} {{
@@ -447,7 +433,7 @@ class HelperTable(Mapping[str, Helper]):
     def __getitem__(self, name: str) -> Helper:
         if name in self.own:
             return self.own[name]
-        found = typed_helper(name, self.types, self.qualifier, {"f32": "f"})
+        found = typed_helper(name, self.types, self.qualifier)
         if found is None:
             raise KeyError(name)
         return found

@@ -150,7 +150,7 @@ def _apply(intrinsic: Intrinsic, addresses: Sequence[int], lanes: int) -> None:
 
 def _array_type(dtype: str) -> str:
     """The NumPy type of a parameter's array: of bfloat16 its bits."""
-    return "uint16" if dtype == "bf16" else ELEMENT_TYPES[dtype].numpy
+    return ELEMENT_TYPES[dtype].array
 
 
 def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] = (), initialised: Sequence[str] = ()) -> Report:

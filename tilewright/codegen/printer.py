@@ -17,7 +17,7 @@ import numpy as np
 from tilewright.codegen.conversions import bits_of
 from tilewright.codegen.helpers import Helper
 from tilewright.codegen.sharing import is_risky
-from tilewright.ir.dtypes import NARROW_FLOATS, is_float, size_of
+from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, computed_in, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, cast, children, const, constants, range_of, select, walk
 from tilewright.ir.guards import Guard, guards
 from tilewright.ir.intrinsic import Operand
@@ -63,6 +63,7 @@ _INFIX = {
 }
 _DIVISIONS = frozenset({"div", "floordiv", "mod", "truncdiv", "fmod"})
 _MOVES = frozenset({"cast", "select", "broadcast", "zip_low", "zip_high"})  # what is done with 16-bit floats
+C_INT_BYTES = 4  # of `int`, in which C computes with narrower integers
 _LARGE = 12  # nodes of a guarded tree from which on writing it twice is worse than naming its loads
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _ASSOCIATIVE = frozenset({"add", "mul", "and", "or", "bitwise_and", "bitwise_or", "bitwise_xor"})
@@ -108,7 +109,7 @@ def divides_safely(divisor: Expr) -> bool:
         divisor = divisor.args[0]
     if isinstance(divisor, Const):
         values = 1 << 8 * size_of(divisor.dtype)
-        return int(divisor.value) % values not in ((0,) if divisor.dtype in ("u8", "bool") else (0, values - 1))
+        return int(divisor.value) % values not in ((0, values - 1) if ELEMENT_TYPES[divisor.dtype].lowest else (0,))
     low, high = range_of(divisor) if divisor.dtype == INDEX else (0, 0)
     return 0 < low and high < 1 << 63
 
@@ -133,14 +134,15 @@ def is_non_negative(expr: Expr) -> bool:
 
 def float_literal(value: float, dtype: str) -> str:
     """A finite constant in the fewest digits that give the same number back."""
-    text = repr(float(np.float32(value))) if dtype != "f64" else repr(float(value))
-    if dtype == "f64":
-        return text
-    shortest = str(np.float32(value))
-    text = shortest if float(np.float32(float(shortest))) == float(np.float32(value)) else text
+    element = ELEMENT_TYPES[dtype]
+    if element.bytes == 8:
+        return repr(float(value))
+    single = np.dtype(element.numpy).type
+    text, shortest = repr(float(single(value))), str(single(value))
+    text = shortest if float(single(float(shortest))) == float(single(value)) else text
     if "." not in text and "e" not in text:
         text += ".0"
-    return text + "f"
+    return text + element.suffix
 
 
 class Printer(ABC):
@@ -196,7 +198,7 @@ class Printer(ABC):
     def assign(self, target: str, statement: Store) -> None:
         """`target = value`, or `target += rest` where the value adds to what is there."""
         value = statement.value
-        if isinstance(value, Apply) and value.operation == "add" and id(value) not in self.hoisted and value.dtype in ("f32", "f64", "i32", "i64"):
+        if isinstance(value, Apply) and value.operation == "add" and id(value) not in self.hoisted and not self.is_promoted(value.dtype):
             first, rest = value.args
             same = isinstance(first, Load) and first.buffer == statement.buffer and first.index == (statement.offset,)
             if same and first.lanes == value.lanes and id(first) not in self.hoisted:
@@ -210,11 +212,12 @@ class Printer(ABC):
 
     @abstractmethod
     def converted(self, source: str, target: str, code: Code, lanes: int) -> Code:
-        """A conversion between float32 and a 16-bit float."""
+        """A conversion between a narrow float and the type that it is computed in."""
 
     def converts(self, buffer: str, dtype: str) -> bool:
-        """Whether a value of that type is stored there as another one: float32 as a 16-bit float."""
-        return dtype == "f32" and self.buffer(buffer)[1].dtype in NARROW_FLOATS
+        """Whether a value of that type is stored there as a narrower one."""
+        stored = self.buffer(buffer)[1].dtype
+        return stored in NARROW_FLOATS and dtype == computed_in(stored)
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text if text else "")
@@ -380,22 +383,33 @@ class Printer(ABC):
         faults, _ = self.buffer(FAULTS)
         return f"{faults} + {site}" if site else faults
 
+    @staticmethod
+    def is_promoted(dtype: str) -> bool:
+        """Whether C computes with the type as int."""
+        return not is_float(dtype) and size_of(dtype) < C_INT_BYTES
+
+    def conversion(self, node: Apply, lanes: int) -> Code:
+        """A cast from or to a narrow float, by way of the type that it is computed in; of one lane where vectors are written lane by lane."""
+        source = node.args[0]
+        wide = computed_in(source.dtype if source.dtype in NARROW_FLOATS else node.dtype)
+        if wide not in (source.dtype, node.dtype):
+            return self.expression(cast(cast(source, wide), node.dtype))
+        return self.converted(source.dtype, node.dtype, self.expression(source), lanes)
+
     def _operand_of_minus(self, arg: Expr) -> str:
         text = self.text(arg, UNARY)
         return f"({text})" if text.startswith("-") else text
 
     def narrowed(self, code: Code, dtype: str) -> Code:
-        """Integers below 32 bits are computed as int; the result wraps to its own type."""
-        if dtype in ("i8", "i16", "u8"):
+        """The result of a promoted operation wraps to its own type."""
+        if self.is_promoted(dtype) and dtype != "bool":
             return Code(f"({self.type_name(dtype)}){code.at(UNARY)}", UNARY)
         return code
 
     def cast(self, node: Apply) -> Code:
         source = node.args[0]
         if source.dtype in NARROW_FLOATS or node.dtype in NARROW_FLOATS:
-            if "f32" not in (source.dtype, node.dtype):
-                return self.expression(cast(cast(source, "f32"), node.dtype))
-            return self.converted(source.dtype, node.dtype, self.expression(source), 1)
+            return self.conversion(node, 1)
         if node.dtype == "bool":
             return Code(f"{self.text(source, RELATION)} != 0", EQUALITY)
         return Code(f"({self.type_name(node.dtype)}){self._operand_of_minus(source)}", UNARY)

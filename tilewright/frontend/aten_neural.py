@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.frontend.handlers import Handlers, Unsupported, axes_of, elementwise, expanded
+import torch
+
+from tilewright.frontend.handlers import Handlers, Unsupported, axes_of, elementwise, expanded, torch_dtype
 from tilewright.graph.builder import GraphBuilder
 from tilewright.ir.graph import Value
 
@@ -248,7 +250,7 @@ def native_layer_norm(g: GraphBuilder, x: Value, shape: list[int], w: Value | No
 @HANDLERS.handles("rms_norm.default")
 def rms_norm(g: GraphBuilder, x: Value, shape: list[int], w: Value | None, epsilon: float | None) -> Value:
     if epsilon is None:
-        epsilon = {"f32": 1.1920928955078125e-07, "f64": 2.220446049250313e-16}[x.dtype]
+        epsilon = torch.finfo(torch_dtype(x.dtype)).eps
     return _affine(g, "rms_norm", [x], w, None, shape, rank=len(shape), epsilon=epsilon)
 
 

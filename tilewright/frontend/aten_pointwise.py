@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tilewright.frontend.handlers import Handlers, Unsupported, elementwise, result_type, simple
+import torch
+
+from tilewright.frontend.handlers import Handlers, Unsupported, elementwise, result_type, simple, torch_dtype
 from tilewright.graph.builder import GraphBuilder, Operand
 from tilewright.ir.dtypes import is_float
 from tilewright.ir.graph import Value
@@ -214,7 +216,7 @@ def addcdiv(g: GraphBuilder, x: Value, a: Value, b: Value, value: float = 1) -> 
 def nan_to_num(g: GraphBuilder, x: Value, nan: float | None, above: float | None, below: float | None) -> Value:
     if not is_float(x.dtype):
         return x
-    greatest = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}[x.dtype]
+    greatest = torch.finfo(torch_dtype(x.dtype)).max
     return elementwise(g, "nan_to_num", x, nan or 0.0, greatest if above is None else above, -greatest if below is None else below)
 
 

@@ -11,7 +11,7 @@ from onnx import helper
 from tilewright.frontend.handlers import Unsupported
 from tilewright.frontend.onnx_node import NodeCall, NodeHandler, NodeHandlers, dtype_of, dtype_of_numpy, numpy_dtype
 from tilewright.graph.builder import GraphBuilder, Operand
-from tilewright.ir.dtypes import is_float
+from tilewright.ir.dtypes import NARROW_FLOATS, is_float
 from tilewright.ir.graph import Value
 
 HANDLERS = NodeHandlers()
@@ -200,7 +200,7 @@ def cast_like(call: NodeCall) -> Value | np.ndarray:
 
 
 def _converted(call: NodeCall, dtype: str) -> Value:
-    if dtype in ("f16", "bf16"):
+    if dtype in NARROW_FLOATS:
         raise Unsupported(f"a conversion to {dtype}, in which kernels do not compute")
     return call.g.cast(call.value(0), dtype)
 

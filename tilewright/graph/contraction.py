@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import Apply, Expr, Load, Var, loads, variables
+
+MULTIPLIED = frozenset({FLOAT32})
+"""Types of which sums of products have schemas of their own; in others they are reductions like any."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,11 @@ class Contraction:
     r: tuple[Var, ...]
     a: Expr
     b: Load
+
+    @property
+    def dtype(self) -> str:
+        """The type of factors as they are multiplied, of products, and of the sum."""
+        return self.step.dtypes[0]
 
     @property
     def size_m(self) -> int:
@@ -55,7 +64,7 @@ def contraction(step: Step, constants: frozenset[str] | set[str] = frozenset()) 
     if step.combiner != "sum" or step.scan is not None or len(step.bodies) != 1:
         return None
     body = step.bodies[0]
-    if body.dtype != "f32" or not (isinstance(body, Apply) and body.operation == "mul"):
+    if body.dtype not in MULTIPLIED or not (isinstance(body, Apply) and body.operation == "mul"):
         return None
     first, second = body.args
     found = [c for c in (_with_factors(step, first, second), _with_factors(step, second, first)) if c is not None]

@@ -17,6 +17,7 @@ from tilewright.graph.builder import GraphBuilder
 from tilewright.graph.divisors import check_divisor
 from tilewright.graph.index_checks import invalid
 from tilewright.graph.reference import evaluate_node, to_numpy
+from tilewright.ir.dtypes import DEFAULT_FLOAT, ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
 
 FOLDED_ELEMENTS = 1 << 24  # a folded constant is at most this large, or no larger than what it is made of
@@ -123,15 +124,15 @@ def _worth_folding(graph: Graph, node: Node) -> bool:
 def _evaluate_exactly(graph: Graph, node: Node, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The node's results; arithmetic in float32 is done in float64 and rounded once."""
     names = (*node.inputs, *node.outputs)
-    wide = {n: replace(graph.values[n], dtype="f64") if graph.values[n].dtype == "f32" else graph.values[n] for n in names}
-    attributes = {k: "f64" if v == "f32" else v for k, v in node.attributes.items()}
+    wide = {n: replace(graph.values[n], dtype="f64") if graph.values[n].dtype == DEFAULT_FLOAT else graph.values[n] for n in names}
+    attributes = {k: "f64" if v == DEFAULT_FLOAT else v for k, v in node.attributes.items()}
     arrays = [to_numpy(t) for t in inputs]
     arrays = [a.astype(np.float64) if a.dtype == np.float32 else a for a in arrays]
     try:
         results = evaluate_node(replace(graph, values=wide), replace(node, attributes=MappingProxyType(attributes)), arrays)
     except IndexOutOfRange as error:
         raise invalid(error) from error
-    rounded = [r.astype(np.float32) if graph.values[n].dtype == "f32" else r for r, n in zip(results, node.outputs, strict=True)]
+    rounded = [r.astype(np.float32) if graph.values[n].dtype == DEFAULT_FLOAT else r for r, n in zip(results, node.outputs, strict=True)]
     return [torch.from_numpy(np.ascontiguousarray(r).reshape(r.shape).copy()) for r in rounded]
 
 
@@ -160,7 +161,8 @@ def split_batch_norm(graph: Graph) -> Graph:
 
 
 def _torch_type(graph: Graph, name: str) -> torch.dtype:
-    return {"f32": torch.float32, "f64": torch.float64}[graph.values[name].dtype]
+    dtype: torch.dtype = getattr(torch, ELEMENT_TYPES[graph.values[name].dtype].torch)
+    return dtype
 
 
 def _scale_and_shift(graph: Graph, node: Node) -> tuple[torch.Tensor, torch.Tensor]:

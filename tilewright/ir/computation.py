@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
 
-from tilewright.ir.dtypes import is_float
+from tilewright.ir.dtypes import DEFAULT_FLOAT, ELEMENT_TYPES, is_float
 from tilewright.ir.expr import INDEX, Apply, Expr, Load, Operand, Var, binary, compare, const, logical_and, rewrite, select, unary, walk, wrap
 from tilewright.ir.scalar import OPERATIONS
 
@@ -37,14 +37,14 @@ def lowest(dtype: str) -> Expr:
     """The identity of max: minus infinity, or the least integer."""
     if is_float(dtype):
         return const(float("-inf"), dtype)
-    return const({"i64": -(2**63), "i32": -(2**31), "i16": -(2**15), "i8": -128, "u8": 0, "bool": 0}[dtype], dtype)
+    return const(ELEMENT_TYPES[dtype].lowest, dtype)
 
 
 def highest(dtype: str) -> Expr:
     """The identity of min: infinity, or the greatest integer."""
     if is_float(dtype):
         return const(float("inf"), dtype)
-    return const({"i64": 2**63 - 1, "i32": 2**31 - 1, "i16": 2**15 - 1, "i8": 127, "u8": 255, "bool": 1}[dtype], dtype)
+    return const(ELEMENT_TYPES[dtype].highest, dtype)
 
 
 def _fold(operation: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
@@ -183,7 +183,7 @@ class StepBuilder:
     def map(self, shape: Sequence[int], body: Callable[..., Expr], dtype: str | None = None) -> Tensor:
         """out[i0, i1, ...] = body(i0, i1, ...)"""
         axes = self._axes(shape, "i")
-        value = wrap(body(*axes), dtype or "f32")
+        value = wrap(body(*axes), dtype or DEFAULT_FLOAT)
         step = Step(self._name(), tuple(shape), axes, (value,))
         self.steps.append(step)
         return Tensor(step.name, step.shape, value.dtype)

@@ -1,4 +1,8 @@
-"""Element types: their names, widths and relation to PyTorch, NumPy, C and CUDA."""
+"""Element types: one table, from which names in PyTorch, NumPy, C and CUDA C++, sizes, and conversions follow.
+
+To add a type is to add an entry. Of a narrow float, which kernels store and compute with as a wider one, `codegen.conversions` has the functions that
+widen and round.
+"""
 
 from __future__ import annotations
 
@@ -9,36 +13,78 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class ElementType:
-    """One element type; `name` is what every IR type stores (`"f32"`), `c` its spelling in C and CUDA C++."""
+    """One element type; `name` is what every IR type stores (`"f32"`).
+
+    kind: "float", "int" or "bool".
+    torch: its name in PyTorch and NumPy.
+    c, cuda: a stored element's type in C and in CUDA C++; of a narrow float its bits' type.
+    cuda_vector: the built-in vectors of CUDA C++, without their number of lanes.
+    suffix: of literals, and of functions of the C library.
+    computed: the type that kernels compute with where it is another one: loads and casts widen to it, stores and casts round.
+    bits: the NumPy type of arrays that hold its bits where NumPy itself has no such type.
+    tolerance: largest error of a value that is stored in it, as a fraction of the value's largest magnitude; 0: none.
+    lowest, highest: of integers."""
 
     name: str
-    c: str
+    kind: str
     bytes: int
-    kind: str  # "float", "int", "bool"
     torch: str
-    numpy: str
+    c: str
+    cuda: str
+    cuda_vector: str
+    suffix: str = ""
+    computed: str = ""
+    bits: str = ""
+    tolerance: float = 0.0
+    lowest: int = 0
+    highest: int = 0
 
+    @property
+    def numpy(self) -> str:
+        """Its name in NumPy, which of some types knows only the name."""
+        return self.torch
+
+    @property
+    def array(self) -> str:
+        """The NumPy type of arrays that hold its elements, or their bits."""
+        return self.bits or self.torch
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.computed != ""
+
+
+def _integer(name: str, torch: str, cuda: str, cuda_vector: str) -> ElementType:
+    signed, bits = name[0] == "i", int(name[1:])
+    lowest, highest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    return ElementType(name, "int", bits // 8, torch, f"{torch}_t", cuda, cuda_vector, lowest=lowest, highest=highest)
+
+
+FLOAT32 = "f32"
+"""What is defined for this type alone names it so: mathematics of our own, atomic additions, products of tiles."""
+DEFAULT_FLOAT = FLOAT32
+"""PyTorch's default: of results of integers, and of constants that have no type of their own."""
 
 _ALL = (
-    ElementType("f64", "double", 8, "float", "float64", "float64"),
-    ElementType("f32", "float", 4, "float", "float32", "float32"),
-    ElementType("f16", "_Float16", 2, "float", "float16", "float16"),
-    ElementType("bf16", "__bf16", 2, "float", "bfloat16", "bfloat16"),
-    ElementType("i64", "int64_t", 8, "int", "int64", "int64"),
-    ElementType("i32", "int32_t", 4, "int", "int32", "int32"),
-    ElementType("i16", "int16_t", 2, "int", "int16", "int16"),
-    ElementType("i8", "int8_t", 1, "int", "int8", "int8"),
-    ElementType("u8", "uint8_t", 1, "int", "uint8", "uint8"),
-    ElementType("bool", "uint8_t", 1, "bool", "bool", "bool"),
+    ElementType("f64", "float", 8, "float64", "double", "double", "double", tolerance=1e-10),
+    ElementType("f32", "float", 4, "float32", "float", "float", "float", "f", tolerance=1e-4),
+    ElementType("f16", "float", 2, "float16", "uint16_t", "unsigned short", "ushort", computed="f32", tolerance=1e-2),
+    ElementType("bf16", "float", 2, "bfloat16", "uint16_t", "unsigned short", "ushort", computed="f32", bits="uint16", tolerance=5e-2),
+    _integer("i64", "int64", "long long", "longlong"),
+    _integer("i32", "int32", "int", "int"),
+    _integer("i16", "int16", "short", "short"),
+    _integer("i8", "int8", "signed char", "char"),
+    _integer("u8", "uint8", "unsigned char", "uchar"),
+    ElementType("bool", "bool", 1, "bool", "uint8_t", "unsigned char", "uchar", highest=1),
 )
 ELEMENT_TYPES: Mapping[str, ElementType] = MappingProxyType({t.name: t for t in _ALL})
 BY_TORCH_NAME: Mapping[str, str] = MappingProxyType({t.torch: t.name for t in _ALL})
 
-NARROW_FLOATS = frozenset({"f16", "bf16"})
-"""What kernels store and move, and compute with as float32: a load or cast widens, a store or cast rounds."""
+NARROW_FLOATS = frozenset(t.name for t in _ALL if t.is_narrow)
+"""What kernels store and move, and compute with as another type."""
 
-# What generated kernels compute with; operators on float16 and bfloat16 tensors run through PyTorch.
-COMPUTED = frozenset({"f64", "f32", "i64", "i32", "i16", "i8", "u8", "bool"})
+COMPUTED = frozenset(t.name for t in _ALL if not t.is_narrow)
+"""What generated kernels compute with; operators on other tensors run through PyTorch."""
 
 
 def is_float(dtype: str) -> bool:
@@ -48,6 +94,11 @@ def is_float(dtype: str) -> bool:
 def size_of(dtype: str) -> int:
     """Bytes of one element."""
     return ELEMENT_TYPES[dtype].bytes
+
+
+def computed_in(dtype: str) -> str:
+    """The type that kernels compute with where values are of this one."""
+    return ELEMENT_TYPES[dtype].computed or dtype
 
 
 def of_torch(dtype: object) -> str:

@@ -18,6 +18,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from tilewright.ir.dtypes import FLOAT32
+
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Meaning: TypeAlias = Callable[..., Array]
 """From the operands that are read or updated, in their order, to the one that is written, updated or begun. Each is an array [lanes of the scope,
@@ -45,7 +47,7 @@ class Operand:
     name: str
     storage: str
     access: str = "read"
-    dtype: str = "f32"
+    dtype: str = FLOAT32
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
     lanes: int = 0

@@ -93,7 +93,7 @@ def winograd_form(problem: Problem) -> WinogradForm:
     region, layouts = problem.region, problem.layouts
     step, element, index = reduce_and_final(region)
     found = anchor(region.steps, problem.constants)
-    if found is None or found.b.buffer not in problem.constants or found.b.dtype != "f32":
+    if found is None or found.b.buffer not in problem.constants or found.b.dtype != found.dtype:
         raise Unsuitable(f"the sum of region {region.name} is not a product with constant filters")
     ones = {axis: index_const(0) for axis in (*step.axes, *step.reduction) if axis.extent == 1}
     m, n, r = ([axis for axis in axes if axis.extent != 1] for axes in (found.m, found.n, found.r))

@@ -26,7 +26,7 @@ from tilewright.errors import InvalidArtifact
 from tilewright.frontend.torch_operators import permitted_operator
 from tilewright.graph.table import OPERATORS, infer
 from tilewright.hardware import Machine
-from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.dtypes import ELEMENT_TYPES, computed_in
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
 from tilewright.ir.region import Call, Storage
@@ -184,7 +184,7 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
         raise ValueError(f"the layout of {name} is not one of {value}")
     _check_factors(name, layout)
     known = program.graph.values.get(name)
-    if known is not None and (known.shape != value.shape or known.dtype != value.dtype and (known.dtype, value.dtype) != ("f32", "bf16")):
+    if known is not None and (known.shape != value.shape or known.dtype not in (value.dtype, computed_in(value.dtype))):
         raise ValueError(f"{name} is stored as {value}, and the graph says {known}")
     source = program.constant_source(name)
     if source is None:

@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as functional
 
 from tilewright.graph.reference import evaluate_node, to_numpy
+from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES, is_float
 from tilewright.ir.graph import Graph, Node, Value
 
-TOLERANCES: Mapping[str, float] = MappingProxyType({"f64": 1e-10, "f32": 1e-4, "f16": 1e-2, "bf16": 5e-2})
+TOLERANCES: Mapping[str, float] = MappingProxyType({name: t.tolerance for name, t in ELEMENT_TYPES.items() if t.tolerance})
 """Largest error that passes, as a fraction of the largest magnitude of the value; integers and booleans must be
 equal."""
 
@@ -84,7 +85,7 @@ def widened(graph: Graph) -> Graph:
 
 
 def _wide(dtype: str) -> str:
-    return "f64" if dtype in ("f32", "f16", "bf16") else dtype
+    return "f64" if is_float(dtype) else dtype
 
 
 def _widened_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,7 +95,7 @@ def _widened_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
         if key == "dtype" and isinstance(item, str):
             return _wide(item)
         if isinstance(item, tuple):
-            if len(item) == 2 and item[0] == "dtype" and item[1] in ("float32", "float16", "bfloat16"):
+            if len(item) == 2 and item[0] == "dtype" and is_float(BY_TORCH_NAME.get(item[1], "bool")):
                 return ("dtype", "float64")
             return tuple(fix("", part) for part in item)
         return item

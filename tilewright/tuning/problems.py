@@ -10,6 +10,7 @@ import tilewright
 from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor
+from tilewright.ir.dtypes import DEFAULT_FLOAT
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
@@ -59,8 +60,8 @@ def convolution_problem(
     each, inside = outputs // groups, channels // groups
     if each * groups != outputs or inside * groups != channels:
         raise ValueError(f"{channels} and {outputs} channels in {groups} groups")
-    x = Tensor("x", (batch, channels, height * stride, width * stride), "f32")
-    w = Tensor("w", (outputs, inside, filter_size, filter_size), "f32")
+    x = Tensor("x", (batch, channels, height * stride, width * stride), DEFAULT_FLOAT)
+    w = Tensor("w", (outputs, inside, filter_size, filter_size), DEFAULT_FLOAT)
     builder = StepBuilder("conv")
     shape = (batch, outputs, height, width)
     if groups == 1:
@@ -84,7 +85,7 @@ def convolution_problem(
             index=lambda n, g, k, y, x_, *_: (n, k + g * each, y, x_),
         )
     steps = builder.finish([result], ["out"]).steps
-    values = {tensor.name: Value(tensor.name, tensor.shape, "f32") for tensor in (x, w)} | {"out": Value("out", shape, "f32")}
+    values = {tensor.name: Value(tensor.name, tensor.shape, DEFAULT_FLOAT) for tensor in (x, w)} | {"out": Value("out", shape, DEFAULT_FLOAT)}
     halo = ((0, 0), (0, 0), (padding, padding), (padding, padding))
     layouts = {"x": channels_last(x.shape).with_halo(halo), "w": row_major(w.shape), "out": channels_last(shape)}
     kind = "window" if groups == channels == outputs > 1 else "contraction"

@@ -12,6 +12,7 @@ from tilewright.codegen.common import guarded_load
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.graph.reference import evaluate_expressions, run
 from tilewright.ir.computation import Computation, Step
+from tilewright.ir.dtypes import is_float
 from tilewright.ir.expr import Expr, Load, Var, add, rewrite
 from tilewright.ir.problem import Problem
 
@@ -64,7 +65,7 @@ def _widened(step: Step) -> Step:
 
 
 def _wide(body: Expr) -> Expr:
-    return rewrite(body, lambda node: replace(node, dtype="f64") if node.dtype in ("f32", "f16", "bf16") else node)
+    return rewrite(body, lambda node: replace(node, dtype="f64") if is_float(node.dtype) else node)
 
 
 def _product(found: Contraction, wide: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.ir.dtypes import size_of
+from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import Expr, index_const
 from tilewright.ir.intrinsic import Array, Intrinsic, Operand, Text, moved
 from tilewright.ir.kernel import Buffer, Invoke, Place
@@ -128,7 +128,7 @@ def _store(shape: tuple[int, int], dtype: str, stride: int) -> Intrinsic:
 @lru_cache(maxsize=256)
 def _multiply(rows: int, columns: int, depth: int) -> Intrinsic:
     operands = (
-        Operand("sums", "tile", "update", "f32", (rows, columns)),
+        Operand("sums", "tile", "update", FLOAT32, (rows, columns)),
         Operand("a", "tile", "read", "bf16", (rows, depth)),
         Operand("b", "tile", "read", "bf16", (depth // 2, 2 * columns)),
     )

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilewright.ir.dtypes import size_of
+from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, size_of
 from tilewright.ir.expr import Expr
 from tilewright.ir.intrinsic import LANES, Array, Intrinsic, Operand, Text
 from tilewright.ir.kernel import Invoke, Place
@@ -82,7 +82,7 @@ def _shapes() -> dict[str, Shape]:
     short = fragment(group + four % 2 * 8, place + four // 2 * 4), fragment(place + two * 4, group)
     a = fragment(group + eight // 2 % 2 * 8, place * 2 + eight % 2 + eight // 4 * 8)
     b = fragment(place * 2 + four % 2 + four // 2 * 8, group)
-    return {"tf32": Shape(8, "f32", *short, sums), "f16": Shape(16, "f16", a, b, sums), "bf16": Shape(16, "bf16", a, b, sums)}
+    return {"tf32": Shape(8, FLOAT32, *short, sums), "f16": Shape(16, "f16", a, b, sums), "bf16": Shape(16, "bf16", a, b, sums)}
 
 
 SHAPES = _shapes()
@@ -113,7 +113,7 @@ def _mma(kind: str) -> Intrinsic:
     shape = SHAPES[kind]
     name = f"m{M}n{N}k{shape.depth}"
     operands = (
-        Operand("sums", "fragment", "update", "f32", (shape.sums.size,)),
+        Operand("sums", "fragment", "update", FLOAT32, (shape.sums.size,)),
         Operand("a", "fragment", "read", shape.stored, (shape.a.size,)),
         Operand("b", "fragment", "read", shape.stored, (shape.b.size,)),
     )
@@ -179,7 +179,7 @@ def _nearest(value: Array) -> Array:
 _ROUND = Intrinsic(
     "round to tf32",
     "thread",
-    (Operand("target", "fragment", "write", "f32", (1,)), Operand("value", "value")),
+    (Operand("target", "fragment", "write", FLOAT32, (1,)), Operand("value", "value")),
     _nearest,
     {
         "CUDA": Text(
@@ -205,14 +205,14 @@ def _exact(held: Array, kind: str) -> Array:
 
 
 def _register_type(dtype: str) -> str:
-    return "float" if dtype == "f32" else "ushort2"
+    return ELEMENT_TYPES[dtype].cuda if size_of(dtype) == 4 else f"{ELEMENT_TYPES[dtype].cuda_vector}2"
 
 
 def _word(register: str, dtype: str) -> str:
     """The 32 bits of a register of a fragment."""
-    return f"__float_as_uint({register})" if dtype == "f32" else f"{register}.x | (unsigned){register}.y << 16"
+    return f"__float_as_uint({register})" if size_of(dtype) == 4 else f"{register}.x | (unsigned){register}.y << 16"
 
 
 def _register(word: str, dtype: str) -> str:
     """A register of a fragment of 32 bits."""
-    return f"__uint_as_float({word})" if dtype == "f32" else f"make_ushort2({word} & 0xffff, {word} >> 16)"
+    return f"__uint_as_float({word})" if size_of(dtype) == 4 else f"make_ushort2({word} & 0xffff, {word} >> 16)"

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tilewright.ir.computation import StepBuilder, Tensor
-from tilewright.ir.dtypes import is_float
+from tilewright.ir.dtypes import DEFAULT_FLOAT, is_float
 from tilewright.ir.expr import INDEX, Const, Expr, Operand, cast, compare, const, floordiv, mod, mul, wrap
 
 Define = Callable[..., Any]
@@ -115,4 +115,4 @@ def number(position: Expr, dtype: str) -> Expr:
 
 def computing(dtype: str) -> str:
     """The floating-point type in which to compute with values of a type."""
-    return dtype if is_float(dtype) else "f32"
+    return dtype if is_float(dtype) else DEFAULT_FLOAT

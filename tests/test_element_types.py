@@ -1,0 +1,63 @@
+"""Element types: what names them in PyTorch, NumPy, C and CUDA C++, and what each stage knows of them, comes from one table."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from tilewright.codegen.c import print_c
+from tilewright.codegen.cuda import print_cuda
+from tilewright.codegen.helpers import C_TYPES, CUDA_TYPES
+from tilewright.codegen.interpreter import run
+from tilewright.ir.computation import highest, lowest
+from tilewright.ir.dtypes import COMPUTED, ELEMENT_TYPES, NARROW_FLOATS, ElementType, computed_in, is_float, of_torch, size_of
+from tilewright.ir.expr import Const, Load, Var, index_const
+from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Store, thread_variable
+from tilewright.runtime.verify import TOLERANCES
+
+EVERY = pytest.mark.parametrize("element", ELEMENT_TYPES.values(), ids=ELEMENT_TYPES)
+
+
+@EVERY
+def test_an_entry_agrees_with_pytorch_and_numpy(element: ElementType) -> None:
+    dtype = getattr(torch, element.torch)
+    assert of_torch(dtype) == element.name and dtype.itemsize == element.bytes == np.dtype(element.array).itemsize == size_of(element.name)
+    assert dtype.is_floating_point == is_float(element.name) == (element.name in TOLERANCES)
+    if element.kind == "int":
+        limits = torch.iinfo(dtype)
+        assert (limits.min, limits.max) == (element.lowest, element.highest)
+        assert (lowest(element.name), highest(element.name)) == (Const(limits.min, element.name), Const(limits.max, element.name))
+    wider = ELEMENT_TYPES[computed_in(element.name)]
+    assert wider.name in COMPUTED and wider.kind == element.kind and wider.bytes >= element.bytes
+    assert (element.name in NARROW_FLOATS) == (wider is not element)
+
+
+@EVERY
+def test_its_names_in_c_have_its_size(element: ElementType) -> None:
+    sizes = {"double": 8, "float": 4, "long long": 8, "int": 4, "short": 2, "char": 1}
+    fixed = re.fullmatch(r"u?int(\d+)_t", element.c)
+    assert (int(fixed[1]) // 8 if fixed else sizes[element.c]) == element.bytes
+    assert sizes[element.cuda.removeprefix("unsigned ").removeprefix("signed ")] == element.bytes
+    assert sizes[element.cuda_vector.removeprefix("u").replace("longlong", "long long")] == element.bytes
+
+
+def copy(dtype: str, gpu: bool) -> Kernel:
+    """target[i] = source[i]."""
+    launch = Launch((1, 1, 1), (8, 1, 1)) if gpu else None
+    at = thread_variable(launch) if launch else Var("i", 8)
+    body = Store("target", at, Load("source", (at,), dtype))
+    return Kernel("copy", (Buffer("source", dtype, 8), Buffer("target", dtype, 8, writable=True)), body if gpu else For(at, index_const(8), body), launch)
+
+
+@EVERY
+def test_both_printers_and_the_interpreter_take_it(element: ElementType) -> None:
+    assert C_TYPES[element.name] == element.c and CUDA_TYPES[element.name] == element.cuda
+    assert f"const {element.c} *" in print_c([copy(element.name, False)])
+    assert f"const {element.cuda} *" in print_cuda([copy(element.name, True)])
+    for gpu in (False, True):
+        source, target = np.arange(8).astype(element.array), np.zeros(8, element.array)
+        assert run(copy(element.name, gpu), [source, target]).is_clean
+        assert np.array_equal(source, target)
