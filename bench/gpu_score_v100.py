@@ -27,8 +27,9 @@ from bench import published_data
 from bench.common import write_results
 from bench.transfer import direct, generally, layers_of
 from tilewright.hardware import machine as find_machine
+from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.gpu.counted import DEFAULTS, Overheads, busiest, counted_cost, printed_cost, step_cycles
+from tilewright.kernels.gpu.counted import busiest, counted_cost, printed_cost, step_cycles
 from tilewright.kernels.gpu.counts import Counts
 from tilewright.selection.learned.hybrid import Samples, fit_overheads, loss_of_performance, without_failures
 from tilewright.tuning import dataset
@@ -89,7 +90,7 @@ def main() -> int:
     ours = direct(generally(samples(measured, here)[0]))
     published = layers_of(layers)
     fitted = fit_overheads(ours, here, NEUTRAL, prior=0.001)
-    native = fit_overheads(without_failures(training, there, DEFAULTS), there, NEUTRAL, prior=0.001)
+    native = fit_overheads(without_failures(training, there, gpu_calibration(there).counted), there, NEUTRAL, prior=0.001)
     coefficients = linear_coefficients(ours, here)
     scores: dict[str, Score] = {
         f"linear, fitted on the {here.name}": lambda v: matrix(v, there) @ coefficients,

@@ -25,8 +25,8 @@ from threadpoolctl import threadpool_limits
 
 from bench.common import write_results
 from tilewright.hardware import machine as find_machine
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.gpu.counted import DEFAULTS
 from tilewright.selection.learned.gpu import KEPT, STAGES, refined
 from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, load, train
 from tilewright.selection.ranking import Ranking
@@ -94,12 +94,12 @@ def trainers() -> int:
 
 def compared(rows: Samples, machine: Machine, folds: int, recipe: Recipe) -> dict[str, float]:
     with threadpool_limits(THREADS):
-        return quality(rows, held_out(rows, machine, recipe, DEFAULTS, folds))
+        return quality(rows, held_out(rows, machine, recipe, gpu_calibration(machine).counted, folds))
 
 
 def trained(rows: Samples, machine: Machine, recipe: Recipe) -> Learned:
     with threadpool_limits(THREADS):
-        return train(rows, machine, recipe, DEFAULTS)
+        return train(rows, machine, recipe, gpu_calibration(machine).counted)
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def main() -> None:
     recipes = {name: recipe for name, recipe in RECIPES.items() if not options.only or name in options.only.split(";")}
     results: list[dict[str, Any]] = []
     if not options.no_compare:
-        results.append({"model": ANALYTICAL, **quality(rows, rows.expected(machine, DEFAULTS))})
+        results.append({"model": ANALYTICAL, **quality(rows, rows.expected(machine, gpu_calibration(machine).counted))})
         with ThreadPoolExecutor(trainers()) as pool:
             for name, found in zip(recipes, pool.map(partial(compared, rows, machine, options.folds), recipes.values()), strict=True):
                 how = {key: getattr(recipes[name], key) for key in ("learner", "record", "target", "favour", "centred")}

@@ -36,8 +36,9 @@ if __package__ in (None, ""):  # run as a file
 from bench.common import versions
 from tilewright.errors import InvalidInput, TilewrightError
 from tilewright.hardware import machine as find_machine
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.gpu.counted import Overheads, counted_cost, printed_cost
+from tilewright.kernels.gpu.counted import counted_cost, printed_cost
 from tilewright.kernels.gpu.direct.counts import PUBLISHED, direct_counts
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
 from tilewright.kernels.gpu.features import described as columns_of
@@ -255,7 +256,7 @@ def compare(folder: Path, machine: Machine, console: Console) -> list[dict[str, 
     """The figures of every candidate, by cross-validation that leaves problems out; nothing but training files is read."""
     paths = {name: folder / name / "train.csv" for name in FOLDERS}
     samples = join([read(path, *FOLDERS[name], machine).samples for name, path in paths.items() if path.is_file()])
-    clean = without_failures(samples, machine, Overheads())
+    clean = without_failures(samples, machine, gpu_calibration(machine).counted)
     overheads = fit_overheads(clean, machine)
     rows: list[dict[str, Any]] = [{"model": "analytical", **held_out(clean, counted_cost(clean.counts, machine, overheads).seconds)}]
     for name, recipe in CANDIDATES.items():
@@ -273,7 +274,7 @@ def reproduce(folder: Path, machine: Machine) -> dict[str, Any]:
     """Trains and judges all models; the document that `--json` writes."""
     start = time.perf_counter()
     training, layers, skipped = read_folder(folder, machine)
-    clean = without_failures(training, machine, Overheads())
+    clean = without_failures(training, machine, gpu_calibration(machine).counted)
     overheads = fit_overheads(clean, machine)
     hybrid = train(clean, machine, HYBRID, overheads)
     black_box = train(clean, machine, BLACK_BOX, overheads)

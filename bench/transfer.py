@@ -27,8 +27,9 @@ from rich.table import Table
 from bench import published_data
 from bench.common import write_results
 from tilewright.hardware import machine as find_machine
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.gpu.counted import DEFAULTS, counted_cost
+from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
 from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, join, train_together, without_failures
 from tilewright.tuning import dataset
@@ -69,7 +70,7 @@ def with_rows(rows: Samples, least: int) -> Samples:
 
 
 def predicted(model: Learned, rows: Samples, machine: Machine) -> np.ndarray:
-    return model.predicted(rows.described, rows.counts, machine, rows.expected(machine, DEFAULTS))
+    return model.predicted(rows.described, rows.counts, machine, rows.expected(machine, gpu_calibration(machine).counted))
 
 
 def compare(
@@ -82,12 +83,12 @@ def compare(
     that have `seen` it."""
     results: list[dict[str, Any]] = []
     for name, (rows, machine) in judged.items():
-        found = quality(rows, counted_cost(rows.counts, machine, DEFAULTS).seconds)
+        found = quality(rows, counted_cost(rows.counts, machine).seconds)
         results.append({"judged": name, "trained": ANALYTICAL, "target": None, "rows": 0, **found})
     for trained, source in sources.items():
         for target, recipe in recipes.items():
             start = time.perf_counter()
-            model = train_together(source, recipe, DEFAULTS)
+            model = train_together(source, recipe, gpu_calibration(source[0][1]).counted)
             seconds = time.perf_counter() - start
             for name, (rows, machine) in judged.items():
                 if trained in seen.get(name, ()):
@@ -136,7 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     first = find_machine(options.published_machine)
     training, layers, _ = published_data.read_folder(options.published, first)
-    training = without_failures(training, first, DEFAULTS)
+    training = without_failures(training, first, gpu_calibration(first).counted)
     random_layers, judged_layers = dataset.read(*options.ours), dataset.read(options.judged)
     second = find_machine(random_layers[0].machine)
     every = generally(samples(random_layers, second)[0])

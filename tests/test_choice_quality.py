@@ -16,7 +16,7 @@ from bench import choice_quality
 from bench.choice_quality import figures, judge_pool, judge_space, places, summaries
 from bench.model_comparison import file_of
 from tilewright.hardware import machine as find_machine
-from tilewright.kernels.gpu.counted import DEFAULTS
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.gpu.direct.schedule import DirectSchedule
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule
 from tilewright.kernels.gpu.gemv.space import GemvSchedule
@@ -148,7 +148,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     measured = dataset.MeasuredLayer(layer, "h200", arrays)
     dataset.write(tmp_path / "layers.jsonl.gz", [measured])
     rows, _ = samples([measured], machine)
-    train(rows, machine, Recipe(record="candidate", options={"max_iter": 3}), DEFAULTS).save(file_of(tmp_path, "ours"))
+    train(rows, machine, Recipe(record="candidate", options={"max_iter": 3}), gpu_calibration(machine).counted).save(file_of(tmp_path, "ours"))
     monkeypatch.setattr("bench.common.RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "layers.jsonl.gz"), "--models", str(tmp_path), "--seeds=1", "--repeats=1", "--name=found"])
     choice_quality.main()

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from tilewright.errors import InvalidModel, UnsupportedOption
 from tilewright.hardware import machine as find_machine
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.columns import length, take
-from tilewright.kernels.gpu.counted import DEFAULTS, counted_cost, printed_cost
+from tilewright.kernels.gpu.counted import counted_cost, printed_cost
 from tilewright.kernels.gpu.counts import Counts, row_sectors
 from tilewright.kernels.gpu.direct.counts import GENERATED, PUBLISHED, bank_conflicts, direct_counts, direct_registers, input_extent
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
@@ -31,6 +32,7 @@ from tilewright.selection.learned import hybrid
 from tilewright.selection.learned.hybrid import Recipe, Samples, loss_of_performance, trials_to
 
 V100 = find_machine("v100")
+OVERHEADS = gpu_calibration(V100).counted
 ROOT = Path(__file__).parent.parent
 COMMON = ("black box", "hybrid", "relative")
 """Records that need nothing but counts."""
@@ -213,7 +215,7 @@ def test_times_and_features_are_finite(target: str) -> None:
         assert (printed_cost(volumes, machine).seconds > 0).all()
         for record in COMMON:
             names = RECORDS[record]
-            table = features(record, described, volumes, machine, DEFAULTS)
+            table = features(record, described, volumes, machine, OVERHEADS)
             assert table.shape == (len(volumes), len(names)) and table.dtype == np.float32
             assert np.isfinite(table).all()
 
@@ -228,7 +230,7 @@ def test_relative_features_do_not_change_with_the_clock() -> None:
     quick = replace(quick, peak_flops={"fp32": 2 * V100.peak_flops["fp32"]})
     rows, problem = some_rows()
     described = of_axes(DIRECT, rows, problem)
-    tables = [features("relative", described, direct_counts(rows, problem, machine, PUBLISHED), machine, DEFAULTS) for machine in (V100, quick)]
+    tables = [features("relative", described, direct_counts(rows, problem, machine, PUBLISHED), machine, OVERHEADS) for machine in (V100, quick)]
     np.testing.assert_allclose(*tables, rtol=1e-5, atol=1e-5)
 
 
@@ -385,7 +387,7 @@ SMALL = {"max_iter": 60, "min_samples_leaf": 5}
 @pytest.mark.parametrize("record", COMMON)
 def test_training_stores_and_predicts(target: str, record: str, tmp_path: Path) -> None:
     samples = synthetic()
-    learned = hybrid.train(samples, V100, Recipe(record=record, target=target, favour=1.0, options=SMALL), DEFAULTS)
+    learned = hybrid.train(samples, V100, Recipe(record=record, target=target, favour=1.0, options=SMALL), OVERHEADS)
     predicted = learned.seconds(samples.described, samples.counts, V100)
     assert np.corrcoef(np.log(predicted), np.log(samples.seconds))[0, 1] > 0.95
     learned.save(tmp_path / "model.npz")
@@ -395,14 +397,14 @@ def test_training_stores_and_predicts(target: str, record: str, tmp_path: Path) 
 
 def test_a_correction_learns_what_the_analytical_model_misses() -> None:
     samples = synthetic()
-    predicted = hybrid.out_of_fold(samples, V100, Recipe(options=SMALL), DEFAULTS)
+    predicted = hybrid.out_of_fold(samples, V100, Recipe(options=SMALL), OVERHEADS)
     before = np.abs(np.log(counted_cost(samples.counts, V100).seconds / samples.seconds)).mean()
     assert np.abs(np.log(predicted / samples.seconds)).mean() < 0.3 * before
 
 
 def test_large_spaces_keep_the_analytical_models_best(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = synthetic()
-    learned = hybrid.train(samples, V100, Recipe(options=SMALL), DEFAULTS)
+    learned = hybrid.train(samples, V100, Recipe(options=SMALL), OVERHEADS)
     whole = learned.seconds(samples.described, samples.counts, V100)
     monkeypatch.setattr(hybrid, "LEARNED_ROWS", 300)
     part = learned.seconds(samples.described, samples.counts, V100)
@@ -432,21 +434,21 @@ def test_impossible_measurements_are_dropped() -> None:
     wrong = samples.seconds.copy()
     wrong[10] = samples.counts.flops[10] / V100.peak_flops["fp32"] / 2
     wrong[20] = samples.seconds[20] / 8
-    kept = hybrid.without_failures(replace(samples, seconds=wrong), V100, DEFAULTS)
+    kept = hybrid.without_failures(replace(samples, seconds=wrong), V100, OVERHEADS)
     assert wrong[10] not in kept.seconds and wrong[20] not in kept.seconds
     assert len(kept) > 0.98 * len(samples)
 
 
 def test_fitted_constants_recover_a_change() -> None:
     samples = synthetic(3000)
-    told = replace(DEFAULTS, step_instructions=DEFAULTS.step_instructions * 2, latency=DEFAULTS.latency * 1.5)
+    told = replace(OVERHEADS, step_instructions=OVERHEADS.step_instructions * 2, latency=OVERHEADS.latency * 1.5)
     samples = replace(samples, seconds=counted_cost(samples.counts, V100, told).seconds)
-    fitted = hybrid.fit_overheads(samples, V100, DEFAULTS, each=200, prior=1e-3)
+    fitted = hybrid.fit_overheads(samples, V100, OVERHEADS, each=200, prior=1e-3)
 
     def error(constants: object) -> float:
         return float(np.abs(np.log(counted_cost(samples.counts, V100, constants).seconds / samples.seconds)).mean())  # type: ignore[arg-type]
 
-    assert error(fitted) < 0.1 * error(DEFAULTS)
+    assert error(fitted) < 0.1 * error(OVERHEADS)
 
 
 def test_loss_of_performance_by_hand() -> None:

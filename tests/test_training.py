@@ -16,8 +16,8 @@ from test_trials import processes
 from tilewright.cli import main
 from tilewright.errors import InvalidInput, InvalidModel
 from tilewright.hardware import is_present
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.columns import length, take
-from tilewright.kernels.gpu.counted import DEFAULTS
 from tilewright.kernels.gpu.features import RECORDS, features
 from tilewright.kernels.registry import schedule_types
 from tilewright.selection.learned import gpu as learned
@@ -44,7 +44,7 @@ def rows(layers: list[dataset.MeasuredLayer]) -> Samples:
 
 @pytest.fixture(scope="module")
 def model(rows: Samples) -> Learned:
-    return train(rows, H200, FEW, DEFAULTS)
+    return train(rows, H200, FEW, gpu_calibration(H200).counted)
 
 
 # Samples
@@ -109,8 +109,8 @@ def test_a_recipe_of_few_trees() -> None:
 
 def test_training_sees_what_the_analytical_models_miss(rows: Samples) -> None:
     """One schema takes three times as long as its model says, which other layers tell."""
-    analytical = quality(rows, rows.expected(H200, DEFAULTS))
-    found = quality(rows, held_out(rows, H200, FEW, DEFAULTS, 5))
+    analytical = quality(rows, rows.expected(H200, gpu_calibration(H200).counted))
+    found = quality(rows, held_out(rows, H200, FEW, gpu_calibration(H200).counted, 5))
     assert found["lop@1"] < 0.5 * analytical["lop@1"] and found["spearman"] > analytical["spearman"]
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from bench.transfer import ANALYTICAL, compare, conclusions, direct, generally, layers_of, with_rows
 from tilewright.hardware import machine as find_machine
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.gpu.counted import DEFAULTS, counted_cost
+from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.kernels.gpu.direct.counts import direct_counts
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
 from tilewright.kernels.gpu.features import described as columns_of
@@ -32,7 +33,7 @@ def measured(machine: Machine, seed: int, problems: int = 12, each: int = 50) ->
         rows = {name: generator.choice(values, each) for name, values in axes.items()}
         volumes = direct_counts(rows, {name: np.full(each, value) for name, value in problem.items()}, machine)
         wrong = np.exp(1.5 * (1 - volumes.flops / volumes.padded_flops) + 0.02 * generator.standard_normal(each))
-        seconds = counted_cost(volumes, machine, DEFAULTS).seconds * wrong
+        seconds = counted_cost(volumes, machine, gpu_calibration(machine).counted).seconds * wrong
         parts.append(Samples(columns_of(DIRECT, rows, problem), volumes, seconds, np.full(each, number)))
     return join(parts)
 
@@ -56,9 +57,9 @@ def test_two_parts_of_one_machine_train_the_same_model_as_all_rows(target: str) 
     machine = find_machine("h200")
     one, two = measured(machine, 3, 4), measured(machine, 4, 4)
     recipe = replace(QUICK, target=target)
-    together = train_together([(one, machine), (two, machine)], recipe, DEFAULTS)
-    apart = train(join([one, replace(two, problem=two.problem + 100)]), machine, recipe, DEFAULTS)
-    expected = one.expected(machine, DEFAULTS)
+    together = train_together([(one, machine), (two, machine)], recipe, gpu_calibration(machine).counted)
+    apart = train(join([one, replace(two, problem=two.problem + 100)]), machine, recipe, gpu_calibration(machine).counted)
+    expected = one.expected(machine, gpu_calibration(machine).counted)
     given = [model.predicted(one.described, one.counts, machine, expected) for model in (together, apart)]
     np.testing.assert_array_equal(*given)
 

@@ -99,7 +99,7 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     from rich.table import Table
 
     from tilewright.hardware import machine as find_machine
-    from tilewright.kernels.gpu.counted import DEFAULTS
+    from tilewright.hardware.calibration import gpu_calibration
     from tilewright.selection.learned.hybrid import train
     from tilewright.tuning import dataset
     from tilewright.tuning.training import RECIPE, TOPS, held_out, quality, samples, with_trees
@@ -116,13 +116,14 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     console.print(f"{len(rows)} kernels of {len(layers)} layers on {machine.name}")
     table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="of each layer's measured kernels")
     recipe = RECIPE if options.trees is None else with_trees(RECIPE, options.trees)
-    learned = held_out(rows, machine, recipe, DEFAULTS, options.folds)
-    predictions = {"analytical": rows.expected(machine, DEFAULTS), "learned, layer left out": learned}
+    overheads = gpu_calibration(machine).counted
+    learned = held_out(rows, machine, recipe, overheads, options.folds)
+    predictions = {"analytical": rows.expected(machine, overheads), "learned, layer left out": learned}
     for name, predicted in predictions.items():
         found = quality(rows, predicted)
         table.add_row(name, *(f"{100 * found[f'lop@{top}']:.1f}" for top in TOPS), f"{found['spearman']:.3f}")
     console.print(table)
     if options.model is not None:
         options.model.parent.mkdir(parents=True, exist_ok=True)
-        train(rows, machine, recipe, DEFAULTS).save(options.model)
+        train(rows, machine, recipe, overheads).save(options.model)
         console.print(f"wrote {options.model}")

@@ -33,10 +33,10 @@ from tilewright.tuning.code_choice import CodeScores, tools
 from tilewright.tuning.problems import digest_of_files, generator, key_of
 
 RANKING = (
-    "kernels/**/*.py", "selection/**/*.py", "selection/models/*", "analysis/**/*.py", "hardware/*.py", "toolchain/*.py", "tuning/code_choice.py",
-    "tuning/score_worker.py", "runtime/kernel_source.py",
+    "kernels/**/*.py", "selection/**/*.py", "selection/models/*", "analysis/**/*.py", "hardware/*.py", "hardware/calibration/*.json",
+    "toolchain/*.py", "tuning/code_choice.py", "tuning/score_worker.py", "runtime/kernel_source.py",
 )  # fmt: skip
-"""Files that rank: models, what was learned, rules of occupancy, tables of pipelines, flags of compilers, choosing by code."""
+"""Files that rank: models, what was fitted and learned, rules of occupancy, tables of pipelines, flags of compilers, choosing by code."""
 
 
 @lru_cache(maxsize=1)

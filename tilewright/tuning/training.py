@@ -9,9 +9,9 @@ from types import MappingProxyType
 import numpy as np
 
 from tilewright.errors import InvalidInput
+from tilewright.hardware.calibration import Overheads
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counted import Overheads
 from tilewright.kernels.registry import schedule_types
 from tilewright.kernels.schema import Options
 from tilewright.selection.learned.gpu import described

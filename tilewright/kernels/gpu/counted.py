@@ -2,65 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.gpu.counts import WORD, Counts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
-
-@dataclass(frozen=True)
-class Overheads:
-    """What the counts do not say, in cycles and instructions or as shares of a machine's facts: constants of the analytical model.
-
-    The defaults were fitted to the training files of CNNOpt's published measurements on a V100 (`fit_overheads`); no benchmark layer among them."""
-
-    multiply_add_share: float = 0.66
-    """Of the peak that multiply-adds reach with all else hidden."""
-    step_instructions: float = 126.0
-    """Of a warp in one step besides multiply-adds and loads: addresses, loop, barriers."""
-    fill_instructions: float = 24.0
-    """For each warp instruction that fills shared memory: addresses, guards, the store."""
-    shared_cycles: float = 0.3
-    """Of a processor for one wavefront of shared memory (below one: vector loads fetch several of the counted words)."""
-    cached_cycles: float = 6.1
-    """For one wavefront by the read-only path: mostly level 2's."""
-    fill_cycles: float = 5.0
-    overlap: float = 5.5
-    """Exponent with which the pipelines of a processor overlap."""
-    latency: float = 3.5
-    """Global memory latencies that a step waits for where its fill is not ahead of it."""
-    latency_ahead: float = 1.6
-    """The same where it is (two stages and more)."""
-    multiply_add_latency: float = 3.3
-    """Cycles that a warp by itself needs for one multiply-add; likewise for one load from shared memory, one by the read-only path, one filling
-    instruction, and for a barrier for each warp that meets there."""
-    shared_latency: float = 0.2
-    cached_latency: float = 24.0
-    fill_latency: float = 113.0
-    barrier_latency: float = 22.0
-    hiding: float = 4.3
-    """Exponent with which throughput and the latency of a step overlap."""
-    wave_latency: float = 0.1
-    """Global memory latencies before and after the loop, a wave of blocks."""
-    drain_cycles: float = 0.54
-    """Of a processor for each wavefront, store instruction and stored sector after the loop."""
-    store_cycles: float = 9.3
-    sector_cycles: float = 2.9
-    write_factor: float = 2.3
-    """Time of a written byte over that of a read one: an atomic addition reads and writes."""
-    launch: float = 16.0
-    """Launches of a kernel in a chain; the published times are of events around one."""
-
-
-DEFAULTS = Overheads()
 MEMORY_SHARE = 0.85
-"""Of the nominal bandwidth that copies reach."""
+"""Of the nominal bandwidth that copies reach: assumed."""
 MEMORY_OVERLAP = 4.0
-"""Exponent with which memory traffic and the processors' work overlap."""
+"""Exponent with which memory traffic and the processors' work overlap: assumed."""
 
 
 def busiest(volumes: Counts, machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -95,14 +48,15 @@ def step_cycles(volumes: Counts, machine: Machine, overheads: Overheads) -> dict
     return {"fma": fma, "issue": issue, "shared": shared, "level2": level2, "through": through, "alone": alone}
 
 
-def counted_cost(volumes: Counts, machine: Machine, overheads: Overheads = DEFAULTS) -> Estimate:
+def counted_cost(volumes: Counts, machine: Machine, overheads: Overheads | None = None) -> Estimate:
     """Analytical model from counts alone, so that it serves every schema. In cycles of a processor, for n blocks side by side:
 
     through(n) = n (fma^o + issue^o + shared^o + level2^o)^(1/o), with o = `overlap`; alone = latency + warps' own chain of instructions;
     step(n) = (through(n)^h + alone^h)^(1/h), with h = `hiding`. The busiest processor gets b = ceil(blocks / processors) blocks, r at once:
     floor(b / r) waves of steps step(r), and one with the rest (the tail). The sum's loop, then `drain` for each block. `memory` is a bound by
-    distinct bytes. Waves and tail as in CNNOpt (section 3.2), overlap as in `tilewright.kernels.gpu.rates`."""
-    v, o = volumes, overheads
+    distinct bytes. Waves and tail as in CNNOpt (section 3.2), overlap as in `tilewright.kernels.gpu.steps`. `overheads`: those of the machine, unless
+    others are given."""
+    v, o = volumes, overheads or gpu_calibration(machine).counted
     cycles = step_cycles(v, machine, o)
     one, alone = cycles["through"], cycles["alone"]
 

@@ -12,9 +12,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tilewright.hardware.calibration import Overheads
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length
-from tilewright.kernels.gpu.counted import Overheads, busiest, counted_cost, step_cycles
+from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
 from tilewright.kernels.gpu.counts import Counts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 

@@ -1,8 +1,8 @@
 """Predicted times of GPU schedules from data movement, issue slots, latency and occupancy, for whole columns of candidates at once.
 
-Every constant of a machine comes from `Machine`. The constants below count instructions or shares, whatever the machine. Sources of the
-form of the model: the bound by global memory, shared memory, balance and resources multiplies as in DeepCuts (PLDI 2021); waves and the tail
-as in CNNOpt (PACT 2022); bytes in flight by Little's law (Volkov, Better Performance at Lower Occupancy, 2010).
+Facts of a machine come from `Machine`, what was fitted from `hardware.calibration`. Sources of the form of the model: the bound by global memory,
+shared memory, balance and resources multiplies as in DeepCuts (PLDI 2021); waves and the tail as in CNNOpt (PACT 2022); bytes in flight by Little's
+law (Volkov, Better Performance at Lower Occupancy, 2010).
 """
 
 from __future__ import annotations
@@ -11,18 +11,10 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 
-ADDRESS_INSTRUCTIONS = 8
-"""Integer instructions for the address of one load whose index needs no division."""
-DIVISION_INSTRUCTIONS = 8
-"""Instructions of a division by a constant (multiply high, shift, correction)."""
-STEP_INSTRUCTIONS = 19
-"""Loop control, buffer switch and barrier of one step of a tiled contraction."""
 LOADS_IN_FLIGHT = 4
 """Independent loads of a thread that the compiler issues ahead in a serial loop."""
 SIMPLE_REGISTERS = 40
 """Registers of a thread of the map, window, rows and prefix schemas."""
-FRAGMENT_WAVEFRONTS = 1.65
-"""Cycles of shared memory for a warp's vector load of four: four without merging of equal addresses, one where all threads read one vector."""
 SECTOR_BYTES = 32
 """Least that a memory transaction moves."""
 

@@ -7,28 +7,17 @@ decide. Waves of blocks and the tail behind them are as in CNNOpt (PACT 2022).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-
-LOADED_LATENCY = 1.9
-"""How much longer a load that misses every cache takes when many do than one alone."""
-SCHEDULER_IMBALANCE = 0.68
-"""Share of the time that warps unevenly divided among the schedulers lose (one: they never even out)."""
-UNHIDDEN = 0.16
-"""Time that a scheduler with a single warp loses to latencies, as a share of its instructions."""
-OVERLAP = 3.74
-"""Exponent with which pipelines of a processor overlap: infinite were the slowest all that counts, one were nothing hidden."""
-CLUSTERED_SHARE = MappingProxyType({2: 0.99, 4: 0.95, 8: 0.93})
-"""Share of the processors that clusters of so many blocks reach, one block a processor: a cluster lies within one group of processors."""
 
 
 @dataclass(frozen=True)
 class BlockStep:
     """Cycles of one step of one block on each pipeline; `least`: that a block alone cannot go below, for its latencies; `barrier`: lost between.
-    `overlap`: the exponent with which they overlap (OVERLAP)."""
+    `overlap`: the exponent with which they overlap."""
 
     fma: np.ndarray
     issue: np.ndarray
@@ -36,7 +25,7 @@ class BlockStep:
     level2: np.ndarray
     least: np.ndarray
     barrier: np.ndarray
-    overlap: float = OVERLAP
+    overlap: float
 
 
 @dataclass(frozen=True)
@@ -63,6 +52,7 @@ def on_processors(
     """Of `blocks` of `warps`, each of so many `steps` and with `ends` cycles before and after them, `resident` on a processor at once.
 
     With b = ceil(blocks / processors): floor(b / resident) rounds of resident blocks, and a last one with the rest."""
+    fitted = gpu_calibration(machine).steps
     # pipelines overlap: (sum of t ** overlap) ** (1 / overlap); the powers are taken once
     overlap = step.overlap
     arithmetic, traffic = step.fma**overlap + step.issue**overlap, step.shared**overlap + step.level2**overlap
@@ -70,14 +60,14 @@ def on_processors(
     def cycles_of(count: np.ndarray) -> np.ndarray:
         """Cycles of one step of `count` blocks side by side."""
         a_scheduler = count * warps / machine.schedulers_per_processor
-        uneven = 1 + SCHEDULER_IMBALANCE * (np.ceil(a_scheduler) / a_scheduler - 1)
-        slower = uneven * (1 + UNHIDDEN / np.maximum(a_scheduler, 0.25))
+        uneven = 1 + fitted.scheduler_imbalance * (np.ceil(a_scheduler) / a_scheduler - 1)
+        slower = uneven * (1 + fitted.unhidden / np.maximum(a_scheduler, 0.25))
         through = (arithmetic * slower**overlap + traffic) ** (1 / overlap)
         cycles: np.ndarray = np.maximum(count * through, np.maximum(through, step.least) + step.barrier)
         return cycles
 
     share = np.ones(len(blocks))
-    for size, reached in CLUSTERED_SHARE.items():
+    for size, reached in ((2, fitted.clustered_share_2), (4, fitted.clustered_share_4), (8, fitted.clustered_share_8)):
         share = np.where((cluster > 0) & (split == size), reached, share)
     reached_each = blocks / (machine.processors * share)
     # the busiest processor's blocks: one more than one where clusters do not find room for all side by side
@@ -106,7 +96,7 @@ def split_seconds(
     level2 = machine.cache_bandwidth(2)
     parts = 4.0 * results * split
     latency = cache2.latency_cycles / machine.clock_hz
-    adding = machine.launch_seconds + 1.55 * parts / level2 + (1 + split / 8) * latency
+    adding = machine.launch_seconds + gpu_calibration(machine).steps.split_traffic * parts / level2 + (1 + split / 8) * latency
     atomic = 2 * machine.launch_seconds + (2 * parts + 12.0 * results) / level2 + 3 * latency
     meeting = latency + 2 * tile * 4 / cache2.bandwidth * np.minimum(work.blocks_each, resident) / machine.clock_hz
     combine = np.where(split > 1, np.where(atomics > 0, atomic, adding), 0.0)

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import InvalidModel, UnsupportedOption
+from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, take
-from tilewright.kernels.gpu.counted import DEFAULTS, Overheads, counted_cost
+from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.kernels.gpu.counts import Counts
 from tilewright.kernels.gpu.features import RECORDS, VERSION, features
 from tilewright.selection.learned import forest as trees
@@ -228,9 +229,9 @@ def without_failures(samples: Samples, machine: Machine, overheads: Overheads) -
     return samples.where(residual > FAILED_RESIDUAL)
 
 
-def fit_overheads(samples: Samples, machine: Machine, start: Overheads = DEFAULTS, each: int = 40, prior: float = 0.02) -> Overheads:
+def fit_overheads(samples: Samples, machine: Machine, start: Overheads | None = None, each: int = 40, prior: float = 0.02) -> Overheads:
     """The analytical constants under which logarithms of time fit best, robustly, on up to `each` of the better kernels of each problem; good
-    kernels weigh more. `prior` keeps constants that the data say nothing about near `start`.
+    kernels weigh more. `prior` keeps constants that the data say nothing about near `start`, which are the machine's where they are not given.
 
     Raises:
         UnsupportedOption: SciPy, which comes with scikit-learn, is not installed.
@@ -239,6 +240,7 @@ def fit_overheads(samples: Samples, machine: Machine, start: Overheads = DEFAULT
         from scipy.optimize import least_squares
     except ImportError:
         raise UnsupportedOption("fitting needs SciPy", "pip install tilewright[train]") from None
+    start = start or gpu_calibration(machine).counted
     quality = best_of_problem(samples) / samples.seconds
     order = np.random.default_rng(3).permutation(len(samples))
     order = order[quality[order] > 0.25]

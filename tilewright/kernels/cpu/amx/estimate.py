@@ -11,35 +11,25 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.codegen.intrinsics.amx import TILE_CHANNELS
+from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.cpu.amx.space import CpuAmxProblem
 
-PRODUCT_CYCLES = 17.0
-"""Of a tile product, whatever its rows: one in 16 cycles (Intel optimization manual, AMX: TDPBF16PS), and one more as measured."""
 LOAD_CYCLES = 8.0
 """Of a tile load that hits level 1 (the same, TILELOADD)."""
 STORE_CYCLES = 16.0
 """Of a tile store (the same, TILESTORED)."""
-LEVEL_2_SHARE = 0.75
-"""Of the bandwidth of level 2 that tile loads get; measured."""
-STREAMED_SHARE = 0.75
-"""Of the bandwidth beyond level 2 that a core gets of what it does not fetch ahead; measured."""
-STRIDED = 1.5
-"""How many times longer results take where a part of each pixel is stored, and the rest later; measured."""
-EPILOGUE_CYCLES = 4.0
-"""Of a vector of sums: a load, the bias, an activation, rounding, a store; measured."""
 PIXEL_CYCLES = 1.0
 """Of a pixel's addresses in the epilogue; twice that, and once more, where its row has to be found by a division."""
-BLOCK_CYCLES = 80.0
-"""Of a block: addresses, and the latency of the first loads and of the last products; measured."""
 SINGLE_STORE_CYCLES = 2.0
 """Of one result that does not lie beside its neighbours."""
 
 
 def estimate_amx(problem: CpuAmxProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the part that has most blocks."""
+    fitted = cpu_calibration(machine).amx
     pixels, m, n = rows["pixels"], rows["pixel_tiles"], rows["channel_tiles"]
     over_rows, pixel_parts, channel_parts = rows["over_rows"], rows["pixel_parts"], rows["channel_parts"]
     blocks = ceil_divided(problem.outer * ceil_divided(problem.tiles(over_rows, pixels), m), pixel_parts)
@@ -50,25 +40,25 @@ def estimate_amx(problem: CpuAmxProblem, rows: Columns, machine: Machine, thread
     assert l1 is not None and l2 is not None, f"{machine.name} lacks the facts about its caches"
     b_tile, a_tile = 2.0 * problem.chunk * TILE_CHANNELS, 2.0 * problem.chunk * pixels
     near = n * b_tile * chunks + m * a_tile * problem.depth / problem.chunk <= 0.75 * l1.bytes
-    level_2 = LEVEL_2_SHARE * machine.cache_bandwidth(2) / machine.processors / machine.clock_hz  # bytes a cycle
+    level_2 = fitted.level_2_share * machine.cache_bandwidth(2) / machine.processors / machine.clock_hz  # bytes a cycle
     loaded = np.where(near & (rows["pixels_first"] == 0), m * a_tile, n * b_tile + m * a_tile)
-    step = np.maximum(np.maximum(m * n * PRODUCT_CYCLES, (m + n) * LOAD_CYCLES), loaded / level_2)
+    step = np.maximum(np.maximum(m * n * fitted.product_cycles, (m + n) * LOAD_CYCLES), loaded / level_2)
     products = blocks * panels * chunks * step
 
     run = problem.run(over_rows)
     vectors = m * n * pixels * TILE_CHANNELS / machine.vector_lanes()
-    each = SINGLE_STORE_CYCLES * machine.vector_lanes() if problem.single_stores else EPILOGUE_CYCLES
+    each = SINGLE_STORE_CYCLES * machine.vector_lanes() if problem.single_stores else fitted.epilogue_cycles
     stored = problem.rows * problem.columns / (run * np.where(over_rows, 1, problem.rows))
-    epilogue = vectors * each * stored + m * pixels * PIXEL_CYCLES * np.where(over_rows, 3, 1) + m * n * STORE_CYCLES + BLOCK_CYCLES
+    epilogue = vectors * each * stored + m * pixels * PIXEL_CYCLES * np.where(over_rows, 3, 1) + m * n * STORE_CYCLES + fitted.block_cycles
 
     # every part reads its share of both factors from beyond its level 2, A once more for every panel where that does not hold it
     beyond = machine.cache_bandwidth(3) / machine.processors if machine.cache(3) is not None else machine.memory_bandwidth / threads
-    supply = STREAMED_SHARE * beyond
+    supply = fitted.streamed_share * beyond
     a_share, b_share = problem.a_bytes / pixel_parts, problem.b_bytes / channel_parts
     a_passes = np.where((rows["pixels_first"] == 0) & (a_share > 0.5 * l2.bytes), panels, 1)
     b_passes = np.where((rows["pixels_first"] == 1) & (b_share > 0.5 * l2.bytes), blocks, 1)
     results = (2.0 * problem.outer * problem.rows * problem.columns * problem.n + problem.epilogue_bytes) / threads
-    scattered = np.where((rows["pixels_first"] == 0) & (panels * channel_parts > 1), STRIDED, 1.0)
+    scattered = np.where((rows["pixels_first"] == 0) & (panels * channel_parts > 1), fitted.strided, 1.0)
     streamed = a_share * a_passes + b_share * b_passes + results * scattered
     return Estimate(
         {

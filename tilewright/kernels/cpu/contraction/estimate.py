@@ -9,19 +9,13 @@ AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loa
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 import numpy as np
 
+from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
-from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT, CpuContractionProblem
-
-TILE_OVERHEAD_CYCLES = 30.0  # loop set-up, zeroing and first loads of a tile, before out-of-order overlap
-COPY_CYCLES = MappingProxyType({ALONG_N: 0.3, ACROSS_N: 2.0})
-"""A thread's cycles for each element of a second factor that is copied into panels, in its order and transposed; measured with AVX-512 (products of
-attention)."""
+from tilewright.kernels.cpu.contraction.space import ALONG_N, CONSTANT, CpuContractionProblem
 
 
 def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
@@ -49,7 +43,8 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
     units = panels * (problem.images or problem.outer * ceil_divided(problem.rows, tile_rows))
     balance = ceil_divided(units, threads) * threads / units
     arithmetic = per_panel * problem.outer * panels * problem.r / threads * balance / machine.clock_hz
-    overhead = tiles * problem.outer * panels * (TILE_OVERHEAD_CYCLES + tile * vectors) / threads / machine.clock_hz
+    once = cpu_calibration(machine).contraction.tile_overhead_cycles
+    overhead = tiles * problem.outer * panels * (once + tile * vectors) / threads / machine.clock_hz
 
     l1, l2 = machine.cache(1), machine.cache(2)
     assert l1 is not None and l2 is not None, f"{machine.name} lacks the facts about its caches"
@@ -90,7 +85,9 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
 
 def _copied(problem: CpuContractionProblem, panel: np.ndarray, machine: Machine, threads: int) -> np.ndarray:
     """Seconds of the kernel that copies B into panels, where there is one."""
-    seconds = problem.b_bytes / 4 * COPY_CYCLES[problem.b] / threads / machine.clock_hz + machine.dispatch_seconds
+    fitted = cpu_calibration(machine).contraction
+    cycles = fitted.copy_cycles_along_n if problem.b == ALONG_N else fitted.copy_cycles_across_n
+    seconds = problem.b_bytes / 4 * cycles / threads / machine.clock_hz + machine.dispatch_seconds
     return np.where((problem.b == ALONG_N) & (problem.n % panel == 0), 0.0, seconds)
 
 

@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.cpu.depthwise.space import ORDERS, CpuDepthwiseProblem, filters_held, reach
 
-TILE_OVERHEAD_CYCLES = 12.0
-"""Of a tile: what out-of-order execution leaves of its address, loop and first loads. This and the next were fitted on a Xeon with AVX-512."""
-UNIT_OVERHEAD_CYCLES = 20.0
-"""Of what a thread takes at a time: a row of tiles for a block of channels."""
-
-VISIBLE = 0.5
-"""Of the instructions: the rest run while lines are awaited. This and the next were fitted to inputs that lie beyond level 2, as in a network."""
-SCATTERED = 2.0
-"""Times as long as in one stream, where blocks of channels are read one after the other."""
-WIDE_TILE = 8.0
-"""Columns of a tile that double the time of its lines."""
-
 
 def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the thread that takes most."""
+    fitted = cpu_calibration(machine).depthwise
     tile_rows, tile_columns, vectors, order = rows["tile_rows"], rows["tile_columns"], rows["vectors"], rows["order"]
     taps = problem.taps[0] * problem.taps[1]
     held = filters_held(rows, problem, machine)
@@ -39,7 +29,7 @@ def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, machine: Mac
         beyond = np.maximum(size + span + 1 - machine.vector_registers, 0)
         loads = (lines * (span + 2 * beyond) + np.where(held, 0, down * taps)) / machine.load_ports
         work = np.maximum(np.maximum(size * taps / machine.fma_ports, loads), taps * machine.fma_latency_cycles / 3)
-        return np.where(size > 0, work + size / stores + TILE_OVERHEAD_CYCLES, 0.0)
+        return np.where(size > 0, work + size / stores + fitted.tile_overhead_cycles, 0.0)
 
     def unit(down: np.ndarray) -> np.ndarray:
         rest = problem.columns % tile_columns
@@ -52,7 +42,7 @@ def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, machine: Mac
     # with rows outermost the last row of tiles, which is not filled, is one thread's
     mean = (full * unit(tile_rows) + unit(rest)) / along
     one = np.where(order == ORDERS.index("c"), mean, np.where(full > 0, unit(tile_rows), unit(rest)))
-    instructions = ceil_divided(units, threads) * (one + UNIT_OVERHEAD_CYCLES) / machine.clock_hz
+    instructions = ceil_divided(units, threads) * (one + fitted.unit_overhead_cycles) / machine.clock_hz
 
     # neighbouring rows of tiles read some rows of the input both
     again = np.maximum(reach(problem.input_rows, tile_rows) / (tile_rows * max(problem.input_rows[0], 1)), 1.0)
@@ -62,6 +52,6 @@ def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, machine: Mac
     # prefetchers follow neighbouring lines: a block's vectors, or whole rows where it has all channels. A wide tile leaves each row for long
     whole = problem.vectors == vectors
     stream = vectors * np.where(whole, reach(problem.input_columns, tile_columns), 1)
-    jumps = np.where((order == ORDERS.index("c")) & ~whole, SCATTERED, 1.0) * (1 + 1 / stream + (tile_columns - 1) / WIDE_TILE)
-    terms = {"instructions": VISIBLE * instructions, "L2 to registers": level_2, "memory": moved / supply * jumps}
+    jumps = np.where((order == ORDERS.index("c")) & ~whole, fitted.scattered, 1.0) * (1 + 1 / stream + (tile_columns - 1) / fitted.wide_tile)
+    terms = {"instructions": fitted.visible * instructions, "L2 to registers": level_2, "memory": moved / supply * jumps}
     return Estimate({**terms, "dispatch": np.full(len(tile_rows), machine.dispatch_seconds)})

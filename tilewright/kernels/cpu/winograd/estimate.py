@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.expr import Apply, Var, walk
@@ -18,12 +19,6 @@ from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem
 from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES
 from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides
 
-TILE_OVERHEAD_CYCLES = 20.0
-"""Of a register tile: zeroing, loop set-up, the end of the last chain; besides its stores."""
-
-STREAMED_SHARE = 0.4
-"""Of the bandwidth of what lies beyond level 2, that filters come with while they are multiplied; measured on a Xeon with AVX-512, where they add to
-the time of the products almost wholly."""
 SINGLE_STORE_CYCLES = 2.0
 """To store one result that does not lie beside its neighbours: a load from the buffer, index arithmetic, the store."""
 
@@ -41,6 +36,7 @@ def transform_operations(output_tile: int) -> tuple[int, int]:
 
 def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the part that has most blocks and panels."""
+    fitted = cpu_calibration(machine).winograd
     lanes = machine.vector_lanes()
     size, tile, vectors = rows["output_tile"], rows["tile"], rows["vectors"]
     points, tiles, panel = (size + FILTER - 1) ** 2, tile * rows["blocks"], vectors * lanes
@@ -50,7 +46,7 @@ def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machi
     stores = max(machine.store_ports, 1.0)
 
     step = np.maximum(np.maximum(tile * vectors / machine.fma_ports, (tile + vectors) / machine.load_ports), machine.fma_latency_cycles)
-    one = problem.channels * step + TILE_OVERHEAD_CYCLES + tile * vectors / stores
+    one = problem.channels * step + fitted.tile_overhead_cycles + tile * vectors / stores
     products = blocks * panels * points * rows["blocks"] * one
     # loads, arithmetic and stores of a transform wait for one another: registers do not hold a tile and what becomes of it
     inputs = blocks * tiles * (problem.channels // lanes) * (points / machine.load_ports + operations[:, 0] / machine.fma_ports + points / stores)
@@ -61,7 +57,7 @@ def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machi
     assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
     own = 4.0 * points * problem.channels * problem.outputs / rows["panel_parts"]
     beyond = machine.cache_bandwidth(3) / machine.processors if machine.cache(3) is not None else machine.memory_bandwidth / threads
-    supply = STREAMED_SHARE * beyond
+    supply = fitted.streamed_share * beyond
     stay = own + 4.0 * points * tiles * (problem.channels + panel) < 0.75 * level_2.bytes
     filters = own / supply * np.where(stay, 1, blocks)
     whole = 4.0 * points * problem.channels * problem.outputs

@@ -1,13 +1,13 @@
 """Predicted times of the `direct` schema: the steps of `kernels.gpu.steps`, with what its kernels do in one step.
 
-The formulas have the form of the implicit GEMM's. OVERLAP, CACHED_CYCLES and COPY_LINES were fitted to 5558 kernels of 224 random convolutions
-measured on an h200 (bench/data/h200_train.jsonl.gz), good kernels weighing more; the others are the implicit GEMM's, or count instructions.
+The formulas have the form of the implicit GEMM's, and constants of their own where reads of the slice differ from its fragments.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
@@ -33,19 +33,13 @@ from tilewright.kernels.gpu.direct.schedule import (
     threads_of,
     wavefronts_of,
 )
-from tilewright.kernels.gpu.rates import ADDRESS_INSTRUCTIONS, SECTOR_BYTES, STEP_INSTRUCTIONS, bandwidth
-from tilewright.kernels.gpu.steps import LOADED_LATENCY, BlockStep, on_processors, split_seconds
+from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
+from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 
 COPY_INSTRUCTIONS = 7
 """Of one asynchronous copy: the address, its guard, and what the assembler puts around it."""
 STRETCH_INSTRUCTIONS = 5
 """Loop control and addresses of one unrolled stretch of channels."""
-OVERLAP = 2.05
-"""Exponent with which pipelines overlap: less than in the implicit GEMM, for reads of the slice come before a channel's multiply-adds."""
-CACHED_CYCLES = 4.2
-"""Cycles of level 1 for a load of filters by the read-only path, over those of shared memory: it looks up lines as well."""
-COPY_LINES = 0.67
-"""Cycles of level 1 for each line that asynchronous copies of four bytes look up."""
 
 
 def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Estimate:
@@ -61,6 +55,8 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
     Worked example, multiply-adds and reads: register tile 8 x 2 x 4 under 3 x 3 taps is 576 multiply-adds a channel, for which a thread of the
     RS kernel reads 9 * 8 / 4 = 18 vectors of filters and 4 rows of a vector of four and one of two; a warp needs 144 cycles of the processor's
     four schedulers, and shared memory, without conflicts, 18 + 4 + 4 = 26."""
+    fitted = gpu_calibration(machine)
+    own, instructions, latencies = fitted.direct, fitted.instructions, fitted.steps
     split, channels = rows["split"], rows["channels"]
     taps = problem.filter_y * problem.filter_x
     threads = threads_of(rows)
@@ -71,16 +67,16 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
     fma = channels * products * threads / machine.fp32_lanes_per_processor / efficiency
 
-    filter_loads, input_loads, wavefronts = _reads(rows, problem)
+    filter_loads, input_loads, wavefronts = _reads(rows, problem, own.cached_cycles)
     elements, lanes, vectors = fetches_of(rows, problem)
     copied = rows["stages"] > 1
-    fetch = np.where(copied, COPY_INSTRUCTIONS * (elements + vectors), elements * (1 + ADDRESS_INSTRUCTIONS / lanes) + 4 * vectors)
+    fetch = np.where(copied, COPY_INSTRUCTIONS * (elements + vectors), elements * (1 + instructions.address / lanes) + 4 * vectors)
     moves = np.where(rows["filters"] == REGISTERS, channels * taps * rows["register_k"], 0)
     control = STRETCH_INSTRUCTIONS * channels / stretch_of(rows, problem) + moves
     # multiply-adds take issue slots themselves: what else is issued adds to them
-    others = warps * (channels * (filter_loads + input_loads) + fetch + control + STEP_INSTRUCTIONS) / machine.schedulers_per_processor
+    others = warps * (channels * (filter_loads + input_loads) + fetch + control + instructions.step) / machine.schedulers_per_processor
     # a copy of four bytes also looks up the lines of level 1, one for each pixel that the warp touches
-    lines = np.where(copied, BANKS / np.maximum(channels, 1) * COPY_LINES, 0.0)
+    lines = np.where(copied, BANKS / np.maximum(channels, 1) * own.copy_lines, 0.0)
     stored = warps * (elements * (1 + lines) + 4.0 * vectors)
     shared = (warps * channels * wavefronts + stored) * 128 / machine.shared_bytes_per_cycle
 
@@ -91,15 +87,16 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
     moved = patch_rows * patch_columns * (1 + partial) / 2 + taps * size_k
     level2 = moved * channels * 4 / cache2.bandwidth
 
-    barrier = 2.3 * cache1.latency_cycles + 2 * warps
+    barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first reads of a channel, and filters that come by the read-only path are in level 2 at first
-    late = np.where(rows["filters"] == CACHED, cache2.latency_cycles / 2, 0.8 * cache1.latency_cycles)
+    late = np.where(rows["filters"] == CACHED, cache2.latency_cycles / 2, latencies.fragment_latencies * cache1.latency_cycles)
     late = np.where(rows["filters"] == REGISTERS, cache2.latency_cycles, late)
-    inner = channels * np.where(rows["filters"] == CACHED, products * 1.8 + late, np.maximum(products * 1.8, late)) + cache1.latency_cycles
-    latency = LOADED_LATENCY * machine.memory_latency_cycles / np.maximum(rows["stages"] - 1, 1)
-    step = BlockStep(np.zeros(len(threads)), fma + others, shared, level2, np.maximum(inner, latency), barrier, OVERLAP)
+    chain = products * latencies.multiply_add_cycles
+    inner = channels * np.where(rows["filters"] == CACHED, chain + late, np.maximum(chain, late)) + cache1.latency_cycles
+    latency = latencies.loaded_latency * machine.memory_latency_cycles / np.maximum(rows["stages"] - 1, 1)
+    step = BlockStep(np.zeros(len(threads)), fma + others, shared, level2, np.maximum(inner, latency), barrier, own.overlap)
     resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
-    ends = 4 * machine.memory_latency_cycles + sums * warps / 4
+    ends = latencies.end_latencies * machine.memory_latency_cycles + sums * warps / 4
     work = on_processors(step, steps_of(rows, problem), ends, blocks_of(rows, problem), warps, resident, split, rows["cluster"], machine)
     results = problem.images * problem.groups * problem.outputs * problem.height * problem.width
     distinct = problem.bytes_read + problem.filter_bytes + problem.bytes_written + problem.epilogue_bytes
@@ -113,13 +110,13 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
     return Estimate(terms, overlapped=("compute", "memory"))
 
 
-def _reads(rows: Columns, problem: DirectProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _reads(rows: Columns, problem: DirectProblem, cached_cycles: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of one channel: loads of filters and of the slice by a warp, and the cycles of shared memory (or level 1) that they take in all."""
     taps = problem.filter_y * problem.filter_x
     width = np.minimum(4, rows["register_k"])
     filter_loads = taps * rows["register_k"] // width
     filter_cycles = np.maximum(1.0, rows["warp_k"] * width / BANKS)
-    filter_cycles = np.where(rows["filters"] == SHARED, filter_cycles, CACHED_CYCLES * filter_cycles)
+    filter_cycles = np.where(rows["filters"] == SHARED, filter_cycles, cached_cycles * filter_cycles)
     lanes = read_lanes_of(rows, problem)
     slice_rows, slice_columns = slice_of(rows, problem)
     read_rows = np.where(rows["slice"] == RS, slice_rows, rows["register_y"] * problem.filter_y)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD, Counts, ceil_div
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, shared_bytes_of, threads_of
-from tilewright.kernels.gpu.rates import FRAGMENT_WAVEFRONTS
 
 
 def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Machine) -> Counts:
@@ -29,7 +29,8 @@ def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Mach
         sectors = sectors + runs * np.maximum(run / SECTOR_WORDS, 1.0)
         fill = fill + extent * bk / operand.lanes / machine.warp_size
     copies = rows["stages"] > 1
-    loads = bk * sum(np.where(size >= 4, FRAGMENT_WAVEFRONTS * np.floor(size / 4), 1.5) for size in (tm, tn))
+    wavefronts = gpu_calibration(machine).gemm.fragment_wavefronts
+    loads = bk * sum(np.where(size >= 4, wavefronts * np.floor(size / 4), 1.5) for size in (tm, tn))
     registers = registers_of(rows, problem)
     shared_bytes = shared_bytes_of(rows, problem)
     store_instructions = warps * tm * tn / np.minimum(problem.store_lanes, tn)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, shared_bytes_of, threads_of
-from tilewright.kernels.gpu.rates import ADDRESS_INSTRUCTIONS, DIVISION_INSTRUCTIONS, FRAGMENT_WAVEFRONTS, SECTOR_BYTES, STEP_INSTRUCTIONS, bandwidth
-from tilewright.kernels.gpu.steps import LOADED_LATENCY, BlockStep, on_processors, split_seconds
+from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
+from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 
 
 def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
@@ -26,8 +27,9 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     barriers and the traffic between its blocks.
 
     Worked example, fma alone: 64 x 64 x 16 on an h200 takes 64 * 64 * 16 / 128 = 512 cycles a step at peak; 3 blocks of two warps give the four
-    schedulers 6 warps, of which two schedulers have two: a third more, less what SCHEDULER_IMBALANCE leaves.
-    The constants were fitted to measured kernels of the 20 convolutions of scripts/gpu_lowering_check.py, 60 schedules each, on an h200."""
+    schedulers 6 warps, of which two schedulers have two: a third more, less what `scheduler_imbalance` leaves."""
+    fitted = gpu_calibration(machine)
+    instructions, latencies = fitted.instructions, fitted.steps
     bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
     copies = rows["stages"] > 1
     threads = threads_of(rows)
@@ -43,14 +45,14 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     stores = np.zeros(len(threads))
     for operand, extent in ((problem.a, bm), (problem.b, bn)):
         vectors = extent * bk / (threads * operand.lanes)
-        address = ADDRESS_INSTRUCTIONS + operand.taps * DIVISION_INSTRUCTIONS / 2 + (8 if operand.guarded else 0)
+        address = instructions.address + operand.taps * instructions.division / 2 + (8 if operand.guarded else 0)
         pieces = np.where(copies, 0, operand.lanes if operand.along == "r" else 1)
         fetch = fetch + vectors * (1 + address + pieces)
         # a transposed store is scalar, and half of its banks collide
         transposed = (operand.along == "r") & ~copies
         stores = stores + extent * bk / machine.warp_size * np.where(transposed, 2.0, 1.0)
-    issue = warps * (bk * (tm * tn + reads) + fetch + STEP_INSTRUCTIONS) / machine.schedulers_per_processor
-    wavefronts = warps * bk * sum(np.where(size >= 4, FRAGMENT_WAVEFRONTS * (size // 4), 1.5) for size in (tm, tn))
+    issue = warps * (bk * (tm * tn + reads) + fetch + instructions.step) / machine.schedulers_per_processor
+    wavefronts = warps * bk * sum(np.where(size >= 4, fitted.gemm.fragment_wavefronts * (size // 4), 1.5) for size in (tm, tn))
     shared = (wavefronts + stores) * 128 / machine.shared_bytes_per_cycle
     cache2 = machine.cache(2)
     cache1 = machine.cache(1)
@@ -58,14 +60,14 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     sectors_a = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.a.along == "r" else bm) * 4)
     sectors_b = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.b.along == "r" else bn) * 4)
     level2 = (bm * sectors_a + bn * sectors_b) * bk * 4 / cache2.bandwidth
-    latency = LOADED_LATENCY * machine.memory_latency_cycles
-    barrier = 2.3 * cache1.latency_cycles + 2 * warps
+    latency = latencies.loaded_latency * machine.memory_latency_cycles
+    barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first fragments and for its own chain of multiply-adds
-    inner = bk * np.maximum(tm * tn * 1.8, 0.8 * cache1.latency_cycles) + cache1.latency_cycles
+    inner = bk * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(inner, latency / np.maximum(rows["stages"] - 1, 1))
     resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
-    step = BlockStep(fma, issue, shared, level2, least, barrier)
-    ends = 4 * machine.memory_latency_cycles + tm * tn * warps / 4
+    step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
+    ends = latencies.end_latencies * machine.memory_latency_cycles + tm * tn * warps / 4
     work = on_processors(step, steps, ends, blocks, warps, resident, split, rows["cluster"], machine)
     distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
     memory = np.full(len(threads), distinct / bandwidth(machine))

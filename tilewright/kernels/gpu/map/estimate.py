@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.map.space import PointProblem
 from tilewright.kernels.gpu.rates import (
-    ADDRESS_INSTRUCTIONS,
-    DIVISION_INSTRUCTIONS,
     SIMPLE_REGISTERS,
     issue_seconds,
     latency_seconds,
@@ -32,7 +31,8 @@ def point_cost(rows: Columns, problem: PointProblem, machine: Machine) -> Estima
     loads = max(problem.requests - 1, 1)
     in_flight = items * lanes * 4 * min(loads, 8)
     memory = streaming_seconds(machine, float(problem.bytes_read + problem.bytes_written), at_once, in_flight)
-    instructions = problem.requests * (1 + ADDRESS_INSTRUCTIONS / 2) + problem.flops * lanes + 2 * DIVISION_INSTRUCTIONS
+    fitted = gpu_calibration(machine).instructions
+    instructions = problem.requests * (1 + fitted.address / 2) + problem.flops * lanes + 2 * fitted.division
     issue = issue_seconds(machine, blocks * threads * items * instructions / machine.warp_size)
     rounds = -(-loads // (8 * 4))
     latency = waves * rounds * latency_seconds(machine)

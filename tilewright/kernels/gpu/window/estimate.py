@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
@@ -15,20 +16,14 @@ DECODE_INSTRUCTIONS = 40
 """Integer instructions of a thread before its first load: its position taken apart, base addresses."""
 LOAD_INSTRUCTIONS = 1.5
 """A load and half an address: offsets are constants but where a row begins."""
-ISSUE_SHARE = 0.81
-"""Of the time in which these instructions would be issued one after another."""
-LOADED_LATENCY = 0.038
-"""Latencies of memory that a wave waits for each register that a thread loads."""
-PART_LATENCY = 0.36
-"""Latencies for each part of a tile that stands behind a guard, whose loads wait for those before it."""
 
 
 def window_cost(rows: Columns, problem: WindowProblem, machine: Machine) -> Estimate:
     """seconds = launch + chain + memory + issue: with few warps on a processor little of them overlaps.
 
-    chain = waves of blocks * memory latency * (LOADED_LATENCY * registers loaded + PART_LATENCY * guarded parts); memory = distinct bytes /
-    bandwidth and issue = a processor's instructions / schedulers, both of the busiest processor. The constants were fitted to 438 kernels with one
-    warp a block of ten depthwise convolutions on an h200 (bench/data/h200_operators.jsonl.gz), good kernels weighing more."""
+    chain = waves of blocks * memory latency * (loaded_latency * registers loaded + part_latency * guarded parts); memory = distinct bytes /
+    bandwidth and issue = a processor's instructions / schedulers, both of the busiest processor."""
+    fitted = gpu_calibration(machine).window
     threads, lanes, items, down = (rows[name].astype(np.float64) for name in ("threads", "lanes", "items", "rows"))
     loads = sum((loads_behind_guards(load, rows, problem) for load in problem.loads), np.zeros(len(threads)))
     blocks = blocks_of(rows, problem)
@@ -41,9 +36,9 @@ def window_cost(rows: Columns, problem: WindowProblem, machine: Machine) -> Esti
     warps = each * np.ceil(threads / machine.warp_size)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "chain": waves * latency * (LOADED_LATENCY * loads * lanes + PART_LATENCY * parts),
+        "chain": waves * latency * (fitted.loaded_latency * loads * lanes + fitted.part_latency * parts),
         "memory": (problem.bytes_read + problem.bytes_written) / bandwidth(machine) * each * machine.processors / blocks,
-        "issue": ISSUE_SHARE * warps * work / (machine.schedulers_per_processor * machine.clock_hz),
+        "issue": fitted.issue_share * warps * work / (machine.schedulers_per_processor * machine.clock_hz),
     }
     return Estimate(terms)
 

@@ -1,8 +1,7 @@
 """Predicted times of the Winograd schema: its transforms from data movement, latency and issue slots, its product as any contraction.
 
-Constants of a machine come from `Machine`. The transforms follow the form of `kernels.gpu.rates.point_cost`, the product is `contraction_cost` of the
-batched product whose operands lie in level 2 as far as it holds them. LATER_LAUNCH was fitted to 1807 schedules of 107 random convolutions
-measured on an h200 (bench/data/h200_train.jsonl.gz), good ones weighing more.
+The transforms follow the form of `kernels.gpu.map.estimate`, the product is `contraction_cost` of the batched product whose operands
+lie in level 2 as far as it holds them.
 """
 
 from __future__ import annotations
@@ -11,16 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.gemm.estimate import contraction_cost
-from tilewright.kernels.gpu.rates import DIVISION_INSTRUCTIONS, bandwidth, l2_bandwidth
+from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth
 from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
 
-LATER_LAUNCH = 0.41
-"""Launch of a kernel behind another, over that of the first: the start of the one overlaps the end of the other."""
 ROW_INSTRUCTIONS = {2: 4, 4: 14}
 """Arithmetic of a transform of one row or column, by m (kernels.winograd_transform.product)."""
 OTHER_REGISTERS = 20
@@ -30,7 +28,7 @@ BYTES_AHEAD = 256
 
 
 def winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> Estimate:
-    """seconds = launches (1 + 2 LATER_LAUNCH) + input transform + max(compute, memory) + drain + split + output transform.
+    """seconds = launches (1 + 2 later_launch) + input transform + max(compute, memory) + drain + split + output transform.
 
     A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. Of the workspaces V and M (m + 2)^2 / m^2 times as
     large as input and output, a share of what level 2 holds over V, M and the filters together stays there; the rest goes to memory and back.
@@ -51,7 +49,7 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> 
         estimate = contraction_cost(part, lying, machine)
         overlapped = estimate.overlapped
         found = dict(estimate.terms)
-        found["launch"] = found["launch"] + 2 * LATER_LAUNCH * machine.launch_seconds
+        found["launch"] = found["launch"] + 2 * gpu_calibration(machine).winograd.later_launch * machine.launch_seconds
         rounds = ROW_INSTRUCTIONS[size]
         found["input transform"] = _transform(
             part,
@@ -105,7 +103,7 @@ def _transform(
     # a processor has its share of the bandwidth of level 2, and no more where others have nothing to do
     level2 = l2_bandwidth(machine) * np.minimum(1.0, blocks / machine.processors)
     moving = np.maximum(through / np.minimum(level2, reachable), memory / np.minimum(bandwidth(machine), reachable))
-    instructions = accesses + arithmetic * wide + 3 * DIVISION_INSTRUCTIONS
+    instructions = accesses + arithmetic * wide + 3 * gpu_calibration(machine).instructions.division
     warps = blocks * threads / machine.warp_size
     # a processor's blocks are whole: the busiest one counts
     uneven = np.ceil(blocks / machine.processors) * machine.processors / blocks

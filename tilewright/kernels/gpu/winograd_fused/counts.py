@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counts import Counts
-from tilewright.kernels.gpu.rates import FRAGMENT_WAVEFRONTS
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
 from tilewright.kernels.gpu.winograd_fused.space import fused_registers_of, fused_shared_bytes_of, fused_threads_of, points_of, tiles_there
 
@@ -36,7 +36,7 @@ def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Mach
         resident=resident_blocks(machine, threads, registers, shared) * one,
         accumulators=r["thread_m"] * r["thread_n"],
         step_multiply_adds=r["channels"] * r["thread_m"] * r["thread_n"],
-        step_shared_loads=r["channels"] * FRAGMENT_WAVEFRONTS * np.maximum(2, (r["thread_m"] + r["thread_n"]) / 4),
+        step_shared_loads=r["channels"] * gpu_calibration(machine).gemm.fragment_wavefronts * np.maximum(2, (r["thread_m"] + r["thread_n"]) / 4),
         step_cached_loads=0 * one,
         step_fill=(2 * items * points + filters / 4) / machine.warp_size,
         step_sectors=(points * items + filters) / 8,

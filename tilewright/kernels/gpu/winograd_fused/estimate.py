@@ -1,19 +1,17 @@
-"""Predicted times of the fused Winograd schema, in the form of `kernels.gpu.rates.contraction_cost`.
-
-The constants but COPY_INSTRUCTIONS were fitted to 1270 kernels of 85 random convolutions measured on an h200 (bench/data/h200_train.jsonl.gz),
-good ones weighing more; what is shared with the implicit GEMM has its constants.
+"""Predicted times of the fused Winograd schema, in the form of `kernels.gpu.gemm.estimate`; what is shared with the implicit GEMM has its constants.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.rates import STEP_INSTRUCTIONS, bandwidth
-from tilewright.kernels.gpu.steps import LOADED_LATENCY, BlockStep, on_processors
+from tilewright.kernels.gpu.rates import bandwidth
+from tilewright.kernels.gpu.steps import BlockStep, on_processors
 from tilewright.kernels.gpu.winograd.estimate import ROW_INSTRUCTIONS
 from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
 from tilewright.kernels.gpu.winograd_fused.space import (
@@ -26,18 +24,6 @@ from tilewright.kernels.gpu.winograd_fused.space import (
 
 COPY_INSTRUCTIONS = 4
 """Of one copy to shared memory with its addresses, which mostly add constants."""
-TRANSFORM_INSTRUCTIONS = 5.1
-"""Instructions for each of a transform's arithmetic ones: moves, guards and addresses."""
-TRANSFORM_CYCLES = 0.52
-"""Cycles of an instruction of the transform on a step's critical path, besides the latency of its loads."""
-FRAGMENT_WAVEFRONTS = 2.7
-"""Cycles of shared memory for a vector of a fragment: a warp's threads lie at several points of the tiles."""
-STORE_WAVEFRONTS = 2.7
-"""Cycles of shared memory for a warp's store of one transformed point."""
-SUM_WAVEFRONTS = 2.0
-"""Cycles of shared memory for a warp's sum on its way to the transform of the outputs."""
-BARRIER_LATENCIES = 7.7
-"""Latencies of shared memory between two steps: the barrier, the stores before it and the fragments behind."""
 
 
 def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> Estimate:
@@ -50,6 +36,8 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machin
     outputs, split the exchange of a cluster's partial outputs.
 
     Worked example: F(2x2), 16 x 32 x 8: 16 * 16 * 32 * 8 / 128 = 512 cycles of fma a step at peak on an h200."""
+    fitted = gpu_calibration(machine)
+    own, latencies = fitted.winograd_fused, fitted.steps
     size, bt, bk, bc = (rows[name] for name in ("output_tile", "tiles", "outputs", "channels"))
     tm, tn, split = (rows[name] for name in ("thread_m", "thread_n", "split"))
     points, span = points_of(rows), size + FILTER - 1
@@ -63,27 +51,27 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machin
     fragments = -(-tm // 4) + tn // 4
     items = bt * bc / machine.warp_size
     copies = points * bc * bk / 4 / machine.warp_size
-    of_tile = 2 * points + TRANSFORM_INSTRUCTIONS * 2 * span * transform
-    issue = warps * (bc * (tm * tn + fragments) + STEP_INSTRUCTIONS) + items * of_tile + copies * COPY_INSTRUCTIONS
+    of_tile = 2 * points + own.transform_instructions * 2 * span * transform
+    issue = warps * (bc * (tm * tn + fragments) + fitted.instructions.step) + items * of_tile + copies * COPY_INSTRUCTIONS
     issue = issue / machine.schedulers_per_processor
-    wavefronts = warps * bc * FRAGMENT_WAVEFRONTS * np.maximum(fragments, 2) + items * points * STORE_WAVEFRONTS + copies * 4
+    wavefronts = warps * bc * own.fragment_wavefronts * np.maximum(fragments, 2) + items * points * own.store_wavefronts + copies * 4
     shared = wavefronts * 128 / machine.shared_bytes_per_cycle
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None
     level2 = (points * bk + points * bt) * bc * 4 / cache2.bandwidth
-    wait = LOADED_LATENCY * machine.memory_latency_cycles
+    wait = latencies.loaded_latency * machine.memory_latency_cycles
     passes = np.ceil(bt * bc / threads)
     # a warp waits for its loads, then transforms what they brought
-    chain = wait + passes * of_tile * TRANSFORM_CYCLES
-    inner = bc * np.maximum(tm * tn * 1.8, 0.8 * cache1.latency_cycles) + cache1.latency_cycles
+    chain = wait + passes * of_tile * own.transform_cycles
+    inner = bc * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(chain, inner + passes * of_tile)
-    barrier = BARRIER_LATENCIES * cache1.latency_cycles + 2 * warps
+    barrier = own.barrier_latencies * cache1.latency_cycles + 2 * warps
     of_sums = points + (span + size) * transform + size * size * (2 + problem.epilogue_flops)
-    epilogue = SUM_WAVEFRONTS * points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
+    epilogue = own.sum_wavefronts * points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
     resident = resident_blocks(machine, threads, fused_registers_of(rows), fused_shared_bytes_of(rows))
     together = np.minimum(-(-blocks // machine.processors), resident)
     ends = machine.memory_latency_cycles + chain + together * epilogue
-    step = BlockStep(fma, issue, shared, level2, least, barrier)
+    step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
     work = on_processors(step, steps, ends, blocks, warps, resident, split, (split > 1).astype(int), machine)
     meeting = 2 * cache2.latency_cycles + 2 * 4 * size * size * bt * bk / cache2.bandwidth * together
     # each tile of outputs reads the filters once: from memory the first time, from level 2 then

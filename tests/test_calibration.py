@@ -1,0 +1,110 @@
+"""Fitted constants: every one says where it is from, damage is named, and each kind of machine has files that serve it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.errors import InvalidModel
+from tilewright.hardware import calibration
+from tilewright.hardware.calibration import CpuCalibration, GpuCalibration, cpu_calibration, fallbacks, gpu_calibration, parts_of
+from tilewright.hardware.catalogue import catalogue
+from tilewright.hardware.machine import Machine
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted(path for path in calibration.FOLDER.glob("*.json") if path.stem != calibration.FALLBACKS)
+H200, RTX, XEON, A53 = (catalogue()[name] for name in ("h200", "rtx2080", "xeon-sapphire-rapids", "cortex-a53"))
+PARTS = {entry.name for kind in (GpuCalibration, CpuCalibration) for entry in fields(kind)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_constant_says_where_it_is_from(path: Path) -> None:
+    content = json.loads(path.read_text())
+    assert content["measured_on"]
+    used = {entry["fit"] for entries in content["parts"].values() for entry in entries.values()}
+    assert used == set(content["fits"]), "a fit that is missing or found nothing"
+    for fit in content["fits"].values():
+        assert fit["command"] and fit["data_note"] and len(fit["commit"]) >= 7 and int(fit["commit"], 16)
+        assert all((ROOT / name).is_file() for name in fit["data"])
+    for entries in content["parts"].values():
+        for entry in entries.values():
+            assert entry["unit"] and entry["meaning"] and isinstance(entry["value"], int | float)
+    assert set(content["parts"]) <= PARTS
+    assert parts_of(path) == {part: {name: entry["value"] for name, entry in entries.items()} for part, entries in content["parts"].items()}
+
+
+@pytest.mark.parametrize("machine", catalogue().values(), ids=lambda machine: machine.name)
+def test_every_machine_has_constants(machine: Machine) -> None:
+    found = gpu_calibration(machine) if machine.is_gpu else cpu_calibration(machine)
+    assert all(value > 0 for part in asdict(found).values() for value in part.values())
+
+
+def test_a_machine_without_a_file_has_the_stated_ones() -> None:
+    assert fallbacks() == {"gpu": ("h200", "v100"), "cpu": ("golden-cove",)}
+    h200, v100, core = (parts_of(calibration.FOLDER / f"{name}.json") for name in ("h200", "v100", "golden-cove"))
+    assert h200 is not None and v100 is not None and core is not None
+    unknown = asdict(gpu_calibration(RTX))
+    assert unknown["counted"] == v100["counted"] and {**unknown, "counted": None} == {**h200, "counted": None}
+    assert asdict(cpu_calibration(A53)) == core == asdict(cpu_calibration(replace(XEON, name="native")))
+
+
+def test_a_machine_is_added_by_a_file(folder: Path) -> None:
+    own = changed("h200", lambda content: content["parts"]["steps"]["overlap"].update(value=2.5))
+    (folder / "rtx2080.json").write_text(json.dumps({**own, "parts": {"steps": own["parts"]["steps"]}}))
+    found = gpu_calibration(RTX)
+    assert found.steps.overlap == 2.5 and found.direct == gpu_calibration(H200).direct
+    assert gpu_calibration(H200).steps.overlap == 3.74
+    (folder / "neoverse-n1.json").write_text(json.dumps(changed("golden-cove", lambda content: content["parts"]["winograd"]["streamed_share"].update(value=1))))
+    assert cpu_calibration(catalogue()["neoverse-n1"]).winograd.streamed_share == 1.0
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no value": (lambda c: c["parts"]["steps"]["overlap"].pop("value"), "steps.overlap has no number"),
+    "a text as value": (lambda c: c["parts"]["steps"]["overlap"].update(value="3"), "steps.overlap has no number"),
+    "no unit": (lambda c: c["parts"]["gemm"]["fragment_wavefronts"].pop("unit"), "gemm.fragment_wavefronts lacks unit"),
+    "another fit": (lambda c: c["parts"]["steps"]["unhidden"].update(fit="guess"), "steps.unhidden was found by 'guess'"),
+    "no commit": (lambda c: c["fits"]["direct"].pop("commit"), "fit 'direct' lacks commit"),
+    "no command": (lambda c: c["fits"]["direct"].update(command=" "), "fit 'direct' lacks command"),
+    "a constant too few": (lambda c: c["parts"]["steps"].pop("overlap"), "overlap"),
+    "a constant too many": (lambda c: c["parts"]["steps"].update(more=c["parts"]["steps"]["overlap"]), "more"),
+    "no part": (lambda c: c["parts"].pop("window"), "no file .* has the part 'window'"),
+    "no parts": (lambda c: c.pop("parts"), "parts"),
+    "a list for a part": (lambda c: c["parts"].update(steps=[]), "h200.json"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_named(name: str, folder: Path) -> None:
+    damage, said = DAMAGES[name]
+    (folder / "h200.json").write_text(json.dumps(changed("h200", damage)))
+    with pytest.raises(InvalidModel, match=said):
+        gpu_calibration(H200)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b'{"fits": {}, "fits": {}}'])
+def test_a_file_that_is_none_is_named(text: bytes, folder: Path) -> None:
+    (folder / "golden-cove.json").write_bytes(text)
+    with pytest.raises(InvalidModel, match=r"golden-cove\.json"):
+        cpu_calibration(XEON)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the package's files that is read in place of them."""
+    copy = tmp_path / "calibration"
+    shutil.copytree(calibration.FOLDER, copy)
+    monkeypatch.setattr(calibration, "FOLDER", copy)
+    return copy
+
+
+def changed(name: str, change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The content of a file of the package, changed."""
+    content: dict[str, Any] = json.loads((ROOT / "tilewright" / "hardware" / "calibration" / f"{name}.json").read_text())
+    change(content)
+    return content

@@ -1,0 +1,256 @@
+"""Constants that were fitted to measurements, by the machine they were measured on (`hardware/calibration/NAME.json`), and which file serves whom.
+
+What follows from counting instructions, or stands in a manual, is no such constant and stays in the code that uses it. A file says of every constant
+its value, unit and meaning, and by which of its `fits` it was found: command, data and commit. A machine's constants of one part of the models come
+from the first file that has the part: the machine's own (named after its target, or after the pipeline of its core), else those that
+`fallbacks.json` lists for its kind, in order. So a machine is added by a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from tilewright.errors import InvalidModel
+from tilewright.files import first_line, json_of, reading
+from tilewright.hardware.machine import Machine
+
+FOLDER = Path(__file__).parent / "calibration"
+FALLBACKS = "fallbacks"
+REMEDY = "install Tilewright again, or write the entry as those of the other files in that folder are"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What address arithmetic costs; of all GPU schemas."""
+
+    address: float
+    division: float
+    step: float
+
+
+@dataclass(frozen=True)
+class BlockSteps:
+    """Of `kernels.gpu.steps`, and of a step's latencies in the schemas with tiles in shared memory."""
+
+    loaded_latency: float
+    scheduler_imbalance: float
+    unhidden: float
+    overlap: float
+    clustered_share_2: float
+    clustered_share_4: float
+    clustered_share_8: float
+    split_traffic: float
+    barrier_latencies: float
+    multiply_add_cycles: float
+    fragment_latencies: float
+    end_latencies: float
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Of `kernels.gpu.gemm`."""
+
+    fragment_wavefronts: float
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Of `kernels.gpu.direct`."""
+
+    overlap: float
+    cached_cycles: float
+    copy_lines: float
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """Of `kernels.gpu.winograd`."""
+
+    later_launch: float
+
+
+@dataclass(frozen=True)
+class WinogradFused:
+    """Of `kernels.gpu.winograd_fused`."""
+
+    transform_instructions: float
+    transform_cycles: float
+    fragment_wavefronts: float
+    store_wavefronts: float
+    sum_wavefronts: float
+    barrier_latencies: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """Of `kernels.gpu.window`."""
+
+    issue_share: float
+    loaded_latency: float
+    part_latency: float
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What counts do not say (`kernels.gpu.counted`), in cycles and instructions or as shares of a machine's facts."""
+
+    multiply_add_share: float
+    step_instructions: float
+    fill_instructions: float
+    shared_cycles: float
+    cached_cycles: float
+    fill_cycles: float
+    overlap: float
+    latency: float
+    latency_ahead: float
+    multiply_add_latency: float
+    shared_latency: float
+    cached_latency: float
+    fill_latency: float
+    barrier_latency: float
+    hiding: float
+    wave_latency: float
+    drain_cycles: float
+    store_cycles: float
+    sector_cycles: float
+    write_factor: float
+    launch: float
+
+
+@dataclass(frozen=True)
+class GpuCalibration:
+    """By part of the models; what each constant means stands beside its value."""
+
+    instructions: Instructions
+    steps: BlockSteps
+    gemm: Gemm
+    direct: Direct
+    winograd: Winograd
+    winograd_fused: WinogradFused
+    window: Window
+    counted: Overheads
+
+
+@dataclass(frozen=True)
+class CpuContraction:
+    """Of `kernels.cpu.contraction`."""
+
+    tile_overhead_cycles: float
+    copy_cycles_along_n: float
+    copy_cycles_across_n: float
+
+
+@dataclass(frozen=True)
+class CpuWinograd:
+    """Of `kernels.cpu.winograd`."""
+
+    tile_overhead_cycles: float
+    streamed_share: float
+
+
+@dataclass(frozen=True)
+class CpuDepthwise:
+    """Of `kernels.cpu.depthwise`."""
+
+    tile_overhead_cycles: float
+    unit_overhead_cycles: float
+    visible: float
+    scattered: float
+    wide_tile: float
+
+
+@dataclass(frozen=True)
+class CpuAmx:
+    """Of `kernels.cpu.amx`."""
+
+    product_cycles: float
+    level_2_share: float
+    streamed_share: float
+    strided: float
+    epilogue_cycles: float
+    block_cycles: float
+
+
+@dataclass(frozen=True)
+class CpuCalibration:
+    """By part of the models; what each constant means stands beside its value."""
+
+    contraction: CpuContraction
+    winograd: CpuWinograd
+    depthwise: CpuDepthwise
+    amx: CpuAmx
+
+
+def gpu_calibration(machine: Machine) -> GpuCalibration:
+    """Of a GPU. Raises InvalidModel where a file is damaged or no file has a part."""
+    found: GpuCalibration = _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
+    return found
+
+
+def cpu_calibration(machine: Machine) -> CpuCalibration:
+    """Of a CPU. Raises InvalidModel where a file is damaged or no file has a part."""
+    found: CpuCalibration = _calibration(CpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _calibration(kind: type[T], name: str, pipeline: str, machine_kind: str, folder: Path) -> T:
+    names = [*dict.fromkeys((name, pipeline, *fallbacks(folder).get(machine_kind, ())))]
+    files = [(folder / f"{each}.json", parts) for each in names if (parts := parts_of(folder / f"{each}.json")) is not None]
+    found: dict[str, Any] = {}
+    for part, its in get_type_hints(kind).items():
+        path, constants = next(((path, parts[part]) for path, parts in files if part in parts), (None, None))
+        if path is None or constants is None:
+            raise InvalidModel(f"no file in {folder} has the part {part!r} of the machine {name}", REMEDY)
+        try:
+            found[part] = its(**constants)
+        except TypeError as error:
+            wanted = ", ".join(entry.name for entry in fields(its))
+            raise InvalidModel(f"{path}, {part!r}: its constants are not {wanted} ({first_line(error)})", REMEDY) from None
+    return kind(**found)
+
+
+def fallbacks(folder: Path = FOLDER) -> Mapping[str, tuple[str, ...]]:
+    """For each kind of machine the files that serve those without one of their own, nearest first."""
+    path = folder / f"{FALLBACKS}.json"
+    with reading(path, InvalidModel, REMEDY):
+        return {str(kind): tuple(map(str, names)) for kind, names in json_of(path.read_bytes()).items()}
+
+
+def parts_of(path: Path) -> dict[str, dict[str, float]] | None:
+    """The constants of one file by part and name; None where there is no such file.
+
+    Raises:
+        InvalidModel: where it cannot be read, or an entry lacks its value or where that is from.
+    """
+    if path.stem in ("", FALLBACKS) or not path.is_file():
+        return None
+    with reading(path, InvalidModel, REMEDY):
+        content = json_of(path.read_bytes())
+        fits = {name: _texts(fit, ("command", "data_note", "commit"), f"fit {name!r}") and fit for name, fit in content["fits"].items()}
+        return {
+            part: {name: _value(entry, fits, f"{part}.{name}") for name, entry in entries.items()} for part, entries in content["parts"].items()
+        }
+
+
+def _value(entry: Mapping[str, Any], fits: Mapping[str, Any], place: str) -> float:
+    _texts(entry, ("unit", "meaning", "fit"), place)
+    if entry["fit"] not in fits:
+        raise ValueError(f"{place} was found by {entry['fit']!r}, which is not among its fits")
+    if not isinstance(entry.get("value"), int | float) or isinstance(entry["value"], bool):
+        raise ValueError(f"{place} has no number as its value")
+    return float(entry["value"])
+
+
+def _texts(entry: Any, names: tuple[str, ...], place: str) -> bool:
+    """True; raises ValueError where one of them is missing or empty."""
+    missing = [name for name in names if not isinstance(entry, dict) or not isinstance(entry.get(name), str) or not entry[name].strip()]
+    if missing:
+        raise ValueError(f"{place} lacks {', '.join(missing)}")
+    return True
