@@ -75,7 +75,7 @@ def test_channels_that_lie_side_by_side_are_not_transposed() -> None:
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
 def test_rounds_of_interleaving_transpose(lanes: int) -> None:
     """The statements, evaluated over numpy rows."""
-    turns, result = transposed("tile", "turned", lanes)
+    turns, result = transposed("tile", "turned", lanes, "f32")
     matrix = np.arange(lanes * lanes).reshape(lanes, lanes)
     buffers = {"tile": matrix.copy(), "turned": np.zeros_like(matrix)}
     for loop in turns:
@@ -89,7 +89,7 @@ def test_rounds_of_interleaving_transpose(lanes: int) -> None:
 
 @pytest.mark.parametrize("count, widths", [(14, [8, 4, 2]), (16, [16]), (33, [16, 16, 1]), (1, [1])])
 def test_few_vectors_copy_a_row(count: int, widths: list[int]) -> None:
-    copies = copied("y", index_const(5), "x", index_const(7), count, 16)
+    copies = copied("y", index_const(5), "x", index_const(7), count, 16, "f32")
     assert [copy.value.lanes for copy in copies] == widths  # type: ignore[union-attr]
     reached = []
     for copy in copies:

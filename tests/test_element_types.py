@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import tilewright
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.helpers import C_TYPES, CUDA_TYPES
@@ -18,6 +20,7 @@ from tilewright.ir.expr import Const, Load, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Store, thread_variable
 from tilewright.runtime.verify import TOLERANCES
 
+PACKAGE = Path(tilewright.__file__).parent
 EVERY = pytest.mark.parametrize("element", ELEMENT_TYPES.values(), ids=ELEMENT_TYPES)
 
 
@@ -61,3 +64,9 @@ def test_both_printers_and_the_interpreter_take_it(element: ElementType) -> None
         source, target = np.arange(8).astype(element.array), np.zeros(8, element.array)
         assert run(copy(element.name, gpu), [source, target]).is_clean
         assert np.array_equal(source, target)
+
+
+def test_no_stage_names_float32_but_where_it_is_somebody_elses_word() -> None:
+    """Types come from values, or from the constants of the table. PTX, OpenVINO and the conversions, which are text by type, have the same word."""
+    elsewhere = {"ir/dtypes.py", "analysis/ptx.py", "tuning/peers.py", "codegen/conversions.py"}
+    assert {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if '"f32"' in p.read_text()} <= elsewhere

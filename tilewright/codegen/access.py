@@ -35,7 +35,7 @@ from tilewright.ir.expr import (
 from tilewright.ir.kernel import Let
 from tilewright.ir.layout import Layout
 
-VECTORS = frozenset({FLOAT32})
+VECTOR_TYPES = frozenset({FLOAT32})
 """Types whose loads and stores are made vectors."""
 
 
@@ -274,7 +274,7 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
             elif len(node.index) != 1 or (step := coefficient(node.index[0], axis)) not in (0, 1) or node.dtype == INDEX:
                 return None
             elif step == 1:
-                if node.dtype not in VECTORS:
+                if node.dtype not in VECTOR_TYPES:
                     return None
                 done[id(node)] = replace(node, lanes=lanes)
             else:
@@ -285,7 +285,7 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
             if any(arg.dtype == INDEX and axis in variables(arg) for arg in args):
                 return None
             width = max(arg.lanes for arg in args)
-            if width > 1 and not {node.dtype, *(a.dtype for a in args)} <= {*VECTORS, "bool"}:
+            if width > 1 and not {node.dtype, *(a.dtype for a in args)} <= {*VECTOR_TYPES, "bool"}:
                 return None
             if width > 1 and node.operation in ("cast", "pow", "fmod", "atan2"):
                 return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import VECTORS, divide_linear, merge_axes, storage_order, vectorise
+from tilewright.codegen.access import VECTOR_TYPES, divide_linear, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block
 from tilewright.ir.computation import COMBINERS, Step
 from tilewright.ir.expr import (
@@ -82,7 +82,7 @@ def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | N
     """The widest vector (4, 2 or 1 lanes) along `axis` for the expression, and for a store of it at `offset` where one is given."""
     for lanes in (4, 2):
         if offset is not None and (
-            expr.dtype not in VECTORS or coefficient(offset, axis) != 1 or not is_aligned(offset, axis, lanes)
+            expr.dtype not in VECTOR_TYPES or coefficient(offset, axis) != 1 or not is_aligned(offset, axis, lanes)
         ):
             continue
         if vectors_fit(expr, axis, lanes, stored) is not None:
@@ -192,7 +192,7 @@ def reduce_and_final(region: Region, kind: str = "reduce") -> tuple[Step, Expr, 
 def guarded_load(expr: Expr) -> tuple[Expr, Load] | None:
     """(condition, load) of a load, or of a load behind zero guards; None for what computes with it. A plain load's condition is true."""
     if isinstance(expr, Load):
-        return (TRUE, expr) if expr.dtype in VECTORS else None
+        return (TRUE, expr) if expr.dtype in VECTOR_TYPES else None
     if not (isinstance(expr, Apply) and expr.operation == "select" and expr.args[0].lanes == 1):
         return None
     condition, value, otherwise = expr.args

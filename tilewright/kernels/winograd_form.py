@@ -61,6 +61,11 @@ class WinogradForm:
     offset: Expr
 
     @property
+    def dtype(self) -> str:
+        """The type of sums, products and factors."""
+        return self.step.dtypes[0]
+
+    @property
     def axes(self) -> tuple[Var, ...]:
         """Those of the result: images, row, column, output channel."""
         return (*self.images, self.y, self.x, self.k)

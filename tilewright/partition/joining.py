@@ -57,8 +57,8 @@ def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], consta
     if len(wide) != 1:
         return f"the channels of {name} are {len(wide)} axes"
     last = host[-1]
-    if last.dtypes[0] != "f32":
-        return f"{name} is {last.dtypes[0]}, a tile holds f32"
+    if last.dtypes[0] != found.dtype:
+        return f"{name} is {last.dtypes[0]}, a tile holds {found.dtype}"
     unit: dict[Var, Expr] = {axis: Const(0, INDEX) for axis in last.axes if axis.extent == 1}
     places = tuple(substitute(position, unit) for position in last.index)
     if any(not isinstance(place, Var) for place, extent in zip(places, last.shape, strict=True) if extent != 1):
@@ -80,7 +80,7 @@ def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], consta
                 if not isinstance(position, Var) or mapping.setdefault(position, target) != target or position.extent != extent:
                     return f"does not read {name} row by row"
         if step.kind == "reduce":
-            refusal = _refuse_reduction(step, mapping, channel, name, pixels)
+            refusal = _refuse_reduction(step, found.dtype, mapping, channel, name, pixels)
             if refusal:
                 return refusal
         targets = list(mapping.values())
@@ -103,12 +103,12 @@ def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], consta
 
 
 def _refuse_reduction(
-    step: Step, mapping: Mapping[Var, Expr], channel: Var, name: str, pixels: Sequence[Var]
+    step: Step, dtype: str, mapping: Mapping[Var, Expr], channel: Var, name: str, pixels: Sequence[Var]
 ) -> str:
     reduced = [axis for axis in step.reduction if axis.extent != 1]
     if not step.identity_index:
         return f"does not reduce rows of {name}"
-    if step.combiner not in COMBINERS or step.dtypes != ("f32",):
+    if step.combiner not in COMBINERS or step.dtypes != (dtype,):
         return f"a tile does not reduce with {step.combiner} over {', '.join(step.dtypes)}"
     if not any(load.buffer == name for load in loads(*step.bodies)) or any(axis not in mapping for axis in reduced):
         return f"does not reduce rows of {name}"

@@ -37,8 +37,8 @@ def with_pixels(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], cons
     reduce, last = steps[0], host[-1]
     if len(steps) > 2 or any(step.kind != "map" for step in steps[1:]) or any(load.buffer == name for s in steps[1:] for load in loads(*s.bodies)):
         return f"reduces {points}, and reads them again: a thread holds a tile of an image, not all of it"
-    if reduce.combiner != "sum" or reduce.dtypes != ("f32",) or last.dtypes != ("f32",):
-        return f"reduces {points} with {reduce.combiner} over {', '.join(reduce.dtypes)}, and tiles add to a total in f32 only"
+    if reduce.combiner != "sum" or {*reduce.dtypes, *last.dtypes} != {found.dtype}:
+        return f"reduces {points} with {reduce.combiner} over {', '.join(reduce.dtypes)}, and tiles add to a total in {found.dtype} only"
     refusal = _refuse_form(found, last, reduce, name)
     if refusal:
         return refusal
@@ -57,8 +57,8 @@ def with_pixels(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], cons
         return (host[0], total)
     final = steps[1]
     own = _reads(final, reduce.name, total.index, reduce.shape)
-    if own is None or set(own) != {axis for axis in final.axes if axis.extent != 1} or final.dtypes != ("f32",):
-        return f"what becomes of the sums over {points} is not one f32 for each"
+    if own is None or set(own) != {axis for axis in final.axes if axis.extent != 1} or final.dtypes != (found.dtype,):
+        return f"what becomes of the sums over {points} is not one {found.dtype} for each"
     place: dict[Var, Expr] = {**own, **{axis: Const(0, INDEX) for axis in final.axes if axis.extent == 1}}
     body, index = substitute(final.bodies[0], place), tuple(substitute(position, place) for position in final.index)
     return (host[0], total, replace(final, axes=kept, bodies=(body,), index=index))

@@ -25,6 +25,9 @@ TILE_CHANNELS = 16
 """Elements of four bytes of a row."""
 ROW_BYTES = 4 * TILE_CHANNELS
 
+FACTOR, SUM = "bf16", FLOAT32
+"""Types of the elements of factors and of sums."""
+
 MACROS = """\
 #define TW_TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TW_TILE_LOAD(t, from, bytes) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(from), "r"((int64_t)(bytes)) : "memory")
@@ -128,9 +131,9 @@ def _store(shape: tuple[int, int], dtype: str, stride: int) -> Intrinsic:
 @lru_cache(maxsize=256)
 def _multiply(rows: int, columns: int, depth: int) -> Intrinsic:
     operands = (
-        Operand("sums", "tile", "update", FLOAT32, (rows, columns)),
-        Operand("a", "tile", "read", "bf16", (rows, depth)),
-        Operand("b", "tile", "read", "bf16", (depth // 2, 2 * columns)),
+        Operand("sums", "tile", "update", SUM, (rows, columns)),
+        Operand("a", "tile", "read", FACTOR, (rows, depth)),
+        Operand("b", "tile", "read", FACTOR, (depth // 2, 2 * columns)),
     )
     text = {"C": Text("TW_TILE_MULTIPLY({sums}, {a}, {b});")}
     return Intrinsic(f"multiply {rows}x{columns}x{depth}", "thread", operands, _products, text, "tile product", ("amx_bf16",))

@@ -8,7 +8,9 @@ from math import prod
 
 from tilewright.codegen.access import bind_shared, vectorise
 from tilewright.codegen.assemble import block
+from tilewright.codegen.printer import C_INT_BYTES
 from tilewright.ir.computation import COMBINERS, Step
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
     ZERO,
     Expr,
@@ -34,17 +36,21 @@ CHUNK = 2048
 
 
 ACCUMULATOR = "accumulated"
-"""The variable that an epilogue knows a sum by."""
 
 
-def wide_epilogue(epilogue: Expr, axis: Var, lanes: int) -> Expr | None:
-    """The epilogue of sums for `lanes` neighbours of the axis, over ACCUMULATOR as a vector; None where it has no vectors."""
+def accumulated(dtype: str, lanes: int = 1) -> Var:
+    """The variable that an epilogue knows a sum, or a vector of them, by."""
+    return Var(ACCUMULATOR, None, dtype, lanes)
+
+
+def wide_epilogue(epilogue: Expr, axis: Var, lanes: int, dtype: str) -> Expr | None:
+    """The epilogue of sums of that type for `lanes` neighbours of the axis, over a vector of them; None where it has no vectors."""
     if lanes == 1:
         return epilogue
-    narrow, accumulated = Var(ACCUMULATOR, None, "f32"), Var(ACCUMULATOR, None, "f32", lanes)
-    held = rewrite(epilogue, lambda x: Load(ACCUMULATOR, (), "f32") if x == narrow else x)
+    one, vector = accumulated(dtype), accumulated(dtype, lanes)
+    held = rewrite(epilogue, lambda x: Load(ACCUMULATOR, (), dtype) if x == one else x)
     wide = vectorise(held, axis, lanes, resident=lambda load: load.buffer == ACCUMULATOR)
-    return None if wide is None else as_lanes(rewrite(wide, lambda x: accumulated if isinstance(x, Load) and x.buffer == ACCUMULATOR else x), lanes)
+    return None if wide is None else as_lanes(rewrite(wide, lambda x: vector if isinstance(x, Load) and x.buffer == ACCUMULATOR else x), lanes)
 
 
 def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = False) -> Statement:
@@ -111,7 +117,7 @@ def reduction(step: Step, bodies: Sequence[Expr], kind: str, prefix: str = "acc"
     bodies = [substitute(b, zero) for b in bodies] if zero else bodies
     update = block(combined(names, combiner.combine(held, tuple(bodies)), ZERO))
     axes = [axis for axis in step.reduction if axis.extent != 1]
-    simd_safe = combiner.components == 1 and step.combiner in ("sum", "prod", "max", "min") and dtypes[0] in ("f32", "f64", "i32", "i64")
+    simd_safe = combiner.components == 1 and step.combiner in ("sum", "prod", "max", "min") and size_of(dtypes[0]) >= C_INT_BYTES
     inner: Statement = update
     for depth, axis in enumerate(reversed(axes)):
         if kind == "simd":

@@ -14,7 +14,7 @@ from tilewright.ir.expr import Apply, Expr, Load, Var, index_const
 from tilewright.ir.kernel import For, Statement, Store
 
 
-def transposed(first: str, second: str, lanes: int) -> tuple[list[Statement], str]:
+def transposed(first: str, second: str, lanes: int, dtype: str) -> tuple[list[Statement], str]:
     """Statements that transpose the `lanes` vectors of the register buffer `first`, with `second`, as large, for every other round; and which of
     the two then holds the result. `lanes` is a power of two."""
     assert lanes & (lanes - 1) == 0, "a power of two"
@@ -22,8 +22,8 @@ def transposed(first: str, second: str, lanes: int) -> tuple[list[Statement], st
     turns: list[Statement] = []
     for turn in range(lanes.bit_length() - 1):
         i = Var(f"i{turn}", half)
-        pair = tuple(Load(first, ((i + start) * lanes,), "f32", lanes) for start in (0, half))
-        low, high = (Store(second, (i * 2 + part) * lanes, Apply(f"zip_{name}", pair, "f32", lanes)) for part, name in enumerate(("low", "high")))
+        pair = tuple(Load(first, ((i + start) * lanes,), dtype, lanes) for start in (0, half))
+        low, high = (Store(second, (i * 2 + part) * lanes, Apply(f"zip_{name}", pair, dtype, lanes)) for part, name in enumerate(("low", "high")))
         turns.append(For(i, index_const(half), block(low, high), "unroll"))
         first, second = second, first
     return turns, first
@@ -40,6 +40,6 @@ def vector_pieces(count: int, lanes: int) -> list[tuple[int, int]]:
     return pieces
 
 
-def copied(target: str, to: Expr, source: str, start: Expr, count: int, lanes: int) -> list[Statement]:
+def copied(target: str, to: Expr, source: str, start: Expr, count: int, lanes: int, dtype: str) -> list[Statement]:
     """target[to : to + count] = source[start : start + count] in the fewest vectors."""
-    return [Store(target, to + first, Load(source, (start + first,), "f32", width)) for first, width in vector_pieces(count, lanes)]
+    return [Store(target, to + first, Load(source, (start + first,), dtype, width)) for first, width in vector_pieces(count, lanes)]

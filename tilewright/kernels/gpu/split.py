@@ -99,9 +99,9 @@ def in_parts(problem: Problem, split: int) -> tuple[Problem, Problem, dict[str, 
     part = Var("part", split)
     shape = (split, *(axis.extent or 1 for axis in step.axes))
     order = [0, *(1 + place for place in _order(problem))]
-    work = Storage(Value(name, shape, "f32"), permuted(shape, order))
+    work = Storage(Value(name, shape, step.dtypes[0]), permuted(shape, order))
     first = replace(region, steps=(replace(step, index=(part, *step.axes)),), outputs=(name,))
-    body = Load(name, (part, *step.axes), "f32")
+    body = Load(name, (part, *step.axes), step.dtypes[0])
     second = replace(region, kind="window", steps=(replace(step, bodies=(body,), reduction=(part,)), *region.steps[1:]))
     stored = problem.with_storage({name: work})
     return replace(stored, region=first), replace(stored, region=second, constants=frozenset()), {name: work}
@@ -117,7 +117,7 @@ def summed(problem: Problem) -> tuple[Problem, Problem | None, dict[str, Storage
         raise Unsuitable(f"rows of region {region.name} are reduced, whose sums blocks cannot share")
     name = f"{region.name}#sum"
     shape = tuple(axis.extent or 1 for axis in step.axes)
-    work = Storage(Value(name, shape, "f32"), permuted(shape, _order(problem)))
+    work = Storage(Value(name, shape, step.dtypes[0]), permuted(shape, _order(problem)))
     first = replace(region, steps=(replace(step, index=step.axes),), outputs=(name,))
 
     def stored(node: Expr) -> Expr:
@@ -140,7 +140,7 @@ def _order(problem: Problem) -> list[int]:
 def _zeroing(problem: Problem) -> Problem:
     """Stores zeros where the problem stores its sum."""
     step = problem.region.steps[0]
-    zeros = Step("zeros", step.shape, step.axes, (Const(0.0, "f32"),), index=step.index)
+    zeros = Step("zeros", step.shape, step.axes, (Const(0.0, step.dtypes[0]),), index=step.index)
     return replace(problem, region=replace(problem.region, kind="map", steps=(zeros,), inputs=()))
 
 

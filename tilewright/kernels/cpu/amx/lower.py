@@ -28,6 +28,7 @@ from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
     TRUE,
     ZERO,
@@ -59,7 +60,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
 from tilewright.kernels.cpu.amx.space import CHUNK, CpuAmxProblem, CpuAmxSchedule
-from tilewright.kernels.cpu.common import ACCUMULATOR, wide_epilogue
+from tilewright.kernels.cpu.common import accumulated, wide_epilogue
 from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
@@ -100,7 +101,7 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem
     region, layouts, values = problem.region, problem.layouts, problem.values
     if not {"amx_tile", "amx_bf16"} <= set(machine.isa):
         raise Unsuitable(f"{machine.name} has no AMX for bfloat16")
-    if not any(value.dtype == "bf16" for value in values.values()):
+    if not any(value.dtype == tiles.FACTOR for value in values.values()):
         raise Unsuitable("no value is stored in bfloat16")
     region_steps = split_divided_rows(region.steps)
     if region_steps[-1].axes != region_steps[0].axes:  # the map divides other axes than the sum
@@ -108,14 +109,14 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem
     found = anchor(region_steps, problem.constants)
     if found is None or len(region_steps) > 2 or any(step.kind != "map" for step in region_steps[1:]):
         raise Unsuitable("reductions follow the sum of products")
-    accumulated = Var(ACCUMULATOR, None, "f32")
+    sums = accumulated(found.dtype)
     last = region_steps[-1]
-    epilogue: Expr = accumulated
+    epilogue: Expr = sums
     if last.kind == "map":
         flat = flatten(last.bodies[0], layouts)
-        epilogue = rewrite(flat, lambda x: accumulated if isinstance(x, Load) and x.buffer == found.step.name else x)
+        epilogue = rewrite(flat, lambda x: sums if isinstance(x, Load) and x.buffer == found.step.name else x)
     a, offset = flatten(found.a, layouts), layouts[region.outputs[0]].offset(last.index)
-    if not isinstance(a, Load) or values[a.buffer].dtype != "bf16":
+    if not isinstance(a, Load) or values[a.buffer].dtype != tiles.FACTOR:
         raise Unsuitable("A is no value stored in bfloat16")
     axes, (a, offset, epilogue) = merge_axes(storage_order(found.m, offset), [a, offset, epilogue])
     assert isinstance(a, Load)
@@ -138,7 +139,7 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem
     if form.chunk < 2:
         raise Unsuitable(f"{depth} adjacent elements of the reduction are no even number")
     steps = prod(axis.extent or 0 for axis in reduced)
-    b_bytes = 2 * prod(axis.extent or 0 for axis in form.b_axes)
+    b_bytes = size_of(tiles.FACTOR) * prod(axis.extent or 0 for axis in form.b_axes)
     touched = bytes_touched([epilogue], found.step.axes, values)
     facts = CpuAmxProblem(
         prod(axis.extent or 0 for axis in outer),
@@ -149,7 +150,7 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem
         depth,
         form.chunk,
         pitch,
-        2 * layouts[a.buffer].size,
+        size_of(values[a.buffer].dtype) * layouts[a.buffer].size,
         b_bytes,
         touched,
         _wide(form, machine.vector_lanes()) is None,
@@ -178,7 +179,7 @@ def _adjacent(ordered: Sequence[Var], at: Expr, layout: Layout) -> tuple[tuple[V
 
 def _wide(form: AmxForm, lanes: int) -> Expr | None:
     """The epilogue of a vector of sums along N; None where the result does not lie along it, or it has no vectors."""
-    return wide_epilogue(form.epilogue, form.n, lanes) if coefficient(form.offset, form.n) == 1 else None
+    return wide_epilogue(form.epilogue, form.n, lanes, form.found.dtype) if coefficient(form.offset, form.n) == 1 else None
 
 
 def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:
@@ -199,7 +200,7 @@ def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxProblem, schedule: C
     packed = f"{b.buffer}@{region.name}"
     sizes = tuple(axis.extent or 0 for axis in form.b_axes)
     layout = packed_pairs(sizes, len(form.leading))
-    value = Value(packed, sizes, "bf16")
+    value = Value(packed, sizes, tiles.FACTOR)
     kernels: list[Kernel] = []
     calls: list[Call] = []
     view = operand_view(b, problem.values[b.buffer].shape, form.b_axes) if b.buffer in problem.constants else None
@@ -277,13 +278,13 @@ class _Blocks:
         return For(part, index_const(extent), WithTiles(registers, body), "parallel" if extent > 1 else "serial")
 
     def _sums(self, i: int, j: int) -> Buffer:
-        return tiles.tile(f"sums{i}_{j}", self.schedule.pixels, TILE_CHANNELS, "f32")
+        return tiles.tile(f"sums{i}_{j}", self.schedule.pixels, TILE_CHANNELS, tiles.SUM)
 
     def _a(self, i: int) -> Buffer:
-        return tiles.tile(f"a{i}", self.schedule.pixels, self.problem.chunk, "bf16")
+        return tiles.tile(f"a{i}", self.schedule.pixels, self.problem.chunk, tiles.FACTOR)
 
     def _b(self, j: int) -> Buffer:
-        return tiles.tile(f"b{j}", self.problem.chunk // 2, 2 * TILE_CHANNELS, "bf16")
+        return tiles.tile(f"b{j}", self.problem.chunk // 2, 2 * TILE_CHANNELS, tiles.FACTOR)
 
     def _start(self, tile: Expr) -> tuple[Expr, Expr]:
         """Row and column of a tile's first pixel; of a tile that is not there, those of one that is."""
@@ -324,7 +325,7 @@ class _Blocks:
             steps = For(axis, index_const(axis.extent or 0), steps)
         zero = [tiles.zero(each) for *_, each in sums]
         leave = [tiles.store(each, "sums", index_const((i * s.pixels * s.channel_tiles + j) * TILE_CHANNELS), s.panel) for i, j, each in sums]
-        buffer = Allocate(Buffer("sums", "f32", s.pixel_tiles * s.pixels * s.panel, "register"))
+        buffer = Allocate(Buffer("sums", self.form.found.dtype, s.pixel_tiles * s.pixels * s.panel, "register"))
         return block(starts, zero, steps, buffer, leave, self._outputs(pixel_block, channel_block))
 
     def _b_offset(self, panel: Expr) -> Expr:
@@ -384,10 +385,10 @@ class _Blocks:
     def _store(self, place: Mapping[Var, Expr], at: Expr, channel: Expr) -> Statement:
         """What becomes of 16 sums of a pixel from `at` on, the first of which is for that channel."""
         form, lanes, target = self.form, self.schedule.lanes, self.region.outputs[0]
-        accumulated, wide = Var(ACCUMULATOR, None, "f32", lanes), _wide(form, lanes)
+        dtype, wide = form.found.dtype, _wide(form, lanes)
         lane = Var("lane", TILE_CHANNELS)
         here: dict[Var, Expr] = {**place, form.n: channel + lane}
-        narrow = rewrite(substitute(form.epilogue, here), lambda x: Load("sums", (at + lane,), "f32") if x == Var(ACCUMULATOR, None, "f32") else x)
+        narrow = rewrite(substitute(form.epilogue, here), lambda x: Load("sums", (at + lane,), dtype) if x == accumulated(dtype) else x)
         lets, (value, offset) = bind_shared([narrow, substitute(form.offset, here)])
         left: Expr = index_const(TILE_CHANNELS)
         if self.problem.n % TILE_CHANNELS:
@@ -398,8 +399,8 @@ class _Blocks:
         vectors: list[Statement] = []
         for part in range(0, TILE_CHANNELS, lanes):
             here = {**place, form.n: channel + part}
-            sums = Load("sums", (at + part,), "f32", lanes)
-            one = rewrite(substitute(wide, here), lambda x: sums if x == accumulated else x)  # noqa: B023 - called at once
+            sums = Load("sums", (at + part,), dtype, lanes)
+            one = rewrite(substitute(wide, here), lambda x: sums if x == accumulated(dtype, lanes) else x)  # noqa: B023 - called at once
             lets, (value, offset) = bind_shared([one, substitute(form.offset, here)])
             vectors.append(block(lets, Store(target, offset, value)))
         if self.problem.n % TILE_CHANNELS == 0:

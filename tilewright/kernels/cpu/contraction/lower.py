@@ -23,6 +23,7 @@ from tilewright.codegen.access import merge_axes
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, coefficient, index_const, loads, substitute
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
@@ -33,7 +34,8 @@ from tilewright.kernels.cpu.contraction.second_factor import SecondFactor, depen
 from tilewright.kernels.cpu.contraction.space import CpuContractionProblem, CpuContractionSchedule
 from tilewright.kernels.cpu.contraction.tile_stores import Pixels, TileStores, over_pixels
 
-LINE = 16  # float32 in a cache line
+LINE_BYTES = 64
+"""Of a cache line."""
 SHORT = 8
 """Iterations of an innermost loop below which a longer one in its place was measured to be faster (gcc 12, 7 x 7 filters)."""
 
@@ -41,11 +43,15 @@ SHORT = 8
 def contraction_problem(problem: Problem, nest: Nest) -> CpuContractionProblem:
     """The extents that the schedule's choice depends on."""
     region, layouts = problem.region, problem.layouts
+
+    def stored_bytes(name: str) -> int:
+        return layouts[name].size * size_of(problem.values[name].dtype)
+
     images = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
     outer = images * prod(axis.extent or 0 for axis in nest.serial)
     rows = nest.rows.extent or 0 if nest.rows is not None else 1
     a_values = {load.buffer for load in loads(nest.found.a)}
-    a_bytes = sum(layouts[name].size for name in a_values if name in layouts) * 4
+    a_bytes = sum(stored_bytes(name) for name in a_values if name in layouts)
     b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
     operations = sum(step.flops() for step in region.steps[1:]) if nest.stages or nest.final is not None else 0
     others = {load.buffer for step in region.steps[1:] for load in loads(*step.bodies)} & layouts.keys()
@@ -56,12 +62,12 @@ def contraction_problem(problem: Problem, nest: Nest) -> CpuContractionProblem:
         nest.n.extent or 0,
         nest.found.size_r,
         a_bytes,
-        4 * b_size,
+        b_size * size_of(nest.found.b.dtype),
         bool(nest.stages),
         operations,
         images if nest.final is not None else 0,
         how_b_lies(problem, nest.found, nest.n),
-        4 * sum(layouts[name].size for name in others),
+        sum(map(stored_bytes, others)),
         coefficient(nest.offset, nest.n) != 1,
     )
 
@@ -159,11 +165,11 @@ class _Tile:
 
     def emit(self, pixels: Pixels) -> Block:
         """The tile of these pixels for the current panel."""
-        lanes, vectors = self.schedule.lanes, self.schedule.vectors
+        lanes, vectors, dtype = self.schedule.lanes, self.schedule.vectors, self.nest.dtype
         size = pixels.rows * pixels.columns * vectors
-        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
+        zero = Apply("broadcast", (Const(0.0, dtype),), dtype, lanes)
         k = Var("k", size)
-        start: list[Statement] = [Allocate(Buffer("acc", "f32", size * lanes, "register", lanes))]
+        start: list[Statement] = [Allocate(Buffer("acc", dtype, size * lanes, "register", lanes))]
         start.append(For(k, index_const(size), Store("acc", k * lanes, zero), "unroll"))
         reduced, (element, base, step) = self._reduced()
         inner: Statement = block(self._accumulate(pixels, element, base, step))
@@ -186,15 +192,15 @@ class _Tile:
 
     def _accumulate(self, pixels: Pixels, element: Expr, base: Expr, step: Expr) -> list[Statement]:
         """One step of the reduction: acc[row][column][v] += A[row, column] * B[v]. `element`, `base`, `step`: as of `_reduced`."""
-        lanes, vectors = self.schedule.lanes, self.schedule.vectors
+        lanes, vectors, dtype = self.schedule.lanes, self.schedule.vectors, self.nest.dtype
         i, j, v = Var("i", pixels.rows), Var("j", pixels.columns), Var("v", vectors)
-        weight = Load("b", (v * lanes,), "f32", lanes)
-        result: list[Statement] = [Allocate(Buffer("b", "f32", vectors * lanes, "register", lanes))]
-        result.append(For(v, index_const(vectors), Store("b", v * lanes, Load(self.b.buffer, (base + v * lanes,), "f32", lanes)), "unroll"))
-        pixel = Var("a", None, "f32")
+        weight = Load("b", (v * lanes,), dtype, lanes)
+        result: list[Statement] = [Allocate(Buffer("b", dtype, vectors * lanes, "register", lanes))]
+        result.append(For(v, index_const(vectors), Store("b", v * lanes, Load(self.b.buffer, (base + v * lanes,), dtype, lanes)), "unroll"))
+        pixel = Var("a", None, dtype)
         at = (i * pixels.columns + j) * (vectors * lanes) + v * lanes
-        old = Load("acc", (at,), "f32", lanes)
-        update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), "f32", lanes)), "f32", lanes))
+        old = Load("acc", (at,), dtype, lanes)
+        update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, weight), dtype, lanes)), dtype, lanes))
         start, value = common_origin(self.nest.at(element, pixels.row + i, pixels.column + j), (i, j))
         body: Statement = block(Let(pixel, value), For(v, index_const(vectors), update, "unroll"))
         return [*result, *self._prefetch(step), *start, over_pixels(body, i, j)]
@@ -202,11 +208,12 @@ class _Tile:
     def _prefetch(self, step: Expr) -> list[Statement]:
         """While the tiles of one panel are computed, the next panel comes from memory: every tile fetches its share of it, a line a step."""
         steps_of_tile = self.nest.found.size_r
-        lines = self.schedule.panel * steps_of_tile // LINE
+        line_of = LINE_BYTES // size_of(self.nest.found.b.dtype)
+        lines = self.schedule.panel * steps_of_tile // line_of
         tiles = self.tile.extent or 1
-        large = self.b.layout is not None and self.b.layout.size * 4 > self.prefetched_bytes
-        if self.schedule.order != "n" or not large or not 2 <= tiles <= 16 or self.schedule.panel % LINE:
+        large = self.b.layout is not None and self.b.layout.size * size_of(self.nest.found.b.dtype) > self.prefetched_bytes
+        if self.schedule.order != "n" or not large or not 2 <= tiles <= 16 or self.schedule.panel % line_of:
             return []
-        shares = min(tiles, self.schedule.panel // LINE)
+        shares = min(tiles, self.schedule.panel // line_of)
         line = (self.panel + 1) * lines + self.tile % shares * steps_of_tile + step
-        return [Prefetch(self.b.buffer, line * LINE)]
+        return [Prefetch(self.b.buffer, line * line_of)]

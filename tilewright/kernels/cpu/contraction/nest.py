@@ -10,10 +10,12 @@ from tilewright.graph.contraction import Contraction, anchor, sums_pixels
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import ZERO, Apply, Expr, Load, Var, rewrite, substitute, variables
 from tilewright.ir.problem import Problem
-from tilewright.kernels.cpu.common import ACCUMULATOR
+from tilewright.kernels.cpu.common import accumulated
 
-TOTAL = "total"
-"""The variable that what follows a sum over pixels knows it by."""
+
+def summed_up(dtype: str) -> Var:
+    """The variable that what follows a sum over pixels knows it by."""
+    return Var("total", None, dtype)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Nest:
     """The contraction in flat form: axes in loop order, A's element, the result's offset, and the epilogue (None: store the sum).
 
     With `final` the epilogue's values are summed over the pixels: `serial` axes (outside the tile's two), rows and columns. The result is `final`
-    of a total for each channel, which it knows as the variable TOTAL."""
+    of a total for each channel, which it knows as the variable `summed_up`."""
 
     found: Contraction
     outer: tuple[Var, ...]
@@ -52,6 +54,11 @@ class Nest:
         return substitute(expr, mapping)
 
     @property
+    def dtype(self) -> str:
+        """The type of the sums, and of the factors where they are multiplied."""
+        return self.found.dtype
+
+    @property
     def n_outer(self) -> tuple[Var, ...]:
         return tuple(axis for axis in self.found.n if axis != self.n and axis.extent != 1)
 
@@ -71,13 +78,13 @@ def flat_nest(problem: Problem) -> Nest:
     if sums_pixels(region.steps, found):
         return _pixel_sum(problem, found, a, offset)
     # sums and totals are addressed by nothing while axes are merged: they are what the tile holds
-    held: dict[str, Expr] = {found.step.name: Var(ACCUMULATOR, None, "f32")}
+    held: dict[str, Expr] = {found.step.name: accumulated(found.dtype)}
     stages: list[Stage] = []
     for step in region.steps[1:]:
         body = rewrite(flatten(step.bodies[0], layouts), lambda x: held.get(x.buffer, x) if isinstance(x, Load) else x)
         result = Var(f"total{len(stages)}", None, body.dtype) if step.combiner else None
         stages.append(Stage(body, step if step.combiner else None, result))
-        held[step.name] = result if result is not None else Var(ACCUMULATOR, None, "f32")
+        held[step.name] = result if result is not None else accumulated(found.dtype)
     ordered = storage_order(found.m, offset)
     axes, merged = merge_axes(ordered, [a, offset, *(stage.body for stage in stages)])
     units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
@@ -89,7 +96,7 @@ def flat_nest(problem: Problem) -> Nest:
     epilogue: Expr | None = None
     if stages:
         epilogue = stages[-1].result or stages.pop().body
-    kept, epilogue = _kept(stages, epilogue)
+    kept, epilogue = _kept(stages, epilogue, found.dtype)
     return Nest(found, axes[:-2], rows, columns, merged[0], merged[1], epilogue, n, kept)
 
 
@@ -97,12 +104,12 @@ def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> N
     """The nest of [sum, sum over pixels, map?]."""
     product, total, *rest = problem.region.steps
 
-    def held(step: Step, name: str, body: Expr) -> Expr:
+    def held(step: Step, variable: Var, body: Expr) -> Expr:
         flat = flatten(body, problem.layouts)
-        return rewrite(flat, lambda x: Var(name, None, "f32") if isinstance(x, Load) and x.buffer == step.name else x)
+        return rewrite(flat, lambda x: variable if isinstance(x, Load) and x.buffer == step.name else x)
 
-    element = held(product, ACCUMULATOR, total.bodies[0])
-    final: Expr = held(total, TOTAL, rest[0].bodies[0]) if rest else Var(TOTAL, None, "f32")
+    element = held(product, accumulated(found.dtype), total.bodies[0])
+    final: Expr = held(total, summed_up(found.dtype), rest[0].bodies[0]) if rest else summed_up(found.dtype)
     summed = tuple(axis for axis in found.m if axis in total.reduction)
     images = storage_order([axis for axis in found.m if axis not in summed], offset)
     # images and the pixels of one image run in different loops, so that they are not merged with each other
@@ -116,16 +123,16 @@ def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> N
     return Nest(found, outer, rows, columns, a, offset, element, n, serial=pixels[:-2], final=final)
 
 
-def _kept(stages: Sequence[Stage], epilogue: Expr | None) -> tuple[tuple[Stage, ...], Expr | None]:
+def _kept(stages: Sequence[Stage], epilogue: Expr | None, dtype: str) -> tuple[tuple[Stage, ...], Expr | None]:
     """Stages and epilogue with what a reduction computes of each element written over the tile, where everything later needs that and nothing
     else of the tile: a softmax then evaluates its exponential once."""
-    tile = Var(ACCUMULATOR, None, "f32")
+    tile = accumulated(dtype)
     result: list[Stage] = []
     rest = list(stages)
     while rest:
         stage = rest.pop(0)
         body = stage.body
-        if stage.reduction is not None and isinstance(body, Apply) and body.dtype == "f32" and epilogue is not None:
+        if stage.reduction is not None and isinstance(body, Apply) and body.dtype == dtype and epilogue is not None:
             later = [rewrite(e, lambda x: tile if x == body else x) for e in (*(s.body for s in rest), epilogue)]  # noqa: B023
             without = [rewrite(e, lambda x: ZERO if x == body else x) for e in (*(s.body for s in rest), epilogue)]  # noqa: B023
             if any(tile in variables(e) for e in later) and not any(tile in variables(e) for e in without):

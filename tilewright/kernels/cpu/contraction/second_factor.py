@@ -67,7 +67,7 @@ def second_factor(
     name = f"{found.b.buffer}@{problem.region.name}"
     axes = (*leading, *found.r, n)
     sizes = tuple(axis.extent or 0 for axis in axes)
-    layout, value = packed_panels(sizes, len(leading), panel), Value(name, sizes, "f32")
+    layout, value = packed_panels(sizes, len(leading), panel), Value(name, sizes, found.b.dtype)
     view = operand_view(found.b, problem.values[found.b.buffer].shape, axes) if found.b.buffer in problem.constants else None
     if view is not None:
         return SecondFactor(name, layout.offset(axes), layout, {name: Storage(value, layout, found.b.buffer, view)})
@@ -75,7 +75,7 @@ def second_factor(
     place = number * panel + lane
     element = substitute(found.b, {n: place})
     if extent % panel:
-        element = select(place < extent, element, const(0.0, "f32"))
+        element = select(place < extent, element, const(0.0, found.b.dtype))
     step = Step(name, sizes, (*leading, number, *found.r, lane), (element,), index=(*leading, *found.r, place))
     copy = Region(name, "map", (), (step,), (found.b.buffer,), (name,))
     storage = {name: Storage(value, layout)}

@@ -13,8 +13,8 @@ from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, binary, coefficient, index_const, rewrite, substitute, variables
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
-from tilewright.kernels.cpu.common import ACCUMULATOR, reduction, wide_epilogue
-from tilewright.kernels.cpu.contraction.nest import TOTAL, Nest
+from tilewright.kernels.cpu.common import accumulated, reduction, wide_epilogue
+from tilewright.kernels.cpu.contraction.nest import Nest, summed_up
 from tilewright.kernels.cpu.contraction.space import CpuContractionSchedule
 from tilewright.kernels.cpu.transposition import copied, transposed, vector_pieces
 
@@ -68,23 +68,24 @@ class TileStores:
         value = self._wide_value(lanes)
         if value is None:
             return None
-        accumulated = Var(ACCUMULATOR, None, "f32", lanes)
+        sums = accumulated(self.nest.dtype, lanes)
         i, j, v = Var("i", pixels.rows), Var("j", pixels.columns), Var("v", vectors)
         place: dict[Var, Expr] = {n: self.panel * self.schedule.panel + v * lanes}
-        held_at = Load("acc", ((i * pixels.columns + j) * (vectors * lanes) + v * lanes,), "f32", lanes)
+        held_at = Load("acc", ((i * pixels.columns + j) * (vectors * lanes) + v * lanes,), self.nest.dtype, lanes)
         one = self.nest.at(substitute(value, place), pixels.row + i, pixels.column + j)
-        one = rewrite(one, lambda x: held_at if x == accumulated else x)
+        one = rewrite(one, lambda x: held_at if x == sums else x)
         target, where = self.target, self.nest.at(substitute(self.nest.offset, place), pixels.row + i, pixels.column + j)
         if self.nest.final is not None:
             target, where = "totals", v * lanes
-            one = Apply("add", (Load(target, (where,), "f32", lanes), one), "f32", lanes)
+            one = Apply("add", (Load(target, (where,), self.nest.dtype, lanes), one), self.nest.dtype, lanes)
         lets, (one, where) = bind_shared([one, where])
         store = For(v, index_const(vectors), block(lets, Store(target, where, one)), "unroll")
         return over_pixels(store, i, j)
 
     def _wide_value(self, lanes: int) -> Expr | None:
         """What is stored of so many channels, over ACCUMULATOR as a vector; None where the epilogue has no vectors."""
-        return Var(ACCUMULATOR, None, "f32", lanes) if self.nest.epilogue is None else wide_epilogue(self.nest.epilogue, self.nest.n, lanes)
+        nest = self.nest
+        return accumulated(nest.dtype, lanes) if nest.epilogue is None else wide_epilogue(nest.epilogue, nest.n, lanes, nest.dtype)
 
     def _transposed_store(self, pixels: Pixels) -> Statement | None:
         """Where neighbouring pixels, and not channels, lie side by side in the result: as many pixels as lanes at a time are transposed in registers,
@@ -92,28 +93,28 @@ class TileStores:
         nest, lanes, vectors, width = self.nest, self.schedule.lanes, self.schedule.vectors, self.schedule.panel
         value = self._wide_value(lanes)
         power_of_two = lanes & (lanes - 1) == 0
-        suits = value is not None and value.dtype == "f32" and nest.final is None and pixels.columns != 1 and power_of_two
+        suits = value is not None and value.dtype == self.nest.dtype and nest.final is None and pixels.columns != 1 and power_of_two
         if value is None or not suits or coefficient(nest.offset, nest.columns) != 1:
             return None
-        accumulated = Var(ACCUMULATOR, None, "f32", lanes)
-        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
+        sums = accumulated(self.nest.dtype, lanes)
+        zero = Apply("broadcast", (Const(0.0, self.nest.dtype),), self.nest.dtype, lanes)
         target, v, c, k = self.target, Var("v", vectors), Var("c", width), Var("k", lanes)
         channel = self.panel * width + v * lanes
         size = pixels.rows * pixels.columns
         groups = -(-size // lanes)
         straight = pixels.rows == 1 and pixels.columns == lanes
-        body: list[Statement] = [Allocate(Buffer(name, "f32", lanes * lanes, "register", lanes)) for name in ("tile", "turned")]
+        body: list[Statement] = [Allocate(Buffer(name, self.nest.dtype, lanes * lanes, "register", lanes)) for name in ("tile", "turned")]
         for group in range(groups):
             values: list[Expr] = []
             for pixel in range(group * lanes, min((group + 1) * lanes, size)):
-                held = Load("acc", (index_const(pixel * width) + v * lanes,), "f32", lanes)
+                held = Load("acc", (index_const(pixel * width) + v * lanes,), self.nest.dtype, lanes)
                 row, column = pixels.row + pixel // pixels.columns, pixels.column + pixel % pixels.columns
                 placed = self.nest.at(substitute(value, {nest.n: channel}), row, column)
-                values.append(substitute(placed, {accumulated: held}))
+                values.append(substitute(placed, {sums: held}))
             lets, values = bind_shared(values)
             body += [*lets, *(Store("tile", index_const(at * lanes), one) for at, one in enumerate([*values, *[zero] * (lanes - len(values))]))]
-            turns, result = transposed("tile", "turned", lanes)
-            vector = Load(result, (k * lanes,), "f32", lanes)
+            turns, result = transposed("tile", "turned", lanes, self.nest.dtype)
+            vector = Load(result, (k * lanes,), self.nest.dtype, lanes)
             if straight:
                 where = self.nest.at(substitute(nest.offset, {nest.n: channel + k}), pixels.row, pixels.column)
                 leave: Statement = Store(target, where, vector)
@@ -126,16 +127,16 @@ class TileStores:
         copies: list[Statement] = []
         for at in range(pixels.rows):
             where = self.nest.at(substitute(nest.offset, {nest.n: self.panel * width + c}), pixels.row + at, pixels.column)
-            copies += copied(target, where, "spill", c * (groups * lanes) + at * pixels.columns, pixels.columns, lanes)
-        spill = Allocate(Buffer("spill", "f32", width * groups * lanes, "register"))
+            copies += copied(target, where, "spill", c * (groups * lanes) + at * pixels.columns, pixels.columns, lanes, self.nest.dtype)
+        spill = Allocate(Buffer("spill", self.nest.dtype, width * groups * lanes, "register"))
         return block(spill, tile, For(c, index_const(width), block(copies)))
 
     def _spill(self, vectors: int) -> list[Statement]:
         """The accumulators as an array of elements."""
         lanes = self.schedule.lanes
         k = Var("k", vectors)
-        copy = Store("spill", k * lanes, Load("acc", (k * lanes,), "f32", lanes))
-        return [Allocate(Buffer("spill", "f32", vectors * lanes, "register")), For(k, index_const(vectors), copy, "unroll")]
+        copy = Store("spill", k * lanes, Load("acc", (k * lanes,), self.nest.dtype, lanes))
+        return [Allocate(Buffer("spill", self.nest.dtype, vectors * lanes, "register")), For(k, index_const(vectors), copy, "unroll")]
 
     def _partial_store(self, pixels: Pixels) -> Block | None:
         """The channels of the last panel, which is not filled, through a buffer: pixel by pixel in the fewest vectors that cover them exactly. None
@@ -149,10 +150,10 @@ class TileStores:
             value = self._wide_value(lanes)
             if value is None:
                 return None
-            held = Load("spill", ((row * pixels.columns + column) * panel + start,), "f32", lanes)
+            held = Load("spill", ((row * pixels.columns + column) * panel + start,), self.nest.dtype, lanes)
             place: dict[Var, Expr] = {nest.n: self.panel * panel + start}
             one, where = (self.nest.at(substitute(e, place), pixels.row + row, pixels.column + column) for e in (value, nest.offset))
-            lets, (one, where) = bind_shared([substitute(one, {Var(ACCUMULATOR, None, "f32", lanes): held}), where])
+            lets, (one, where) = bind_shared([substitute(one, {accumulated(self.nest.dtype, lanes): held}), where])
             pieces.append(block(lets, Store(self.target, where, one)))
         store: Statement = block(pieces)
         for axis in (column, row):
@@ -164,12 +165,12 @@ class TileStores:
         nest, extent = self.nest, self.nest.n.extent or 0
         assert self.schedule.panel >= extent, "a tile holds whole rows"
         row, column, lane = Var("row", pixels.rows), Var("column", pixels.columns), Var("lane", extent)
-        held = Load("spill", ((row * pixels.columns + column) * self.schedule.panel + lane,), "f32")
+        held = Load("spill", ((row * pixels.columns + column) * self.schedule.panel + lane,), self.nest.dtype)
         totals: dict[Var, Expr] = {}
 
         def here(expr: Expr) -> Expr:
             placed = self.nest.at(substitute(expr, {nest.n: lane}), pixels.row + row, pixels.column + column)
-            narrow = Var(ACCUMULATOR, None, "f32")
+            narrow = accumulated(self.nest.dtype)
             return rewrite(placed, lambda x: held if x == narrow else totals.get(x, x) if isinstance(x, Var) else x)
 
         parts: list[Statement] = []
@@ -205,17 +206,17 @@ class TileStores:
         panel_width, n = self.schedule.panel, self.nest.n
         result = self._spill(pixels.rows * pixels.columns * self.schedule.vectors)
         row, column, lane = Var("row", pixels.rows), Var("column", pixels.columns), Var("lane", panel_width)
-        held = Load("spill", ((row * pixels.columns + column) * panel_width + lane,), "f32")
+        held = Load("spill", ((row * pixels.columns + column) * panel_width + lane,), self.nest.dtype)
         place: dict[Var, Expr] = {n: self.panel * panel_width + lane}
         value: Expr = held
         if self.nest.epilogue is not None:
-            narrow = Var(ACCUMULATOR, None, "f32")
+            narrow = accumulated(self.nest.dtype)
             value = self.nest.at(substitute(self.nest.epilogue, place), pixels.row + row, pixels.column + column)
             value = rewrite(value, lambda x: held if x == narrow else x)
         target, where = self.target, self.nest.at(substitute(self.nest.offset, place), pixels.row + row, pixels.column + column)
         if self.nest.final is not None:
             target, where = "totals", lane
-            value = Apply("add", (Load(target, (where,), "f32"), value), "f32")
+            value = Apply("add", (Load(target, (where,), self.nest.dtype), value), self.nest.dtype)
         lets, (value, where) = bind_shared([value, where])
         width = self._channels()
         store: Statement = block(lets, Store(target, where, value))
@@ -233,12 +234,12 @@ class TileStores:
         assert self.nest.final is not None
         lanes, vectors, width = self.schedule.lanes, self.schedule.vectors, self.schedule.panel
         v, lane = Var("v", vectors), Var("lane", width)
-        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes)
-        start: list[Statement] = [Allocate(Buffer("totals", "f32", width, "register"))]
+        zero = Apply("broadcast", (Const(0.0, self.nest.dtype),), self.nest.dtype, lanes)
+        start: list[Statement] = [Allocate(Buffer("totals", self.nest.dtype, width, "register"))]
         start.append(For(v, index_const(vectors), Store("totals", v * lanes, zero), "unroll"))
         for axis in reversed(axes):
             tiles = For(axis, index_const(axis.extent or 0), tiles) if axis.extent != 1 else substitute_in(tiles, {axis: ZERO})
-        place: dict[Var, Expr] = {self.nest.n: self.panel * width + lane, Var(TOTAL, None, "f32"): Load("totals", (lane,), "f32")}
+        place: dict[Var, Expr] = {self.nest.n: self.panel * width + lane, summed_up(self.nest.dtype): Load("totals", (lane,), self.nest.dtype)}
         lets, (value, where) = bind_shared([substitute(self.nest.final, place), substitute(self.nest.offset, place)])
         store = block(lets, Store(self.target, where, value))
         return block(start, tiles, For(lane, self._channels(), store))

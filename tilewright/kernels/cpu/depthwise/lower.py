@@ -21,6 +21,7 @@ from types import MappingProxyType
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import bytes_touched
+from tilewright.graph.contraction import MULTIPLIED
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, as_lanes, coefficient, index_const, rewrite, substitute, variables
@@ -53,6 +54,11 @@ class DepthwiseForm:
     column_tap: Var | None
     storage: Mapping[str, Storage]
 
+    @property
+    def dtype(self) -> str:
+        """The type of the sums, and of what is summed."""
+        return self.step.dtypes[0]
+
     def step_of(self, axis: Var | None) -> int:
         """Elements of the input from one value of the axis to the next."""
         return (coefficient(self.source.index[0], axis) or 0) if axis is not None else 0
@@ -70,8 +76,9 @@ def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, C
     step, final = region.steps[0], region.steps[-1]
     if region.kind != "window" or step.combiner != "sum" or len(step.bodies) != 1 or len(region.steps) > 2:
         raise Unsuitable(f"region {region.name} is not one sum with at most one map behind it")
-    if {values[name].dtype for name in (*region.inputs, *region.outputs) if name in values} != {"f32"}:
-        raise Unsuitable(f"region {region.name} has other types than float32")
+    stored = {values[name].dtype for name in (*region.inputs, *region.outputs) if name in values}
+    if len(stored) != 1 or not stored <= MULTIPLIED:
+        raise Unsuitable(f"region {region.name} has other types than {', '.join(sorted(MULTIPLIED))}: {', '.join(sorted(stored))}")
     offset = problem.layouts[region.outputs[0]].offset(final.index)
     lane = storage_order(step.axes, offset)[-1:]
     packed, storage = packed_along(problem, lane)
@@ -193,10 +200,10 @@ class _Tiles:
         lanes, (height, width) = self.schedule.lanes, self.problem.taps
         y, x = Var("fy", height), Var("fx", width)
         load = Store("w", (y * width + x) * lanes, self._filter(blocks * lanes, y, x))
-        return [Allocate(Buffer("w", "f32", height * width * lanes, "register", lanes)), _unrolled(load, y, x)]
+        return [Allocate(Buffer("w", self.form.dtype, height * width * lanes, "register", lanes)), _unrolled(load, y, x)]
 
     def _tile(self, channel: Expr, row: Expr, rows: int, column: Expr, columns: int) -> Block:
-        form, lanes = self.form, self.schedule.lanes
+        form, lanes, dtype = self.form, self.schedule.lanes, self.form.dtype
         (height, width), (row_step, _), (column_step, _) = self.problem.taps, self.problem.input_rows, self.problem.input_columns
         row_unit = gcd(form.step_of(form.rows), form.step_of(form.row_tap)) or 1
         column_unit = gcd(form.step_of(form.columns), form.step_of(form.column_tap)) or 1
@@ -206,38 +213,38 @@ class _Tiles:
         places |= {axis: row for axis in (form.rows,) if axis is not None}
         taps: dict[Var, Expr] = {axis: ZERO for axis in (form.row_tap, form.column_tap) if axis is not None}
         origin, k, j, x = Var("origin", None), Var("k", span), Var("j", columns), Var("fx", width)
-        zero, size = Apply("broadcast", (Const(0.0, "f32"),), "f32", lanes), rows * columns
+        zero, size = Apply("broadcast", (Const(0.0, dtype),), dtype, lanes), rows * columns
         p = Var("p", size)
         body: list[Statement] = [
-            Allocate(Buffer("acc", "f32", size * lanes, "register", lanes)),
+            Allocate(Buffer("acc", dtype, size * lanes, "register", lanes)),
             For(p, index_const(size), Store("acc", p * lanes, zero), "unroll"),
-            Allocate(Buffer("x", "f32", span * lanes, "register", lanes)),
+            Allocate(Buffer("x", dtype, span * lanes, "register", lanes)),
             Let(origin, substitute(form.source.index[0], {**places, **taps})),
         ]
         needed = sorted({i * row_step + y * row_jump for i in range(rows) for y in range(height)})
         for position in needed:
-            loaded = Load(form.source.buffer, (origin + k * column_unit + position * row_unit,), "f32", lanes)
+            loaded = Load(form.source.buffer, (origin + k * column_unit + position * row_unit,), dtype, lanes)
             body.append(_unrolled(Store("x", k * lanes, loaded), k))
             for i in range(rows):
                 y, between = divmod(position - i * row_step, max(row_jump, 1))
                 if between or not 0 <= y < height:
                     continue
-                weight: Expr = Load("w", ((x + y * width) * lanes,), "f32", lanes)
+                weight: Expr = Load("w", ((x + y * width) * lanes,), dtype, lanes)
                 if not self.held:
                     weight = self._filter(channel, index_const(y), x)
                 at = (j + i * columns) * lanes
-                pixel = Load("x", ((j * column_step + x * column_jump) * lanes,), "f32", lanes)
-                old, name = Load("acc", (at,), "f32", lanes), Var(f"f{position}_{i}", None, "f32", lanes)
-                update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, name), "f32", lanes)), "f32", lanes))
+                pixel = Load("x", ((j * column_step + x * column_jump) * lanes,), dtype, lanes)
+                old, name = Load("acc", (at,), dtype, lanes), Var(f"f{position}_{i}", None, dtype, lanes)
+                update = Store("acc", at, Apply("add", (old, Apply("mul", (pixel, name), dtype, lanes)), dtype, lanes))
                 body.append(_unrolled(block(Let(name, weight), _unrolled(update, j)), x))
         return block(body, self._store(channel, row, rows, column, columns))
 
     def _store(self, channel: Expr, row: Expr, rows: int, column: Expr, columns: int) -> Statement:
-        form, lanes = self.form, self.schedule.lanes
+        form, lanes, dtype = self.form, self.schedule.lanes, self.form.dtype
         i, j = Var("i", rows), Var("j", columns)
         places: dict[Var, Expr] = {form.lane: channel, form.columns: column + j}
         places |= {axis: row + i for axis in (form.rows,) if axis is not None}
-        held = Load("acc", ((i * columns + j) * lanes,), "f32", lanes)
+        held = Load("acc", ((i * columns + j) * lanes,), dtype, lanes)
         value = rewrite(form.element, lambda x: held if isinstance(x, Load) and x.buffer == form.step.name else x)
         value = as_lanes(substitute(value, places), lanes)
         lets, (value, where) = bind_shared([value, substitute(form.offset, places)])

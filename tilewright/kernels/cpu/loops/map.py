@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
+from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_axes, split_divided_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single
 from tilewright.ir.expr import Expr, Load, Var, as_lanes, binary, coefficient, index_const, loads, substitute
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store
@@ -56,7 +56,7 @@ def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int,
     inner = axes[-1]
     for other in reversed(axes[:-1]):
         width = min(lanes, *(1 << (axis.extent or 1).bit_length() - 1 for axis in (inner, other)))
-        wide = vectorise(body, other, width) if width >= LEAST and coefficient(at, other) is not None and body.dtype == "f32" else None
+        wide = vectorise(body, other, width) if width >= LEAST and coefficient(at, other) is not None and body.dtype in VECTOR_TYPES else None
         if wide is None or all(coefficient(load.index[0], other) == 0 for load in loads(body)):
             continue
         outer = [axis for axis in axes if axis not in (inner, other)]
@@ -69,14 +69,14 @@ def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int,
         last = {axis: index_const((axis.extent or 0) - width) for axis in squares}
         starts = [Let(square[axis], part * width if part in shared else binary("min", part * width, last[axis])) for axis, part in squares.items()]
         read = substitute(as_lanes(wide, width), {other: square[other], inner: square[inner] + place})
-        turns, turned = transposed("square", "turned", width)
+        turns, turned = transposed("square", "turned", width, body.dtype)
         where = substitute(at, {other: square[other] + place, inner: square[inner]})
         result: Statement = block(
             starts,
-            [Allocate(Buffer(name, "f32", width * width, "register", width)) for name in ("square", "turned")],
+            [Allocate(Buffer(name, body.dtype, width * width, "register", width)) for name in ("square", "turned")],
             For(place, index_const(width), Store("square", place * width, read), "unroll"),
             turns,
-            For(place, index_const(width), Store(target, where, Load(turned, (place * width,), "f32", width)), "unroll"),
+            For(place, index_const(width), Store(target, where, Load(turned, (place * width,), body.dtype, width)), "unroll"),
         )
         return loops(shared, loops(own, result, False), work > SERIAL_WORK)
     return None

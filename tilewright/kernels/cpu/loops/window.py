@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order, vectorise
+from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_axes, storage_order, vectorise
 from tilewright.codegen.assemble import block, single
 from tilewright.ir.computation import COMBINERS, Step
 from tilewright.ir.expr import TRUE, ZERO, Apply, Expr, Load, Var, as_lanes, coefficient, index_const, loads, rewrite, substitute, variables
@@ -100,11 +100,11 @@ class _Tile:
     def emit(self, start: Expr, pixels: int) -> Block:
         """The tile of `pixels` neighbouring pixels from `start`, for one block of channels."""
         combiner = COMBINERS[self.reduce.combiner or ""]
-        (identity,) = combiner.identity(("f32",))
+        (identity,) = combiner.identity((self.wide.dtype,))
         size = pixels * self.vectors
         k, j, v = Var("k", size), Var("j", pixels), Var("v", self.vectors)
         at = (j * self.vectors + v) * self.lanes
-        held = Load("acc", (at,), "f32", self.lanes)
+        held = Load("acc", (at,), self.wide.dtype, self.lanes)
         here: dict[Var, Expr] = {self.lane: self.blocks * (self.vectors * self.lanes) + v * self.lanes}
         if self.pixel is not None:
             here[self.pixel] = start + j
@@ -119,7 +119,7 @@ class _Tile:
         lets, (result, where) = bind_shared([as_lanes(result, self.lanes), substitute(self.offset, here)])
         zero = as_lanes(identity, self.lanes)
         return block(
-            Allocate(Buffer("acc", "f32", size * self.lanes, "register", self.lanes)),
+            Allocate(Buffer("acc", self.wide.dtype, size * self.lanes, "register", self.lanes)),
             For(k, index_const(size), Store("acc", k * self.lanes, zero), "unroll"),
             tap,
             _over(block(lets, Store(self.region.outputs[0], where, result)), j, v),
@@ -145,7 +145,7 @@ def _vector_tiles(
     body, offset = merged[0], merged[1]
     value: Expr = Load(reduce.name, tuple(reduce.axes), body.dtype) if len(merged) == 2 else merged[2]
     extent = lane.extent or 0
-    if extent < lanes or body.dtype != "f32" or coefficient(offset, lane) != 1:
+    if extent < lanes or body.dtype not in VECTOR_TYPES or coefficient(offset, lane) != 1:
         return None
     guard = TRUE
     (identity,) = COMBINERS[reduce.combiner or ""].identity((body.dtype,))

@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.expr import Apply, Var, walk
 from tilewright.kernels.columns import Columns, ceil_divided
@@ -29,7 +30,7 @@ def transform_operations(output_tile: int) -> tuple[int, int]:
     counts = []
     for matrix in (TRANSFORMS[output_tile].inputs, TRANSFORMS[output_tile].outputs):
         span = len(matrix[0])
-        lets, _ = both_sides(matrix, [[Var(f"x{i}{j}", None, "f32") for j in range(span)] for i in range(span)])
+        lets, _ = both_sides(matrix, [[Var(f"x{i}{j}", None, FLOAT32) for j in range(span)] for i in range(span)])
         counts.append(sum(isinstance(node, Apply) for let in lets for node in walk(let.value)))
     return counts[0], counts[1]
 

@@ -22,6 +22,7 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import bytes_touched, decode, extent_of, named
 from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
     TRUE,
     ZERO,
@@ -44,7 +45,7 @@ from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Prefetch, State
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
-from tilewright.kernels.cpu.contraction.lower import LINE
+from tilewright.kernels.cpu.contraction.lower import LINE_BYTES
 from tilewright.kernels.cpu.contraction.second_factor import packed_panels
 from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, CpuWinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors, winograd_form
@@ -83,9 +84,9 @@ def lower_winograd(problem: Problem, form: WinogradForm, facts: CpuWinogradProbl
     points, sums, filters = (f"{problem.region.name}#{name}" for name in ("points", "sums", "filters"))
     tiles = schedule.tiles
     new = {
-        points: Value(points, (parts, schedule.points, tiles * facts.channels + schedule.lanes), "f32"),
-        sums: Value(sums, (parts, schedule.points, tiles * schedule.panel + schedule.lanes), "f32"),
-        filters: Value(filters, (schedule.points, facts.channels, facts.outputs), "f32"),
+        points: Value(points, (parts, schedule.points, tiles * facts.channels + schedule.lanes), form.dtype),
+        sums: Value(sums, (parts, schedule.points, tiles * schedule.panel + schedule.lanes), form.dtype),
+        filters: Value(filters, (schedule.points, facts.channels, facts.outputs), form.dtype),
     }
     placed = {name: row_major(value.shape) for name, value in new.items()}
     placed[filters] = packed_panels(new[filters].shape, 1, schedule.panel)
@@ -165,12 +166,12 @@ class _Block:
         def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
             vector = Var("vector", channels // lanes)
             where = {**axes, form.c: vector * lanes}
-            loaded = [[Var(f"d{y}_{x}", None, "f32", lanes) for x in range(span)] for y in range(span)]
+            loaded = [[Var(f"d{y}_{x}", None, self.form.dtype, lanes) for x in range(span)] for y in range(span)]
             reads: list[Statement] = []
             for y in range(span):
                 for x in range(span):
                     index = input_index(form, self.tiles, layout, where, size, y, x)
-                    reads.append(Let(loaded[y][x], Load(form.source.buffer, (layout.offset(index),), "f32", lanes)))
+                    reads.append(Let(loaded[y][x], Load(form.source.buffer, (layout.offset(index),), self.form.dtype, lanes)))
             lets, rows = both_sides(matrix, loaded)
             entries = [value for row in rows for value in row]
             at = i * channels + vector * lanes
@@ -181,39 +182,40 @@ class _Block:
 
     def _multiply(self, part: Expr, panel: Expr) -> Statement:
         """M = V U for the panel, point after point, a register tile at a time."""
-        s, channels = self.schedule, self.problem.channels
+        s, channels, dtype = self.schedule, self.problem.channels, self.form.dtype
         point, group, c = Var("point", s.points), Var("group", s.blocks), Var("c", channels)
         i, v, k = Var("row", s.tile), Var("v", s.vectors), Var("k", s.tile * s.vectors)
-        zero = Apply("broadcast", (Const(0.0, "f32"),), "f32", s.lanes)
+        zero = Apply("broadcast", (Const(0.0, dtype),), dtype, s.lanes)
         start: list[Statement] = [
-            Allocate(Buffer("acc", "f32", s.tile * s.panel, "register", s.lanes)),
+            Allocate(Buffer("acc", dtype, s.tile * s.panel, "register", s.lanes)),
             For(k, index_const(s.tile * s.vectors), Store("acc", k * s.lanes, zero), "unroll"),
         ]
         weights = self.layouts[self.filters].offset([point, c, panel * s.panel])
-        read = For(v, index_const(s.vectors), Store("b", v * s.lanes, Load(self.filters, (weights + v * s.lanes,), "f32", s.lanes)), "unroll")
+        read = For(v, index_const(s.vectors), Store("b", v * s.lanes, Load(self.filters, (weights + v * s.lanes,), dtype, s.lanes)), "unroll")
         where = self._plane(self.points, part, point) + (group * s.tile + i) * channels + c
-        element = Var("a", None, "f32")
+        element = Var("a", None, dtype)
         at = i * s.panel + v * s.lanes
-        term = Apply("mul", (element, Load("b", (v * s.lanes,), "f32", s.lanes)), "f32", s.lanes)
-        update = Store("acc", at, Apply("add", (Load("acc", (at,), "f32", s.lanes), term), "f32", s.lanes))
-        step = block(Let(element, Load(self.points, (where,), "f32")), For(v, index_const(s.vectors), update, "unroll"))
-        start_of_step = [Allocate(Buffer("b", "f32", s.panel, "register", s.lanes)), read, *self._prefetch(point, group, c, panel)]
+        term = Apply("mul", (element, Load("b", (v * s.lanes,), dtype, s.lanes)), dtype, s.lanes)
+        update = Store("acc", at, Apply("add", (Load("acc", (at,), dtype, s.lanes), term), dtype, s.lanes))
+        step = block(Let(element, Load(self.points, (where,), dtype)), For(v, index_const(s.vectors), update, "unroll"))
+        start_of_step = [Allocate(Buffer("b", dtype, s.panel, "register", s.lanes)), read, *self._prefetch(point, group, c, panel)]
         products = block(start_of_step, For(i, index_const(s.tile), step, "unroll"))
         target = self._plane(self.sums, part, point) + group * (s.tile * s.panel) + k * s.lanes
-        leave = For(k, index_const(s.tile * s.vectors), Store(self.sums, target, Load("acc", (k * s.lanes,), "f32", s.lanes)), "unroll")
+        leave = For(k, index_const(s.tile * s.vectors), Store(self.sums, target, Load("acc", (k * s.lanes,), dtype, s.lanes)), "unroll")
         tile = block(start, For(c, index_const(channels), products), leave)
         return For(point, index_const(s.points), For(group, index_const(s.blocks), tile) if s.blocks > 1 else substitute_in(tile, {group: ZERO}))
 
     def _prefetch(self, point: Var, group: Var, c: Var, panel: Expr) -> list[Statement]:
         """While the register tiles of one point are computed, the panel of the next point comes from beyond level 2, a share with each tile."""
         s, channels = self.schedule, self.problem.channels
-        lines = s.panel // LINE
-        if s.panel % LINE:
+        line = LINE_BYTES // size_of(self.form.dtype)
+        lines = s.panel // line
+        if s.panel % line:
             return []
         following = self.layouts[self.filters].offset([point + 1, index_const(0), panel * s.panel])
         each = -(-lines // s.blocks)
         share = group % lines if s.blocks > lines else group
-        return [Prefetch(self.filters, following + ((share * each + number) * channels + c) * LINE) for number in range(each)]
+        return [Prefetch(self.filters, following + ((share * each + number) * channels + c) * line) for number in range(each)]
 
     def _outputs(self, part: Expr, panel: Expr, first: Expr) -> Statement:
         """Y = A^T M A, and of each element that lies in the image what the region stores."""
@@ -226,10 +228,10 @@ class _Block:
         def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
             v = Var("v", s.vectors)
             channel = panel * s.panel + v * s.lanes
-            loaded = [[Var(f"m{y}_{x}", None, "f32", s.lanes) for x in range(span)] for y in range(span)]
+            loaded = [[Var(f"m{y}_{x}", None, self.form.dtype, s.lanes) for x in range(span)] for y in range(span)]
             at = i * s.panel + v * s.lanes
             reads: list[Statement] = [
-                Let(loaded[y][x], Load(self.sums, (self._plane(self.sums, part, index_const(y * span + x)) + at,), "f32", s.lanes))
+                Let(loaded[y][x], Load(self.sums, (self._plane(self.sums, part, index_const(y * span + x)) + at,), self.form.dtype, s.lanes))
                 for y in range(span)
                 for x in range(span)
             ]
@@ -251,7 +253,7 @@ class _Block:
         lane, i, j = Var("lane", lanes), Var("i_out", size), Var("j_out", size)
         y, x = where[self.tiles[-2]] * size + i, where[self.tiles[-1]] * size + j
         at = {**where, form.y: y, form.x: x, form.k: where[form.k] + lane}
-        held = Load("spill", ((i * size + j) * lanes + lane,), "f32")
+        held = Load("spill", ((i * size + j) * lanes + lane,), self.form.dtype)
         shared, (offset, what) = bind_shared([substitute(form.offset, at), substitute(replace_loads(form.element, {form.step.name: held}), at)])
         inside = logical_and(compare("lt", y, index_const(self.problem.height)), compare("lt", x, index_const(self.problem.width)))
         body: Statement = block(*shared, Store(form.output, offset, what))
@@ -260,4 +262,4 @@ class _Block:
         for axis in (j, i, lane):
             body = For(axis, index_const(axis.extent or 0), body)
         spilled = [Store("spill", index_const(number * lanes), value) for number, value in enumerate(entries)]
-        return [Allocate(Buffer("spill", "f32", len(entries) * lanes, "register")), *spilled, body]
+        return [Allocate(Buffer("spill", self.form.dtype, len(entries) * lanes, "register")), *spilled, body]

@@ -116,13 +116,13 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         setup, load = loader(tile, tile_k * size_k, product, thread, part * (steps_each * schedule.channels * taps), tile.depth)
         root += setup
         if schedule.stages == 1:
-            root.append(Allocate(Buffer(tile.stage, "f32", tile.passes * tile.lanes, "register", tile.lanes)))
-        root.append(Allocate(Buffer(tile.tile, "f32", buffers * tile.elements, "shared")))
+            root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.lanes, "register", tile.lanes)))
+        root.append(Allocate(Buffer(tile.tile, tile.dtype, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
     sums = schedule.register_k * schedule.register_y * schedule.register_x
-    root.append(Allocate(Buffer("acc", "f32", sums, "register")))
+    root.append(Allocate(Buffer("acc", product.dtype, sums, "register")))
     at = Var("at", sums)
-    root.append(For(at, index_const(sums), Store("acc", at, Const(0.0, "f32")), "unroll"))
+    root.append(For(at, index_const(sums), Store("acc", at, Const(0.0, product.dtype)), "unroll"))
     if schedule.split > 1 and steps_in_all % steps_each:
         steps: Expr = Var("steps", steps_each + 1)
         left = steps_in_all - part * steps_each
@@ -227,7 +227,7 @@ class _Inner:
                     position = binary("min", position, index_const(last))
                 statements.append(Let(self._k(number), position))
         if s.filters == REGISTERS:
-            statements.append(Allocate(Buffer("filters_now", "f32", self._taps * s.register_k, "register")))
+            statements.append(Allocate(Buffer("filters_now", self._dtype, self._taps * s.register_k, "register")))
             statements += self._fetch_all("filters_now", first_channel)
         return statements
 
@@ -240,12 +240,12 @@ class _Inner:
         body: list[Statement] = []
         source = "filters_now"
         if s.filters == REGISTERS:
-            body.append(Allocate(Buffer("filters_next", "f32", self._taps * s.register_k, "register")))
+            body.append(Allocate(Buffer("filters_next", self._dtype, self._taps * s.register_k, "register")))
             body += self._fetch_all("filters_next", first_channel + c + 1)
         body += self._rs(buffers, c, first_channel, source) if s.slice == RS else self._s(buffers, c, first_channel, source)
         if s.filters == REGISTERS:
             i = Var("i", self._taps * s.register_k)
-            body.append(For(i, index_const(i.extent or 1), Store("filters_now", i, Load("filters_next", (i,), "f32")), "unroll"))
+            body.append(For(i, index_const(i.extent or 1), Store("filters_now", i, Load("filters_next", (i,), self._dtype)), "unroll"))
         loop: Statement = For(inner, index_const(stretch), block(body), "unroll")
         return [For(outer, index_const(s.channels // stretch), loop) if stretch < s.channels else loop]
 
@@ -257,11 +257,11 @@ class _Inner:
         tap, y, x = self._tap_and_place(fy, fx)
         body: list[Statement] = []
         if s.filters != REGISTERS:
-            body.append(Allocate(Buffer("filters", "f32", s.register_k, "register")))
+            body.append(Allocate(Buffer("filters", self._dtype, s.register_k, "register")))
             body += self._fetch("filters", 0, buffers, c, first_channel, fy, fx)
             source, tap = "filters", index_const(0)
         place = (y * p.stride_y + fy * p.dilation_y) * columns + x * p.stride_x + fx * p.dilation_x
-        body.append(self._multiply(Load("slice", (place,), "f32"), source, tap, (y, x)))
+        body.append(self._multiply(Load("slice", (place,), self._dtype), source, tap, (y, x)))
         loops = For(fy, index_const(p.filter_y), For(fx, index_const(p.filter_x), block(body), "unroll"), "unroll")
         return [*self._slice(buffers[0], c, index_const(0), rows, columns), loops]
 
@@ -273,11 +273,11 @@ class _Inner:
         tap, y, x = self._tap_and_place(fy, fx)
         body: list[Statement] = []
         if s.filters != REGISTERS:
-            body.append(Allocate(Buffer("filters", "f32", p.filter_x * s.register_k, "register")))
+            body.append(Allocate(Buffer("filters", self._dtype, p.filter_x * s.register_k, "register")))
             body.append(For(fx, index_const(p.filter_x), block(self._fetch("filters", fx, buffers, c, first_channel, fy, fx)), "unroll"))
             source, tap = "filters", fx * 1
         place = x * p.stride_x + fx * p.dilation_x
-        products = For(fx, index_const(p.filter_x), self._multiply(Load("slice", (place,), "f32"), source, tap, (None, x), y), "unroll")
+        products = For(fx, index_const(p.filter_x), self._multiply(Load("slice", (place,), self._dtype), source, tap, (None, x), y), "unroll")
         row = [*self._slice(buffers[0], c, y * p.stride_y + fy * p.dilation_y, 1, columns), products]
         body.append(For(y, index_const(s.register_y), block(row), "unroll"))
         unrolled = bool(taps_are_unrolled(columns_of(s), p)[0])
@@ -293,21 +293,21 @@ class _Inner:
         row = outer if outer is not None else y
         assert row is not None
         place = (row * self.schedule.register_x + x) * self.schedule.register_k + k
-        factor = Load(source, (tap * self.schedule.register_k + k,), "f32")
-        update: Statement = Store("acc", place, Load("acc", (place,), "f32") + value * factor)
+        factor = Load(source, (tap * self.schedule.register_k + k,), self._dtype)
+        update: Statement = Store("acc", place, Load("acc", (place,), self._dtype) + value * factor)
         update = For(x, index_const(x.extent or 1), For(k, index_const(k.extent or 1), update, "unroll"), "unroll")
         return For(outer, index_const(outer.extent or 1), update, "unroll") if outer is not None else update
 
     def _slice(self, buffer: Expr, c: Expr, first_row: Expr, rows: int, columns: int) -> list[Statement]:
         """Reads rows of the patch into the registers `slice`, in vectors and what remains of a row in narrower ones."""
-        statements: list[Statement] = [Allocate(Buffer("slice", "f32", rows * columns, "register"))]
+        statements: list[Statement] = [Allocate(Buffer("slice", self._dtype, rows * columns, "register"))]
         for row in range(rows):
             at, width = 0, self.lanes
             while at < columns:
                 while at + width > columns:
                     width //= 2
                 place = buffer + c * self.plane + (first_row + row) * self.pitch + Var("slice_at", self.plane) + at
-                statements.append(Store("slice", index_const(row * columns + at), Load(PATCH, (place,), "f32", width)))
+                statements.append(Store("slice", index_const(row * columns + at), Load(PATCH, (place,), self._dtype, width)))
                 at += width
         return statements
 
@@ -321,7 +321,7 @@ class _Inner:
             if s.filters == SHARED:
                 line = (c * p.filter_y + fy) * p.filter_x + fx
                 where = buffers[1] + line * self.tile.ld + self.tile.spread(number, self.threads.k, s.register_k)
-                value: Expr = Load(self.tile.tile, (where,), "f32", self._width)
+                value: Expr = Load(self.tile.tile, (where,), self.tile.dtype, self._width)
             else:
                 value = self._stored(first_channel + c, fy, fx, number)
             statements.append(Store(target, at * s.register_k + index_const(number), value))
@@ -354,6 +354,10 @@ class _Inner:
     def _width(self) -> int:
         """Output channels of a vector of filters."""
         return min(4, self.schedule.register_k)
+
+    @property
+    def _dtype(self) -> str:
+        return self.form.product.dtype
 
     @property
     def _taps(self) -> int:

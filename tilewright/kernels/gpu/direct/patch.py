@@ -69,7 +69,7 @@ def patch(
 ) -> tuple[list[Statement], Staged]:
     """Statements before the loop over chunks of channels, and how the patch of a chunk is fetched. `origin` is the input's row and column of the
     patch's first element, `pitches` the elements between rows and between channels in shared memory."""
-    problem = form.problem
+    problem, dtype = form.problem, form.product.dtype
     rows, columns = (int(extent[0]) for extent in patch_of(columns_of(schedule), problem))
     pitch, plane = pitches
     adjacent = form.channel_pitch == 1 or form.column_pitch != 1
@@ -78,8 +78,8 @@ def patch(
     elements = schedule.channels * plane
     many = len(passes.distances)
     if schedule.stages == 1:
-        setup.append(Allocate(Buffer(FETCHED, "f32", many * lanes, "register", lanes)))
-    setup.append(Allocate(Buffer(PATCH, "f32", buffers * elements, "shared")))
+        setup.append(Allocate(Buffer(FETCHED, dtype, many * lanes, "register", lanes)))
+    setup.append(Allocate(Buffer(PATCH, dtype, buffers * elements, "shared")))
 
     def place(down: int) -> tuple[Expr, Expr]:
         """Channel within the chunk, and row within the patch."""
@@ -122,7 +122,7 @@ def patch(
             ]
             if problem.channels % schedule.channels:
                 conditions.append(compare("lt", first_channel + step * schedule.channels + channel, index_const(problem.channels)))
-            value = select(logical_and(*conditions), Load(form.source, (where,), "f32", lanes), as_lanes(Const(0.0, "f32"), lanes))
+            value = select(logical_and(*conditions), Load(form.source, (where,), dtype, lanes), as_lanes(Const(0.0, dtype), lanes))
             one: Statement = Store(FETCHED, index_const(number * lanes), value)
             if schedule.stages > 1:
                 # beyond the last channel nothing is left to load
@@ -134,7 +134,7 @@ def patch(
         result: list[Statement] = []
         for number, (down, across) in enumerate(passes.distances):
             stores: list[Statement] = [
-                Store(PATCH, buffer * elements + shared(down, across) + lane * plane, Load(FETCHED, (index_const(number * lanes + lane),), "f32"))
+                Store(PATCH, buffer * elements + shared(down, across) + lane * plane, Load(FETCHED, (index_const(number * lanes + lane),), dtype))
                 for lane in range(lanes)
             ]
             result += each(down, across, stores)

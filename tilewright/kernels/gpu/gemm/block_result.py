@@ -74,7 +74,7 @@ def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> l
     lanes = sums.lanes(result.form.problem.store_lanes)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
-    held = Load("acc", (i * sums.columns + j * lanes,), "f32", lanes)
+    held = Load("acc", (i * sums.columns + j * lanes,), result.form.dtype, lanes)
     element = replace_loads(element, {result.form.step.name: held})
 
     def row(mapping: Mapping[Var, Expr]) -> list[Statement]:
@@ -90,9 +90,9 @@ def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> li
     lanes = sums.lanes(4)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     place = part * size + sums.row(i) * result.columns + sums.column(j * lanes)
-    put = Store(PARTS, place, Load("acc", (i * sums.columns + j * lanes,), "f32", lanes))
+    put = Store(PARTS, place, Load("acc", (i * sums.columns + j * lanes,), result.form.dtype, lanes))
     return [
-        Allocate(Buffer(PARTS, "f32", split * size, "cluster")),
+        Allocate(Buffer(PARTS, result.form.dtype, split * size, "cluster")),
         For(i, index_const(sums.rows), For(j, index_const(sums.columns // lanes), put, "unroll"), "unroll"),
         cluster_barrier(),
     ]
@@ -109,10 +109,10 @@ def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threa
     def vector(at: Var) -> list[Statement]:
         place = Var("place", size)
         mine = part * share + at
-        total: Expr = Load(PARTS, (place,), "f32", lanes)
+        total: Expr = Load(PARTS, (place,), result.form.dtype, lanes)
         for other in range(1, split):
-            total = total + Load(PARTS, (place + other * size,), "f32", lanes)
-        held = Var("sum", None, "f32", lanes)
+            total = total + Load(PARTS, (place + other * size,), result.form.dtype, lanes)
+        held = Var("sum", None, result.form.dtype, lanes)
         value = replace_loads(element, {result.form.step.name: held})
 
         def row(mapping: Mapping[Var, Expr]) -> list[Statement]:

@@ -54,6 +54,11 @@ class ProductForm:
     problem: ContractionProblem
     row_stages: tuple[RowStage, ...] = ()
 
+    @property
+    def dtype(self) -> str:
+        """The type of the sums, and of the factors where they are multiplied."""
+        return self.step.dtypes[0]
+
 
 def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: frozenset[Var] = frozenset()) -> ProductForm:
     """The form of a region; `order` is that in which its reduced axes are added up and packed, where it is not their own, and the axes `apart` are

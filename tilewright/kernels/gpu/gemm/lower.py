@@ -107,12 +107,12 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         setup, load = loader(tile, start, form, thread, part_ * (steps_each * bk), bk)
         root += setup
         if schedule.stages == 1:
-            root.append(Allocate(Buffer(tile.stage, "f32", tile.passes * tile.lanes, "register", tile.lanes)))
-        root.append(Allocate(Buffer(tile.tile, "f32", buffers * tile.elements, "shared")))
+            root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.lanes, "register", tile.lanes)))
+        root.append(Allocate(Buffer(tile.tile, tile.dtype, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
-    root.append(Allocate(Buffer("acc", "f32", tm * tn, "register")))
+    root.append(Allocate(Buffer("acc", form.dtype, tm * tn, "register")))
     at = Var("at", tm * tn)
-    root.append(For(at, index_const(tm * tn), Store("acc", at, Const(0.0, "f32")), "unroll"))
+    root.append(For(at, index_const(tm * tn), Store("acc", at, Const(0.0, form.dtype)), "unroll"))
     thread_m, thread_n, ids = _thread_grid(thread, bm // tm, bn // tn)
     root += ids
     if schedule.split > 1 and steps_in_all % steps_each:
@@ -121,7 +121,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         root.append(Let(steps, binary("min", left, index_const(steps_each))))  # type: ignore[arg-type]
     else:
         steps = index_const(steps_each)
-    inner = lambda buffers, step: _inner_product(a, b, schedule, thread_m, thread_n, buffers)  # noqa: E731
+    inner = lambda buffers, step: _inner_product(a, b, form.dtype, schedule, thread_m, thread_n, buffers)  # noqa: E731
     root += staged_steps(staged, schedule.stages, steps, steps_each, inner)
 
     def at_row(row: Expr, body: RowBody) -> list[Statement]:
@@ -163,9 +163,10 @@ def _thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, lis
 
 
 def _inner_product(
-    a: Tile, b: Tile, schedule: ContractionSchedule, thread_m: Var, thread_n: Var, buffers: Sequence[Expr]
+    a: Tile, b: Tile, dtype: str, schedule: ContractionSchedule, thread_m: Var, thread_n: Var, buffers: Sequence[Expr]
 ) -> list[Statement]:
-    """acc[i, j] += a[k, i] * b[k, j] over the tiles that start at the offsets `buffers`. Of a deep tile a thread reads four k at a time."""
+    """acc[i, j] += a[k, i] * b[k, j] over the tiles that start at the offsets `buffers`; `dtype`: of the sums. Of a deep tile a thread reads four k
+    at once."""
     tm, tn, bk = schedule.thread_m, schedule.thread_n, schedule.block_k
     group = DEEP if a.deep or b.deep else 1
     stretch = bk
@@ -185,20 +186,20 @@ def _inner_product(
         (b, tn, thread_n, "b_part", j, buffers[1]),
     ):
         if tile.deep:
-            body.append(Allocate(Buffer(part, "f32", count * group, "register")))
+            body.append(Allocate(Buffer(part, tile.dtype, count * group, "register")))
             for number in range(count):
                 offset = start + tile.spread(number, thread, count) * tile.ld + k
-                body.append(Store(part, index_const(number * group), Load(tile.tile, (offset,), "f32", group)))
-            factors.append(Load(part, (at * group + within,), "f32"))
+                body.append(Store(part, index_const(number * group), Load(tile.tile, (offset,), tile.dtype, group)))
+            factors.append(Load(part, (at * group + within,), tile.dtype))
             continue
         width = min(4, count)
-        single.append(Allocate(Buffer(part, "f32", count, "register")))
+        single.append(Allocate(Buffer(part, tile.dtype, count, "register")))
         for number in range(0, count, width):
             offset = start + (k + within) * tile.ld + tile.spread(number, thread, count)
-            single.append(Store(part, index_const(number), Load(tile.tile, (offset,), "f32", width)))
-        factors.append(Load(part, (at,), "f32"))
+            single.append(Store(part, index_const(number), Load(tile.tile, (offset,), tile.dtype, width)))
+        factors.append(Load(part, (at,), tile.dtype))
     place = i * tn + j
-    update = Store("acc", place, Load("acc", (place,), "f32") + factors[0] * factors[1])
+    update = Store("acc", place, Load("acc", (place,), dtype) + factors[0] * factors[1])
     single.append(For(i, index_const(tm), For(j, index_const(tn), update, "unroll"), "unroll"))
     body.append(For(within, index_const(group), block(single), "unroll"))
     loop: Statement = For(inner, index_const(stretch // group), block(body), "unroll")
@@ -223,10 +224,10 @@ def _whole_rows(
 
     def spill(place: Callable[[Expr, Expr], Expr]) -> Statement:
         column = pair[1].spread(j, thread_n, tn)
-        store = Store(TILE, place(pair[0].spread(i, thread_m, tm), column), Load("acc", (i * tn + j,), "f32"))
+        store = Store(TILE, place(pair[0].spread(i, thread_m, tm), column), Load("acc", (i * tn + j,), form.dtype))
         held: Statement = store if schedule.block_n == form.problem.n else If(compare("lt", column, index_const(form.problem.n)), store)
         return For(i, index_const(tm), For(j, index_const(tn), held, "unroll"), "unroll")
 
-    at = RowBlock(form.step.name, schedule.block_m, form.problem.n, schedule.threads, form.problem.m, first[0], form.m, form.n, thread)
+    at = RowBlock(form.step.name, form.dtype, schedule.block_m, form.problem.n, schedule.threads, form.problem.m, first[0], form.m, form.n, thread)
     stages = [replace(stage, body=substitute(stage.body, bind)) for stage in form.row_stages]
     return row_epilogue(at, stages, substitute(form.element, bind), substitute(form.offset, bind), form.output, spill)

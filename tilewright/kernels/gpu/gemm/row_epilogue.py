@@ -38,9 +38,11 @@ class RowStage:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The block's tile of rows: `rows` x `columns` elements from row `start` of `m` on, over the axes `m_axes` and `n_axes`."""
+    """The block's tile of rows: `rows` x `columns` elements from row `start` of `m` on, over the axes `m_axes` and `n_axes`; sums,
+    and what becomes of them, are of type `dtype`."""
 
     sum_name: str
+    dtype: str
     rows: int
     columns: int
     threads: int
@@ -65,7 +67,7 @@ def row_epilogue(
     at: RowBlock, stages: Sequence[RowStage], element: Expr, offset: Expr, output: str, spill: Callable[[Callable[[Expr, Expr], Expr]], Statement]
 ) -> list[Statement]:
     """`spill` is given the tile's offset of a (row, column) and returns the statement that stores the thread's accumulators there."""
-    root: list[Statement] = [Allocate(Buffer(TILE, "f32", at.rows * at.ld, "shared")), spill(lambda row, column: row * at.ld + column), Barrier()]
+    root: list[Statement] = [Allocate(Buffer(TILE, at.dtype, at.rows * at.ld, "shared")), spill(lambda row, column: row * at.ld + column), Barrier()]
     results: set[str] = set()
     for number, stage in enumerate(stages):
         if stage.reduces:
@@ -86,8 +88,8 @@ def row_epilogue(
 
 def _held(at: RowBlock, body: Expr, row: Expr, where: Expr, results: set[str]) -> Expr:
     """The body with the tile's element and the row's results where they lie in shared memory."""
-    held: dict[str, Expr] = {name: Load(name, (row,), "f32") for name in results}
-    return replace_loads(body, {at.sum_name: Load(TILE, (where,), "f32"), FIRST: Load(TILE, (row * at.ld,), "f32"), **held})
+    held: dict[str, Expr] = {name: Load(name, (row,), at.dtype) for name in results}
+    return replace_loads(body, {at.sum_name: Load(TILE, (where,), at.dtype), FIRST: Load(TILE, (row * at.ld,), at.dtype), **held})
 
 
 def _kept(at: RowBlock, stage: RowStage, row: Expr, where: Expr, mapping: Mapping[Var, Expr], results: set[str]) -> list[Statement]:
@@ -129,7 +131,7 @@ def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> li
     lane, group = Var("lane", sharers), Var("group", together)
     part, row = Var("pass", -(-at.rows // together)), Var("row", at.rows)
     accumulator = f"row_sum{number}"
-    held = Load(accumulator, (index_const(0),), "f32")
+    held = Load(accumulator, (index_const(0),), at.dtype)
     (start,) = identity(stage.step)
     turn = Var("turn", -(-at.columns // sharers))
 
@@ -147,24 +149,24 @@ def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> li
     loop = _over(turn, below(turn * sharers + lane, at.columns, "column", column))
     serial: list[Statement] = [
         Let(m, clamped), *m_lets,
-        Allocate(Buffer(accumulator, "f32", 1, "register")),
+        Allocate(Buffer(accumulator, at.dtype, 1, "register")),
         Store(accumulator, index_const(0), start),
         loop,
     ]  # fmt: skip
-    root: list[Statement] = [Allocate(Buffer(stage.result, "f32", at.rows, "shared"))]
+    root: list[Statement] = [Allocate(Buffer(stage.result, at.dtype, at.rows, "shared"))]
     root += [Let(lane, at.thread % sharers), Let(group, at.thread // sharers)]
     if sharers == 1:
         one = block(below(part * together + group, at.rows, "row", lambda _: [*serial, Store(stage.result, row, held)]))
         return [block(root), For(part, index_const(part.extent or 1), one)]
     parts = f"row_part{number}"
-    root += [Allocate(Buffer(parts, "f32", at.threads, "shared")), Let(row, binary("min", group, index_const(at.rows - 1))), *serial]
+    root += [Allocate(Buffer(parts, at.dtype, at.threads, "shared")), Let(row, binary("min", group, index_const(at.rows - 1))), *serial]
     root.append(Store(parts, at.thread, held))
     stride = sharers // 2
     while stride:
-        (total,) = combine(combiner, (Load(parts, (at.thread,), "f32"),), (Load(parts, (at.thread + stride,), "f32"),))
-        fresh = Var("fresh", None, "f32")
+        (total,) = combine(combiner, (Load(parts, (at.thread,), at.dtype),), (Load(parts, (at.thread + stride,), at.dtype),))
+        fresh = Var("fresh", None, at.dtype)
         root += [Barrier(), If(compare("lt", lane, index_const(stride)), block([Let(fresh, total), Store(parts, at.thread, fresh)]))]
         stride //= 2
     first = compare("eq", lane, index_const(0))
-    keep = below(group, at.rows, "own_row", lambda own: [Store(stage.result, own, Load(parts, (at.thread,), "f32"))])
+    keep = below(group, at.rows, "own_row", lambda own: [Store(stage.result, own, Load(parts, (at.thread,), at.dtype))])
     return [*root, If(first, block(keep))]

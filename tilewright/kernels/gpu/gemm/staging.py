@@ -98,10 +98,10 @@ def _to_shared(tile: Tile, thread: Var, buffer: Expr) -> list[Statement]:
         inner: list[Statement] = []
         if tile.along_r:
             for lane in range(tile.lanes):
-                value = Load(tile.stage, (index_const(number * tile.lanes + lane),), "f32")
+                value = Load(tile.stage, (index_const(number * tile.lanes + lane),), tile.dtype)
                 inner.append(Store(tile.tile, base + (run * tile.lanes + lane) * tile.ld + other, value))
         else:
-            value = Load(tile.stage, (index_const(number * tile.lanes),), "f32", tile.lanes)
+            value = Load(tile.stage, (index_const(number * tile.lanes),), tile.dtype, tile.lanes)
             inner.append(Store(tile.tile, base + other * tile.ld + run * tile.lanes, value))
         statements += in_tile(tile, line, number, block(inner))
     return statements

@@ -54,6 +54,11 @@ class Tile:
     stages: int = 1
 
     @property
+    def dtype(self) -> str:
+        """The type of its elements: that in which they are multiplied."""
+        return self.expr.dtype
+
+    @property
     def along_r(self) -> bool:
         return self.operand.along == "r"
 
@@ -148,7 +153,7 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
             value = as_lanes(value, tile.lanes)
             if total_r % bk:
                 value = select(
-                    compare("lt", position, index_const(total_r)), value, as_lanes(Const(0.0, "f32"), tile.lanes)
+                    compare("lt", position, index_const(total_r)), value, as_lanes(Const(0.0, tile.dtype), tile.lanes)
                 )
             one: Statement = Store(tile.stage, index_const(number * tile.lanes), value)
             if tile.stages > 1:
@@ -166,7 +171,7 @@ def _one_guard(value: Expr, lanes: int) -> Expr:
     found = guarded_load(value)
     assert found is not None, f"the schedule asks for copies of what is not loaded alone: {value}"
     condition, load = found
-    return load if condition == TRUE else select(condition, load, as_lanes(Const(0.0, "f32"), lanes))
+    return load if condition == TRUE else select(condition, load, as_lanes(Const(0.0, load.dtype), lanes))
 
 
 def _suffixed(axes: Mapping[Var, Expr], suffix: str, setup: list[Statement]) -> dict[Var, Expr]:

@@ -88,9 +88,9 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     assert b is not None
     b = substitute(b, {**bind, **n_values})
     rows = problem.m
-    root.append(Allocate(Buffer("acc", "f32", rows * n_lanes, "register")))
+    root.append(Allocate(Buffer("acc", form.dtype, rows * n_lanes, "register")))
     at = Var("at", rows * n_lanes)
-    root.append(For(at, index_const(rows * n_lanes), Store("acc", at, Const(0.0, "f32")), "unroll"))
+    root.append(For(at, index_const(rows * n_lanes), Store("acc", at, Const(0.0, form.dtype)), "unroll"))
     steps = problem.r // r_lanes
     each = -(-steps // schedule.split)
     turns = -(-each // schedule.sharers)
@@ -101,25 +101,25 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
         limit = index_const(steps)
         inner: list[Statement] = []
         r_values = decode(everything * r_lanes, form.r)
-        wide = Var("b_value", None, "f32", lanes)
+        wide = Var("b_value", None, form.dtype, lanes)
         inner.append(Let(wide, as_lanes(substitute(b, r_values), lanes)))
         for m in range(rows):
             a = substitute(form.a, {**bind, **decode(index_const(m), form.m)})
             if along_n:
-                factor: Expr = Var(f"a_value{m}", None, "f32")
+                factor: Expr = Var(f"a_value{m}", None, form.dtype)
                 inner.append(Let(factor, substitute(a, r_values)))  # type: ignore[arg-type]
                 slot = index_const(m * n_lanes)
-                held = Load("acc", (slot,), "f32", n_lanes)
+                held = Load("acc", (slot,), form.dtype, n_lanes)
                 inner.append(Store("acc", slot, held + as_lanes(factor, n_lanes) * wide))
             else:
-                inner.append(Allocate(Buffer("b_lanes", "f32", lanes, "register"))) if m == 0 else None
+                inner.append(Allocate(Buffer("b_lanes", form.dtype, lanes, "register"))) if m == 0 else None
                 if m == 0:
                     inner.append(Store("b_lanes", index_const(0), wide))
                 for lane in range(lanes):
                     factor = substitute(a, decode(everything * r_lanes + lane, form.r))
                     slot = index_const(m)
-                    product = factor * Load("b_lanes", (index_const(lane),), "f32")
-                    inner.append(Store("acc", slot, Load("acc", (slot,), "f32") + product))
+                    product = factor * Load("b_lanes", (index_const(lane),), form.dtype)
+                    inner.append(Store("acc", slot, Load("acc", (slot,), form.dtype) + product))
         conditions = []
         if each % schedule.sharers:
             conditions.append(compare("lt", mine, index_const(each)))
@@ -143,27 +143,27 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
         rest = Var("rest", turns % chunk)
         root.append(For(rest, index_const(turns % chunk), block(turn_body(rest + chunks * chunk)), "unroll"))
     if schedule.sharers > 1:
-        root += _meet(rows * n_lanes, n_lanes, schedule, thread, sharer, distance)
+        root += _meet(rows * n_lanes, form.dtype, schedule, thread, sharer, distance)
     root += _store(form, schedule, bind, raw, sharer, n_lanes)
     return block(root), launch
 
 
-def _meet(size: int, lanes: int, schedule: GemvSchedule, thread: Var, sharer: Var, distance: int) -> list[Statement]:
+def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, sharer: Var, distance: int) -> list[Statement]:
     """Adds the accumulators of the threads that share a column, in a tree; the result is in the first of them."""
     # [element][thread]: neighbouring threads at neighbouring addresses
     place = Var("place", size)
     threads = schedule.threads
-    result: list[Statement] = [Allocate(Buffer("meeting", "f32", size * threads, "shared"))]
-    put = Store("meeting", place * threads + thread, Load("acc", (place,), "f32"))
+    result: list[Statement] = [Allocate(Buffer("meeting", dtype, size * threads, "shared"))]
+    put = Store("meeting", place * threads + thread, Load("acc", (place,), dtype))
     result.append(For(place, index_const(size), put, "unroll"))
     stride = schedule.sharers // 2
     while stride:
         at = place * threads + thread
-        total = Load("meeting", (at,), "f32") + Load("meeting", (at + stride * distance,), "f32")
+        total = Load("meeting", (at,), dtype) + Load("meeting", (at + stride * distance,), dtype)
         add = For(place, index_const(size), Store("meeting", at, total), "unroll")
         result += [Barrier(), If(compare("lt", sharer, index_const(stride)), block([add]))]
         stride //= 2
-    take = Store("acc", place, Load("meeting", (place * threads + thread,), "f32"))
+    take = Store("acc", place, Load("meeting", (place * threads + thread,), dtype))
     result.append(For(place, index_const(size), take, "unroll"))
     return result
 
@@ -180,7 +180,7 @@ def _store(
     result: list[Statement] = []
     for m in range(form.problem.m):
         for start in range(0, n_lanes, lanes):
-            held = Load("acc", (index_const(m * n_lanes + start),), "f32", lanes)
+            held = Load("acc", (index_const(m * n_lanes + start),), form.dtype, lanes)
             here = replace_loads(element, {form.step.name: held})
 
             def store(n: Var, m: int = m, here: Expr = here) -> list[Statement]:

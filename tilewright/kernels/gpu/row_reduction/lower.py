@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.codegen.access import bind_shared, flatten, merge_axes, split_divided_rows, storage_order
+from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, merge_axes, split_divided_rows, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import (
     Walk,
@@ -166,7 +166,7 @@ def rows_form(problem: Problem) -> RowsForm:
 
 
 def _stage_lanes(step: Step, space: Walk, layouts: Mapping[str, Layout]) -> int:
-    if space.fastest is None or len(step.bodies) > 1 or step.dtypes[0] != "f32":
+    if space.fastest is None or len(step.bodies) > 1 or step.dtypes[0] not in VECTOR_TYPES:
         return 1
     if step.kind == "map":
         offset, element = space.expressions

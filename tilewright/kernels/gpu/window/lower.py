@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.codegen.access import bind_shared, flatten, storage_order
+from tilewright.codegen.access import VECTOR_TYPES, bind_shared, flatten, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import (
     Walk,
@@ -148,7 +148,7 @@ def _pack(problem: Problem, step: Step, fastest: Var | None) -> tuple[tuple[Expr
     storage: dict[str, Storage] = {}
     bodies = list(step.bodies)
     for load in loads(*bodies):
-        if load.buffer not in problem.constants or load.dtype != "f32" or fastest is None:
+        if load.buffer not in problem.constants or load.dtype not in VECTOR_TYPES or fastest is None:
             continue
         shape = problem.values[load.buffer].shape
         stride = coefficient(row_major(shape).offset(load.index), fastest)

@@ -62,12 +62,12 @@ def store_lanes(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
 def _product(name: str, form: WinogradForm, output_tile: int) -> Problem:
     """The batched product; its inputs are V and U, its output is M."""
     points, tiles, c, k = (output_tile + FILTER - 1) ** 2, extent_of(form.tiles(output_tile)), form.channels, form.outputs
-    v, u = Tensor(f"{name}#points", (points, tiles, c), "f32"), Tensor(f"{name}#filters", (points, c, k), "f32")
+    v, u = Tensor(f"{name}#points", (points, tiles, c), form.dtype), Tensor(f"{name}#filters", (points, c, k), form.dtype)
     builder = StepBuilder(f"{name}#product")
     (result,) = builder.reduce("sum", (points, tiles, k), (c,), lambda t, p, j, r: v(t, p, r) * u(t, r, j))
     sums = f"{name}#sums"
     steps = builder.finish([result], [sums]).steps
-    values = {t.name: Value(t.name, t.shape, "f32") for t in (v, u)} | {sums: Value(sums, result.shape, "f32")}
+    values = {t.name: Value(t.name, t.shape, form.dtype) for t in (v, u)} | {sums: Value(sums, result.shape, form.dtype)}
     layouts = {name: row_major(value.shape) for name, value in values.items()} | {u.name: _filters_layout(u.shape)}
     return Problem(Region(f"{name}#product", "contraction", (), steps, (v.name, u.name), (sums,)), layouts, values)
 
@@ -79,7 +79,7 @@ def _filters_layout(shape: tuple[int, ...]) -> Layout:
 
 def filters_storage(name: str, form: WinogradForm, output_tile: int) -> Storage:
     """The transformed filters U[t, c, k] as they are packed."""
-    value = Value(name, ((output_tile + FILTER - 1) ** 2, form.channels, form.outputs), "f32")
+    value = Value(name, ((output_tile + FILTER - 1) ** 2, form.channels, form.outputs), form.dtype)
     return Storage(value, _filters_layout(value.shape), form.filters, form.view, filter_matrix(output_tile))
 
 
@@ -136,10 +136,10 @@ def _transform_inputs(
     plane = layouts[points].strides[0]
 
     def load(where: Mapping[Var, Expr], i: int, j: int) -> Expr:
-        return Load(form.source.buffer, (layout.offset(input_index(form, tiles, layout, where, size, i, j)),), "f32", lanes)
+        return Load(form.source.buffer, (layout.offset(input_index(form, tiles, layout, where, size, i, j)),), form.dtype, lanes)
 
     def body(first: Expr, where: Mapping[Var, Expr]) -> list[Statement]:
-        loaded = [[Var(f"d{i}_{j}", None, "f32", lanes) for j in range(span)] for i in range(span)]
+        loaded = [[Var(f"d{i}_{j}", None, form.dtype, lanes) for j in range(span)] for i in range(span)]
         reads = [Let(variable, load(where, i, j)) for i, row in enumerate(loaded) for j, variable in enumerate(row)]
         lets, rows = both_sides(matrix, loaded)
         values = [value for row in rows for value in row]
@@ -158,8 +158,8 @@ def _transform_outputs(
     plane = layouts[sums].strides[0]
 
     def body(first: Expr, where: Mapping[Var, Expr]) -> list[Statement]:
-        loaded = [[Var(f"m{i}_{j}", None, "f32", lanes) for j in range(span)] for i in range(span)]
-        reads = [Let(v, Load(sums, (first + (i * span + j) * plane,), "f32", lanes)) for i, row in enumerate(loaded) for j, v in enumerate(row)]
+        loaded = [[Var(f"m{i}_{j}", None, form.dtype, lanes) for j in range(span)] for i in range(span)]
+        reads = [Let(v, Load(sums, (first + (i * span + j) * plane,), form.dtype, lanes)) for i, row in enumerate(loaded) for j, v in enumerate(row)]
         lets, rows = both_sides(matrix, loaded)
         return [*reads, *lets, *store_tile(form, tiles, layouts, where, rows, lanes)]
 

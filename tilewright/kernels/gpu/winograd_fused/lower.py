@@ -113,14 +113,14 @@ class _Fused:
         across = self.passes * schedule.points
         root: list[Statement] = [
             *self.lets,
-            Allocate(Buffer(INPUTS, "f32", 2 * self.input_elements, "shared")),
-            Allocate(Buffer(FILTERS, "f32", 2 * self.filter_elements, "shared")),
-            Allocate(Buffer(SUMS, "f32", schedule.points * self.elements, "shared")),
-            Allocate(Buffer(NEXT, "f32", across, "register")),
-            Allocate(Buffer("acc", "f32", schedule.thread_m * schedule.thread_n, "register")),
+            Allocate(Buffer(INPUTS, self.form.dtype, 2 * self.input_elements, "shared")),
+            Allocate(Buffer(FILTERS, self.form.dtype, 2 * self.filter_elements, "shared")),
+            Allocate(Buffer(SUMS, self.form.dtype, schedule.points * self.elements, "shared")),
+            Allocate(Buffer(NEXT, self.form.dtype, across, "register")),
+            Allocate(Buffer("acc", self.form.dtype, schedule.thread_m * schedule.thread_n, "register")),
         ]
         at = Var("at", schedule.thread_m * schedule.thread_n)
-        root.append(For(at, index_const(at.extent or 0), Store("acc", at, Const(0.0, "f32")), "unroll"))
+        root.append(For(at, index_const(at.extent or 0), Store("acc", at, Const(0.0, self.form.dtype)), "unroll"))
         lets, places = self.input_places()
         root += lets
         zero = index_const(0)
@@ -189,7 +189,7 @@ class _Fused:
             start = place.corner + self.first_channel + step * self.schedule.channels
             first = number * self.schedule.points
             loads = [
-                Store(NEXT, index_const(first + i * self.span + j), Load(source, (start + row + column,), "f32"))
+                Store(NEXT, index_const(first + i * self.span + j), Load(source, (start + row + column,), self.form.dtype))
                 for i, row in enumerate(place.rows)
                 for j, column in enumerate(place.columns)
             ]
@@ -203,7 +203,7 @@ class _Fused:
         for number in range(self.passes):
             tile, channel, _ = self.item(number)
             first = number * self.schedule.points
-            held = [[Load(NEXT, (index_const(first + i * self.span + j),), "f32") for j in range(self.span)] for i in range(self.span)]
+            held = [[Load(NEXT, (index_const(first + i * self.span + j),), self.form.dtype) for j in range(self.span)] for i in range(self.span)]
             lets, rows = both_sides(matrix, held, f"{number}_")
             inner: list[Statement] = [*lets]
             for t, value in enumerate(value for row in rows for value in row):
@@ -231,7 +231,7 @@ class _Fused:
             if range_of(k)[1] > stored - 4:
                 k = binary("min", k, index_const(stored - 4))
             channel = self.first_channel + step * schedule.channels + c
-            source = Load(self.filters.value.name, (t * point_stride + channel * channel_stride + k,), "f32", 4)
+            source = Load(self.filters.value.name, (t * point_stride + channel * channel_stride + k,), self.filters.value.dtype, 4)
             statements.append(copy(FILTERS, buffer * self.filter_elements + position * 4, source))
         return statements
 
@@ -256,13 +256,13 @@ class _Fused:
             ("u_part", tn, buffer * self.filter_elements + line * schedule.outputs, thread_n, schedule.outputs),
         ):
             width = min(4, count)
-            body.append(Allocate(Buffer(part, "f32", count, "register")))
+            body.append(Allocate(Buffer(part, self.form.dtype, count, "register")))
             name = INPUTS if part == "v_part" else FILTERS
             for number in range(0, count, width):
-                body.append(Store(part, index_const(number), Load(name, (start + _spread(number, thread, count, size),), "f32", width)))
+                body.append(Store(part, index_const(number), Load(name, (start + _spread(number, thread, count, size),), self.form.dtype, width)))
         i, j = Var("i", tm), Var("j", tn)
         at = i * tn + j
-        update = Store("acc", at, Load("acc", (at,), "f32") + Load("v_part", (i,), "f32") * Load("u_part", (j,), "f32"))
+        update = Store("acc", at, Load("acc", (at,), self.form.dtype) + Load("v_part", (i,), self.form.dtype) * Load("u_part", (j,), self.form.dtype))
         body.append(For(i, index_const(tm), For(j, index_const(tn), update, "unroll"), "unroll"))
         return [For(k, index_const(schedule.channels), block(body), "unroll")]
 
@@ -274,7 +274,7 @@ class _Fused:
         i, j = Var("i", tm), Var("j", tn // 4)
         tile, output = _spread(i, thread_m, tm, schedule.tiles), _spread(j * 4, thread_n, tn, schedule.outputs)
         place = (point * schedule.tiles + tile) * schedule.outputs + output
-        put = Store(SUMS, place, Load("acc", (i * tn + j * 4,), "f32", 4))
+        put = Store(SUMS, place, Load("acc", (i * tn + j * 4,), self.form.dtype, 4))
         return [For(i, index_const(tm), For(j, index_const(tn // 4), put, "unroll"), "unroll")]
 
     def outputs(self) -> list[Statement]:
@@ -307,14 +307,14 @@ class _Fused:
                 rows.append([])
                 for j in range(size):
                     offsets = [at + (part * pixels + i * size + j) * self.elements for part in range(schedule.split)]
-                    parts: list[Expr] = [Load(PARTIAL, (offset,), "f32", last) for offset in offsets]
-                    total = Var(f"y{i}_{j}", None, "f32", last)
+                    parts: list[Expr] = [Load(PARTIAL, (offset,), self.form.dtype, last) for offset in offsets]
+                    total = Var(f"y{i}_{j}", None, self.form.dtype, last)
                     statements.append(Let(total, reduce(lambda a, b: a + b, parts)))
                     rows[i].append(total)
             return [*statements, *store_tile(self.form, self.tile_axes, self.layouts, axes, rows, last)]
 
         return [
-            Allocate(Buffer(PARTIAL, "f32", schedule.split * pixels * self.elements, "cluster")),
+            Allocate(Buffer(PARTIAL, self.form.dtype, schedule.split * pixels * self.elements, "cluster")),
             *self.vectors(self.elements, first, index_const(0), partial),
             cluster_barrier(),
             *self.vectors(share, last, self.part * share, lambda at: self.within_output(at, element)),
@@ -348,9 +348,9 @@ class _Fused:
 
     def transformed(self, at: Var, lanes: int) -> tuple[list[Statement], list[list[Expr]]]:
         """A^T M A at a position (tile, output) of `sums`."""
-        held = [[Var(f"m{i}_{j}", None, "f32", lanes) for j in range(self.span)] for i in range(self.span)]
+        held = [[Var(f"m{i}_{j}", None, self.form.dtype, lanes) for j in range(self.span)] for i in range(self.span)]
         points = [variable for row in held for variable in row]
-        reads = [Let(variable, Load(SUMS, (at + t * self.elements,), "f32", lanes)) for t, variable in enumerate(points)]
+        reads = [Let(variable, Load(SUMS, (at + t * self.elements,), self.form.dtype, lanes)) for t, variable in enumerate(points)]
         lets, rows = both_sides(TRANSFORMS[self.schedule.output_tile].outputs, held)
         return [*reads, *lets], rows
 
