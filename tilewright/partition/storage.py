@@ -14,6 +14,7 @@ from tilewright.errors import UnsupportedOption
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import Load, Var, loads
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, permuted
@@ -45,7 +46,7 @@ def in_bfloat16(graph: Graph, laid_out: LaidOut) -> LaidOut:
     fixed = fixed_values(graph, laid_out.regions)
     copied = _with_copies(laid_out, fixed, constants)
     stored = {output for region in copied.regions for output in region.outputs} - fixed
-    narrowed = {name for name in stored if copied.values[name].dtype == "f32"}
+    narrowed = {name for name in stored if copied.values[name].dtype == FLOAT32}
     values = {name: replace(value, dtype="bf16") if name in narrowed else value for name, value in copied.values.items()}
     layouts = dict(copied.layouts)
     for found in _contractions(copied.regions, constants):
@@ -68,15 +69,15 @@ def _with_copies(laid_out: LaidOut, fixed: set[str], constants: frozenset[str]) 
         for found in _contractions([region], constants):
             for load in {load.buffer: load for load in loads(found.a)}.values():
                 name, copy = load.buffer, f"{load.buffer}.bf16"
-                if name not in fixed or name in constants or values[name].dtype != "f32":
+                if name not in fixed or name in constants or values[name].dtype != FLOAT32:
                     continue
                 if copy not in values:
                     shape = values[name].shape
-                    values[copy] = Value(copy, shape, "f32")
+                    values[copy] = Value(copy, shape, FLOAT32)
                     summed = max((dim for dim, i in enumerate(load.index) if i in found.r), key=lambda dim: shape[dim], default=len(shape) - 1)
                     layouts[copy] = permuted(shape, [*(dim for dim in range(len(shape)) if dim != summed), summed])
                     axes = tuple(Var(f"i{dim}", extent) for dim, extent in enumerate(shape))
-                    step = Step(copy, shape, axes, (Load(name, axes, "f32"),))
+                    step = Step(copy, shape, axes, (Load(name, axes, FLOAT32),))
                     why = f"bf16: {name} keeps its type, and is copied once for the products that read it"
                     regions.append(Region(copy, "map", (), (step,), (name,), (copy,), (why,)))
                 region = reading(region, name, copy)
