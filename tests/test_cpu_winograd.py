@@ -22,8 +22,8 @@ from tilewright.kernels.columns import length, row
 from tilewright.kernels.cpu.winograd.estimate import estimate_winograd, transform_operations
 from tilewright.kernels.cpu.winograd.lower import cpu_winograd_form
 from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
-from tilewright.kernels.gpu.winograd.space import OUTPUT_TILES
 from tilewright.kernels.registry import lower
+from tilewright.kernels.winograd_transform import OUTPUT_TILES
 from tilewright.selection.choice import rank
 
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")

@@ -28,11 +28,11 @@ from tilewright.kernels import registry
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.gpu.winograd.estimate import winograd_cost
 from tilewright.kernels.gpu.winograd.lower import winograd_problem
-from tilewright.kernels.gpu.winograd.space import AXES, OUTPUT_TILES, TRANSFORM_AXES, WinogradSchedule, winograd_space
+from tilewright.kernels.gpu.winograd.space import AXES, TRANSFORM_AXES, WinogradSchedule, winograd_space
 from tilewright.kernels.gpu.winograd_fused.estimate import fused_winograd_cost
 from tilewright.kernels.gpu.winograd_fused.space import FUSED_AXES, FusedWinogradSchedule, fused_shared_bytes_of, fused_winograd_space
 from tilewright.kernels.winograd_form import winograd_form
-from tilewright.kernels.winograd_transform import TRANSFORMS, filter_matrix
+from tilewright.kernels.winograd_transform import OUTPUT_TILES, TRANSFORMS, filter_matrix
 from tilewright.partition.plan import plan_program
 from tilewright.runtime import artifact, encoding
 from tilewright.runtime.buffers import pack_constants

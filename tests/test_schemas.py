@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tilewright.kernels.schema import Form, Options, Schema, form_of
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
 from tilewright.tuning import plain
+from tilewright.tuning.choices import remembered
 from tilewright.tuning.problems import convolution_problem
 
 CPU = machine("x86-avx2")
@@ -136,6 +138,28 @@ def test_names_and_schedules_are_a_schemas_own() -> None:
     with registered(SCALARS), pytest.raises(UnsupportedOption), registered(SCALARS):
         pass
     assert schemas(CPU, "map") == before == (LOOPS[0],)
+
+
+def test_other_schedules_may_not_be_called_like_the_packages_own() -> None:
+    """Records and kept choices name schedules by their types' names."""
+    impostor = type("LoopSchedule", (), {})
+    with pytest.raises(UnsupportedOption, match="rename its own"), registered(replace(SCALARS, schedule=impostor)):
+        pass
+
+
+def test_no_choice_is_kept_among_candidates_of_a_registered_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key knows what such a schema is made of."""
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    here, problem, asked = machine("h200"), convolution_problem(16, 8, 10, 10, 3), []
+
+    def suits(problem: Problem, here: Machine) -> Form[ScalarFacts, None]:
+        asked.append(problem)
+        raise Unsuitable("none")
+
+    kept = remembered()(problem, here, 1)
+    with registered(replace(SCALARS, kinds=("contraction",), match=suits), gpu=True):
+        assert remembered()(replace(problem), here, 1).schedule == kept.schedule and len(asked) == 1
+    assert len(list(tmp_path.rglob("choices/*.json"))) == 1
 
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])

@@ -532,11 +532,6 @@ def _recombine(form: Linear) -> Linear:
     return form
 
 
-def simplify(expr: Expr) -> Expr:
-    """Index arithmetic in normal form, constants folded, decided comparisons and selects removed."""
-    return rewrite(expr, lambda node: rebuild(node, children(node)) if isinstance(node, Apply) else node)
-
-
 def coefficient(expr: Expr, var: Var) -> int | None:
     """d such that expr = d * var + (something without var); None where expr is not linear in var."""
     result = 0

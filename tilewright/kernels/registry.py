@@ -12,7 +12,7 @@ from tilewright.errors import UnsupportedOption
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import INDEX
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import FAULTS
+from tilewright.ir.kernel import FAULTS, Invoke, Kernel, statements
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Storage, Unsuitable
@@ -40,12 +40,19 @@ def registered(schema: AnySchema, gpu: bool = False) -> Iterator[None]:
     for other in (*(GPU if gpu else CPU), *_registered[gpu]):
         if other.name == schema.name or (other.schedule is schema.schedule and set(other.kinds) & set(schema.kinds)):
             raise UnsupportedOption(f"the schema {schema.name!r} has the name or the schedules of the schema {other.name!r}", "give it its own")
+    if schedule_types().get(schema.schedule.__name__, schema.schedule) is not schema.schedule:
+        raise UnsupportedOption(f"other schedules than those of the schema {schema.name!r} are called {schema.schedule.__name__}", "rename its own")
     before = _registered[gpu]
     _registered[gpu] = (*before, schema)
     try:
         yield
     finally:
         _registered[gpu] = before
+
+
+def has_registered(machine: Machine, kind: str) -> bool:
+    """Whether a schema that is not the package's is asked for such regions: what such a one is made of, no key of anything kept knows."""
+    return any(kind in schema.kinds for schema in _registered[machine.is_gpu])
 
 
 def schedule_types() -> Mapping[str, type]:
@@ -76,7 +83,17 @@ def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
     form = form_of(schema, problem, machine)
     if isinstance(form, Unsuitable):
         raise Unsuitable(str(form))
-    return with_faults(schema.lower(problem, form, schedule, machine))
+    lowered = schema.lower(problem, form, schedule, machine)
+    for kernel in lowered.kernels:
+        require_instructions(kernel, machine)
+    return with_faults(lowered)
+
+
+def require_instructions(kernel: Kernel, machine: Machine) -> None:
+    """Raises Unsuitable where the kernel has an instruction that the machine lacks."""
+    for statement in statements(kernel.body):
+        if isinstance(statement, Invoke) and not all(map(machine.has, statement.intrinsic.requires)):
+            raise Unsuitable(f"{machine.name} has no {statement.intrinsic.name}, which needs {', '.join(statement.intrinsic.requires)}")
 
 
 def with_faults(lowered: Lowered) -> Lowered:

@@ -34,7 +34,7 @@ from tilewright.ir.kernel import If, Statement, Store
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.gpu.winograd.space import FILTER
+from tilewright.kernels.winograd_transform import FILTER
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,11 @@ from typing import TypeAlias
 
 from tilewright.ir.expr import Expr, Var
 from tilewright.ir.kernel import Let
-from tilewright.kernels.gpu.winograd.space import FILTER
 
+FILTER = 3
+"""Rows and columns of the filters."""
+OUTPUT_TILES = (2, 4)
+"""m of F(m x m, 3 x 3)."""
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.codegen.source import source_text
 from tilewright.hardware import Machine
-from tilewright.ir.kernel import Invoke, Kernel, statements
+from tilewright.ir.kernel import Kernel
 from tilewright.runtime.loadable import facts_symbol, loadable_kernel
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import language_of
@@ -17,10 +17,7 @@ def declared(symbol: str, language: str) -> str:
 
 
 def kernel_source(kernel: Kernel, machine: Machine) -> SourceFile:
-    """One file with one kernel. Raises ValueError where the kernel has an instruction that the machine lacks."""
-    for statement in statements(kernel.body):
-        if isinstance(statement, Invoke) and not all(map(machine.has, statement.intrinsic.requires)):
-            raise ValueError(f"{machine.name} has no {statement.intrinsic.name}, which needs {', '.join(statement.intrinsic.requires)}")
+    """One file with one kernel."""
     language = language_of(machine)
     text = source_text(kernel) + declared(facts_symbol(loadable_kernel(kernel), machine), language)
     return SourceFile(kernel.name, text, language, (kernel.name,))

@@ -16,7 +16,7 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = F
     atomic operations, in no fixed order, are offered too (on a GPU). `learned`: where a model was trained for the machine, it corrects the estimates.
 
     Raises:
-        Unsuitable: where no schema of this machine suits the problem, with the first one's reason.
+        Unsuitable: where no schema of this machine suits the problem, with the reason of each.
     """
     options = Options(threads, atomics)
     ranking = Ranking(machine)
@@ -33,7 +33,8 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = F
             ranking = with_its
             break
     if not ranking.parts and not ranking.rejections:
-        raise Unsuitable(str(refusals[0]) if refusals else f"no schema of {machine.name} serves a region of kind {problem.region.kind}")
+        reasons = "; ".join(dict.fromkeys(map(str, refusals)))
+        raise Unsuitable(reasons or f"no schema of {machine.name} serves a region of kind {problem.region.kind}")
     if not learned:
         return ranking
     return gpu.refined(ranking, machine, gpu.model_of(machine.name)) if machine.is_gpu else cpu.corrected(ranking, machine, threads)

@@ -23,7 +23,7 @@ from tilewright import settings
 from tilewright.files import json_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.kernels.registry import schemas
+from tilewright.kernels.registry import has_registered
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -50,7 +50,8 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
     models alone choose for a CPU, they are asked again, which is as quick. `atomics` as for `selection.choice.rank`."""
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
-        if not machine.is_gpu and (scores is None or problem.region.kind != "contraction"):
+        quick = not machine.is_gpu and (scores is None or problem.region.kind != "contraction")
+        if quick or has_registered(machine, problem.region.kind):
             return choose(problem, machine, threads)
         path = place(problem, machine, atomics, 0 if machine.is_gpu else threads)
         known = _read(path)
@@ -70,8 +71,7 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
 def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -> Path:
     """Where the choice is kept; `threads` of a CPU."""
     programs = "" if machine.is_gpu else tools(machine)
-    asked = [schema.name for schema in schemas(machine, problem.region.kind)]
-    key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {atomics} {threads} {programs} {asked}".encode()).hexdigest()[:40]
+    key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {atomics} {threads} {programs}".encode()).hexdigest()[:40]
     return settings.cache_directory() / "choices" / f"{key}.json"
 
 

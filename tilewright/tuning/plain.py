@@ -111,12 +111,16 @@ def schedule_of(text: str) -> Any:
     return kind(**{name: tuple(item) if isinstance(item, list) else item for name, item in content.items()})
 
 
-@lru_cache
 def least_parameters(name: str) -> Mapping[str, int]:
     """The least value of each parameter of a schema in any space, by the name of its schedules: 0 where that is the default and turns something off,
     else 1. Nothing for a schema that there is not."""
     known = schedule_types().get(name)
-    return MappingProxyType({field.name: int(field.default != 0 and field.type != "bool") for field in fields(known)} if known is not None else {})
+    return {} if known is None else _least(known)
+
+
+@lru_cache
+def _least(kind: type) -> Mapping[str, int]:
+    return MappingProxyType({field.name: int(field.default != 0 and field.type != "bool") for field in fields(kind)})
 
 
 def check_schedule_text(text: str) -> None:

@@ -19,9 +19,15 @@ from tilewright.partition.canonical import canonical
 from tilewright.tuning import plain
 
 
-@lru_cache(maxsize=1024)
 def key_of(problem: Problem) -> str:
     """A digest of everything that decides which kernels a schedule of a canonical problem gives and what they compute."""
+    known = problem.found.get(key_of)
+    if known is None:
+        known = problem.found[key_of] = _digest_of(problem)
+    return str(known)
+
+
+def _digest_of(problem: Problem) -> str:
     facts = (
         problem.region.kind,
         problem.region.steps,

@@ -30,7 +30,7 @@ MOST_ELEMENTS = 24_000_000
 
 def has_small_factors(number: int) -> bool:
     """Whether no prime factor is above LARGEST_PRIME."""
-    for prime in (2, 3, 5, 7, 11, 13, 17):
+    for prime in (2, 3, 5, 7, 11, 13, LARGEST_PRIME):
         while number % prime == 0:
             number //= prime
     return number == 1

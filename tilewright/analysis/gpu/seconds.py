@@ -55,11 +55,6 @@ def constants_of(machine: Machine) -> tuple[dict[str, float], TimeConstants]:
     return found["linear"], TimeConstants(**found["terms"])
 
 
-def linear_cycles(busy: Mapping[str, float], coefficients: Mapping[str, float]) -> float:
-    """Tuna's score of what `gpu.busy_cycles` gives."""
-    return sum(coefficient * busy[name] for name, coefficient in coefficients.items())
-
-
 def kernel_columns(analyses: Sequence[KernelAnalysis], machine: Machine) -> dict[str, list[float]]:
     """What the terms need of each kernel: cycles of a processor for one block, of one warp by itself, counts (KERNEL_COLUMNS)."""
     cache = machine.cache(2)

@@ -11,7 +11,7 @@ without going through all of its accesses.
     level 2     keeps a sector until the footprints of the waves since then exceed its size; it is cold when the kernel starts
 
 Source: the waves and the L2 hits of a wave's union as in Y. Tuna (2021), algorithm 2 applied to the grid; how memory asks: CUDA C++ Programming
-Guide, "Asynchronous Data Copies" and "Memory hierarchy". Compared with counters in bench/gpu_traffic.py.
+Guide, "Asynchronous Data Copies" and "Memory hierarchy". Compared with counters by `bench.gpu_analysis`.
 """
 
 from __future__ import annotations

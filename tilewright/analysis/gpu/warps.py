@@ -94,11 +94,6 @@ class Transactions:
     shared_requests: float
     global_requests: float
 
-    @property
-    def conflict_ratio(self) -> float:
-        """Wavefronts for each request of shared memory; 1 where there is none."""
-        return self.shared / self.shared_requests if self.shared_requests else 1.0
-
 
 def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ...]:
     """All accesses of shared, cluster-shared and global memory of a GPU kernel, in the order of the code.

@@ -190,11 +190,7 @@ def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:
 
 
 def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxProblem, schedule: CpuAmxSchedule, machine: Machine) -> Lowered:
-    """Kernels of a contraction: (where B is no constant) one that packs B, and the product.
-
-    Raises:
-        Unsuitable: see `amx_form`.
-    """
+    """Kernels of a contraction: (where B is no constant) one that packs B, and the product."""
     region = problem.region
     b = form.found.b
     packed = f"{b.buffer}@{region.name}"

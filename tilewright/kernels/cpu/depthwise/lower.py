@@ -136,7 +136,7 @@ def _span(form: DepthwiseForm, pixels: Var | None, taps: Var | None) -> tuple[in
 
 
 def lower_depthwise(form: DepthwiseForm, facts: CpuDepthwiseProblem, schedule: CpuDepthwiseSchedule, machine: Machine) -> Lowered:
-    """One kernel, and the filter packed with channels innermost. Raises Unsuitable as `depthwise_form`."""
+    """One kernel, and the filter packed with channels innermost."""
     axes = {"tile_rows": schedule.tile_rows, "tile_columns": schedule.tile_columns, "vectors": schedule.vectors}
     held = bool(filters_held(axes, facts, machine))  # type: ignore[arg-type]
     body = _Tiles(form, facts, schedule, held).loops()

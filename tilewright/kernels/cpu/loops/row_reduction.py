@@ -1,4 +1,4 @@
-"""Lowering of the `rows` schema on CPUs: reductions over whole rows and the maps between them.
+"""Lowering of the row reduction schema on CPUs: reductions over whole rows and the maps between them.
 
 Where neighbouring rows lie side by side in memory they fill the vector lanes; otherwise the lanes divide each row.
 """

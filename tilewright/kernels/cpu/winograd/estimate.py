@@ -17,8 +17,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.ir.expr import Apply, Var, walk
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem
-from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES
-from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides
 
 SINGLE_STORE_CYCLES = 2.0
 """To store one result that does not lie beside its neighbours: a load from the buffer, index arithmetic, the store."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.kernels.columns import Columns, ceil_divided, length
 from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, working_bytes
-from tilewright.kernels.gpu.winograd.space import FILTER
+from tilewright.kernels.winograd_transform import FILTER
 
 NUMBER = 1
 

@@ -75,11 +75,7 @@ def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
 
 
 def lower_winograd(problem: Problem, form: WinogradForm, facts: CpuWinogradProblem, schedule: CpuWinogradSchedule) -> Lowered:
-    """One kernel, workspaces for V and M, and the filters transformed and packed.
-
-    Raises:
-        Unsuitable: where the region is not such a convolution; see `cpu_winograd_form`.
-    """
+    """One kernel, workspaces for V and M, and the filters transformed and packed."""
     parts = schedule.tile_parts * schedule.panel_parts
     points, sums, filters = (f"{problem.region.name}#{name}" for name in ("points", "sums", "filters"))
     tiles = schedule.tiles

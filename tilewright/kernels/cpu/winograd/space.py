@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, product_of, reject
-from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 VECTORS = (1, 2, 3, 4)
 REGISTER_TILES = tuple(range(2, 15))

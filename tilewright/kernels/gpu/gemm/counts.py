@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, 
 
 
 def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Machine) -> Counts:
-    """Implicit GEMM: the tiles of a `ContractionSchedule`, counted as `tilewright.kernels.gpu.rates.contraction_cost` counts them.
+    """Implicit GEMM: the tiles of a `ContractionSchedule`, counted as `gemm.estimate.contraction_cost` counts them.
 
     A step is block_k elements of the sum. A warp reads thread_m + thread_n words of each element in vectors of four."""
     bm, bn, bk, tm, tn, split = (np.asarray(rows[k], dtype=np.float64) for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))

@@ -59,11 +59,7 @@ DEEP = 4
 
 
 def lower_contraction(problem: Problem, form: ProductForm, schedule: ContractionSchedule, machine: Machine) -> Lowered:
-    """One kernel, or two with a workspace where the reduction is split; packed weights are in the storage.
-
-    Raises:
-        Unsuitable: where the region is not one sum of products.
-    """
+    """One kernel, or two with a workspace where the reduction is split; packed weights are in the storage."""
     return in_one_or_two(
         problem,
         form,

@@ -39,11 +39,7 @@ UNROLLED_TURNS = 8
 
 
 def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, machine: Machine) -> Lowered:
-    """One kernel, or two with a workspace where the reduction is split.
-
-    Raises:
-        Unsuitable: where the region is not one sum of products.
-    """
+    """One kernel, or two with a workspace where the reduction is split."""
     return in_one_or_two(problem, form, schedule, machine, lambda form: columns(form, schedule))
 
 

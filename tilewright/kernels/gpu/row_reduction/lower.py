@@ -1,4 +1,4 @@
-"""Lowering of the `rows` schema: a block owns rows, the threads that share a row reduce it by a tree in shared memory, and then map it.
+"""Lowering of the row reduction schema: a block owns rows, the threads that share a row reduce it by a tree in shared memory, and then map it.
 
 Where a row's elements lie side by side, neighbouring threads take neighbouring columns; where neighbouring rows do (the spatial mean of a
 channels-last tensor), neighbouring threads take neighbouring rows and the warps divide the columns. Either way loads are coalesced. The tree

@@ -1,4 +1,4 @@
-"""Schedules of the `rows` schema on a GPU: how many rows a block owns and how many threads share one row."""
+"""Schedules of the row reduction schema on a GPU: how many rows a block owns and how many threads share one row."""
 
 from __future__ import annotations
 

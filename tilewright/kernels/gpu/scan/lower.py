@@ -1,4 +1,4 @@
-"""Lowering of the `prefix` schema (cumulative sums and their like): serial along a row, or in chunks that several threads share.
+"""Lowering of the scan schema (cumulative sums and their like): serial along a row, or in chunks that several threads share.
 
 With several threads a row: each reduces its own chunk, the totals meet in shared memory, and each scans its chunk again from the totals of
 the chunks before it, in order.

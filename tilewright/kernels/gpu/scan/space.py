@@ -1,4 +1,4 @@
-"""Schedules of the `prefix` schema on a GPU: rows a block, and threads that scan contiguous chunks of one row."""
+"""Schedules of the scan schema on a GPU: rows a block, and threads that scan contiguous chunks of one row."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.bounds import ELEMENT_BYTES, WIDEST, spread
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
-from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
 def winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, share: float) -> Estimate:

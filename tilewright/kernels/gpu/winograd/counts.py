@@ -10,7 +10,8 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.counts import Counts
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
-from tilewright.kernels.gpu.winograd.space import OUTPUT_TILES, WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.winograd_transform import OUTPUT_TILES
 
 
 def winograd_counts(rows: Columns, problem: WinogradProblem, machine: Machine) -> Counts:

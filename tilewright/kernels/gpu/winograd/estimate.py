@@ -17,7 +17,8 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.gemm.estimate import contraction_cost
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth
-from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 ROW_INSTRUCTIONS = {2: 4, 4: 14}
 """Arithmetic of a transform of one row or column, by m (kernels.winograd_transform.product)."""

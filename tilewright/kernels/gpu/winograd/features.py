@@ -6,7 +6,8 @@ import numpy as np
 
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.gemm.features import of_product
-from tilewright.kernels.gpu.winograd.space import FILTER, WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.winograd_transform import FILTER
 
 NUMBER = 3
 

@@ -26,9 +26,9 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Storage
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.lower import lower_contraction
-from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem, WinogradSchedule
+from tilewright.kernels.gpu.winograd.space import WinogradProblem, WinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors
-from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides, filter_matrix
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides, filter_matrix
 
 
 def winograd_problem(problem: Problem, form: WinogradForm) -> WinogradProblem:
@@ -84,11 +84,7 @@ def filters_storage(name: str, form: WinogradForm, output_tile: int) -> Storage:
 
 
 def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSchedule, machine: Machine) -> Lowered:
-    """Three kernels (four where the product is split without a cluster), workspaces for V and M, and the filters transformed and packed.
-
-    Raises:
-        Unsuitable: where the region is not a 3x3 convolution with stride 1; see `winograd_form`.
-    """
+    """Three kernels (four where the product is split without a cluster), workspaces for V and M, and the filters transformed and packed."""
     size = schedule.output_tile
     tiles = form.tiles(size)
     product = _product(problem.region.name, form, size)

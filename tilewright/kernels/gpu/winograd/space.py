@@ -19,11 +19,8 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import length, product_of, reject
 from tilewright.kernels.gpu.gemm.space import AXES as PRODUCT_AXES
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, contraction_space
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
-FILTER = 3
-"""Rows and columns of the filters."""
-OUTPUT_TILES = (2, 4)
-"""m of F(m x m, 3 x 3)."""
 SPLITS = (1, 2, 4)
 """Of the sum over channels: the points of the tiles are blocks already, so that few parts are enough to fill a machine."""
 TRANSFORM_AXES = {"transform_threads": (64, 256), "transform_lanes": (1, 2, 4)}

@@ -13,7 +13,7 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
 from tilewright.kernels.gpu.winograd.estimate import ROW_INSTRUCTIONS
-from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradProblem
 from tilewright.kernels.gpu.winograd_fused.space import (
     fused_registers_of,
     fused_shared_bytes_of,
@@ -21,6 +21,7 @@ from tilewright.kernels.gpu.winograd_fused.space import (
     points_of,
     tiles_there,
 )
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 COPY_INSTRUCTIONS = 4
 """Of one copy to shared memory with its addresses, which mostly add constants."""

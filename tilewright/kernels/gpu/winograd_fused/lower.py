@@ -45,10 +45,9 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.kernels.gpu.winograd.lower import filters_storage, store_lanes, store_tile
-from tilewright.kernels.gpu.winograd.space import FILTER
 from tilewright.kernels.gpu.winograd_fused.space import PADDING, FusedWinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index
-from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides
+from tilewright.kernels.winograd_transform import FILTER, TRANSFORMS, both_sides
 
 INPUTS, FILTERS, SUMS, PARTIAL, NEXT = "v_tile", "u_tile", "sums", "partial", "d_next"
 
@@ -57,7 +56,7 @@ def lower_fused_winograd(problem: Problem, form: WinogradForm, schedule: FusedWi
     """One kernel, and the filters transformed and packed.
 
     Raises:
-        Unsuitable: where the region is not a 3x3 convolution with stride 1 (`winograd_form`), or its input channels do not divide into steps.
+        Unsuitable: where the input channels do not divide into steps.
     """
     if form.channels % (schedule.channels * schedule.split):
         raise Unsuitable(f"{form.channels} input channels do not divide into steps of {schedule.channels} in {schedule.split} parts")

@@ -15,7 +15,8 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, product_of, reject
-from tilewright.kernels.gpu.winograd.space import FILTER, OUTPUT_TILES, WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 PADDING = 4
 """Elements between the rows of the transformed input in shared memory: vectors stay aligned, and stores of neighbouring channels meet other banks."""
