@@ -2,23 +2,26 @@
 
 Rules, in execution order: what enters and leaves the model is row-major, as PyTorch passes it; a contraction stores its N axis (output channels)
 innermost; everything else follows the largest input of its rank. A value whose every zero-padded reader is a contraction gets a halo as wide
-as they need; a graph input or other value that cannot have one is copied once into a padded buffer.
+as they need; a graph input or other value that cannot have one is copied once into a padded buffer. Which type a value has is decided before
+(`partition.storage`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from tilewright.codegen.access import needed_halo
 from tilewright.graph.contraction import anchor
 from tilewright.ir.computation import Step
-from tilewright.ir.expr import Load, Var, loads, rewrite, variables
+from tilewright.ir.dtypes import NARROW_FLOATS
+from tilewright.ir.expr import Load, Var, loads, variables
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
 from tilewright.ir.region import Region
 from tilewright.partition.fusion import Partition
+from tilewright.partition.storage import AS_COMPUTED, Precision, reading, with_types
 
 
 @dataclass(frozen=True)
@@ -30,17 +33,19 @@ class LaidOut:
     layouts: Mapping[str, Layout]
 
 
-def assign_layouts(graph: Graph, partition: Partition) -> LaidOut:
-    """Gives every stored value its layout and inserts the copies that padded readers need."""
-    values = dict(partition.values)
-    fixed = fixed_values(graph, partition.regions)
-    regions, values, copies = _pad_by_copy(partition.regions, values, fixed)
+def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS_COMPUTED) -> LaidOut:
+    """Gives every stored value its type and then its layout, and inserts the copies that padded readers and other types need."""
+    constants, fixed = frozenset(graph.constants), fixed_values(graph, partition.regions)
+    padded, values, copies = _pad_by_copy(partition.regions, dict(partition.values), fixed)
+    regions, values, converted = with_types(padded, values, fixed, constants, precision)
     layouts: dict[str, Layout] = {name: row_major(values[name].shape) for name in (*graph.inputs, *graph.constants)}
     for region in regions:
         for output in region.outputs:
             shape = values[output].shape
             if output in fixed:
                 layouts[output] = row_major(shape)
+            elif output in converted:
+                layouts[output] = converted[output]
             elif output in copies:
                 layouts[output] = channels_last(shape)
             else:
@@ -48,6 +53,11 @@ def assign_layouts(graph: Graph, partition: Partition) -> LaidOut:
     for name, halo in _halos(graph, regions, values).items():
         if name not in fixed:
             layouts[name] = layouts[name].with_halo(halo)
+    for region in regions:
+        found = anchor(region.steps, constants) if region.kind == "contraction" else None
+        for load in loads(found.a) if found is not None else ():
+            if found is not None and load.buffer not in fixed and values[load.buffer].dtype in NARROW_FLOATS:
+                layouts[load.buffer] = _in_pairs(layouts[load.buffer], load, found.r)
     return LaidOut(tuple(regions), MappingProxyType(values), MappingProxyType(layouts))
 
 
@@ -58,6 +68,14 @@ def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
         if region.kind in ("torch", "scan"):
             fixed |= {*region.inputs, *region.outputs}
     return fixed
+
+
+def _in_pairs(layout: Layout, load: Load, reduced: Sequence[Var]) -> Layout:
+    """A border of one zero behind an innermost, odd extent that is summed: instructions on narrow floats take neighbours in pairs."""
+    dim, factor = layout.order[-1]
+    if factor or layout.shape[dim] % 2 == 0 or layout.halo[dim] != (0, 0) or load.index[dim] not in reduced:
+        return layout
+    return layout.with_halo([(0, 1) if at == dim else pair for at, pair in enumerate(layout.halo)])
 
 
 def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], graph: Graph) -> Layout:
@@ -124,14 +142,3 @@ def _pad_by_copy(
         result.append(region)
     return result, values, frozenset(copies.values())
 
-
-def reading(region: Region, name: str, copy: str) -> Region:
-    """The region with its anchor reading `copy` instead of `name`."""
-    first = region.steps[0]
-    bodies = tuple(
-        rewrite(b, lambda n: replace(n, buffer=copy) if isinstance(n, Load) and n.buffer == name else n) for b in first.bodies
-    )
-    steps = (replace(first, bodies=bodies), *region.steps[1:])
-    still = any(load.buffer == name for step in steps for load in loads(*step.bodies))
-    inputs = tuple(dict.fromkeys([*(i for i in region.inputs if i != name or still), copy]))
-    return replace(region, steps=steps, inputs=inputs)

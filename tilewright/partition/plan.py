@@ -25,7 +25,7 @@ from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
 from tilewright.partition.pitch import set_apart
 from tilewright.partition.scans import unfold, without_copies
-from tilewright.partition.storage import check_precision, in_bfloat16
+from tilewright.partition.storage import AS_COMPUTED, PRECISIONS, Precision, check_precision
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
 
@@ -49,14 +49,16 @@ class _Context:
     """Canonical problems that have been lowered: a network repeats its layers."""
 
 
-def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser = choose, precision: str = "fp32") -> Program:
+def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser = choose, precision: str | Precision = "fp32") -> Program:
     """Decides everything about how the graph runs on the machine; `chooser` which schedules its regions get. `threads` is for CPUs.
-    `precision`: "fp32", or "bf16" (`partition.storage`), in which no row reductions join a contraction: tile registers hold no whole rows.
+    `precision`: a name of `storage.PRECISIONS`, or what decides the type of each value that regions store.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
     """
-    check_precision(precision, machine)
+    if isinstance(precision, str):
+        check_precision(precision, machine)
+        precision = PRECISIONS[precision]
     fused = partial(_laid_out, graph, machine, threads, precision)
     laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser)
@@ -77,11 +79,9 @@ def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser 
     return through_torch(program, lost) if lost else program
 
 
-def _laid_out(graph: Graph, machine: Machine, threads: int, precision: str) -> LaidOut:
-    if precision == "bf16":
-        laid_out = in_bfloat16(graph, lay_out(graph))
-    else:
-        laid_out = lay_out(graph, RowJudge(machine, threads, frozenset(graph.constants)))
+def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision) -> LaidOut:
+    judge = RowJudge(machine, threads, frozenset(graph.constants)) if precision.whole_rows else None
+    laid_out = lay_out(graph, judge, precision)
     return laid_out if machine.is_gpu else set_apart(graph, laid_out, machine)
 
 
@@ -95,8 +95,8 @@ def unfused(graph: Graph) -> LaidOut:
     return assign_layouts(graph, Partition(tuple(regions), graph.values))
 
 
-def lay_out(graph: Graph, judge_rows: RowJudge | None = None) -> LaidOut:
-    """The graph's regions with the layouts of what they store. Without a judge no row reductions join a contraction.
+def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precision = AS_COMPUTED) -> LaidOut:
+    """The graph's regions with types and layouts of what they store. Without a judge no row reductions join a contraction.
 
     Raises:
         InvalidModel: where a constant index is out of range.
@@ -110,7 +110,7 @@ def lay_out(graph: Graph, judge_rows: RowJudge | None = None) -> LaidOut:
         return node.operator in OPERATORS and OPERATORS[node.operator].view
 
     parts = partition(graph, steps, is_view, judge_rows)
-    return assign_layouts(graph, replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions)))
+    return assign_layouts(graph, replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions)), precision)
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:

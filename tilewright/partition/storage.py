@@ -1,27 +1,50 @@
-"""In which type values are stored between kernels: as the graph says, or (precision "bf16") float32 values in bfloat16.
+"""In which type values are stored between kernels: what a precision decides of each value, before it gets a layout.
 
-What enters and leaves the model, constants, and what PyTorch nodes and loops read or write keep their types. Kernels compute in float32 either way:
-a load from a bfloat16 buffer is widened, a store to it rounded.
+What enters and leaves the model, constants, and what PyTorch nodes and loops read or write keep their types. Kernels compute in the graph's types
+either way: a load from a narrow buffer is widened, a store to it rounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from tilewright.errors import UnsupportedOption
-from tilewright.graph.contraction import Contraction, anchor
+from tilewright.graph.contraction import anchor
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import FLOAT32
-from tilewright.ir.expr import Load, Var, loads
-from tilewright.ir.graph import Graph, Value
+from tilewright.ir.expr import Expr, Load, Var, loads, rewrite
+from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, permuted
 from tilewright.ir.region import Region
-from tilewright.partition.layouts import LaidOut, fixed_values, reading
 
-PRECISIONS = ("fp32", "bf16")
+ElementTypes: TypeAlias = Callable[[Region, Value], str]
+"""The type in which a region wants a value stored: one that it stores itself, or that it reads as the first factor of a sum of products. The value
+has the type that the graph computes it in."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """stored: the type of each value between kernels.
+    whole_rows: row reductions may join the contraction before them. Tile registers hold no whole rows."""
+
+    stored: ElementTypes
+    whole_rows: bool = True
+
+
+def _as_computed(region: Region, value: Value) -> str:
+    return value.dtype
+
+
+def _in_bfloat16(region: Region, value: Value) -> str:
+    return "bf16" if value.dtype == FLOAT32 else value.dtype
+
+
+AS_COMPUTED = Precision(_as_computed)
+PRECISIONS: Mapping[str, Precision] = MappingProxyType({"fp32": AS_COMPUTED, "bf16": Precision(_in_bfloat16, whole_rows=False)})
 BFLOAT16_ISA = ("amx_tile", "amx_bf16", "avx512_bf16")
 
 
@@ -37,56 +60,58 @@ def check_precision(precision: str, machine: Machine | None = None) -> None:
         raise UnsupportedOption(f"precision 'bf16' needs AMX, and {machine.name} is {what}", 'use precision="fp32"')
 
 
-def in_bfloat16(graph: Graph, laid_out: LaidOut) -> LaidOut:
-    """The same with the float32 values between generated kernels stored in bfloat16.
+def with_types(
+    regions: Sequence[Region], values: Mapping[str, Value], fixed: set[str], constants: frozenset[str], precision: Precision
+) -> tuple[list[Region], dict[str, Value], dict[str, Layout]]:
+    """The regions, and the values in the types in which they are stored; of the `fixed` ones in their own. A contraction whose first factor is stored
+    in another type than it wants reads a copy of it, whose region comes before and whose layout is returned: adjacent along what is summed first."""
+    typed, result = dict(values), list[Region]()
+    layouts: dict[str, Layout] = {}
 
-    A contraction whose first factor keeps its type reads a copy of it. A value that a contraction sums along its innermost, odd extent gets a border
-    of one zero there, so that pairs of neighbours are whole."""
-    constants = frozenset(graph.constants)
-    fixed = fixed_values(graph, laid_out.regions)
-    copied = _with_copies(laid_out, fixed, constants)
-    stored = {output for region in copied.regions for output in region.outputs} - fixed
-    narrowed = {name for name in stored if copied.values[name].dtype == FLOAT32}
-    values = {name: replace(value, dtype="bf16") if name in narrowed else value for name, value in copied.values.items()}
-    layouts = dict(copied.layouts)
-    for found in _contractions(copied.regions, constants):
-        for load in loads(found.a):
-            if load.buffer in narrowed:
-                layouts[load.buffer] = _in_pairs(layouts[load.buffer], load, found.r)
-    return LaidOut(copied.regions, MappingProxyType(values), MappingProxyType(layouts))
+    def copy_of(name: str, dtype: str, region: Region) -> str:
+        copy = f"{name}.{dtype}"
+        if copy not in typed:
+            value = values[name]
+            typed[copy] = replace(value, name=copy, dtype=dtype)
+            layouts[copy] = _along_the_sum(region, name, value, constants)
+            axes = tuple(Var(f"i{dim}", extent) for dim, extent in enumerate(value.shape))
+            step = Step(copy, value.shape, axes, (Load(name, axes, value.dtype),))
+            kept = "keeps its type" if name in fixed else f"is stored as {typed[name].dtype}"
+            why = f"{dtype}: {name} {kept}, and is copied once for the products that read it"
+            result.append(Region(copy, "map", (), (step,), (name,), (copy,), (why,)))
+        return copy
 
-
-def _contractions(regions: Sequence[Region], constants: frozenset[str]) -> list[Contraction]:
-    found = [anchor(region.steps, constants) for region in regions if region.kind == "contraction"]
-    return [contraction for contraction in found if contraction is not None]
-
-
-def _with_copies(laid_out: LaidOut, fixed: set[str], constants: frozenset[str]) -> LaidOut:
-    """With copies of the fixed float32 values that are first factors, each once, adjacent along what is summed first."""
-    values, layouts = dict(laid_out.values), dict(laid_out.layouts)
-    regions: list[Region] = []
-    for region in laid_out.regions:
-        for found in _contractions([region], constants):
-            for load in {load.buffer: load for load in loads(found.a)}.values():
-                name, copy = load.buffer, f"{load.buffer}.bf16"
-                if name not in fixed or name in constants or values[name].dtype != FLOAT32:
-                    continue
-                if copy not in values:
-                    shape = values[name].shape
-                    values[copy] = Value(copy, shape, FLOAT32)
-                    summed = max((dim for dim, i in enumerate(load.index) if i in found.r), key=lambda dim: shape[dim], default=len(shape) - 1)
-                    layouts[copy] = permuted(shape, [*(dim for dim in range(len(shape)) if dim != summed), summed])
-                    axes = tuple(Var(f"i{dim}", extent) for dim, extent in enumerate(shape))
-                    step = Step(copy, shape, axes, (Load(name, axes, FLOAT32),))
-                    why = f"bf16: {name} keeps its type, and is copied once for the products that read it"
-                    regions.append(Region(copy, "map", (), (step,), (name,), (copy,), (why,)))
-                region = reading(region, name, copy)
-        regions.append(region)
-    return LaidOut(tuple(regions), MappingProxyType(values), MappingProxyType(layouts))
+    for region in regions:
+        found = anchor(region.steps, constants) if region.kind == "contraction" else None
+        for name in dict.fromkeys(load.buffer for load in loads(found.a)) if found is not None else ():
+            wanted = precision.stored(region, values[name])
+            if name not in constants and wanted != typed[name].dtype:
+                region = reading(region, name, copy_of(name, wanted, region))
+        for name in region.outputs:
+            if name not in fixed:
+                typed[name] = replace(typed[name], dtype=precision.stored(region, values[name]))
+        result.append(region)
+    return result, typed, layouts
 
 
-def _in_pairs(layout: Layout, load: Load, reduced: Sequence[Var]) -> Layout:
-    dim, factor = layout.order[-1]
-    if factor or layout.shape[dim] % 2 == 0 or layout.halo[dim] != (0, 0) or load.index[dim] not in reduced:
-        return layout
-    return layout.with_halo([(0, 1) if at == dim else pair for at, pair in enumerate(layout.halo)])
+def _along_the_sum(region: Region, name: str, value: Value, constants: frozenset[str]) -> Layout:
+    """The value with that of its dimensions innermost that the region's sum walks, the largest of several."""
+    found = anchor(region.steps, constants)
+    assert found is not None
+    load = next(load for load in loads(found.a) if load.buffer == name)
+    dims = range(len(value.shape))
+    summed = max((dim for dim in dims if load.index[dim] in found.r), key=lambda dim: value.shape[dim], default=dims[-1])
+    return permuted(value.shape, [*(dim for dim in dims if dim != summed), summed])
+
+
+def reading(region: Region, name: str, copy: str) -> Region:
+    """The region with its anchor reading `copy` instead of `name`."""
+
+    def renamed(node: Expr) -> Expr:
+        return replace(node, buffer=copy) if isinstance(node, Load) and node.buffer == name else node
+
+    first = region.steps[0]
+    steps = (replace(first, bodies=tuple(rewrite(body, renamed) for body in first.bodies)), *region.steps[1:])
+    still = any(load.buffer == name for step in steps for load in loads(*step.bodies))
+    inputs = tuple(dict.fromkeys([*(i for i in region.inputs if i != name or still), copy]))
+    return replace(region, steps=steps, inputs=inputs)

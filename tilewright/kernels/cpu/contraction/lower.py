@@ -43,15 +43,13 @@ SHORT = 8
 def contraction_problem(problem: Problem, nest: Nest) -> CpuContractionProblem:
     """The extents that the schedule's choice depends on."""
     region, layouts = problem.region, problem.layouts
-
-    def stored_bytes(name: str) -> int:
-        return layouts[name].size * size_of(problem.values[name].dtype)
-
+    # as wide as they are multiplied: the models were fitted so, and know no narrower storage
+    element = size_of(nest.dtype)
     images = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
     outer = images * prod(axis.extent or 0 for axis in nest.serial)
     rows = nest.rows.extent or 0 if nest.rows is not None else 1
     a_values = {load.buffer for load in loads(nest.found.a)}
-    a_bytes = sum(stored_bytes(name) for name in a_values if name in layouts)
+    a_bytes = element * sum(layouts[name].size for name in a_values if name in layouts)
     b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
     operations = sum(step.flops() for step in region.steps[1:]) if nest.stages or nest.final is not None else 0
     others = {load.buffer for step in region.steps[1:] for load in loads(*step.bodies)} & layouts.keys()
@@ -62,12 +60,12 @@ def contraction_problem(problem: Problem, nest: Nest) -> CpuContractionProblem:
         nest.n.extent or 0,
         nest.found.size_r,
         a_bytes,
-        b_size * size_of(nest.found.b.dtype),
+        element * b_size,
         bool(nest.stages),
         operations,
         images if nest.final is not None else 0,
         how_b_lies(problem, nest.found, nest.n),
-        sum(map(stored_bytes, others)),
+        element * sum(layouts[name].size for name in others),
         coefficient(nest.offset, nest.n) != 1,
     )
 
