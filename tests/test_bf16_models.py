@@ -14,8 +14,13 @@ from torch import nn
 import tilewright
 from tilewright import zoo
 from tilewright.errors import KernelFailed, TargetNotPresent, UnsupportedOption
+from tilewright.frontend.torch_export import import_module
+from tilewright.graph.passes import simplify
 from tilewright.hardware import host_cpu, machine
-from tilewright.partition.storage import BFLOAT16_ISA
+from tilewright.ir.graph import Value
+from tilewright.ir.region import Region
+from tilewright.partition.plan import lay_out, plan_program
+from tilewright.partition.storage import BFLOAT16_ISA, Precision
 from tilewright.runtime import cpu
 
 XEON = machine("xeon-sapphire-rapids")
@@ -142,6 +147,29 @@ def test_values_between_kernels_are_bfloat16_and_the_rest_keeps_its_type() -> No
     between = {name for region in program.regions for name in region.outputs} - set(program.graph.outputs)
     assert between and {kinds[name] for name in between} == {"bf16"}
     assert any("amx" in row.schedule for row in tilewright.compile(module, inputs, precision="bf16", threads=2).plan.rows)
+
+
+def test_a_precision_decides_for_each_region_and_value() -> None:
+    """Two of three products in bfloat16: what the second one reads is stored so, what the third one reads is not; the first one reads a copy."""
+    module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    graph, _ = simplify(import_module(module, (torch.randn(8, 64),)).graph)
+    first, second, third = (region.outputs[0] for region in lay_out(graph).regions)
+    chosen = {graph.inputs[0], first}
+    asked: set[tuple[str, str]] = set()
+
+    def stored(region: Region, value: Value) -> str:
+        asked.add((region.outputs[0], value.name))
+        return "bf16" if value.name in chosen else value.dtype
+
+    program = plan_program(graph, XEON, 2, precision=Precision(stored, whole_rows=False))
+    kinds = {name: storage.value.dtype for name, storage in program.storage.items()}
+    assert (kinds[first], kinds[second], kinds[third]) == ("bf16", "f32", "f32")
+    copy = f"{graph.inputs[0]}.bf16"
+    assert kinds[copy] == "bf16" and kinds[graph.inputs[0]] == "f32"
+    by_output = {region.region.outputs[0]: region for region in program.regions}
+    assert {name: by_output[name].schedule.startswith("amx") for name in (first, second, third)} == {first: True, second: True, third: False}
+    assert copy in by_output[first].region.inputs and {(first, first), (second, first), (third, second)} <= asked
+    assert (third, third) not in asked, "what leaves the model keeps its type"
 
 
 @here
