@@ -25,7 +25,6 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns, reject
 from tilewright.kernels.schema import AnySchema
 
-ELEMENT_BYTES = 4
 WIDEST = 4
 """Elements that one instruction loads at most (16 bytes: PTX ISA, vector loads)."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 WORD = 4
-"""Bytes of an element."""
+"""Bytes of a bank of shared memory, of a register, and of an element where models tell no types apart."""
 SECTOR_WORDS = SECTOR_BYTES // WORD
 
 

@@ -83,21 +83,22 @@ def split_seconds(
     cluster: np.ndarray,
     atomics: np.ndarray,
     results: int,
+    element_bytes: int,
     tile: np.ndarray,
     work: Work,
     resident: np.ndarray,
     machine: Machine,
 ) -> np.ndarray:
-    """What a split costs beside its blocks, of `results` elements in blocks' tiles of `tile`: a kernel that adds the parts, and their traffic through
-    level 2; or, as a cluster, two barriers and a whole tile's worth of sums that every block reads from its neighbours; or, with atomics, a kernel
-    that stores zeros, one for what follows the sum, and additions in level 2 at half its bandwidth."""
+    """What a split costs beside its blocks, of `results` elements of so many bytes in blocks' tiles of `tile`: a kernel that adds the parts, and their
+    traffic through level 2; or, as a cluster, two barriers and a whole tile's worth of sums that every block reads from its neighbours; or, with
+    atomics, a kernel that stores zeros, one for what follows the sum, and additions in level 2 at half its bandwidth."""
     cache2 = machine.cache(2)
     assert cache2 is not None
     level2 = machine.cache_bandwidth(2)
-    parts = 4.0 * results * split
+    parts = float(element_bytes) * results * split
     latency = cache2.latency_cycles / machine.clock_hz
     adding = machine.launch_seconds + gpu_calibration(machine).steps.split_traffic * parts / level2 + (1 + split / 8) * latency
-    atomic = 2 * machine.launch_seconds + (2 * parts + 12.0 * results) / level2 + 3 * latency
-    meeting = latency + 2 * tile * 4 / cache2.bandwidth * np.minimum(work.blocks_each, resident) / machine.clock_hz
+    atomic = 2 * machine.launch_seconds + (2 * parts + 3.0 * element_bytes * results) / level2 + 3 * latency
+    meeting = latency + 2 * tile * element_bytes / cache2.bandwidth * np.minimum(work.blocks_each, resident) / machine.clock_hz
     combine = np.where(split > 1, np.where(atomics > 0, atomic, adding), 0.0)
     return np.where(cluster > 0, meeting * work.rounds, combine)

@@ -48,8 +48,8 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
 
     l1, l2 = machine.cache(1), machine.cache(2)
     assert l1 is not None and l2 is not None, f"{machine.name} lacks the facts about its caches"
-    panel_bytes = vectors * lanes * problem.r * 4.0
-    a_tile_bytes = tile * problem.r * 4.0
+    panel_bytes = vectors * lanes * problem.r * float(problem.element_bytes)
+    a_tile_bytes = tile * problem.r * float(problem.element_bytes)
     # B's panel is read once a tile: from L1 where it fits beside A's tile, else from L2 or beyond
     b_reads = panel_bytes * tiles * problem.outer * panels / threads
     b_level_2 = np.where(panel_bytes + a_tile_bytes > l1.bytes, b_reads, 0.0)
@@ -63,7 +63,7 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
     b_total = np.where(problem.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, problem.b_bytes * b_passes, problem.b_bytes)
     memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth
     # with n outermost a pixel's channels are written panel by panel, far apart in time: prefetchers, which follow neighbouring lines, do not help
-    result_bytes = 0.0 if problem.images else 4.0 * problem.outer * problem.rows * problem.columns * problem.n
+    result_bytes = 0.0 if problem.images else float(problem.element_bytes) * problem.outer * problem.rows * problem.columns * problem.n
     scattered = (order == 0) & (panels > 1) & ((problem.a_bytes + result_bytes) / threads > 0.5 * l2.bytes)
     row_vectors = problem.row_operations / lanes / machine.fma_ports / threads
     level_2 = (b_level_2 + problem.a_bytes * a_passes / threads) / (machine.cache_bandwidth(2) / machine.processors)
@@ -87,14 +87,14 @@ def _copied(problem: CpuContractionProblem, panel: np.ndarray, machine: Machine,
     """Seconds of the kernel that copies B into panels, where there is one."""
     fitted = cpu_calibration(machine).contraction
     cycles = fitted.copy_cycles_along_n if problem.b == ALONG_N else fitted.copy_cycles_across_n
-    seconds = problem.b_bytes / 4 * cycles / threads / machine.clock_hz + machine.dispatch_seconds
+    seconds = problem.b_bytes / problem.element_bytes * cycles / threads / machine.clock_hz + machine.dispatch_seconds
     return np.where((problem.b == ALONG_N) & (problem.n % panel == 0), 0.0, seconds)
 
 
 def stored_between(problem: CpuContractionProblem, machine: Machine, threads: int) -> dict[str, float]:
     """What a kernel of its own for the rows of a contraction's result costs beside its arithmetic, as named terms in seconds: the result is
     written and read back (through L2 where the threads' caches hold it), and one more parallel region starts."""
-    moved = 2 * 4.0 * problem.outer * problem.rows * problem.columns * problem.n
+    moved = 2.0 * problem.element_bytes * problem.outer * problem.rows * problem.columns * problem.n
     level_2 = machine.cache(2)
     assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
     if moved / 2 <= 0.5 * level_2.bytes * min(threads, machine.processors):

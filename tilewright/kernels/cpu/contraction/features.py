@@ -35,7 +35,7 @@ def contraction_features(problem: CpuContractionProblem, rows: Columns, lanes: i
         "pixels filled": problem.rows * problem.columns / (down * across * pixels),
         "last column": (problem.columns % width) / width,
         "last row": (problem.rows % height) / height,
-        "panel bytes": np.log2(4.0 * problem.r * panel),
+        "panel bytes": np.log2(float(problem.element_bytes) * problem.r * panel),
         "bytes of a tile": np.log2(a_row * height * width / problem.columns),
         "bytes of its rows": np.log2(a_row * height),
         "panels": np.log2(panels),

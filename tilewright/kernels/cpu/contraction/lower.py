@@ -67,6 +67,7 @@ def contraction_problem(problem: Problem, nest: Nest) -> CpuContractionProblem:
         how_b_lies(problem, nest.found, nest.n),
         element * sum(layouts[name].size for name in others),
         coefficient(nest.offset, nest.n) != 1,
+        element,
     )
 
 

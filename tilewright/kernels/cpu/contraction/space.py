@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import product_of, reject
 
 CONSTANT, ALONG_N, ACROSS_N = "constant", "along n", "across n"
@@ -35,6 +36,7 @@ class CpuContractionProblem:
     b: str = CONSTANT
     epilogue_bytes: int = 0
     single_stores: bool = False
+    element_bytes: int = size_of(DEFAULT_FLOAT)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tilewright.codegen.common import bytes_touched
 from tilewright.graph.contraction import MULTIPLIED
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, as_lanes, coefficient, index_const, rewrite, substitute, variables
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
@@ -124,6 +125,7 @@ def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, C
         _span(form, columns, column_tap),
         bytes_touched([body, element], (*axes, *taps), packed.values),
         values[region.outputs[0]].bytes,
+        size_of(form.dtype),
     )
     return form, facts
 

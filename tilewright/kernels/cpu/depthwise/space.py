@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import Columns, product_of, reject
 
 TILE_ROWS = (1, 2, 3, 4)
@@ -33,6 +34,7 @@ class CpuDepthwiseProblem:
     input_columns: tuple[int, int]
     bytes_read: int
     bytes_written: int
+    element_bytes: int = size_of(DEFAULT_FLOAT)
 
 
 @dataclass(frozen=True)

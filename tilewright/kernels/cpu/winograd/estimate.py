@@ -55,13 +55,14 @@ def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machi
 
     level_2 = machine.cache(2)
     assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
-    own = 4.0 * points * problem.channels * problem.outputs / rows["panel_parts"]
+    element = float(problem.element_bytes)
+    own = element * points * problem.channels * problem.outputs / rows["panel_parts"]
     beyond = machine.cache_bandwidth(3) / machine.processors if machine.cache(3) is not None else machine.memory_bandwidth / threads
     supply = fitted.streamed_share * beyond
-    stay = own + 4.0 * points * tiles * (problem.channels + panel) < 0.75 * level_2.bytes
+    stay = own + element * points * tiles * (problem.channels + panel) < 0.75 * level_2.bytes
     filters = own / supply * np.where(stay, 1, blocks)
-    whole = 4.0 * points * problem.channels * problem.outputs
-    image = 4.0 * problem.images * problem.height * problem.width * (problem.channels + problem.outputs) + problem.epilogue_bytes
+    whole = element * points * problem.channels * problem.outputs
+    image = element * problem.images * problem.height * problem.width * (problem.channels + problem.outputs) + problem.epilogue_bytes
     return Estimate(
         {
             "products": products / machine.clock_hz,

@@ -15,9 +15,9 @@ def winograd_features(problem: CpuWinogradProblem, rows: Columns, lanes: int) ->
     size, tile, vectors = rows["output_tile"], rows["tile"], rows["vectors"]
     tiles, panel = problem.tiles(size), vectors * lanes
     panels, own = ceil_divided(problem.outputs, panel), ceil_divided(tiles, rows["tile_parts"])
-    filters = 4.0 * problem.channels * panel
+    filters = float(problem.element_bytes) * problem.channels * panel
     all_filters = filters * panels * (size + FILTER - 1) ** 2
-    image = 4.0 * problem.images * problem.height * problem.width * problem.channels
+    image = float(problem.element_bytes) * problem.images * problem.height * problem.width * problem.channels
     a, b = np.log2(image / rows["tile_parts"]), np.log2(all_filters / rows["panel_parts"])
     return {
         "schema": np.full(length(rows), float(NUMBER)),
@@ -31,7 +31,7 @@ def winograd_features(problem: CpuWinogradProblem, rows: Columns, lanes: int) ->
         "last column": (own % tile) / tile,
         "last row": (own % (tile * rows["blocks"])) / (tile * rows["blocks"]),
         "panel bytes": np.log2(filters),
-        "bytes of a tile": np.log2(4.0 * tile * problem.channels),
+        "bytes of a tile": np.log2(float(problem.element_bytes) * tile * problem.channels),
         "bytes of a block": np.log2(working_bytes(rows, problem, lanes)),
         "bytes of all filters": np.log2(all_filters),
         "units": own / (tile * rows["blocks"]),

@@ -63,7 +63,8 @@ def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm,
     if form.channels % lanes or form.outputs % lanes:
         raise Unsuitable(f"{form.channels} or {form.outputs} channels are no multiple of {lanes}")
     single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, problem.values)
-    return form, CpuWinogradProblem(extent_of(form.images), form.height, form.width, form.channels, form.outputs, touched, single)
+    extents = extent_of(form.images), form.height, form.width, form.channels, form.outputs
+    return form, CpuWinogradProblem(*extents, touched, single, size_of(form.dtype))
 
 
 def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import Columns, product_of, reject
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
@@ -32,6 +33,7 @@ class CpuWinogradProblem:
     outputs: int
     epilogue_bytes: int = 0
     single_stores: bool = False
+    element_bytes: int = size_of(DEFAULT_FLOAT)
 
     def tiles(self, output_tile: np.ndarray | int) -> np.ndarray:
         """Tiles of all images."""
@@ -76,7 +78,7 @@ def working_bytes(rows: Columns, problem: CpuWinogradProblem, lanes: int) -> np.
     """What a block keeps in level 2: its points, the sums of a panel, and the filters of one point and panel."""
     points = (rows["output_tile"] + FILTER - 1) ** 2
     tiles, panel = rows["tile"] * rows["blocks"], rows["vectors"] * lanes
-    needed: np.ndarray = 4 * (points * tiles * (problem.channels + panel) + problem.channels * panel)
+    needed: np.ndarray = problem.element_bytes * (points * tiles * (problem.channels + panel) + problem.channels * panel)
     return needed
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.bounds import ELEMENT_BYTES, WIDEST, fma_cycles, live, longest_of, steps_of_busiest
+from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, live, longest_of, steps_of_busiest
 from tilewright.kernels.gpu.direct.schedule import SHARED, DirectProblem, extents_of, patch_of
 
 
@@ -32,7 +32,7 @@ def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share:
     inputs, weights = -(-channels * needed_y * needed_x // WIDEST), -(-channels * area * live_k // WIDEST)
     staged = rows["filters"] == SHARED
     patch_y, patch_x = patch_of(rows, problem)
-    written = channels * (patch_y * patch_x + np.where(staged, area * k, 0)) * ELEMENT_BYTES / machine.shared_bytes_per_cycle
+    written = channels * (patch_y * patch_x + np.where(staged, area * k, 0)) * problem.element_bytes / machine.shared_bytes_per_cycle
     distinct = problem.bytes_read + problem.filter_bytes + problem.bytes_written + problem.epilogue_bytes
     return longest_of(
         machine,

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import WORD, Counts, ceil_div, row_sectors
+from tilewright.kernels.gpu.counts import Counts, ceil_div, row_sectors
 from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem
 
 Problem: TypeAlias = DirectProblem | Columns
@@ -136,11 +136,11 @@ def direct_counts(rows: Columns, problem: Problem, machine: Machine, form: Direc
         drain = 0 * one
     shared_words = stages * (tile_words + np.where(staged_filters, filter_words, 0)) + shared_result
     registers = direct_registers(rows, problem, form)
-    shared_bytes = WORD * shared_words
+    shared_bytes = p["element_bytes"] * shared_words
     height = input_extent(p["height"], p["filter_y"], p["stride_y"], p["dilation_y"])
     width = input_extent(p["width"], p["filter_x"], p["stride_x"], p["dilation_x"])
-    read = WORD * p["groups"] * (p["images"] * p["channels"] * height * width + p["outputs"] * p["channels"] * filter_size)
-    written = WORD * p["images"] * p["groups"] * p["outputs"] * p["height"] * p["width"]
+    read = p["element_bytes"] * p["groups"] * (p["images"] * p["channels"] * height * width + p["outputs"] * p["channels"] * filter_size)
+    written = p["element_bytes"] * p["images"] * p["groups"] * p["outputs"] * p["height"] * p["width"]
     points = p["images"] * p["groups"] * p["outputs"] * p["height"] * p["width"]
     return Counts(
         flops=2 * points * p["channels"] * filter_size,
@@ -165,7 +165,7 @@ def direct_counts(rows: Columns, problem: Problem, machine: Machine, form: Direc
         written_bytes=written * r["split"],
         split=r["split"],
         stages=stages,
-        reuse_bytes=WORD * each * (in_y * in_x + tile_k * filter_size),
+        reuse_bytes=p["element_bytes"] * each * (in_y * in_x + tile_k * filter_size),
     )
 
 

@@ -83,9 +83,9 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None
     patch_rows, patch_columns = patch_of(rows, problem)
-    partial = SECTOR_BYTES / np.minimum(SECTOR_BYTES, channels * 4)
+    partial = SECTOR_BYTES / np.minimum(SECTOR_BYTES, channels * problem.element_bytes)
     moved = patch_rows * patch_columns * (1 + partial) / 2 + taps * size_k
-    level2 = moved * channels * 4 / cache2.bandwidth
+    level2 = moved * channels * problem.element_bytes / cache2.bandwidth
 
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first reads of a channel, and filters that come by the read-only path are in level 2 at first
@@ -98,6 +98,7 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
     resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
     ends = latencies.end_latencies * machine.memory_latency_cycles + sums * warps / 4
     work = on_processors(step, steps_of(rows, problem), ends, blocks_of(rows, problem), warps, resident, split, rows["cluster"], machine)
+    tile = size_k * size_y * size_x
     results = problem.images * problem.groups * problem.outputs * problem.height * problem.width
     distinct = problem.bytes_read + problem.filter_bytes + problem.bytes_written + problem.epilogue_bytes
     terms = {
@@ -105,7 +106,7 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
         "compute": work.compute_seconds,
         "memory": np.full(len(threads), distinct / bandwidth(machine)),
         "drain": work.drain_seconds,
-        "split": split_seconds(split, rows["cluster"], rows["atomics"], results, size_k * size_y * size_x, work, resident, machine),
+        "split": split_seconds(split, rows["cluster"], rows["atomics"], results, problem.element_bytes, tile, work, resident, machine),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
 

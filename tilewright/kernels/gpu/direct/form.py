@@ -162,6 +162,7 @@ def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
         bytes_written=product.problem.bytes_written,
         epilogue_bytes=product.problem.epilogue_bytes,
         epilogue_flops=product.problem.epilogue_flops,
+        element_bytes=product.problem.element_bytes,
     )
     base = substitute(offset, zero)
     return DirectForm(product, axes, rest, y, x, filter_y, filter_x, channel, product.a.buffer, base, channel_pitch, row_pitch, column_pitch, facts)

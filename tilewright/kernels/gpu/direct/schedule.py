@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import Columns
 
 RS, S = 2, 1
@@ -54,6 +55,7 @@ class DirectProblem:
     bytes_written: int = 0
     epilogue_bytes: int = 0
     epilogue_flops: float = 0.0
+    element_bytes: int = size_of(DEFAULT_FLOAT)
 
     @property
     def flops(self) -> float:
@@ -290,5 +292,5 @@ def shared_bytes_of(rows: Columns, problem: DirectProblem) -> np.ndarray:
     3 * 4 * (4 * 200 + 4 * 9 * 64) = 37248."""
     buffers = np.minimum(np.maximum(rows["stages"], 2), steps_of(rows, problem))
     k, y, x = extents_of(rows)
-    needed: np.ndarray = 4 * (buffers * sum(buffer_elements_of(rows, problem)) + rows["cluster"] * k * y * x)
+    needed: np.ndarray = problem.element_bytes * (buffers * sum(buffer_elements_of(rows, problem)) + rows["cluster"] * k * y * x)
     return needed

@@ -198,7 +198,8 @@ def _level2_cycles(rows: Columns, problem: DirectProblem, machine: Machine) -> n
     patch_rows, patch_columns = patch_of(rows, problem)
     cache = machine.cache(2)
     assert cache is not None
-    cycles: np.ndarray = 4 * (patch_rows * patch_columns + extents_of(rows)[0] * problem.filter_y * problem.filter_x) / cache.bandwidth
+    elements = patch_rows * patch_columns + extents_of(rows)[0] * problem.filter_y * problem.filter_x
+    cycles: np.ndarray = problem.element_bytes * elements / cache.bandwidth
     return cycles
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.bounds import ELEMENT_BYTES, WIDEST, fma_cycles, live, longest_of, steps_of_busiest
+from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, live, longest_of, steps_of_busiest
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, threads_of
 
 
@@ -32,7 +32,7 @@ def contraction_bound(rows: Columns, problem: ContractionProblem, machine: Machi
     products = bk * live_m * live_n
     reads = -(-bk * (live_m + live_n) // WIDEST)
     fetches = bm * bk // (problem.a.lanes * threads) + bn * bk // (problem.b.lanes * threads)
-    written = (bm + bn) * bk * ELEMENT_BYTES / machine.shared_bytes_per_cycle
+    written = (bm * problem.a.element_bytes + bn * problem.b.element_bytes) * bk / machine.shared_bytes_per_cycle
     distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
     return longest_of(
         machine,

@@ -8,8 +8,9 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import SECTOR_WORDS, WORD, Counts, ceil_div
+from tilewright.kernels.gpu.counts import Counts, ceil_div
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 
 def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Machine) -> Counts:
@@ -26,7 +27,7 @@ def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Mach
     fill = 0 * one
     for operand, extent in ((problem.a, bm), (problem.b, bn)):
         run, runs = (bk, extent) if operand.along == "r" else (extent, bk)
-        sectors = sectors + runs * np.maximum(run / SECTOR_WORDS, 1.0)
+        sectors = sectors + runs * np.maximum(run * operand.element_bytes / SECTOR_BYTES, 1.0)
         fill = fill + extent * bk / operand.lanes / machine.warp_size
     copies = rows["stages"] > 1
     wavefronts = gpu_calibration(machine).gemm.fragment_wavefronts
@@ -52,10 +53,10 @@ def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Mach
         step_sectors=sectors,
         drain_wavefronts=0 * one,
         store_instructions=store_instructions,
-        store_sectors=bm * np.maximum(bn / SECTOR_WORDS, 1.0),
+        store_sectors=bm * np.maximum(bn * problem.element_bytes / SECTOR_BYTES, 1.0),
         distinct_bytes=one * (problem.a.bytes + problem.b.bytes + problem.epilogue_bytes),
         written_bytes=one * problem.bytes_written * split,
         split=split,
         stages=np.where(copies, rows["stages"], 2) * one,
-        reuse_bytes=WORD * (bm + bn) * steps * bk,
+        reuse_bytes=(bm * problem.a.element_bytes + bn * problem.b.element_bytes) * steps * bk,
     )

@@ -57,9 +57,9 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     cache2 = machine.cache(2)
     cache1 = machine.cache(1)
     assert cache1 is not None and cache2 is not None
-    sectors_a = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.a.along == "r" else bm) * 4)
-    sectors_b = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.b.along == "r" else bn) * 4)
-    level2 = (bm * sectors_a + bn * sectors_b) * bk * 4 / cache2.bandwidth
+    sectors_a = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.a.along == "r" else bm) * problem.a.element_bytes)
+    sectors_b = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.b.along == "r" else bn) * problem.b.element_bytes)
+    level2 = (bm * sectors_a * problem.a.element_bytes + bn * sectors_b * problem.b.element_bytes) * bk / cache2.bandwidth
     latency = latencies.loaded_latency * machine.memory_latency_cycles
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first fragments and for its own chain of multiply-adds
@@ -73,7 +73,7 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     memory = np.full(len(threads), distinct / bandwidth(machine))
     results = problem.batch * problem.m * problem.n
     atomics = rows["atomics"] if "atomics" in rows else np.zeros_like(split)
-    combine = split_seconds(split, rows["cluster"], atomics, results, bm * bn, work, resident, machine)
+    combine = split_seconds(split, rows["cluster"], atomics, results, problem.element_bytes, bm * bn, work, resident, machine)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,

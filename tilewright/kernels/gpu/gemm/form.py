@@ -10,6 +10,7 @@ from tilewright.codegen.common import bytes_touched, expression_flops, extent_of
 from tilewright.codegen.operand import operand_view
 from tilewright.graph.contraction import Contraction, anchor
 from tilewright.ir.computation import Step
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
     INDEX,
     Apply,
@@ -116,6 +117,7 @@ def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: fr
         epilogue_bytes=bytes_touched([element, *bodies], (*batch, *m, *n), values),
         epilogue_flops=expression_flops(element) + sum(expression_flops(body) + 1 for body in bodies),
         row_stages=len(row_stages),
+        element_bytes=size_of(found.dtype),
     )
     stored_n = (*n[:-1], *stored_n)
     return ProductForm(output, step, batch, m, n, stored_n, r, a_flat, b_flat, element, offset, layouts, storage, facts, row_stages)
@@ -179,7 +181,7 @@ def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, .
     # one element for several lanes (an upsampled factor) is no vector in memory that could be copied
     vector = vectors_fit(expr, fastest[along], lanes, problem.layouts) if along in fastest else expr
     plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None
-    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), problem.values), divisions, guarded, plain)
+    return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), problem.values), divisions, guarded, plain, size_of(expr.dtype))
 
 
 def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:

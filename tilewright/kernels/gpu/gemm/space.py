@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import Columns, product_of, reject
 
 PADDING = 4
@@ -22,7 +23,7 @@ class Operand:
     """How a factor is read: vectors of `lanes` along "own" (m or n) or along "r". `bytes` are distinct bytes in memory.
 
     `taps` counts index divisions for one load; `guarded`: zero padding is checked at each load. `plain`: nothing is
-    computed with what is loaded, so that copies to shared memory need no registers."""
+    computed with what is loaded, so that copies to shared memory need no registers. `element_bytes`: of an element as it is staged."""
 
     along: str
     lanes: int
@@ -30,6 +31,7 @@ class Operand:
     taps: int = 0
     guarded: bool = False
     plain: bool = True
+    element_bytes: int = size_of(DEFAULT_FLOAT)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class ContractionProblem:
     epilogue_flops: float = 0.0
     row_stages: int = 0
     """Reductions of whole rows of n, and maps before them, that the kernel does to its result: then a block has to hold whole rows."""
+    element_bytes: int = size_of(DEFAULT_FLOAT)
+    """Of a sum."""
 
     @property
     def flops(self) -> float:
@@ -177,13 +181,13 @@ def shared_bytes_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
     steps = -(-problem.r // bk)
     steps_each = -(-steps // rows["split"])
     buffers = np.minimum(np.maximum(stages, 2), steps_each)
-    elements = np.zeros_like(bm)
+    staged = np.zeros_like(bm)
     for operand, extent in ((problem.a, bm), (problem.b, bn)):
         flat = bk * (extent + (PADDING if operand.along == "r" else 0))
         deep = extent * (bk + PADDING)
-        elements = elements + np.where((stages > 1) & (operand.along == "r"), deep, flat)
+        staged = staged + operand.element_bytes * np.where((stages > 1) & (operand.along == "r"), deep, flat)
     row_elements = (bm * (problem.n + 1) + problem.row_stages * (bm + threads_of(rows))) * (problem.row_stages > 0)
-    needed: np.ndarray = 4 * (buffers * elements + rows["cluster"] * bm * bn + row_elements)
+    needed: np.ndarray = buffers * staged + problem.element_bytes * (rows["cluster"] * bm * bn + row_elements)
     return needed
 
 

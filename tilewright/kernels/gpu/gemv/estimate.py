@@ -24,20 +24,20 @@ def gemv_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> E
     turns = -(-steps // sharers)
     size = problem.m * (lanes if along_n else 1)
     registers = SIMPLE_REGISTERS + size + 8 * (lanes + problem.m)
-    resident = resident_blocks(machine, threads, np.full(len(threads), registers), threads * size * 4)
+    resident = resident_blocks(machine, threads, np.full(len(threads), registers), threads * size * problem.element_bytes)
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     waves = -(-blocks // (resident * machine.processors))
-    adjacent = (columns * lanes if along_n else np.minimum(sharers * lanes, problem.r)) * 4
+    adjacent = (columns * lanes if along_n else np.minimum(sharers * lanes, problem.r)) * problem.b.element_bytes
     waste = np.maximum(1.0, SECTOR_BYTES / adjacent)
     moved = waste * problem.b.bytes + problem.a.bytes + problem.bytes_written + problem.epilogue_bytes
-    memory = streaming_seconds(machine, moved, at_once, np.minimum(turns, 8) * lanes * 4)
+    memory = streaming_seconds(machine, moved, at_once, np.minimum(turns, 8) * lanes * problem.b.element_bytes)
     instructions = turns * (1 + 4 + problem.m * (2 + lanes))
     issue = issue_seconds(machine, blocks * threads * instructions / machine.warp_size)
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None
     tree = np.log2(sharers) * (2 * cache1.latency_cycles + size * threads / machine.warp_size / 4) / machine.clock_hz
     latency = waves * (-(-turns // 8) * latency_seconds(machine) + tree)
-    part_bytes = 4.0 * problem.batch * problem.m * problem.n * split
+    part_bytes = float(problem.element_bytes) * problem.batch * problem.m * problem.n * split
     combine = np.where(
         split > 1, machine.launch_seconds + 2 * part_bytes / l2_bandwidth(machine) + 2 * latency_seconds(machine), 0.0
     )

@@ -39,7 +39,7 @@ def gemv_space(problem: ContractionProblem, machine: Machine) -> tuple[dict[str,
     along_n = problem.b.along == "own"
     lanes = problem.b.lanes if along_n else 1
     r_lanes = 1 if along_n else problem.b.lanes
-    shared = threads * lanes * problem.m * 4 * (rows["sharers"] > 1)
+    shared = threads * lanes * problem.m * problem.element_bytes * (rows["sharers"] > 1)
     each = -(-problem.r // (r_lanes * rows["split"]))
     return reject(
         rows,

@@ -9,6 +9,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import WORD
 from tilewright.kernels.gpu.map.space import PointProblem
 from tilewright.kernels.gpu.rates import (
     SIMPLE_REGISTERS,
@@ -29,7 +30,7 @@ def point_cost(rows: Columns, problem: PointProblem, machine: Machine) -> Estima
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     waves = -(-blocks // (resident * machine.processors))
     loads = max(problem.requests - 1, 1)
-    in_flight = items * lanes * 4 * min(loads, 8)
+    in_flight = items * lanes * WORD * min(loads, 8)
     memory = streaming_seconds(machine, float(problem.bytes_read + problem.bytes_written), at_once, in_flight)
     fitted = gpu_calibration(machine).instructions
     instructions = problem.requests * (1 + fitted.address / 2) + problem.flops * lanes + 2 * fitted.division

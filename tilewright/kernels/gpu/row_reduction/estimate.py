@@ -8,6 +8,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import WORD
 from tilewright.kernels.gpu.rates import (
     LOADS_IN_FLIGHT,
     SECTOR_BYTES,
@@ -31,12 +32,12 @@ def rows_cost(rows: Columns, problem: RowsProblem, machine: Machine) -> Estimate
     resident = resident_blocks(machine, threads, SIMPLE_REGISTERS, threads * problem.accumulator_bytes)
     waves = -(-blocks // (resident * machine.processors))
     at_once = np.minimum(blocks, resident * machine.processors) * threads
-    adjacent = (owned if problem.row_contiguous else sharers * lanes) * 4
+    adjacent = (owned if problem.row_contiguous else sharers * lanes) * WORD
     waste = np.maximum(1.0, SECTOR_BYTES / adjacent)
     moved = waste * problem.bytes_read + problem.bytes_written
     turns = -(-problem.columns // (sharers * lanes))
     flight = np.minimum(turns, LOADS_IN_FLIGHT)
-    memory = streaming_seconds(machine, moved, at_once, flight * lanes * 4)
+    memory = streaming_seconds(machine, moved, at_once, flight * lanes * WORD)
     level2 = problem.stages * waste * problem.bytes_read / l2_bandwidth(machine)
     cache = machine.cache(1)
     shared_latency = (cache.latency_cycles if cache else 30.0) / machine.clock_hz

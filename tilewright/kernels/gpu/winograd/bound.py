@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length, take
-from tilewright.kernels.gpu.bounds import ELEMENT_BYTES, WIDEST, spread
+from tilewright.kernels.gpu.bounds import WIDEST, spread
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
@@ -39,5 +39,5 @@ def winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, sh
 
 def winograd_bytes(problem: WinogradProblem, points: Any) -> Any:
     """Distinct bytes: input, transformed filters of so many points, output."""
-    filters = ELEMENT_BYTES * points * problem.channels * problem.outputs
+    filters = problem.element_bytes * points * problem.channels * problem.outputs
     return problem.bytes_read + filters + problem.bytes_written + problem.epilogue_bytes

@@ -62,6 +62,7 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> 
             arithmetic=2 * span * rounds,
             through=problem.bytes_read * (span / size) ** 2 + inputs,
             memory=problem.bytes_read + missing * inputs,
+            element_bytes=problem.element_bytes,
         )
         found["output transform"] = _transform(
             part,
@@ -73,6 +74,7 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> 
             arithmetic=(span + size) * rounds + size * size * problem.epilogue_flops,
             through=sums + problem.epilogue_bytes + problem.bytes_written,
             memory=problem.bytes_written + problem.epilogue_bytes + missing * sums,
+            element_bytes=problem.element_bytes,
         )
         for name, seconds in found.items():
             terms.setdefault(name, np.zeros(length(rows)))[which] = seconds
@@ -90,6 +92,7 @@ def _transform(
     arithmetic: float,
     through: float,
     memory: float,
+    element_bytes: int,
 ) -> np.ndarray:
     """Seconds of one transform of `elements` tiles of one channel, without its launch. A thread holds `held` vectors in registers; `accesses`
     and `arithmetic` are its instructions, the latter for each lane; `through` and `memory` are the bytes through level 2 and from or to memory."""
@@ -100,7 +103,7 @@ def _transform(
     waves = -(-blocks // (resident * machine.processors))
     at_once = np.minimum(elements / wide, resident * machine.processors * threads)
     latency = machine.memory_latency_cycles / machine.clock_hz
-    reachable = at_once * np.minimum(accesses * wide * 4, BYTES_AHEAD) / latency
+    reachable = at_once * np.minimum(accesses * wide * element_bytes, BYTES_AHEAD) / latency
     # a processor has its share of the bandwidth of level 2, and no more where others have nothing to do
     level2 = l2_bandwidth(machine) * np.minimum(1.0, blocks / machine.processors)
     moving = np.maximum(through / np.minimum(level2, reachable), memory / np.minimum(bandwidth(machine), reachable))

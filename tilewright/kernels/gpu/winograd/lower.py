@@ -13,6 +13,7 @@ from tilewright.codegen.common import below, bytes_touched, decode, expression_f
 from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import StepBuilder, Tensor
+from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
     Expr,
     Load,
@@ -46,6 +47,7 @@ def winograd_problem(problem: Problem, form: WinogradForm) -> WinogradProblem:
         products=tuple(product_form(_product(form.output, form, size)).problem for size in OUTPUT_TILES),
         epilogue_bytes=bytes_touched([form.element], form.axes, problem.values),
         epilogue_flops=expression_flops(form.element),
+        element_bytes=size_of(form.dtype),
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import length, product_of, reject
 from tilewright.kernels.gpu.gemm.space import AXES as PRODUCT_AXES
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, contraction_space
@@ -44,6 +45,7 @@ class WinogradProblem:
     products: tuple[ContractionProblem, ...]
     epilogue_bytes: int = 0
     epilogue_flops: float = 0.0
+    element_bytes: int = size_of(DEFAULT_FLOAT)
 
     @property
     def flops(self) -> float:

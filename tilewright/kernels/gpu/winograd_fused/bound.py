@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
-from tilewright.kernels.gpu.bounds import ELEMENT_BYTES, WIDEST, fma_cycles, longest_of, steps_of_busiest
+from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, longest_of, steps_of_busiest
 from tilewright.kernels.gpu.winograd.bound import winograd_bytes
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
 from tilewright.kernels.gpu.winograd_fused.space import fused_threads_of, points_of, tiles_there
@@ -27,7 +27,7 @@ def fused_winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machi
     reads = -(-channels * (rows["thread_m"] + rows["thread_n"]) // WIDEST)
     transforms = tiles * channels // threads * points * (1 + 2 / WIDEST)
     copies = points * channels * outputs // (WIDEST * threads)
-    written = points * channels * (tiles + outputs) * ELEMENT_BYTES / machine.shared_bytes_per_cycle
+    written = points * channels * (tiles + outputs) * problem.element_bytes / machine.shared_bytes_per_cycle
     return longest_of(
         machine,
         fma=warp_steps * products * fma_cycles(machine),

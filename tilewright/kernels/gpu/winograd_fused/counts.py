@@ -9,6 +9,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.gpu.rates import SECTOR_BYTES
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
 from tilewright.kernels.gpu.winograd_fused.space import fused_registers_of, fused_shared_bytes_of, fused_threads_of, points_of, tiles_there
 
@@ -17,7 +18,7 @@ def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Mach
     """Of all steps together. Inputs and filters are read a step at a time."""
     r = {name: np.asarray(column, dtype=np.float64) for name, column in rows.items()}
     points, threads = points_of(rows).astype(np.float64), fused_threads_of(rows).astype(np.float64)
-    registers, shared = fused_registers_of(rows).astype(np.float64), fused_shared_bytes_of(rows).astype(np.float64)
+    registers, shared = fused_registers_of(rows).astype(np.float64), fused_shared_bytes_of(rows, problem).astype(np.float64)
     one = np.ones(length(rows))
     blocks = -(-tiles_there(rows, problem) // r["tiles"]) * -(-problem.outputs // r["outputs"]) * r["split"]
     steps = problem.channels / (r["channels"] * r["split"])
@@ -39,13 +40,13 @@ def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Mach
         step_shared_loads=r["channels"] * gpu_calibration(machine).gemm.fragment_wavefronts * np.maximum(2, (r["thread_m"] + r["thread_n"]) / 4),
         step_cached_loads=0 * one,
         step_fill=(2 * items * points + filters / 4) / machine.warp_size,
-        step_sectors=(points * items + filters) / 8,
+        step_sectors=(points * items + filters) * problem.element_bytes / SECTOR_BYTES,
         drain_wavefronts=2 * sums / machine.warp_size,
         store_instructions=r["tiles"] * r["outputs"] * size**2 / machine.warp_size,
-        store_sectors=r["tiles"] * r["outputs"] * size**2 / 8,
-        distinct_bytes=one * (problem.bytes_read + problem.epilogue_bytes) + 4.0 * points * problem.channels * problem.outputs,
+        store_sectors=r["tiles"] * r["outputs"] * size**2 * problem.element_bytes / SECTOR_BYTES,
+        distinct_bytes=one * (problem.bytes_read + problem.epilogue_bytes) + problem.element_bytes * points * problem.channels * problem.outputs,
         written_bytes=one * problem.bytes_written,
         split=r["split"],
         stages=2 * one,
-        reuse_bytes=4 * steps * (points * items + filters),
+        reuse_bytes=problem.element_bytes * steps * (points * items + filters),
     )

@@ -59,7 +59,7 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machin
     shared = wavefronts * 128 / machine.shared_bytes_per_cycle
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None
-    level2 = (points * bk + points * bt) * bc * 4 / cache2.bandwidth
+    level2 = (points * bk + points * bt) * bc * problem.element_bytes / cache2.bandwidth
     wait = latencies.loaded_latency * machine.memory_latency_cycles
     passes = np.ceil(bt * bc / threads)
     # a warp waits for its loads, then transforms what they brought
@@ -69,14 +69,14 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machin
     barrier = own.barrier_latencies * cache1.latency_cycles + 2 * warps
     of_sums = points + (span + size) * transform + size * size * (2 + problem.epilogue_flops)
     epilogue = own.sum_wavefronts * points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
-    resident = resident_blocks(machine, threads, fused_registers_of(rows), fused_shared_bytes_of(rows))
+    resident = resident_blocks(machine, threads, fused_registers_of(rows), fused_shared_bytes_of(rows, problem))
     together = np.minimum(-(-blocks // machine.processors), resident)
     ends = machine.memory_latency_cycles + chain + together * epilogue
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
     work = on_processors(step, steps, ends, blocks, warps, resident, split, (split > 1).astype(int), machine)
-    meeting = 2 * cache2.latency_cycles + 2 * 4 * size * size * bt * bk / cache2.bandwidth * together
+    meeting = 2 * cache2.latency_cycles + 2 * problem.element_bytes * size * size * bt * bk / cache2.bandwidth * together
     # each tile of outputs reads the filters once: from memory the first time, from level 2 then
-    filters = 4.0 * points * problem.channels * problem.outputs
+    filters = float(problem.element_bytes) * points * problem.channels * problem.outputs
     moved = problem.bytes_read + problem.bytes_written + problem.epilogue_bytes + filters
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),

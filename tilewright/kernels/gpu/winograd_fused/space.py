@@ -80,7 +80,7 @@ def fused_winograd_space(problem: WinogradProblem, machine: Machine) -> tuple[di
             ("input channels do not divide among steps and parts", problem.channels % (channels * split) != 0),
             ("loads of a step do not divide among the threads", (vectors % threads != 0) | ((items % threads != 0) & (items > threads))),
             ("more than twice as many tiles or output channels as there are", (tiles >= 2 * there) | (outputs >= 2 * problem.outputs)),
-            ("shared memory exceeds a block's", fused_shared_bytes_of(rows) > machine.shared_bytes_per_block),
+            ("shared memory exceeds a block's", fused_shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
             ("registers exceed a thread's", registers > machine.registers_per_thread_max),
             # the schedulers have equal shares of the registers, and whole warps
             ("registers exceed a processor's", registers * (-(-threads // quad) * quad) > machine.registers_per_processor),
@@ -105,14 +105,15 @@ def fused_threads_of(rows: Columns) -> np.ndarray:
     return threads
 
 
-def fused_shared_bytes_of(rows: Columns) -> np.ndarray:
+def fused_shared_bytes_of(rows: Columns, problem: WinogradProblem) -> np.ndarray:
     """Bytes of shared memory of a block: two buffers of the transformed input and of the filters, the sums, and partial outputs of a cluster.
 
     F(2x2) with 16 tiles, 32 outputs and 8 channels: 4 * 16 * (2 * 8 * (16 + 4) + 2 * 8 * 32 + 16 * 32) = 86016."""
     inputs = 2 * rows["channels"] * (rows["tiles"] + PADDING)
     filters = 2 * rows["channels"] * rows["outputs"]
     block = rows["tiles"] * rows["outputs"]
-    needed: np.ndarray = 4 * (points_of(rows) * (inputs + filters + block) + np.where(rows["split"] > 1, rows["output_tile"] ** 2 * block, 0))
+    parts = np.where(rows["split"] > 1, rows["output_tile"] ** 2 * block, 0)
+    needed: np.ndarray = problem.element_bytes * (points_of(rows) * (inputs + filters + block) + parts)
     return needed
 
 
