@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -14,13 +15,17 @@ from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.helpers import C_TYPES, CUDA_TYPES
 from tilewright.codegen.interpreter import run
+from tilewright.hardware import machine
 from tilewright.ir.computation import highest, lowest
 from tilewright.ir.dtypes import COMPUTED, ELEMENT_TYPES, NARROW_FLOATS, ElementType, computed_in, is_float, of_torch, size_of
 from tilewright.ir.expr import Const, Load, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Store, thread_variable
+from tilewright.kernels.gpu.gemm.bound import contraction_bound
+from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, Operand, shared_bytes_of
 from tilewright.runtime.verify import TOLERANCES
 
 PACKAGE = Path(tilewright.__file__).parent
+H200 = machine("h200")
 EVERY = pytest.mark.parametrize("element", ELEMENT_TYPES.values(), ids=ELEMENT_TYPES)
 
 
@@ -70,3 +75,14 @@ def test_no_stage_names_float32_but_where_it_is_somebody_elses_word() -> None:
     """Types come from values, or from the constants of the table. PTX, OpenVINO and the conversions, which are text by type, have the same word."""
     elsewhere = {"ir/dtypes.py", "analysis/gpu/ptx.py", "tuning/peers.py", "codegen/conversions.py"}
     assert {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if '"f32"' in p.read_text()} <= elsewhere
+
+
+def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
+    """Of 64 x 64 x 16 with two buffers: A in elements of two bytes takes half of what it takes in four."""
+    rows = {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4)).items()}
+    a, b = Operand("own", 4, 4 * 512 * 512), Operand("own", 4, 4 * 512 * 512)
+    problem = ContractionProblem(1, 512, 512, 512, a, b, 4, 4 * 512 * 512)
+    narrow = dataclasses.replace(problem, a=dataclasses.replace(a, element_bytes=2))
+    assert (shared_bytes_of(rows, problem), shared_bytes_of(rows, narrow)) == (2 * 16 * (64 * 4 + 64 * 4), 2 * 16 * (64 * 2 + 64 * 4))
+    bound, half = (contraction_bound(rows, one, H200, 0.0).terms["shared"] for one in (problem, narrow))
+    assert half < bound

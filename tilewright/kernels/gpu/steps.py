@@ -89,9 +89,9 @@ def split_seconds(
     resident: np.ndarray,
     machine: Machine,
 ) -> np.ndarray:
-    """What a split costs beside its blocks, of `results` elements of so many bytes in blocks' tiles of `tile`: a kernel that adds the parts, and their
-    traffic through level 2; or, as a cluster, two barriers and a whole tile's worth of sums that every block reads from its neighbours; or, with
-    atomics, a kernel that stores zeros, one for what follows the sum, and additions in level 2 at half its bandwidth."""
+    """What a split costs beside its blocks, of `results` elements of so many bytes in blocks' tiles of `tile`: a kernel that adds the parts, and what
+    they move through level 2; or, as a cluster, two barriers and a whole tile's worth of sums that every block reads from its neighbours; or,
+    with atomics, a kernel that stores zeros, one for what follows the sum, and additions in level 2 at half its bandwidth."""
     cache2 = machine.cache(2)
     assert cache2 is not None
     level2 = machine.cache_bandwidth(2)
