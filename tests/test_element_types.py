@@ -12,6 +12,7 @@ import torch
 
 import tilewright
 from tilewright.codegen.c import print_c
+from tilewright.codegen.conversions import CUDA_CONVERSIONS, bits_of, c_conversion, conversion_name
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.helpers import C_TYPES, CUDA_TYPES
 from tilewright.codegen.interpreter import run
@@ -86,3 +87,15 @@ def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
     assert (shared_bytes_of(rows, problem), shared_bytes_of(rows, narrow)) == (2 * 16 * (64 * 4 + 64 * 4), 2 * 16 * (64 * 2 + 64 * 4))
     bound, half = (contraction_bound(rows, one, H200, 0.0).terms["shared"] for one in (problem, narrow))
     assert half < bound
+
+
+@pytest.mark.parametrize("dtype", sorted(NARROW_FLOATS))
+def test_every_narrow_float_has_its_conversions_and_bits(dtype: str) -> None:
+    wide, element = computed_in(dtype), ELEMENT_TYPES[dtype]
+    for source, target in ((dtype, wide), (wide, dtype)):
+        for lanes in (1, 2, 4):
+            name = conversion_name(source, target, lanes)
+            assert name in c_conversion(source, target, lanes) and name in CUDA_CONVERSIONS
+    for value in (0.0, -1.0, 1 / 3, 65504.0, float("inf")):
+        exact = torch.tensor(value).to(getattr(torch, element.torch)).view(torch.int16)
+        assert bits_of(value, dtype) == int(exact) % (1 << 8 * element.bytes)

@@ -1,4 +1,4 @@
-"""Conversions between float32 and the 16-bit floats that kernels store, as text: in C, scalar and on vectors, and in CUDA C++.
+"""Conversions between narrow floats, which kernels store, and the type that they are computed in, as text: in C, scalar and vectors, and in CUDA C++.
 
 A 16-bit float is its bits there (`uint16_t`, `unsigned short`). `tw_f32_of_T` widens exactly; `tw_T_of_f32` rounds to the nearest, to the even one
 of two. NaN stays NaN, infinities stay, and what is too large becomes one.
@@ -19,11 +19,14 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 
 
 def bits_of(value: float, dtype: str) -> int:
-    """The bits of a number rounded to a 16-bit float, subnormal numbers kept."""
+    """The bits of a number rounded to a narrow float, subnormal numbers kept."""
+    element = ELEMENT_TYPES[dtype]
     with np.errstate(over="ignore"):
-        if dtype == "f16":
-            return int(np.float16(value).view(np.uint16))
+        if not element.bits:
+            return int(np.array(value, element.numpy).view(f"uint{8 * element.bytes}"))
         word = int(np.float32(value).view(np.uint32))
+    if dtype != "bf16":
+        raise ValueError(f"no rule for the bits of {dtype}")
     return word >> 16 | 0x40 if value != value else (word + 0x7FFF + (word >> 16 & 1)) >> 16
 
 

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
+from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
+
 COMMON_NUMBERS = (
     "processors", "clock_hz", "peak_flops", "memory_bandwidth", "memory_bytes", "memory_latency_cycles", "caches",
 )  # fmt: skip
@@ -165,9 +167,9 @@ class Machine:
             raise KeyError(f"{self.name} has no level-{level} cache")
         return cache.bandwidth * self.clock_hz * self.processors
 
-    def vector_lanes(self, element_bytes: int = 4) -> int:
-        """Elements in one vector register of a CPU."""
-        return self.vector_bits // (8 * element_bytes)
+    def vector_lanes(self, dtype: str = DEFAULT_FLOAT) -> int:
+        """Elements in one vector register of a CPU. The default is the type of all that schemas compute in vectors."""
+        return self.vector_bits // (8 * size_of(dtype))
 
     def missing_facts(self) -> tuple[str, ...]:
         """Fields that a complete machine of this kind has and this one lacks, and numbers without a source."""
