@@ -36,13 +36,13 @@ demo: venv
 
 # One OpenMP thread a process: workers with two threads each would fight for the cores. Three of them: some tests wait for processes.
 test: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
 
 test-as: venv
-	TILEWRIGHT_NATIVE=$(AS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu" $(NATIVE_TESTS)
+	TILEWRIGHT_NATIVE=$(AS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not gpu" $(NATIVE_TESTS)
 
 test-slow: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "slow and not gpu"
 
 BASE ?= HEAD
 replay: venv

@@ -1,4 +1,4 @@
-"""Mutated files of each kind: two hundred, the same in each run. ``python tests/fuzz/campaign.py`` runs more."""
+"""Mutated files of each kind: a hundred, the same in each run, and four times as many with the slow tests. ``python tests/fuzz/campaign.py`` runs more."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness import FAULTS, SUBJECTS, Case, Server
 from hypothesis import HealthCheck, given, settings
 from sample_artifacts import files, manifest_of, signed
 
-CASES = {"pt2_files": 30}  # most of a second each: PyTorch decomposes what is accepted
-ELSE = 60
+CASES = {"pt2_files": 15}  # most of a second each: PyTorch decomposes what is accepted
+ELSE = 30
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,12 @@ def test_results_that_are_not_those_of_the_graph_are_noticed() -> None:
             assert server.run(placed({**signed(held, manifest), MEANT: b""})).verdict == verdict
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_mutated_files(subject: str) -> None:
+def test_mutated_files(subject: str, times: int) -> None:
     with Server(subject) as server:
 
-        @settings(max_examples=CASES.get(subject, ELSE), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=times * CASES.get(subject, ELSE), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
         @given(importlib.import_module(subject).cases())
         def check(case: Case) -> None:
             outcome = server.run(case)

@@ -44,7 +44,7 @@ from tilewright.system.libraries import mapped
 from tilewright.system.private_files import make_folder, read_private
 from tilewright.system.programs import ProgramHung, run_program
 
-_FLAGS = ("-O1", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")
+_FLAGS = ("-O0", "-w", "-fwrapv", "-fno-strict-aliasing", "-shared", "-fPIC")
 _FAULTS = 64  # as TW_FAULTS in interpreter_runtime.h
 _KINDS = ("out of bounds", "uninitialised", "race", "race between blocks", "misaligned", "barrier divergence", "read-only")
 

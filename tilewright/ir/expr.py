@@ -562,8 +562,11 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             yield node
         elif id(node) not in seen:
             seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            if kids := children(node):
+                stack.append((node, True))
+                stack += [(kid, False) for kid in reversed(kids)]
+            else:
+                yield node
 
 
 def loads(*roots: Expr) -> tuple[Load, ...]:
