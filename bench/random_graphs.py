@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+ROOT = Path(__file__).resolve().parent.parent
 TOGETHER = 8
 SECONDS_ALONE = 60.0
 """A graph that takes longer hangs."""
@@ -42,9 +42,8 @@ LIFETIME = 400
 
 def outcomes(seeds: Sequence[int], target: str) -> list[dict[str, Any]]:
     """What came of each graph, compiled as one program."""
-    from random_graphs import random_case
-    from random_runs import compiled_faults, interpreted_faults
-
+    from tests.random_graphs import random_case
+    from tests.random_runs import compiled_faults, interpreted_faults
     from tilewright.errors import TilewrightError
 
     cases = [random_case(seed) for seed in seeds]
@@ -74,7 +73,7 @@ def serve(target: str, core: int) -> None:
 
     from tilewright.tuning.workers import serve as answer_all
 
-    sys.path.insert(0, str(TESTS))
+    sys.path.insert(0, str(ROOT))
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[core % len(cores)]})
@@ -208,9 +207,9 @@ def merged(paths: Sequence[Path]) -> dict[str, Any]:
 
 def show(seed: int, target: str) -> int:
     """Prints one graph and what came of it; where it is not right, a smaller graph that fails too."""
-    sys.path.insert(0, str(TESTS))
-    from random_graphs import random_case, shrunk
-    from random_runs import compiled_faults, interpreted_faults
+    sys.path.insert(0, str(ROOT))
+    from tests.random_graphs import random_case, shrunk
+    from tests.random_runs import compiled_faults, interpreted_faults
 
     def faults(case: Any) -> list[str]:
         try:

@@ -65,8 +65,7 @@ Plain = dict[str, Any]
 
 def units() -> list[str]:
     """Names of the models: the zoo's, largest first, then the families of operators."""
-    from operator_cases import FAMILIES
-
+    from tests.operator_cases import FAMILIES
     from tilewright import zoo
 
     first = ("vgg16", "inception_v4", "bert_base", "densenet121", "deepcam")
@@ -83,7 +82,7 @@ def graphs(unit: str) -> Iterator[tuple[str, Any]]:
 
     torch.manual_seed(SEED)
     if unit.startswith(CASES):
-        from operator_cases import FAMILIES
+        from tests.operator_cases import FAMILIES
 
         for number, case in enumerate(FAMILIES[unit.removeprefix(CASES)](random.Random(SEED))):
             yield f"{number} {case.name}", simplify(read(case.module.eval(), case.inputs).graph)[0]
@@ -264,7 +263,7 @@ def main() -> None:
     parser.add_argument("--show", type=int, default=2, help="differences of each kind that are printed (default: %(default)s)")
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write down what this tree decides, and compare nothing")
     options = parser.parse_args()
-    sys.path.append(str(HERE / "tests"))
+    sys.path.append(str(HERE))
     wanted = options.models.split(",") if options.models else units()
     targets = options.targets.split(",") if options.targets else list(TARGETS)
     if unknown := {*(set(wanted) - set(units())), *(set(targets) - set(TARGETS))}:

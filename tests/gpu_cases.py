@@ -9,15 +9,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
+from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder, Tensor, maximum
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.expr import Expr, logical_and, select, unary
-from tilewright.ir.graph import Value
+from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, channels_last, row_major
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered, Region, Storage
+from tilewright.ir.region import Lowered, Program, Region, Storage
 from tilewright.runtime.packing import prepared
+from tilewright.toolchain.binary import SourceFile
+from tilewright.toolchain.compilers import NvrtcCompiler
 
 
 @dataclass(frozen=True)
@@ -252,3 +256,50 @@ def matmul_case(
         "contraction", builder, total, {"a": a, "b": b}, expected.numpy(), None, frozenset({"b"} if constant else ())
     )
     return case
+
+
+def compiled(lowered, folder):  # noqa: ANN001, ANN201
+    """Resources by kernel, as the assembler for sm_90a reports them."""
+    from tilewright.toolchain.binary import parse_resources
+
+    kernels = list({kernel.name: kernel for kernel in lowered.kernels}.values())
+    source = SourceFile("kernel.cu", print_cuda(kernels), "cuda", tuple(kernel.name for kernel in kernels))
+    outcome = NvrtcCompiler.find(machine("h200")).compile(source, folder)
+    assert outcome.succeeded, outcome.log
+    return parse_resources(outcome.log)
+
+
+def interpret(program: Program, graph: Graph, inputs: tuple[torch.Tensor, ...]) -> list[np.ndarray]:
+    """The outputs; fails on anything that the interpreter reports, and on regions that need PyTorch."""
+    storage = dict(program.storage)
+    for lowered in program.regions:
+        storage |= dict(lowered.storage)
+    given = dict(zip(graph.inputs, inputs, strict=True)) | dict(graph.constants)
+    memory: dict[str, np.ndarray] = {}
+
+    def buffer(name: str) -> np.ndarray:
+        if name not in memory:
+            item = storage[name]
+            source = given.get(name if name in given else item.source or "")
+            if source is None:
+                memory[name] = np.zeros(item.layout.size, ELEMENT_TYPES[item.value.dtype].numpy)
+            else:
+                memory[name] = stored(prepared(source.detach().contiguous(), item).numpy().copy(), item.layout)
+        return memory[name]
+
+    for lowered in program.regions:
+        assert lowered.region.kind != "torch", lowered.region.name
+        kernels = {kernel.name: kernel for kernel in lowered.kernels}
+        for turn in range(lowered.repeat):
+            for call in lowered.calls:
+                kernel = kernels[call.kernel]
+                # a buffer may be written in parts, or by an earlier turn: races and bounds are what is checked here
+                known = [parameter.name for parameter in kernel.parameters]
+                report = run(kernel, [buffer(n) for n in call.arguments], [turn] * len(kernel.scalars), known)
+                assert report.is_clean, (lowered.region.name, lowered.schedule, report.faults)
+    results = []
+    for name in graph.outputs:
+        item = storage[program.aliases.get(name, name)]
+        flat = buffer(program.aliases.get(name, name))
+        results.append(flat[offsets(item.layout).ravel()].reshape(item.value.shape))
+    return results

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from compiled import Bundle, Case, compare
-from gpu_cases import offsets
-from test_operators import replayed
 
+from tests.compiled import Bundle, Case, compare, replayed
+from tests.gpu_cases import offsets
 from tilewright.codegen.interpreter import run
 from tilewright.frontend.imported import Imported, unsupported
 from tilewright.frontend.torch_export import import_module

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 
 from tilewright.hardware import machine
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import (
+    Kernel,
+)
 from tilewright.runtime.driver import system_driver
 from tilewright.runtime.gpu import GpuLibrary, ParameterBlock, node_params
 from tilewright.runtime.kernel_source import kernel_source
@@ -35,3 +38,15 @@ def launch(kernel: Kernel, arrays: Sequence[np.ndarray]) -> None:
     for buffer, array, tensor in zip(kernel.parameters, arrays, bits, strict=True):
         if buffer.writable:
             array.view(np.uint8)[...] = tensor.cpu().numpy()
+
+
+def cuda_binary(source: str, architecture: str = "sm_90a") -> tuple[bool, str]:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
+    options = [f"--gpu-architecture={architecture}".encode(), b"--ptxas-options=-v"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(program)
+    return status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode(errors="replace")

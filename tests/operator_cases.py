@@ -9,10 +9,14 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from compiled import Case
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
+
+from tests.compiled import Case
 
 
 class Function(nn.Module):
@@ -422,7 +426,7 @@ def large_maps_and_windows(random: Random) -> list[Case]:
 
 
 def elementwise(random: Random) -> list[Case]:
-    from test_operators import ANYWHERE, BINARY, INTEGER, WITHIN_ONE
+    from tests.pointwise_functions import ANYWHERE, BINARY, INTEGER, WITHIN_ONE
 
     shape = [random.choice((1, 2, 3, 17)) for _ in range(random.randint(1, 3))] + [4 * random.choice((1, 2, 5))]
     shapes = random.choice((((3, 4), (3, 4)), ((3, 1), (1, 4)), ((2, 3, 4), (3, 4)), ((2, 1, 4), (3, 1)), ((17,), (5, 17)), ((40, 1), (1, 33))))
@@ -601,3 +605,32 @@ FAMILIES: Mapping[str, Callable[[Random], list[Case]]] = {
     "special values": special_values,
     "recurrent": recurrent,
 }
+
+
+seeds = st.integers(0, 2**32 - 1)
+once = settings(max_examples=1, phases=(Phase.explicit, Phase.generate), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+
+
+def samples() -> torch.Tensor:
+    """Float32 numbers whose rounding has something to decide: every bfloat16, what lies halfway to the next one and on both sides of that, NaN of all
+    kinds, infinities, subnormal numbers; and random bits."""
+    high = np.arange(1 << 16, dtype=np.uint32) << 16
+    bits = [high | low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
+    drawn = np.random.default_rng(0).integers(0, 1 << 32, 1 << 17, dtype=np.uint64).astype(np.uint32)
+    return torch.from_numpy(np.concatenate([*bits, drawn]).view(np.float32).copy())
+
+
+class Applied(nn.Module):
+    """A module that calls a function on its inputs and the results of its parts."""
+
+    def __init__(self, function: Callable[..., Tensor], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*self.parts, *inputs)
+
+
+def after(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda part, x: function(part(x))

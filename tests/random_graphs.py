@@ -247,7 +247,7 @@ class Growth:
 
 def random_case(seed: int) -> RandomCase:
     """The case of a seed: the same for the same seed and release of PyTorch."""
-    from random_operators import first_inputs, propose
+    from tests.random_operators import first_inputs, propose
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")

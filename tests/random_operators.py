@@ -7,8 +7,9 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
-from random_graphs import MOST_PRODUCTS, Call, Growth, Node, Value
 from torch import Tensor, nn
+
+from tests.random_graphs import MOST_PRODUCTS, Call, Growth, Node, Value
 
 Proposal = Callable[[Growth], Node | None]
 PROPOSALS: list[tuple[float, Proposal]] = []

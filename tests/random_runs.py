@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Sequence
 
 import torch
-from compiled import Bundle, Case, poison
-from interpreted import returned, run_program
-from random_graphs import RandomCase
 
 import tilewright
+from tests.compiled import Bundle, Case, poison
+from tests.interpreted import returned, run_program
+from tests.random_graphs import RandomCase
 from tilewright.frontend.imported import unsupported
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify

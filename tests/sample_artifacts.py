@@ -6,7 +6,8 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,35 @@ def put(held: Mapping[str, bytes], path: Path) -> Path:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)
     return path
+
+
+def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    """Change the files of an artifact."""
+    if path.is_dir():
+        files = {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    else:
+        with zipfile.ZipFile(path) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+    before = dict(files)
+    change(files)
+    if path.is_dir():
+        for name in before.keys() - files.keys():
+            (path / name).unlink()
+        for name, data in files.items():
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_bytes(data)
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+
+
+def rewrite_manifest(path: Path, change: Callable[[dict], None], sign: bool = True) -> None:
+    def apply(files: dict[str, bytes]) -> None:
+        manifest = json.loads(files["manifest.json"])
+        change(manifest)
+        files["manifest.json"] = json.dumps(manifest).encode()
+        if sign:
+            files["manifest.sha256"] = hashlib.sha256(files["manifest.json"]).hexdigest().encode()
+
+    rewrite(path, apply)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from compiled import Case, compare
-from gpu_cases import offsets
-from interpreted import numpy_type, packed, poisoned
 
+from tests.compiled import Case, compare
+from tests.gpu_cases import offsets
+from tests.interpreted import numpy_type, packed, poisoned
 from tilewright.codegen.c import print_c
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.gpu_accesses import counted, executed, kernels
 from tests.gpu_cases import convolution_case
-from tests.test_analysis_gpu import counted, executed, kernels
 from tilewright.analysis.gpu.traffic import PlacesWalk, level_2_sectors, memory_sectors, traffic_of
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine

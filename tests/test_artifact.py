@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import zipfile
@@ -13,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runtime_programs import ProgramBuilder, chain, chain_reference
 
 import tilewright
+from tests.runtime_programs import ProgramBuilder, chain, chain_reference
+from tests.sample_artifacts import rewrite, rewrite_manifest
 from tilewright.errors import CompilerMissing, InvalidArtifact, TargetNotPresent
 from tilewright.hardware import host_cpu, machine
 from tilewright.ir.graph import Graph, Node, Value
@@ -31,38 +31,6 @@ from tilewright.runtime.signature import LEAF, OutputLeaf, Signature, StateLeaf,
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     chain(2).executable(("r1",)).save(tmp_path / request.param)
     return tmp_path / request.param
-
-
-def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
-    """Change the files of an artifact."""
-    if path.is_dir():
-        files = {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-    else:
-        with zipfile.ZipFile(path) as archive:
-            files = {name: archive.read(name) for name in archive.namelist()}
-    before = dict(files)
-    change(files)
-    if path.is_dir():
-        for name in before.keys() - files.keys():
-            (path / name).unlink()
-        for name, data in files.items():
-            (path / name).parent.mkdir(exist_ok=True)
-            (path / name).write_bytes(data)
-    else:
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, data in files.items():
-                archive.writestr(name, data)
-
-
-def rewrite_manifest(path: Path, change: Callable[[dict], None], sign: bool = True) -> None:
-    def apply(files: dict[str, bytes]) -> None:
-        manifest = json.loads(files["manifest.json"])
-        change(manifest)
-        files["manifest.json"] = json.dumps(manifest).encode()
-        if sign:
-            files["manifest.sha256"] = hashlib.sha256(files["manifest.json"]).hexdigest().encode()
-
-    rewrite(path, apply)
 
 
 def test_a_loaded_executable_computes_the_same(saved: Path) -> None:

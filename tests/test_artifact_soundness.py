@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from sample_artifacts import MANIFEST, WEIGHTS, files, manifest_of, put, signed, with_weights
 
 import tilewright
+from tests.sample_artifacts import MANIFEST, WEIGHTS, files, manifest_of, put, signed, with_weights
 from tilewright.cli import main
 from tilewright.errors import InvalidArtifact, KernelFailed
 from tilewright.runtime import artifact, cpu

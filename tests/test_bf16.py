@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gpu_cases import Case, convolution_case, matmul_case, offsets
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.gpu_cases import Case, convolution_case, matmul_case, offsets
+from tests.operator_cases import samples
 from tilewright.analysis.cpu.assembly import Instruction
 from tilewright.analysis.cpu.caches import cache_misses
 from tilewright.analysis.cpu.pipeline import block_cycles
@@ -53,15 +54,6 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
     """As PyTorch rounds, but for subnormal numbers, which become zero."""
     tiny = values.abs() < torch.finfo(torch.float32).tiny
     return torch.where(tiny, torch.zeros_like(values).copysign(values), values).bfloat16()
-
-
-def samples() -> torch.Tensor:
-    """Float32 numbers whose rounding has something to decide: every bfloat16, what lies halfway to the next one and on both sides of that, NaN of all
-    kinds, infinities, subnormal numbers; and random bits."""
-    high = np.arange(1 << 16, dtype=np.uint32) << 16
-    bits = [high | low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
-    drawn = np.random.default_rng(0).integers(0, 1 << 32, 1 << 17, dtype=np.uint64).astype(np.uint32)
-    return torch.from_numpy(np.concatenate([*bits, drawn]).view(np.float32).copy())
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:

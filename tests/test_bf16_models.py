@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled import poison
 from torch import nn
 
 import tilewright
+from tests.compiled import poison
 from tilewright import zoo
 from tilewright.errors import KernelFailed, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.torch_export import import_module

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bare_schemas import part
-from bare_schemas import ranking_of as bare_ranking
 
 from bench import choice_quality
 from bench.choice_quality import figures, judge_pool, judge_space, places, summaries
 from bench.model_comparison import file_of
+from tests.bare_schemas import part
+from tests.bare_schemas import ranking_of as bare_ranking
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.gpu.direct.schedule import DirectSchedule

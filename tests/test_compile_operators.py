@@ -6,14 +6,12 @@ from random import Random
 
 import pytest
 import torch
-from compiled import check_native
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from operator_cases import FAMILIES
+from hypothesis import given, settings
 
-seeds = st.integers(0, 2**32 - 1)
+from tests.compiled import check_native
+from tests.operator_cases import FAMILIES, once, seeds
+
 # A seed does not shrink: what fails is reported by the case's own name.
-once = settings(max_examples=1, phases=(Phase.explicit, Phase.generate), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
 def check_family(family: str, seed: int, target: str = "native", calls: int = 1) -> None:

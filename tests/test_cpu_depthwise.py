@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gpu_cases import check
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import tilewright
 from bench.instruction_counts import compiled
+from tests.gpu_cases import check
 from tilewright.analysis.cpu.caches import cache_misses
 from tilewright.analysis.cpu.matching import executed
 from tilewright.hardware import machine
@@ -32,7 +32,7 @@ NEON, AVX2, AVX512 = machine("neoverse-n1"), machine("x86-avx2"), machine("x86-a
 
 def case_of(channels: int, size: tuple[int, int], filter_size: int, stride: int, seed: int = 0, outputs: int = 0, **more: int):  # noqa: ANN201
     """A case as `gpu_cases` has them: the region, random inputs, and its results in float64."""
-    from gpu_cases import Case
+    from tests.gpu_cases import Case
 
     problem = convolution_problem(outputs or channels, channels, *size, filter_size, stride, groups=channels, **more)
     generator = torch.Generator().manual_seed(seed)

@@ -8,12 +8,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import bare_schemas
 import numpy as np
 import pytest
 
 from bench import cpu_choice, operators
 from bench import cpu_learned as training
+from tests import bare_schemas
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from gpu_cases import check, convolution_case
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.gpu_cases import check, convolution_case
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Store, statements
 from tilewright.kernels.cpu.contraction.space import CpuContractionSchedule

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from gpu_cases import Case, check, matmul_case
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.gpu_cases import Case, check, matmul_case
 from tilewright.hardware import machine
 from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT
 from tilewright.kernels.registry import lower

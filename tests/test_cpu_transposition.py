@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu_cases import Case, check, convolution_case, double, make_case, random, relu, tensor
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.gpu_cases import Case, check, convolution_case, double, make_case, random, relu, tensor
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
 from tilewright.ir.expr import Load, index_const

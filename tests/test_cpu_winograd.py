@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from compiled import check_native
-from gpu_cases import check, convolution_case
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from operator_cases import Case as ModuleCase
 from torch import nn
 
 import tilewright
+from tests.compiled import check_native
+from tests.gpu_cases import check, convolution_case
+from tests.operator_cases import Case as ModuleCase
 from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Unsuitable

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_workers import seconds as seconds_of
-from measured_layers import H200, layer, measured, outcome
-from test_trials import processes
 
+from tests.fake_workers import seconds as seconds_of
+from tests.measured_layers import H200, layer, measured, outcome
+from tests.stand_ins import processes
 from tilewright.errors import InvalidInput
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule
 from tilewright.kernels.registry import schedule_types

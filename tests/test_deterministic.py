@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from interpreted import run_program
-from test_records import H200, example, measurement, problems_of_network, stand_ins
 
 import tilewright
+from tests.interpreted import run_program
+from tests.stand_ins import H200, example, measurement, problems_of_network, stand_ins
 from tilewright.cli import main
 from tilewright.compile import check_options, read
 from tilewright.errors import UnsupportedOption

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bare_schemas import part, ranking_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.evolution import pycma, spaces_of
+from tests.bare_schemas import part, ranking_of
 from tilewright.kernels.columns import length, product_of, take
 from tilewright.kernels.cpu.contraction.space import schedule_of
 from tilewright.selection.evolution import Strategy, coordinates, evolve, nearest, utilities

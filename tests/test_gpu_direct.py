@@ -265,7 +265,7 @@ def test_a_convolution_is_ranked_with_direct_candidates() -> None:
 )
 def test_typical_kernels_compile_without_spills(schedule: DirectSchedule, tmp_path) -> None:  # noqa: ANN001
     pytest.importorskip("cuda.bindings.nvrtc")
-    from tests.test_gpu_lowering import compiled
+    from tests.gpu_cases import compiled
 
     case = layer(64, 64, 28)
     found = compiled(lower(case, schedule), tmp_path)

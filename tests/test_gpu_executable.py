@@ -248,14 +248,14 @@ def test_artifacts_made_without_a_gpu(tmp_path: Path) -> None:
         "import sys, torch, tilewright\n"
         "assert not torch.cuda.is_available()\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from test_gpu_executable import MODULES, SHAPE\n"
+        "from tests.test_gpu_executable import MODULES, SHAPE\n"
         "for name in ('single', 'chain', 'recurrent'):\n"
         "    torch.manual_seed(4)\n"
         "    module = MODULES[name]().eval()\n"
         "    torch.save(module.state_dict(), f'{sys.argv[2]}/{name}.pt')\n"
         "    tilewright.compile(module, (torch.randn(SHAPE),), target='h200').save(f'{sys.argv[2]}/{name}.tw.zip')\n"
     )
-    command = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), str(tmp_path)]
     subprocess.run(command, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     for name in ("single", "chain", "recurrent"):
         subject = Subject.__new__(Subject)

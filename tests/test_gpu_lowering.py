@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.gpu_cases import Case, check, convolution_case, double, exp, make_case, matmul_case, random, tensor
+from tests.gpu_cases import Case, check, compiled, convolution_case, double, exp, make_case, matmul_case, random, tensor
 from tilewright.codegen.cuda import print_cuda
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
@@ -420,14 +420,3 @@ def test_every_schema_compiles(tmp_path) -> None:  # noqa: ANN001
         assert set(compiled(lowered, folder)) == {kernel.name for kernel in lowered.kernels}
 
 
-def compiled(lowered, folder):  # noqa: ANN001, ANN201
-    """Resources by kernel, as the assembler for sm_90a reports them."""
-    from tilewright.codegen.cuda import print_cuda
-    from tilewright.toolchain.binary import SourceFile, parse_resources
-    from tilewright.toolchain.compilers import NvrtcCompiler
-
-    kernels = list({kernel.name: kernel for kernel in lowered.kernels}.values())
-    source = SourceFile("kernel.cu", print_cuda(kernels), "cuda", tuple(kernel.name for kernel in kernels))
-    outcome = NvrtcCompiler.find(H200).compile(source, folder)
-    assert outcome.succeeded, outcome.log
-    return parse_resources(outcome.log)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compiled import poison
 
 import tilewright
+from tests.compiled import poison
 from tilewright import zoo
 from tilewright.tuning.measure import as_list, double_precision_outputs, relative_error
 

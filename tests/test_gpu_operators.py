@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 import torch
-from compiled import check_native
-from operator_cases import FAMILIES
+
+from tests.compiled import check_native
+from tests.operator_cases import FAMILIES
 
 pytestmark = pytest.mark.gpu
 

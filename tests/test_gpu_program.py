@@ -10,53 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.gpu_cases import offsets, stored
-from tilewright.codegen.interpreter import run
+from tests.gpu_cases import interpret
 from tilewright.frontend.torch_export import import_module
 from tilewright.hardware import machine
-from tilewright.ir.dtypes import ELEMENT_TYPES
-from tilewright.ir.graph import Graph
-from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program
-from tilewright.runtime.packing import prepared
 
 H200 = machine("h200")
-
-
-def interpret(program: Program, graph: Graph, inputs: tuple[Tensor, ...]) -> list[np.ndarray]:
-    """The outputs; fails on anything that the interpreter reports, and on regions that need PyTorch."""
-    storage = dict(program.storage)
-    for lowered in program.regions:
-        storage |= dict(lowered.storage)
-    given = dict(zip(graph.inputs, inputs, strict=True)) | dict(graph.constants)
-    memory: dict[str, np.ndarray] = {}
-
-    def buffer(name: str) -> np.ndarray:
-        if name not in memory:
-            item = storage[name]
-            source = given.get(name if name in given else item.source or "")
-            if source is None:
-                memory[name] = np.zeros(item.layout.size, ELEMENT_TYPES[item.value.dtype].numpy)
-            else:
-                memory[name] = stored(prepared(source.detach().contiguous(), item).numpy().copy(), item.layout)
-        return memory[name]
-
-    for lowered in program.regions:
-        assert lowered.region.kind != "torch", lowered.region.name
-        kernels = {kernel.name: kernel for kernel in lowered.kernels}
-        for turn in range(lowered.repeat):
-            for call in lowered.calls:
-                kernel = kernels[call.kernel]
-                # a buffer may be written in parts, or by an earlier turn: races and bounds are what is checked here
-                known = [parameter.name for parameter in kernel.parameters]
-                report = run(kernel, [buffer(n) for n in call.arguments], [turn] * len(kernel.scalars), known)
-                assert report.is_clean, (lowered.region.name, lowered.schedule, report.faults)
-    results = []
-    for name in graph.outputs:
-        item = storage[program.aliases.get(name, name)]
-        flat = buffer(program.aliases.get(name, name))
-        results.append(flat[offsets(item.layout).ravel()].reshape(item.value.shape))
-    return results
 
 
 class Attention(nn.Module):

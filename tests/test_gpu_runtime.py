@@ -14,8 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime_programs import ProgramBuilder, chain
 
+from tests.runtime_programs import ProgramBuilder, chain
 from tilewright.errors import IndexOutOfRange, KernelFailed, TargetNotPresent
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import row_major

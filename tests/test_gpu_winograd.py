@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
-from tests.gpu_cases import Case, check, convolution_case, execute
-from tests.test_gpu_lowering import compiled
-from tests.test_gpu_program import interpret
+from tests.gpu_cases import Case, check, compiled, convolution_case, execute, interpret
 from tilewright.codegen.cuda import shared_bytes
 from tilewright.frontend.torch_export import import_module
 from tilewright.hardware import machine

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from limits import limited
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
+from tests.limits import limited
 from tilewright.errors import InvalidModel, TilewrightError
 from tilewright.frontend.onnx_import import import_onnx
 from tilewright.graph.passes import simplify

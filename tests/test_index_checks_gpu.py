@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from test_index_checks import CASES, COLUMNS, NAMES, RIGHT, ROWS, TABLE, Operators, of_torch, values_of, with_index
 from torch import nn
 
 import tilewright
+from tests.index_cases import CASES, COLUMNS, NAMES, RIGHT, ROWS, TABLE, Operators, of_torch, values_of, with_index
 from tilewright.dynamo import backend
 from tilewright.errors import IndexOutOfRange
 from tilewright.runtime.executable import Executable

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from interpreted import run_program
 from torch import nn
 
+from tests.interpreted import run_program
 from tilewright.compile import source_files
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify

@@ -13,10 +13,10 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
-from operator_cases import Function
 from torch import nn
 
 import tilewright
+from tests.operator_cases import Function
 from tilewright.codegen import helpers
 from tilewright.codegen.c import CPrinter
 from tilewright.codegen.cuda import CudaPrinter

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from random_graphs import random_case
-from random_runs import together
 from torch import Tensor, nn
 
 import tilewright
+from tests.random_graphs import random_case
+from tests.random_runs import together
 from tilewright.errors import CacheError, InternalFault
 from tilewright.frontend import torch_export
 from tilewright.hardware import machine

@@ -7,10 +7,9 @@ from random import Random
 import pytest
 import torch
 from hypothesis import given, settings
-from interpreted import check_interpreted
-from operator_cases import FAMILIES
-from test_compile_operators import once, seeds
 
+from tests.interpreted import check_interpreted
+from tests.operator_cases import FAMILIES, once, seeds
 from tilewright.hardware import machine
 
 # Of a fast test run's time these take the least.

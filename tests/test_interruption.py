@@ -14,11 +14,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import interrupted
 import pytest
 
 import tilewright
 from bench.processes import MARK, PATIENCE, ended, processes_left, processes_of, start, words_of
+from tests import interrupted
 from tilewright.system.scratch import Scratch
 from tilewright.tuning.records import Records, default_path
 
@@ -96,7 +96,7 @@ def ours_in(place: Path) -> list[str]:
 def test_every_stage_is_interrupted_in_order(stage: str, place: Path) -> None:
     where, command = STAGES[stage]
     if "records" in stage:
-        from test_record_files import filled
+        from tests.stand_ins import filled
 
         filled(default_path(), 20)
         with Records() as records:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from on_device import launch
-from test_printers import cuda_binary
 
+from tests.on_device import cuda_binary, launch
 from tilewright.analysis.gpu.warps import accesses
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from limits import limited
-from runtime_programs import ProgramBuilder, chain
 
+from tests.limits import limited
+from tests.runtime_programs import ProgramBuilder, chain
 from tilewright.ir.layout import channels_last, row_major
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.memory_plan import Lifetime, assign_places, lifetimes, place, plan_memory

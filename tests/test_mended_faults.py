@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled import Bundle, Case, check_native
-from interpreted import check_interpreted, run_program
 from torch import Tensor, nn
 
 import tilewright
+from tests.compiled import Bundle, Case, check_native
+from tests.interpreted import check_interpreted, run_program
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine

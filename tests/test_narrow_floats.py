@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from on_device import launch
-from test_bf16 import samples
-from test_printers import cuda_binary
 
+from tests.on_device import cuda_binary, launch
+from tests.operator_cases import samples
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import FLAGS, print_c
 from tilewright.codegen.conversions import bits_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.compiled import replayed
+from tests.pointwise_functions import ANYWHERE, BINARY, INTEGER, WITHIN_ONE
 from tilewright.frontend.imported import unsupported
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
@@ -59,13 +61,6 @@ def check(model: nn.Module | Callable[..., Any], *inputs: torch.Tensor, toleranc
                 np.testing.assert_allclose(result, wanted.numpy(), rtol=tolerance, atol=tolerance, err_msg=f"output {k}")
 
 
-def replayed(x: torch.Tensor, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> torch.Tensor:
-    for target, arguments in calls:
-        name, overload = target.removeprefix("aten.").split(".")
-        x = getattr(getattr(torch.ops.aten, name), overload)(x, *arguments)
-    return x
-
-
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
@@ -78,171 +73,6 @@ def positive(*shape: int) -> torch.Tensor:
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------------
-
-ANYWHERE = [
-    torch.abs,
-    torch.neg,
-    torch.sign,
-    torch.exp,
-    torch.exp2,
-    torch.expm1,
-    torch.sin,
-    torch.cos,
-    torch.tan,
-    torch.atan,
-    torch.sinh,
-    torch.cosh,
-    torch.tanh,
-    torch.asinh,
-    torch.erf,
-    torch.erfc,
-    torch.floor,
-    torch.ceil,
-    torch.round,
-    torch.trunc,
-    torch.frac,
-    torch.isnan,
-    torch.isinf,
-    torch.isfinite,
-    torch.logical_not,
-    torch.square,
-    torch.sigmoid,
-    torch.nan_to_num,
-    F.relu,
-    F.relu6,
-    F.silu,
-    F.gelu,
-    lambda x: F.gelu(x, approximate="tanh"),
-    F.hardswish,
-    F.hardsigmoid,
-    F.hardtanh,
-    F.elu,
-    F.celu,
-    F.selu,
-    F.softplus,
-    F.mish,
-    F.leaky_relu,
-    F.softsign,
-    F.logsigmoid,
-    F.tanhshrink,
-    F.hardshrink,
-    F.softshrink,
-    lambda x: F.threshold(x, 0.1, 20.0),
-    lambda x: F.elu(x, 0.7),
-    lambda x: F.celu(x, 0.7),
-    lambda x: F.hardtanh(x, -0.3, 0.4),
-    lambda x: F.softplus(x, 2.0, 1.0),
-    lambda x: F.leaky_relu(x, 0.3),
-    lambda x: x.clamp(-0.2, 0.5),
-    lambda x: x.clamp(min=0.1),
-    lambda x: x.clamp(max=0.1),
-    lambda x: x**2,
-    lambda x: x**3,
-    lambda x: x * 3 + 1,
-    lambda x: 2 - x,
-    lambda x: 1 / (x * x + 1),
-    lambda x: x / 3,
-    lambda x: x // 0.3,
-    lambda x: x % 0.7,
-    lambda x: torch.fmod(x, 0.7),
-    lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
-    lambda x: torch.rsub(x, 2, alpha=3),
-    lambda x: torch.add(x, x, alpha=2),
-    lambda x: x > 0,
-    lambda x: (x > 0) & (x < 1),
-    lambda x: x.to(torch.float32),
-    lambda x: x.to(torch.int64),
-    lambda x: x.bool(),
-    lambda x: torch.where(x > 0, x, -1.0),
-    lambda x: x.masked_fill(x > 0, 7.0),
-    torch.deg2rad,
-    lambda x: torch.round(x, decimals=2),
-    lambda x: F.dropout(x, 0.5, False),
-    lambda x: F.glu(x, -1),
-    lambda x: torch.clamp(x, x * 0, x * 0 + 1),
-]
-WITHIN_ONE = [
-    torch.sqrt,
-    torch.rsqrt,
-    torch.log,
-    torch.log2,
-    torch.log10,
-    torch.log1p,
-    torch.asin,
-    torch.acos,
-    torch.atanh,
-    torch.reciprocal,
-    torch.logit,
-    lambda x: torch.acosh(x + 1),
-    lambda x: x**0.5,
-    lambda x: x**-0.5,
-    lambda x: x**-1,
-    lambda x: x**1.7,
-    lambda x: 2.0**x,
-    lambda x: torch.pow(x, x),
-]
-BINARY = [
-    torch.add,
-    torch.sub,
-    torch.mul,
-    torch.div,
-    torch.atan2,
-    torch.maximum,
-    torch.minimum,
-    torch.fmod,
-    torch.remainder,
-    torch.floor_divide,
-    torch.logaddexp,
-    torch.eq,
-    torch.ne,
-    torch.lt,
-    torch.le,
-    torch.gt,
-    torch.ge,
-    torch.logical_and,
-    torch.logical_or,
-    torch.logical_xor,
-    torch.isclose,
-    lambda a, b: torch.lerp(a, b, 0.3),
-    lambda a, b: torch.lerp(a, b, torch.sigmoid(b)),
-    lambda a, b: torch.addcmul(a, a, b, value=0.5),
-    lambda a, b: torch.addcdiv(a, a, b, value=0.5),
-    lambda a, b: torch.where(a > b, a, b),
-    lambda a, b: torch.div(a, b, rounding_mode="floor"),
-    lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    lambda a, b: F.prelu(a, b[0, :1]),
-    lambda a, b: a.masked_fill(b > 0, 1.0),
-]
-INTEGER = [
-    torch.add,
-    torch.sub,
-    torch.mul,
-    torch.div,
-    torch.floor_divide,
-    torch.remainder,
-    torch.fmod,
-    torch.maximum,
-    torch.bitwise_and,
-    torch.bitwise_or,
-    torch.bitwise_xor,
-    torch.eq,
-    torch.lt,
-    torch.logical_or,
-    lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    lambda a, b: a * 2.5,
-    lambda a, b: a + True,
-    lambda a, b: ~a,
-    lambda a, b: a.abs(),
-    lambda a, b: -a,
-    lambda a, b: torch.sqrt(b.abs()),
-    lambda a, b: torch.where(a > b, a, 0),
-    lambda a, b: a << 2,
-    lambda a, b: a.float() / b,
-    lambda a, b: (a > 0) + (b > 0),
-    lambda a, b: a.clamp(-2, 3),
-    lambda a, b: torch.sign(a),
-    lambda a, b: (a > 0).sum(),
-]
 
 
 @few

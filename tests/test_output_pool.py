@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runtime_programs import ProgramBuilder
 
+from tests.runtime_programs import ProgramBuilder
 from tilewright.runtime.buffers import allocation
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.output_pool import ALIGNMENT, KEPT, LEAST_BYTES, OutputPool

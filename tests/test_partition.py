@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operator_cases import Dense, Function, Inverted, Residual, SharedHalo, normal, randomised
 from torch import Tensor, nn
 
+from tests.operator_cases import Dense, Function, Inverted, Residual, SharedHalo, normal, randomised
 from tilewright import zoo
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from operator_cases import Function
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.operator_cases import Function
 from tilewright.compile import read
 from tilewright.errors import InvalidArtifact
 from tilewright.frontend.permitted_operators import FAMILIES, PERMITTED

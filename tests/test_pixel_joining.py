@@ -7,12 +7,11 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled import Case, check_native
-from interpreted import check_interpreted
-from operator_cases import randomised
-from test_row_joining import Applied, after
 from torch import Tensor, nn
 
+from tests.compiled import Case, check_native
+from tests.interpreted import check_interpreted
+from tests.operator_cases import Applied, after, randomised
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine

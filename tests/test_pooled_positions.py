@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled import Case, check_native
-from interpreted import check_interpreted
-from operator_cases import Function
 
+from tests.compiled import Case, check_native
+from tests.interpreted import check_interpreted
+from tests.operator_cases import Function
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.reference import evaluate
 from tilewright.hardware import machine

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
+from tests.on_device import cuda_binary
 from tilewright.codegen.c import FLAGS, print_c
 from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype, print_cuda, shared_bytes
 from tilewright.codegen.interpreter import run
@@ -555,18 +556,6 @@ def test_micro_kernel_is_right_and_stays_in_registers() -> None:
 
 
 # --- CUDA C++ ---------------------------------------------------------------------------------------------------------
-
-
-def cuda_binary(source: str, architecture: str = "sm_90a") -> tuple[bool, str]:
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
-    options = [f"--gpu-architecture={architecture}".encode(), b"--ptxas-options=-v"]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(program)
-    return status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode(errors="replace")
 
 
 def cuda_operations(dtype: str) -> Kernel:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from limits import limited
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import tilewright
+from tests.limits import limited
 from tilewright.cli import main
 from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
 from tilewright.frontend.torch_export import import_file, load_exported

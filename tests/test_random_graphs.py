@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_graphs import Growth, RandomCase, random_case, shrunk, trimmed
-from random_operators import call
-from random_runs import compiled_faults, interpreted_faults
+
+from tests.random_graphs import Growth, RandomCase, random_case, shrunk, trimmed
+from tests.random_operators import call
+from tests.random_runs import compiled_faults, interpreted_faults
 
 TOGETHER = 10
 

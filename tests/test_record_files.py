@@ -21,11 +21,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_records import FAILURE, H200, measurement, stand_ins
-from test_trials import OTHER, SMALL
 from torch import nn
 
 import tilewright
+from tests.stand_ins import FAILURE, H200, OTHER, SMALL, filled, sample, stand_ins
 from tilewright.cli import _quiet, main
 from tilewright.errors import CacheError
 from tilewright.files import lines_of
@@ -43,20 +42,6 @@ from tilewright.tuning.tuning import OUTSIDE, chooser_for, from_records, tune
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
-
-
-@lru_cache
-def sample(position: int = 0, problem: Problem = SMALL) -> Measurement:
-    """A measurement of a problem's candidate."""
-    return measurement(problem, position)
-
-
-def filled(path: Path, count: int = 200) -> list[Measurement]:
-    """A store of so many measurements."""
-    entries = [replace(sample(), reason=f"number {number}") for number in range(count)]
-    with Records(path) as records:
-        records.add(entries)
-    return entries
 
 
 def database(path: Path, *statements: str) -> None:

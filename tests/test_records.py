@@ -14,28 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_workers import seconds as seconds_of
-from test_trials import FAKES, H200, OTHER, SMALL
-from torch import nn
 
 import tilewright
+from tests.fake_workers import seconds as seconds_of
+from tests.stand_ins import FAILURE, H200, OTHER, SMALL, example, measurement, problems_of_network, stand_ins
 from tilewright.cli import main
 from tilewright.cli_tune import read_layers
 from tilewright.compile import read
 from tilewright.errors import CacheError, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
-from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
 from tilewright.tuning import plain, trials
 from tilewright.tuning.measurement import Measurement
-from tilewright.tuning.problems import generator, key_of, text_of
+from tilewright.tuning.problems import generator, key_of
 from tilewright.tuning.records import Records, default_path
 from tilewright.tuning.trials import Trials
-from tilewright.tuning.tuning import chooser_for, current_code, distinct_problems, from_records, is_current, may_beat, tune
+from tilewright.tuning.tuning import chooser_for, from_records, is_current, may_beat, tune
 
 absent = pytest.mark.skipif(is_present(H200), reason="the target is here")
 
@@ -43,20 +41,6 @@ absent = pytest.mark.skipif(is_present(H200), reason="the target is here")
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-
-
-def measurement(problem: Problem = SMALL, position: int = 0, seconds: float = 1e-5, **changes: Any) -> Measurement:
-    """Of a candidate of the ranking, as it would be recorded."""
-    choice = next(islice(rank(problem, H200), position, None))
-    entry = Measurement(
-        key_of(problem), problem.region.kind, text_of(problem), plain.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
-        "nvrtc", "network", current_code(problem, choice.schedule, H200) or "", "of another day", "measured", "", seconds, 0.9 * seconds, 1.1 * seconds, 4, False, 1e-7,
-        '{"kernel": {"registers": 32}}', "2026-01-02T03:04:05.678+00:00",
-    )  # fmt: skip
-    return replace(entry, **changes)
-
-
-FAILURE: dict[str, Any] = {"status": "failed", "reason": "hangs", "median": None, "lower": None, "upper": None, "count": 0}
 
 
 @pytest.fixture()
@@ -162,33 +146,6 @@ def test_two_may_write_at_once(tmp_path: Path) -> None:
 
 
 # Plans
-
-
-class Network(nn.Module):
-    """Two convolutions, the second twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
-
-
-def example() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    torch.manual_seed(0)
-    return Network().eval(), (torch.randn(1, 3, 8, 8),)
-
-
-def problems_of_network() -> list[Problem]:
-    module, inputs = example()
-    graph, _ = simplify(read(module, inputs).graph)
-    return distinct_problems(graph, H200, 1)
-
-
-def stand_ins(faults: dict[str, str] | None = None) -> Trials:
-    given = json.dumps(faults or {})
-    return Trials(H200, (0,), 1, measurer=(FAKES, "measure", given), compiler=(FAKES, "compile", given))
 
 
 def programs(path: Path | None) -> list[tuple[str, str]]:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled import Case, check_native
-from interpreted import check_interpreted
 from torch import Tensor, nn
 
+from tests.compiled import Case, check_native
+from tests.interpreted import check_interpreted
+from tests.operator_cases import Applied, after
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.region import Program, Region
 from tilewright.partition.plan import plan_program
-
-
-class Applied(nn.Module):
-    """A module that calls a function on its inputs and the results of its parts."""
-
-    def __init__(self, function: Callable[..., Tensor], *parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*self.parts, *inputs)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
@@ -45,10 +33,6 @@ def excluded(q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
-
-
-def after(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda part, x: function(part(x))
 
 
 def cases() -> list[Case]:

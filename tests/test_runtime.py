@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime_programs import ProgramBuilder, chain, chain_reference
 
+from tests.runtime_programs import ProgramBuilder, chain, chain_reference
 from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
 from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major

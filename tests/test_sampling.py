@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from bare_schemas import part, ranking_of
 
 from bench.layers import LAYERS
+from tests.bare_schemas import part, ranking_of
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning.sampling import JUDGED, LEAST_FLOPS, MOST_FLOPS, evenly, has_small_factors, random_layers, towards_the_best
 

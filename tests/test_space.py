@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_artifact import rewrite_manifest
 from torch import nn
 
 import tilewright
 from bench.regions import ranking_of
+from tests.sample_artifacts import rewrite_manifest
 from tilewright.errors import InvalidArtifact
 from tilewright.hardware import machine
 from tilewright.ir.space import SpaceCounts

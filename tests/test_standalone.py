@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled import Case
-from operator_cases import Dense, Inverted, Residual, case, normal, randomised
-from standalone import run_standalone
 from torch import nn
 
 import tilewright
+from tests.compiled import Case
+from tests.operator_cases import Dense, Inverted, Residual, case, normal, randomised
+from tests.standalone import run_standalone
 from tilewright import zoo
 from tilewright.hardware import machine
 from tilewright.hardware.host import host_cpu

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from gpu_cases import Case, check
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.gpu_cases import Case, check
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine

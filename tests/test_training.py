@@ -7,12 +7,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import bare_schemas
 import numpy as np
 import pytest
-from measured_layers import H200, layer, measured, slow, some
-from test_trials import processes
 
+from tests import bare_schemas
+from tests.measured_layers import H200, layer, measured, slow, some
+from tests.stand_ins import processes
 from tilewright.cli import main
 from tilewright.errors import InvalidInput, InvalidModel
 from tilewright.hardware import is_present

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_gpu import EmulatedServer
-from fake_workers import seconds
 
+from tests.emulated_gpu import EmulatedServer
+from tests.fake_workers import seconds
+from tests.stand_ins import FAKES, H200, OTHER, SMALL, processes
 from tilewright.compile import read
 from tilewright.errors import CompilerMissing, KernelFailed, TargetNotPresent
 from tilewright.graph.passes import simplify
@@ -35,18 +36,6 @@ from tilewright.tuning.trial_worker import drawn, poison, relative_error
 from tilewright.tuning.trials import Job, Outcome, Timing, Trials, measure_all, tied
 from tilewright.tuning.tuning import distinct_problems, from_records, tune
 from tilewright.tuning.workers import Worker, WorkerLost
-
-H200 = machine("h200")
-FAKES = str(Path(__file__).with_name("fake_workers.py"))
-SMALL = convolution_problem(16, 8, 6, 5, 3)
-OTHER = convolution_problem(8, 8, 6, 6, 1)
-
-
-def processes(faults: dict[str, str] | None = None, **options: Any) -> Trials:
-    """Two compiling and one measuring stand-in."""
-    given = json.dumps(faults or {})
-    options = {"devices": (0,), "compile_workers": 2, "trial_seconds": 5.0, **options}
-    return Trials(H200, measurer=(FAKES, "measure", given), compiler=(FAKES, "compile", given), **options)
 
 
 def jobs_of(problem: Problem, count: int) -> list[Job]:

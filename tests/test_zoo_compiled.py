@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 import torch
-from compiled import poison
 
 import tilewright
+from tests.compiled import poison
 from tilewright import zoo
 from tilewright.compile import read, source_files
 from tilewright.graph.passes import simplify

@@ -14,9 +14,9 @@ from typing import Any
 import hypothesis.strategies as st
 import safetensors.torch
 import torch
-from harness import Case
-from sample_artifacts import WEIGHTS, manifest_of, signed, with_weights
 
+from tests.fuzz.harness import Case
+from tests.sample_artifacts import WEIGHTS, manifest_of, signed, with_weights
 from tilewright.frontend.permitted_operators import PERMITTED
 
 MEANT = "same-meaning"

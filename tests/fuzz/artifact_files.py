@@ -12,7 +12,6 @@ import ctypes
 import io
 import json
 import mmap
-import sys
 import zipfile
 from collections.abc import Iterator
 from math import prod
@@ -22,17 +21,14 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
-
-from artifact_changes import MEANT, exchanges, rewordings  # noqa: E402
-from harness import Broken, Case  # noqa: E402
-from planning import results_are_right  # noqa: E402
-from sample_artifacts import MANIFEST, WEIGHTS, files, manifest_of, signed  # noqa: E402
-
-from tilewright.errors import TilewrightError  # noqa: E402
-from tilewright.runtime import artifact  # noqa: E402
-from tilewright.runtime.buffers import torch_dtype  # noqa: E402
-from tilewright.runtime.executable import Executable  # noqa: E402
+from tests.fuzz.artifact_changes import MEANT, exchanges, rewordings
+from tests.fuzz.harness import Broken, Case
+from tests.fuzz.planning import results_are_right
+from tests.sample_artifacts import MANIFEST, WEIGHTS, files, manifest_of, signed
+from tilewright.errors import TilewrightError
+from tilewright.runtime import artifact
+from tilewright.runtime.buffers import torch_dtype
+from tilewright.runtime.executable import Executable
 
 NAMES = ("convolutions", "recurrent", "embedded", "stateful")
 LOAD_ONLY = "load-only"

@@ -1,4 +1,4 @@
-"""Many mutated files of each kind: ``python tests/fuzz/campaign.py [SUBJECT ...] --cases 20000 --name fuzz``.
+"""Many mutated files of each kind: ``python -m tests.fuzz.campaign [SUBJECT ...] --cases 20000 --name fuzz``.
 
 As many processes as there are cores take their share of the cases. Counts what became of them in bench/results/NAME.json, keeps the files of the
 first faults of each kind below ``--keep``, and exits with 1 if there is any. ``--merge FILE ...`` puts result files of several runs into one.
@@ -18,14 +18,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2])]
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from rich.console import Console
 
-from harness import SUBJECTS, Case, Outcome, Server, keep  # noqa: E402
-from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
-from rich.console import Console  # noqa: E402
-
-from bench.common import write_results  # noqa: E402
-from tilewright import settings as tilewright_settings  # noqa: E402
+from bench.common import write_results
+from tests.fuzz.harness import SUBJECTS, Case, Outcome, Server, keep
+from tilewright import settings as tilewright_settings
 
 KEPT = 20
 """Faults of a subject whose files are kept."""
@@ -37,7 +35,7 @@ def share(subject: str, cases: int, start: int, kept: Path, end: float) -> dict[
     """Runs so many cases of a subject, with the seeds from `start` on; none of a further seed after the time `end`."""
     verdicts: Counter[str] = Counter()
     faults: list[dict[str, str]] = []
-    strategy = importlib.import_module(subject).cases()
+    strategy = importlib.import_module(f"tests.fuzz.{subject}").cases()
     began = time.perf_counter()
 
     def note(case: Case, outcome: Outcome) -> None:

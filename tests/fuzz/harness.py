@@ -60,8 +60,8 @@ class Server:
     """
 
     def __init__(self, subject: str, seconds: float = SECONDS) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TILEWRIGHT_THREADS": "1"}
-        command = [sys.executable, str(HERE / "server.py"), subject, str(seconds)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TILEWRIGHT_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])}
+        command = [sys.executable, "-m", "tests.fuzz.server", subject, str(seconds)]
         self._words = tempfile.TemporaryFile()
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, env=environment)
 
@@ -95,7 +95,7 @@ class Server:
 
 
 def keep(case: Case, folder: Path) -> Path:
-    """Writes a case's files below a folder of its own, to be run again by ``python tests/fuzz/server.py SUBJECT --once FOLDER``."""
+    """Writes a case's files below a folder of its own, to be run again by ``python -m tests.fuzz.server SUBJECT --once FOLDER``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in case.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

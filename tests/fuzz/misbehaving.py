@@ -7,8 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from harness import MARK, Broken
-
+from tests.fuzz.harness import MARK, Broken
 from tilewright.errors import InvalidModel
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
-from harness import Case
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from onnx_changes import changed, grown
-from planning import prepare, read_and_plan
+
+from tests.fuzz.harness import Case
+from tests.fuzz.onnx_changes import changed, grown
+from tests.fuzz.planning import prepare, read_and_plan
 
 __all__ = ["cases", "prepare", "run"]
 

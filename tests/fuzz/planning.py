@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import Broken
 from torch.utils._pytree import tree_flatten
 
 import tilewright
+from tests.fuzz.harness import Broken
 from tilewright.compile import read
 from tilewright.errors import InternalFault, TilewrightError
 from tilewright.graph.passes import simplify

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import MARK, Case
 from hypothesis import strategies as st
-from planning import prepare as prepare_planning
-from planning import read_and_plan
-from pt2_changes import changed
 from torch import Tensor, nn
+
+from tests.fuzz.harness import MARK, Case
+from tests.fuzz.planning import prepare as prepare_planning
+from tests.fuzz.planning import read_and_plan
+from tests.fuzz.pt2_changes import changed
 
 __all__ = ["cases", "prepare", "run"]
 

@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness import Broken, Case
 from hypothesis import strategies as st
 
+from tests.fuzz.harness import Broken, Case
 from tilewright.cli_tune import read_layers
 from tilewright.errors import CacheError
 from tilewright.hardware import machine

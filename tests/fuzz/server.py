@@ -1,6 +1,6 @@
-"""The server of children: ``server.py SUBJECT SECONDS`` answers each case of its standard input with a line; see `harness`.
+"""The server of children: ``python -m tests.fuzz.server SUBJECT SECONDS`` answers each case of its standard input with a line; see `harness`.
 
-``server.py SUBJECT --once FOLDER`` runs one case that was kept, in this process, with its traceback.
+``python -m tests.fuzz.server SUBJECT --once FOLDER`` runs one case that was kept, in this process, with its traceback.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import BinaryIO
 
-from harness import MARK, Broken, Case, Outcome, keep
-
+from tests.fuzz.harness import MARK, Broken, Case, Outcome, keep
 from tilewright.errors import TilewrightError
 
 MEMORY = 6 << 30
@@ -103,7 +102,7 @@ def outcome_of(subject: ModuleType, case: Case, seconds: float) -> Outcome:
 
 
 def main() -> None:
-    subject = importlib.import_module(sys.argv[1])
+    subject = importlib.import_module(f"tests.fuzz.{sys.argv[1]}")
     if hasattr(subject, "prepare"):
         subject.prepare()
     if sys.argv[2] == "--once":

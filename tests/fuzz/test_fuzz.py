@@ -1,15 +1,17 @@
-"""Mutated files of each kind: a hundred, the same in each run, and four times as many with the slow tests. ``python tests/fuzz/campaign.py`` runs more."""
+"""Mutated files of each kind: a hundred, the same in each run, and four times as many with the slow tests. ``python -m tests.fuzz.campaign`` runs more."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 
 import pytest
-from artifact_changes import MEANT
-from artifact_files import placed
-from harness import FAULTS, SUBJECTS, Case, Server
 from hypothesis import HealthCheck, given, settings
-from sample_artifacts import files, manifest_of, signed
+
+from tests.fuzz.artifact_changes import MEANT
+from tests.fuzz.artifact_files import placed
+from tests.fuzz.harness import FAULTS, SUBJECTS, Case, Server
+from tests.sample_artifacts import files, manifest_of, signed
 
 CASES = {"pt2_files": 15}  # most of a second each: PyTorch decomposes what is accepted
 ELSE = 30
@@ -38,7 +40,7 @@ def test_the_harness_notices(misbehaving: Server, what: str, verdict: str) -> No
 
 
 @pytest.fixture(scope="module")
-def misbehaving():  # noqa: ANN201 - a generator of one server
+def misbehaving() -> Iterator[Server]:
     with Server("misbehaving", seconds=3) as server:
         yield server
 
@@ -59,7 +61,7 @@ def test_mutated_files(subject: str, times: int) -> None:
     with Server(subject) as server:
 
         @settings(max_examples=times * CASES.get(subject, ELSE), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-        @given(importlib.import_module(subject).cases())
+        @given(importlib.import_module(f"tests.fuzz.{subject}").cases())
         def check(case: Case) -> None:
             outcome = server.run(case)
             assert not outcome.fault, f"{outcome.verdict}: {outcome.detail}"

@@ -1,0 +1,92 @@
+"""Trials whose processes are stand-ins, and what they are asked to measure: small problems, with measurements as they would be recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilewright.compile import read
+from tilewright.graph.passes import simplify
+from tilewright.hardware import machine
+from tilewright.ir.problem import Problem
+from tilewright.selection.choice import rank
+from tilewright.tuning import plain
+from tilewright.tuning.measurement import Measurement
+from tilewright.tuning.problems import convolution_problem, key_of, text_of
+from tilewright.tuning.records import Records
+from tilewright.tuning.trials import Trials
+from tilewright.tuning.tuning import current_code, distinct_problems
+
+H200 = machine("h200")
+FAKES = str(Path(__file__).with_name("fake_workers.py"))
+SMALL = convolution_problem(16, 8, 6, 5, 3)
+OTHER = convolution_problem(8, 8, 6, 6, 1)
+
+
+def processes(faults: dict[str, str] | None = None, **options: Any) -> Trials:
+    """Two compiling and one measuring stand-in."""
+    given = json.dumps(faults or {})
+    options = {"devices": (0,), "compile_workers": 2, "trial_seconds": 5.0, **options}
+    return Trials(H200, measurer=(FAKES, "measure", given), compiler=(FAKES, "compile", given), **options)
+
+
+def measurement(problem: Problem = SMALL, position: int = 0, seconds: float = 1e-5, **changes: Any) -> Measurement:
+    """Of a candidate of the ranking, as it would be recorded."""
+    choice = next(islice(rank(problem, H200), position, None))
+    entry = Measurement(
+        key_of(problem), problem.region.kind, text_of(problem), plain.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
+        "nvrtc", "network", current_code(problem, choice.schedule, H200) or "", "of another day", "measured", "", seconds, 0.9 * seconds, 1.1 * seconds, 4, False, 1e-7,
+        '{"kernel": {"registers": 32}}', "2026-01-02T03:04:05.678+00:00",
+    )  # fmt: skip
+    return replace(entry, **changes)
+
+
+FAILURE: dict[str, Any] = {"status": "failed", "reason": "hangs", "median": None, "lower": None, "upper": None, "count": 0}
+
+
+def example() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    return Network().eval(), (torch.randn(1, 3, 8, 8),)
+
+
+def problems_of_network() -> list[Problem]:
+    module, inputs = example()
+    graph, _ = simplify(read(module, inputs).graph)
+    return distinct_problems(graph, H200, 1)
+
+
+def stand_ins(faults: dict[str, str] | None = None) -> Trials:
+    given = json.dumps(faults or {})
+    return Trials(H200, (0,), 1, measurer=(FAKES, "measure", given), compiler=(FAKES, "compile", given))
+
+
+@lru_cache
+def sample(position: int = 0, problem: Problem = SMALL) -> Measurement:
+    """A measurement of a problem's candidate."""
+    return measurement(problem, position)
+
+
+def filled(path: Path, count: int = 200) -> list[Measurement]:
+    """A store of so many measurements."""
+    entries = [replace(sample(), reason=f"number {number}") for number in range(count)]
+    with Records(path) as records:
+        records.add(entries)
+    return entries
+
+
+class Network(nn.Module):
+    """Two convolutions, the second twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
