@@ -52,7 +52,7 @@ lint: venv
 	$(BIN)/ruff check .
 
 types: venv
-	$(BIN)/mypy tilewright bench examples
+	$(BIN)/mypy tilewright bench examples scripts tests
 
 wheel: venv
 	rm -rf build dist

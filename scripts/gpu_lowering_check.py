@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.layers import LAYERS  # noqa: E402
+from bench.layers import LAYERS
 
 TILES = ("block_m", "block_n", "thread_m", "thread_n", "slice", *(f"{part}_{axis}" for part in ("register", "block") for axis in "kyx"))
 """Parameters of schedules in which choices of another shape differ."""
@@ -102,7 +102,7 @@ def compile_layer(folder: Path, target: str, alternatives: int, only: str, name:
     return {"layer": name, "candidates": candidates, "feasible": ranking.candidates}
 
 
-def layer_problem(outputs: int, channels: int, size: int, filter_size: int, stride: int):  # noqa: ANN201
+def layer_problem(outputs: int, channels: int, size: int, filter_size: int, stride: int) -> Any:
     """A convolution, channels last, with a stored halo."""
     from tilewright.ir.computation import StepBuilder, Tensor
     from tilewright.ir.graph import Value
@@ -262,7 +262,7 @@ def run_layer(torch: Any, driver: Driver, folder: Path, entry: dict[str, Any]) -
             functions = driver.functions(path, candidate["kernels"])
             buffers = make_buffers(torch, candidate, padded, w, expected.numel(), sets)
 
-            def launch(number: int, candidate=candidate, functions=functions, buffers=buffers) -> None:  # noqa: ANN001
+            def launch(number: int, candidate: Any = candidate, functions: Any = functions, buffers: Any = buffers) -> None:
                 stream = torch.cuda.current_stream().cuda_stream
                 for kernel, arguments in candidate["calls"]:
                     pointers = [buffers[name][number].data_ptr() for name in arguments]
@@ -332,7 +332,7 @@ def timed(torch: Any, call: Callable[[int], None], sets: int, repeats: int = 9) 
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / sets)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def main() -> int:

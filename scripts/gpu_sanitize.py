@@ -50,7 +50,8 @@ class Tagger(nn.Module):
         self.embedding, self.lstm, self.head = nn.Embedding(100, 32), nn.LSTM(32, 40, bidirectional=True), nn.Linear(80, 17)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(tokens))[0])
+        result: Tensor = self.head(self.lstm(self.embedding(tokens))[0])
+        return result
 
 
 class Sums(nn.Module):
@@ -159,7 +160,8 @@ def main() -> int:
         executable.close()
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True, check=True).stdout.strip().splitlines()[-1]
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = list(pool.map(lambda pair: under(*pair, options.seconds), [(tool, name) for tool in options.tools for name in options.networks]))
+        pairs = [(tool, name) for tool in options.tools for name in options.networks]
+        results = list(pool.map(lambda pair: under(pair[0], pair[1], options.seconds), pairs))
     write_results(f"compute_sanitizer_{options.device}", {"tool_version": version, "schedules": schedules}, results)
     return 0 if all(result["errors"] == 0 and result["right"] for result in results) else 1
 

@@ -299,7 +299,7 @@ def report(folder: Path, name: str) -> dict[str, Any]:
     summary["predicted with measured"] = {counted: agreement(everything, counted, read) for counted, read in AGREEING.items()}
     summary["missing metrics"] = [metric for metric in METRICS if metric != TIME and not any(metric in row for row in everything)]
     for key, found in layers.items():
-        best = min((row for row in rows[key] if row.get(SECONDS)), key=lambda row: row[SECONDS], default={})
+        best: dict[str, Any] = min((row for row in rows[key] if row.get(SECONDS)), key=lambda row: row[SECONDS], default={})
         both = [metric for metric in (SECONDS, SHARED) if best.get(metric) and found["library"].get(metric)]
         found["ratio to the library"] = {metric: best[metric] / found["library"][metric] for metric in both}
     show(layers, summary)

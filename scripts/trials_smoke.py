@@ -61,7 +61,7 @@ def main() -> int:
         list(trials.measure(jobs[: options.candidates]))
         print(f"again, processes running: {1e3 * (time.perf_counter() - start) / options.candidates:.1f} ms a trial, compiling included")
         for name in LAYERS:
-            own = sorted((o for o in outcomes if o.job.key[0] == name and o.timing), key=lambda o: o.seconds)
+            own = sorted((o for o in outcomes if o.job.key[0] == name and o.timing), key=lambda o: o.seconds)  # type: ignore[index]
             if own:
                 report(name, own, trials)
     bad = [outcome for outcome in outcomes if outcome.status != "measured"]
@@ -83,7 +83,7 @@ def report(name: str, own: list[Outcome], trials: Trials) -> None:
         print(
             f"  {1e6 * outcome.seconds:8.2f} ({1e6 * outcome.timing.spread:5.2f}) | "
             f"{1e6 * second.seconds:8.2f} ({1e6 * second.timing.spread:5.2f}) | {1e6 * third.seconds:8.2f} | "
-            f"{1e6 * outcome.job.key[2]:8.2f} | {outcome.job.key[1]:6} {outcome.schedule}"
+            f"{1e6 * outcome.job.key[2]:8.2f} | {outcome.job.key[1]:6} {outcome.schedule}"  # type: ignore[index]
         )
     times = [second.timing for second in again if second.timing]
     if times:

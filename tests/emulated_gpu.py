@@ -18,7 +18,7 @@ from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import lower
 from tilewright.runtime.driver import KernelNodeParams
 from tilewright.tuning.compile_worker import program_of
-from tilewright.tuning.trial_worker import Server
+from tilewright.tuning.trial_worker import DeviceProblem, Server
 
 
 class EmulatedDriver:
@@ -84,9 +84,9 @@ class EmulatedDriver:
 class EmulatedServer(Server):
     """Answers as the real one does, for one problem, on the CPU; every launch takes as long as the test says."""
 
-    def __init__(self, problem: Problem, machine: Machine, seconds: float = 50e-6) -> None:
-        from tilewright.tuning.trial_worker import DeviceProblem
+    problem: DeviceProblem
 
+    def __init__(self, problem: Problem, machine: Machine, seconds: float = 50e-6) -> None:
         self.device = torch.device("cpu")
         self.stream = 0
         self.driver: Any = EmulatedDriver()

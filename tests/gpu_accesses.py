@@ -32,14 +32,14 @@ def executed(root: Statement, at: dict[str, int]) -> Iterator[tuple[tuple[int, .
     """(place in the execution, buffer, offset, lanes) of what one thread touches; equal places of threads are one warp instruction."""
     if isinstance(root, Block):
         for number, child in enumerate(root.statements):
-            for place, *touched in executed(child, at):
-                yield ((number, *place), *touched)
+            for place, buffer, offset, lanes in executed(child, at):
+                yield (number, *place), buffer, offset, lanes
     elif isinstance(root, Let):
         at[root.variable.name] = value_of(root.value, at)
     elif isinstance(root, For):
         for number in range(value_of(root.extent, at)):
-            for place, *touched in executed(root.body, {**at, root.variable.name: number}):
-                yield ((number, *place), *touched)
+            for place, buffer, offset, lanes in executed(root.body, {**at, root.variable.name: number}):
+                yield (number, *place), buffer, offset, lanes
     elif isinstance(root, If):
         if value_of(root.condition, at):
             yield from executed(root.then, at)
@@ -86,9 +86,9 @@ def kernels(draw: st.DrawFn) -> Kernel:
             variable = Var(f"v{len(variables)}")
             let = Let(variable, index())
             variables.append(variable)
-            body = statement(depth - 1)
+            inner = statement(depth - 1)
             variables.remove(variable)
-            return Block((let, body))
+            return Block((let, inner))
         source, target = ("g", "s") if kind == "fetch" else ("s", "g")
         value: Expr = Load(source, (index(),), "f32")
         if draw(st.booleans()):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -258,7 +260,7 @@ def matmul_case(
     return case
 
 
-def compiled(lowered, folder):  # noqa: ANN001, ANN201
+def compiled(lowered: Lowered, folder: Path) -> Any:
     """Resources by kernel, as the assembler for sm_90a reports them."""
     from tilewright.toolchain.binary import parse_resources
 

@@ -61,7 +61,8 @@ class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         *owners, last = self.name.split(".")
         for part in owners:
             owner = getattr(owner, part)
-        original, sent = getattr(owner, last), []
+        original = getattr(owner, last)
+        sent: list[bool] = []
 
         def patched(*arguments: Any, **options: Any) -> Any:
             if not sent:

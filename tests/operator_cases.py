@@ -58,8 +58,8 @@ def randomised(module: nn.Module) -> nn.Module:
 
 # --- convolution ------------------------------------------------------------------------------------------------------
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -623,14 +623,14 @@ def samples() -> torch.Tensor:
 class Applied(nn.Module):
     """A module that calls a function on its inputs and the results of its parts."""
 
-    def __init__(self, function: Callable[..., Tensor], *parts: nn.Module) -> None:
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
         super().__init__()
         self.function = function
         self.parts = nn.ModuleList(parts)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Any:
         return self.function(*self.parts, *inputs)
 
 
-def after(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+def after(function: Callable[[Tensor], Any]) -> Callable[..., Any]:
     return lambda part, x: function(part(x))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
-ANYWHERE = [
+ANYWHERE: list[Callable[..., Any]] = [
     torch.abs,
     torch.neg,
     torch.sign,
@@ -87,7 +90,7 @@ ANYWHERE = [
     lambda x: F.glu(x, -1),
     lambda x: torch.clamp(x, x * 0, x * 0 + 1),
 ]
-WITHIN_ONE = [
+WITHIN_ONE: list[Callable[..., Any]] = [
     torch.sqrt,
     torch.rsqrt,
     torch.log,
@@ -107,7 +110,7 @@ WITHIN_ONE = [
     lambda x: 2.0**x,
     lambda x: torch.pow(x, x),
 ]
-BINARY = [
+BINARY: list[Callable[..., Any]] = [
     torch.add,
     torch.sub,
     torch.mul,
@@ -139,7 +142,7 @@ BINARY = [
     lambda a, b: F.prelu(a, b[0, :1]),
     lambda a, b: a.masked_fill(b > 0, 1.0),
 ]
-INTEGER = [
+INTEGER: list[Callable[..., Any]] = [
     torch.add,
     torch.sub,
     torch.mul,

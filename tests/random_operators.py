@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,8 @@ from tests.random_graphs import MOST_PRODUCTS, Call, Growth, Node, Value
 Proposal = Callable[[Growth], Node | None]
 PROPOSALS: list[tuple[float, Proposal]] = []
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED: tuple[Any, ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 CHANNELS = (1, 1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33)

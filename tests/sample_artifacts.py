@@ -59,6 +59,8 @@ class Embedded(nn.Module):
 class Stateful(nn.Module):
     """A buffer that calls change, an input that they write to, a view of an input, and a parameter that is returned."""
 
+    total: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(4, 3))
@@ -141,7 +143,7 @@ def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
                 archive.writestr(name, data)
 
 
-def rewrite_manifest(path: Path, change: Callable[[dict], None], sign: bool = True) -> None:
+def rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], None], sign: bool = True) -> None:
     def apply(files: dict[str, bytes]) -> None:
         manifest = json.loads(files["manifest.json"])
         change(manifest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -117,7 +118,7 @@ LINES_AARCH64 = {
 
 
 @pytest.mark.parametrize(("lines", "decode"), [(LINES, decode_x86), (LINES_AARCH64, decode_aarch64)], ids=["x86-64", "aarch64"])
-def test_classes(lines: dict[str, tuple[str, bool, bool, bool]], decode) -> None:  # noqa: ANN001
+def test_classes(lines: dict[str, tuple[str, bool, bool, bool]], decode: Any) -> None:
     for text, (kind, reads, writes, stack) in lines.items():
         instruction = instruction_of(text)
         _, effect, _ = decode(instruction.mnemonic, instruction.operands)
@@ -171,5 +172,5 @@ class Single(Execution):
     def fits(self, frame: object, path: object) -> bool:
         return False
 
-    def steps(self, *_: object) -> None:  # type: ignore[override]
+    def steps(self, *_: object) -> None:
         return None

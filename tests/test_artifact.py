@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -178,7 +179,7 @@ def test_other_versions_machines_and_contents_are_refused(saved: Path) -> None:
     newer = artifact.FORMAT_VERSION + 1
     others = ((0, "version 0"), (2, "version 2, .*compile the model again"), ("1", "version '1'"), (True, "version True"), (None, "None"))
     for version, words in ((newer, f"version {newer}.*newer release"), *others):
-        rewrite_manifest(saved, lambda m, version=version: m.update(version=version))
+        rewrite_manifest(saved, lambda m: m.update(version=version))
         with pytest.raises(InvalidArtifact, match=words):
             artifact.load(saved)
     rewrite_manifest(saved, lambda m: m.update(version=artifact.FORMAT_VERSION))
@@ -204,7 +205,7 @@ def test_other_versions_machines_and_contents_are_refused(saved: Path) -> None:
         lambda m: m.update(files=[]),
     ],
 )
-def test_an_inconsistent_manifest_is_refused(tmp_path: Path, change: Callable[[dict], None]) -> None:
+def test_an_inconsistent_manifest_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     chain(1).executable(("r0",)).save(tmp_path / "m")
     rewrite_manifest(tmp_path / "m", change)
     with pytest.raises(InvalidArtifact):
@@ -219,7 +220,7 @@ def test_only_functional_aten_operators_come_from_an_artifact(tmp_path: Path) ->
     x = torch.randn(3)
     assert torch.equal(artifact.load(tmp_path / "m")(x), x.relu())
     for target in ("aten.from_file.default", "os.system", "aten.relu_.default"):
-        rewrite_manifest(tmp_path / "m", lambda m, t=target: m["program"]["graph"]["nodes"][0]["attributes"].update(target=t))
+        rewrite_manifest(tmp_path / "m", lambda m: m["program"]["graph"]["nodes"][0]["attributes"].update(target=target))
         with pytest.raises(InvalidArtifact):
             artifact.load(tmp_path / "m")
 

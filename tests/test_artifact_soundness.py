@@ -163,7 +163,7 @@ CALLED: dict[str, Change] = {
     "a view of nothing": lambda m: m["signature"]["outputs"][1].update(value=3),
     "an unknown parameter": lambda m: m["signature"]["outputs"][3].update(value="nothing"),
     "a parameter that is a list": lambda m: m["signature"]["outputs"][3].update(value=[1]),
-    "a change of another shape": lambda m: [reshape(m, "y", [4, 1]), reshape(m, "mul", [4, 3])],
+    "a change of another shape": lambda m: [reshape(m, "y", [4, 1]), reshape(m, "mul", [4, 3])],  # type: ignore[func-returns-value]
     "a change of input 9": lambda m: m["signature"].update(mutations=[[9, 1]]),
     "a change by output 9": lambda m: m["signature"].update(mutations=[[1, 9]]),
     "a state of another output": lambda m: m["signature"]["states"][0].__setitem__(2, 77),

@@ -146,11 +146,12 @@ def test_a_tensor_without_memory_is_refused(doubled: Executable, how: str) -> No
 @pytest.mark.parametrize("how", ["released", "a released buffer", "fake", "in a mode"])
 def test_a_module_without_memory_is_refused(how: str) -> None:
     def scaled(scale: torch.Tensor, *, changes: bool = False) -> nn.Module:
-        module = Function(lambda x: x * (module.scale.add_(1) if changes else module.scale))
+        module: Any = Function(lambda x: x * (module.scale.add_(1) if changes else module.scale))
         module.register_buffer("scale", scale)
         return module
 
-    module, mode = scaled(torch.ones(8), changes=how == "a released buffer"), nullcontext()
+    module = scaled(torch.ones(8), changes=how == "a released buffer")
+    mode: Any = nullcontext()
     if "released" in how:
         module.get_buffer("scale").untyped_storage().resize_(0)
     elif how == "fake":
@@ -194,6 +195,8 @@ def test_threads_are_a_number(threads: Any) -> None:
 
 
 def test_what_is_no_input_and_no_target() -> None:
+    inputs: Any
+    target: Any
     for inputs in (3, "x", {"x": torch.ones(1, 2)}):
         with pytest.raises(InvalidInput, match="example_inputs"):
             tilewright.compile(nn.Linear(2, 2), inputs)
@@ -438,7 +441,7 @@ def test_threads_share_an_executable_and_its_clones() -> None:
             try:
                 with torch.no_grad():
                     agree(exe(x), module(x))
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 failures.append(error)
                 return
 

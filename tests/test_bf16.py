@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from tilewright.hardware import host_cpu, machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.expr import Load, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Store
-from tilewright.ir.layout import row_major
+from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.cpu.amx.lower import amx_form
@@ -112,7 +113,7 @@ def nearest(array: np.ndarray) -> np.ndarray:
     return torch.from_numpy(array).bfloat16().float().numpy()
 
 
-def convolution(*, stride: int = 1, padding: int = 1, groups: int = 1, epilogue: bool = True, **others) -> Case:  # noqa: ANN003
+def convolution(*, stride: int = 1, padding: int = 1, groups: int = 1, epilogue: bool = True, **others: Any) -> Case:
     case = convolution_case(stride=stride, padding=padding, groups=groups, epilogue=epilogue, **others)
     double = {name: torch.from_numpy(array if name == "bias" else nearest(array)).double() for name, array in case.inputs.items()}
     expected = nn.functional.conv2d(double["x"], double["w"], None, stride, padding, 1, groups)
@@ -121,19 +122,19 @@ def convolution(*, stride: int = 1, padding: int = 1, groups: int = 1, epilogue:
     return in_bfloat16(case, expected)
 
 
-def product(*, transpose_a: bool = False, transpose_b: bool = False, **others) -> Case:  # noqa: ANN003
+def product(*, transpose_a: bool = False, transpose_b: bool = False, **others: Any) -> Case:
     case = matmul_case(transpose_a=transpose_a, transpose_b=transpose_b, **others)
     a, b = (torch.from_numpy(nearest(case.inputs[name])).double() for name in "ab")
     return in_bfloat16(case, (a.mT if transpose_a else a) @ (b.mT if transpose_b else b), "out")
 
 
-def stored(array: np.ndarray, layout, dtype: str) -> np.ndarray:  # noqa: ANN001
+def stored(array: np.ndarray, layout: Layout, dtype: str) -> np.ndarray:
     if dtype != "bf16":
         return pack(torch.from_numpy(array), layout).numpy()
     return pack(torch.from_numpy(array).bfloat16(), layout).view(torch.uint16).numpy()
 
 
-def blank(layout, dtype: str) -> np.ndarray:  # noqa: ANN001
+def blank(layout: Layout, dtype: str) -> np.ndarray:
     """NaN, and zeros in halo and rounding."""
     flat = np.zeros(layout.size, np.uint16 if dtype == "bf16" else np.float32)
     flat[offsets(layout).ravel()] = 0x7FC0 if dtype == "bf16" else np.nan
@@ -188,7 +189,7 @@ CONVOLUTIONS = dict(
 
 @settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(threads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 1000), drawn=st.fixed_dictionaries(CONVOLUTIONS))
-def test_random_convolutions_and_schedules(threads: int, seed: int, drawn: dict) -> None:
+def test_random_convolutions_and_schedules(threads: int, seed: int, drawn: dict[str, Any]) -> None:
     least = max(drawn["filter_size"] - 2 * drawn["padding"], 1)
     size = tuple(max(extent, least) for extent in drawn["size"])
     examine(convolution(**{**drawn, "size": size}, seed=seed), threads, seed)
@@ -205,7 +206,7 @@ def test_random_convolutions_and_schedules(threads: int, seed: int, drawn: dict)
     threads=st.sampled_from([1, 2]),
     seed=st.integers(0, 1000),
 )
-def test_random_products_and_schedules(threads: int, seed: int, **drawn) -> None:  # noqa: ANN003
+def test_random_products_and_schedules(threads: int, seed: int, **drawn: Any) -> None:
     examine(product(**drawn, seed=seed), threads, seed)
 
 

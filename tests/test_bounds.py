@@ -229,7 +229,7 @@ def test_pruning_with_a_measured_time_keeps_the_best(candidates: list[tuple[floa
 def test_pruning_needs_a_margin_for_a_predicted_time() -> None:
     rows, bound = {"number": np.arange(3)}, np.array([1.0, 2.0, 3.0])
     assert prune(rows, bound, 1.5)[0]["number"].tolist() == [0]
-    assert prune(rows, bound, 1.5, margin=1.4) == ({"number": pytest.approx(np.array([0, 1]))}, {"cannot beat the best known time": 1})
+    assert prune(rows, bound, 1.5, margin=1.4) == ({"number": pytest.approx(np.array([0, 1]))}, {"cannot beat the best known time": 1})  # type: ignore[comparison-overlap]
 
 
 def test_a_schema_without_a_bound_says_so() -> None:

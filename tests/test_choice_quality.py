@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_missing_candidates_are_counted_within_the_first_only() -> None:
 
 def schedule_columns(kind: type, count: int, **axes: list[int]) -> dict[str, np.ndarray]:
     """Columns of all axes; those not given are 1."""
-    return {name: np.array(axes.get(name, [1] * count)) for name in kind.__dataclass_fields__}
+    return {name: np.array(axes.get(name, [1] * count)) for name in (field.name for field in fields(kind))}
 
 
 def synthetic() -> tuple[Ranking, dataset.MeasuredLayer]:
@@ -137,7 +138,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     layer = {"name": "tiny", "outputs": 64, "channels": 16, "height": 7, "width": 7, "filter": 1, "stride": 1}
     ranking = ranking_of(dataset.layer_problem(layer), machine)
     order = np.argsort(ranking.seconds, kind="stable")
-    schemas: dict[str, dict[str, list]] = {}
+    schemas: dict[str, dict[str, list[Any]]] = {}
     for position in (*order[:120], *order[500::400]):  # times as the analytical model has them: its choice is the best
         choice = ranking.choice(int(position))
         columns = schemas.setdefault(type(choice.schedule).__name__, {})

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tilewright
@@ -97,7 +98,7 @@ def test_arguments_and_numpy_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch
         choices.place(PROBLEM, replace(CPU, pipeline="golden-cove"), False, 2),
         choices.place(PROBLEM, H200, False, 2),
     ]
-    monkeypatch.setattr(choices.np, "__version__", "0.1")
+    monkeypatch.setattr(np, "__version__", "0.1")
     choices._models.cache_clear()
     keys.append(choices.place(PROBLEM, CPU, False, 2))
     assert len(set(keys)) == len(keys)

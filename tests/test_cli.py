@@ -283,8 +283,8 @@ def test_what_goes_nowhere_is_quiet(cache: Path) -> None:
         command = f"set -o pipefail; {sys.executable} -m tilewright targets --sources {output}; echo $? >&2"
         done = subprocess.run(["bash", "-c", command], capture_output=True)
         assert done.stderr == b"0\n", output
-    done = subprocess.run(["bash", "-c", f"{sys.executable} -m tilewright targets > /dev/full"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("tilewright: error: ") and done.stderr.count("\n") == 1 and "No space left" in done.stderr
+    full = subprocess.run(["bash", "-c", f"{sys.executable} -m tilewright targets > /dev/full"], capture_output=True, text=True)
+    assert full.returncode == 2 and full.stderr.startswith("tilewright: error: ") and full.stderr.count("\n") == 1 and "No space left" in full.stderr
 
 
 def test_targets(capsys: pytest.CaptureFixture[str]) -> None:

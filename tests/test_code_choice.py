@@ -64,7 +64,7 @@ def terms_of(problem: Problem, target: Machine, choice: Choice, threads: int) ->
 
 
 def choice_text(choice: Choice) -> str:
-    return choices.plain.schedule_text(choice.schedule)
+    return plain.schedule_text(choice.schedule)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ from tilewright.tuning.trial_reference import reference_results
 NEON, AVX2, AVX512 = machine("neoverse-n1"), machine("x86-avx2"), machine("x86-avx512")
 
 
-def case_of(channels: int, size: tuple[int, int], filter_size: int, stride: int, seed: int = 0, outputs: int = 0, **more: int):  # noqa: ANN201
+def case_of(channels: int, size: tuple[int, int], filter_size: int, stride: int, seed: int = 0, outputs: int = 0, **more: int) -> Any:
     """A case as `gpu_cases` has them: the region, random inputs, and its results in float64."""
     from tests.gpu_cases import Case
 
@@ -54,7 +56,7 @@ DRAWN = dict(
 )
 
 
-def examine(target, vectors, size, filter_size, stride, dilation, batch, seed) -> None:  # noqa: ANN001
+def examine(target: Any, vectors: Any, size: Any, filter_size: int, stride: int, dilation: Any, batch: int, seed: int) -> None:
     case = case_of(vectors * target.vector_lanes(), size, filter_size, stride, seed, dilation=dilation, batch=batch)
     try:
         _, problem = depthwise_form(case.problem, target)
@@ -68,14 +70,14 @@ def examine(target, vectors, size, filter_size, stride, dilation, batch, seed) -
 
 @settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**DRAWN)
-def test_random_shapes_and_schedules(**drawn) -> None:  # noqa: ANN003
+def test_random_shapes_and_schedules(**drawn: Any) -> None:
     examine(**drawn)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, phases=(Phase.generate,))
 @given(**DRAWN)
-def test_more_random_shapes_and_schedules(**drawn) -> None:  # noqa: ANN003
+def test_more_random_shapes_and_schedules(**drawn: Any) -> None:
     examine(**drawn)
 
 
@@ -133,7 +135,7 @@ def test_a_whole_network_of_them() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_analysis_counts_its_kernels(stride: int, tmp_path) -> None:  # noqa: ANN001
+def test_analysis_counts_its_kernels(stride: int, tmp_path: Path) -> None:
     """Multiply-adds of the assembly: one for each tap, pixel and vector; misses of a cache that holds everything: each line once."""
     case = case_of(32, (12, 14), 3, stride)
     (kernel,) = lower(case.problem, CpuDepthwiseSchedule(2, 7, 2, 16, "y"), AVX512).kernels

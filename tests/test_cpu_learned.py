@@ -13,6 +13,7 @@ import pytest
 
 from bench import cpu_choice, operators
 from bench import cpu_learned as training
+from bench.layers import LAYERS as ALL_LAYERS
 from tests import bare_schemas
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
@@ -33,7 +34,7 @@ OPERATORS = (("depthwise", (48, 14, 3, 1)), ("product", (4, 49, 32, 64)), ("bloc
 
 def both(sizes: tuple[int, ...], target: Machine, threads: int = 2) -> tuple[Ranking, Ranking]:
     """Of a convolution, by the models alone, and as it chooses."""
-    return of_problem(convolution_problem(*sizes), target, threads)  # type: ignore[arg-type]
+    return of_problem(convolution_problem(*sizes), target, threads)
 
 
 def of_problem(problem: Problem, target: Machine, threads: int = 2) -> tuple[Ranking, Ranking]:
@@ -85,7 +86,7 @@ def test_what_it_has_not_seen_is_no_part() -> None:
         assert corrected(Ranking(SAPPHIRE_RAPIDS, (part, unknown)), SAPPHIRE_RAPIDS, 2).predicted is None
 
 
-def test_a_forest_learns_what_the_models_are_off_by(tmp_path, monkeypatch) -> None:  # noqa: ANN001
+def test_a_forest_learns_what_the_models_are_off_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that take twice the modelled time where a tile has few vectors."""
     monkeypatch.setattr(cpu_learned, "MODELS", tmp_path)
     rankings = [both(sizes, SAPPHIRE_RAPIDS)[0] for sizes in LAYERS]
@@ -103,9 +104,9 @@ def test_a_forest_learns_what_the_models_are_off_by(tmp_path, monkeypatch) -> No
     forest_of.cache_clear()
 
 
-JUDGED = {
-    "conv2d": {(k, c, size, size, f, stride) for k, c, size, f, stride in cpu_choice.LAYERS.values()},
-    "block": {(k, c, size, f, stride) for k, c, size, f, stride in cpu_choice.LAYERS.values()},
+JUDGED: dict[str, set[tuple[int, ...]]] = {
+    "conv2d": {(k, c, size, size, f, stride) for k, c, size, f, stride in ALL_LAYERS.values()},
+    "block": {(k, c, size, f, stride) for k, c, size, f, stride in ALL_LAYERS.values()},
     "depthwise": set(operators.DEPTHWISE.values()),
     "product": set(operators.PRODUCTS.values()),
 }

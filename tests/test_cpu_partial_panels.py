@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ TARGETS = tuple(machine(name) for name in ("neoverse-n1", "x86-avx2", "x86-avx51
     order=st.sampled_from(["n", "m"]),
     seed=st.integers(0, 1000),
 )
-def test_random_channels(target, outputs, size, epilogue, columns, vectors, order, seed) -> None:  # noqa: ANN001
+def test_random_channels(target: Any, outputs: int, size: Any, epilogue: Any, columns: int, vectors: Any, order: Any, seed: int) -> None:
     case = convolution_case(channels=5, outputs=outputs, size=size, filter_size=1, padding=0, epilogue=epilogue, seed=seed)
     schedule = CpuContractionSchedule(1, columns, vectors, target.vector_lanes(), order)
     check(case, lower(case.problem, schedule, target))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from tilewright.partition.canonical import canonical
 from tilewright.selection.choice import rank
 
 
-def product(**options) -> Case:  # noqa: ANN003
+def product(**options: Any) -> Case:
     """A matrix product under the names that the compiler gives."""
     case = matmul_case(**options)
     same = canonical(case.problem)
@@ -34,7 +36,7 @@ def product(**options) -> Case:  # noqa: ANN003
     where=st.floats(0, 0.999),
     seed=st.integers(0, 1000),
 )
-def test_products(target, batch, m, n, r, lies, where, seed) -> None:  # noqa: ANN001
+def test_products(target: Any, batch: int, m: int, n: int, r: int, lies: Any, where: Any, seed: int) -> None:
     case = product(batch=batch, m=m, n=n, r=r, transpose_b=lies == ACROSS_N, constant=lies == CONSTANT, seed=seed)
     ranking = rank(case.problem, machine(target), 2, learned=False)
     assert ranking.parts[0].facts.b == lies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tilewright.ir.computation import StepBuilder
 from tilewright.ir.expr import Load, index_const
 from tilewright.ir.kernel import Store, expressions, statements
 from tilewright.ir.layout import channels_last, row_major
+from tilewright.ir.region import Lowered
 from tilewright.kernels.cpu.contraction.space import CpuContractionSchedule
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 from tilewright.kernels.cpu.transposition import copied, transposed
@@ -23,7 +25,7 @@ from tilewright.kernels.registry import lower
 NEON, AVX2, AVX512 = machine("neoverse-n1"), machine("x86-avx2"), machine("x86-avx512")
 
 
-def interleavings(lowered) -> int:  # noqa: ANN001
+def interleavings(lowered: Lowered) -> int:
     return sum("zip_low" in str(value) for kernel in lowered.kernels for value in expressions(kernel.body))
 
 
@@ -41,7 +43,7 @@ def interleavings(lowered) -> int:  # noqa: ANN001
     order=st.sampled_from(["n", "m"]),
     seed=st.integers(0, 1000),
 )
-def test_random_convolutions_with_row_major_results(target, batch, channels, outputs, size, filter_size, stride, epilogue, tile, order, seed) -> None:  # noqa: ANN001
+def test_random_convolutions_with_row_major_results(target: Any, batch: int, channels: int, outputs: int, size: Any, filter_size: int, stride: int, epilogue: Any, tile: Any, order: Any, seed: int) -> None:
     case = convolution_case(
         batch=batch, channels=channels, outputs=outputs, size=size, filter_size=filter_size, padding=filter_size // 2, stride=stride,
         epilogue=epilogue, seed=seed,
@@ -80,7 +82,7 @@ def test_rounds_of_interleaving_transpose(lanes: int) -> None:
     buffers = {"tile": matrix.copy(), "turned": np.zeros_like(matrix)}
     for loop in turns:
         source = loop.body.statements[0].value.args[0].buffer  # type: ignore[union-attr]
-        target = loop.body.statements[0].buffer  # type: ignore[union-attr]
+        target: Any = loop.body.statements[0].buffer  # type: ignore[union-attr]
         for i in range(lanes // 2):
             pair = np.stack((buffers[source][i], buffers[source][i + lanes // 2]), axis=-1).reshape(-1)
             buffers[target][2 * i], buffers[target][2 * i + 1] = pair[:lanes], pair[lanes:]
@@ -91,7 +93,7 @@ def test_rounds_of_interleaving_transpose(lanes: int) -> None:
 def test_few_vectors_copy_a_row(count: int, widths: list[int]) -> None:
     copies = copied("y", index_const(5), "x", index_const(7), count, 16, "f32")
     assert [copy.value.lanes for copy in copies] == widths  # type: ignore[union-attr]
-    reached = []
+    reached: list[Any] = []
     for copy in copies:
         assert isinstance(copy, Store) and isinstance(copy.value, Load)
         start = int(copy.offset.value)  # type: ignore[union-attr]
@@ -121,14 +123,14 @@ def copy_case(shape: tuple[int, int, int, int], to_channels_last: bool, halo: tu
     scaled=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_random_copies(target, shape, to_channels_last, halo, scaled, seed) -> None:  # noqa: ANN001
+def test_random_copies(target: Any, shape: Any, to_channels_last: bool, halo: tuple[int, int], scaled: Any, seed: int) -> None:
     case = copy_case(shape, to_channels_last, halo, scaled, seed)
     check(case, lower(case.problem, LoopSchedule(target.vector_lanes()), target))
 
 
 @pytest.mark.parametrize("to_channels_last", [True, False])
 @pytest.mark.parametrize("target", [NEON, AVX2, AVX512], ids=["neon", "avx2", "avx512"])
-def test_copies_are_transposed_in_whole_vectors(target, to_channels_last: bool) -> None:  # noqa: ANN001
+def test_copies_are_transposed_in_whole_vectors(target: Any, to_channels_last: bool) -> None:
     """Also where neither axis is a whole number of vectors, and where threads share the rows."""
     case = copy_case((1, 22, 24, 37), to_channels_last, (1, 1), True)
     lanes = target.vector_lanes()

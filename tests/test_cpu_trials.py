@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tilewright.hardware import machine
 from tilewright.selection.choice import rank
 from tilewright.toolchain import SourceFile
 from tilewright.toolchain.compilers import CCompiler
-from tilewright.tuning import cpu_trial_worker, plain
+from tilewright.tuning import plain
 from tilewright.tuning.compile_worker import Server as Compiler
 from tilewright.tuning.cpu_trial_worker import CpuServer, Loaded, Replay
 from tilewright.tuning.problems import convolution_problem, key_of
@@ -52,10 +53,11 @@ def test_candidates_are_checked_and_timed() -> None:
         assert len(outcomes) == len(schedules)
         for outcome in outcomes.values():
             assert outcome.status == "measured", outcome.reason
+            assert outcome.timing is not None and outcome.relative_error is not None
             assert 0 < outcome.timing.lower <= outcome.timing.median and outcome.relative_error < 1e-5
             assert "2 threads" in outcome.environment["gpu"] and outcome.environment["compiler"]
         again = trials.remeasure([Job(SMALL, schedule) for schedule in schedules[:2]], rounds=3)
-        assert [outcome.timing.count for outcome in again] == [3, 3]
+        assert [outcome.timing and outcome.timing.count for outcome in again] == [3, 3]
 
 
 def test_an_interrupted_call_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +72,7 @@ def test_an_interrupted_call_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
     def call(*_: object) -> None:
         now[0] += next(lengths)
 
-    monkeypatch.setattr(cpu_trial_worker.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     loaded = Loaded([(call, [(), ()])], [Written()], [])  # type: ignore[list-item]
     assert Replay(loaded, 5, 2).seconds() == 3.0
     assert now[0] == 62.0 + 5 * 7.0
@@ -81,6 +83,7 @@ def test_activations_are_written_before_each_call_as_in_a_network(tmp_path: Path
     """And neither weights nor anything's value."""
     server, good = prepared(spread(1)[0], tmp_path)
     loaded = server.load(good["program"], mode)
+    assert server.problem is not None
     rows = {name: server.problem.rows(name, {"storage": {}}) for name in SMALL.region.inputs}
     before = {name: (own.clone(), own._version) for name, own in rows.items()}
     assert server.make_replay(loaded, 3).seconds() > 0

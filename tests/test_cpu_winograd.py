@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tilewright
+from tests.compiled import Case as ModuleCase
 from tests.compiled import check_native
 from tests.gpu_cases import check, convolution_case
-from tests.operator_cases import Case as ModuleCase
 from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Unsuitable
@@ -29,7 +30,7 @@ from tilewright.selection.choice import rank
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
 
 
-def random_schedule(problem: CpuWinogradProblem, target, output_tile: int, threads: int, seed: int) -> CpuWinogradSchedule | None:  # noqa: ANN001
+def random_schedule(problem: CpuWinogradProblem, target: Any, output_tile: int, threads: int, seed: int) -> CpuWinogradSchedule | None:
     rows, _ = cpu_winograd_space(problem, target, threads)
     allowed = np.flatnonzero(rows["output_tile"] == output_tile)
     if not len(allowed):
@@ -52,7 +53,7 @@ DRAWN = dict(
 )
 
 
-def examine(target, batch, channels, outputs, size, padding, epilogue, output_tile, threads, seed) -> None:  # noqa: ANN001
+def examine(target: Any, batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, seed: int) -> None:
     """`channels` and `outputs` in vectors."""
     lanes = target.vector_lanes()
     size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # an output of one row is no case for Winograd
@@ -67,14 +68,14 @@ def examine(target, batch, channels, outputs, size, padding, epilogue, output_ti
 
 @settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**DRAWN)
-def test_random_convolutions_and_schedules(**drawn) -> None:  # noqa: ANN003
+def test_random_convolutions_and_schedules(**drawn: Any) -> None:
     examine(**drawn)
 
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, phases=(Phase.generate,))
 @given(**DRAWN)
-def test_more_random_convolutions_and_schedules(**drawn) -> None:  # noqa: ANN003
+def test_more_random_convolutions_and_schedules(**drawn: Any) -> None:
     examine(**drawn)
 
 
@@ -106,7 +107,8 @@ def test_the_output_may_be_row_major(output_tile: int, epilogue: bool) -> None:
     ],
 )
 def test_what_is_no_case_for_it(changed: dict[str, int], why: str) -> None:
-    case = convolution_case(**{"channels": 16, "outputs": 16, **changed})
+    options: dict[str, Any] = {"channels": 16, "outputs": 16, **changed}
+    case = convolution_case(**options)
     with pytest.raises(Unsuitable, match=why):
         cpu_winograd_form(case.problem, AVX2)
     assert len(rank(case.problem, AVX2, 2).parts) == 1

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tilewright.dynamo as dynamo
+from tilewright.compile import compile as compile_model
 from tilewright.errors import UnknownTarget, UnsupportedOption
 
 
@@ -36,7 +37,7 @@ def fresh() -> Iterator[None]:
 def compiled_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every executable that the back end makes."""
     made: list[Any] = []
-    original = dynamo.compile_model
+    original = compile_model
 
     def recording(*arguments: Any, **keywords: Any) -> Any:
         made.append(original(*arguments, **keywords))
@@ -86,7 +87,7 @@ def test_gradients_flow_in_training(compiled_calls: list[Any]) -> None:
     compiled(network)(x).square().sum().backward()
     reference(x).square().sum().backward()
     for got, want in zip(network.parameters(), reference.parameters(), strict=True):
-        assert got.grad is not None
+        assert got.grad is not None and want.grad is not None
         close(got.grad, want.grad)
     assert not compiled_calls
 
@@ -182,7 +183,7 @@ def test_a_changed_buffer_is_seen() -> None:
     run = compiled(network)
     with torch.no_grad():
         run(x)
-        network.norm.running_mean.add_(3)
+        network.norm.running_mean.add_(3)  # type: ignore[union-attr]
         close(run(x), network(x))
 
 
@@ -220,7 +221,7 @@ def test_each_static_shape_is_compiled(compiled_calls: list[Any]) -> None:
 def test_graph_breaks_make_several_graphs(compiled_calls: list[Any]) -> None:
     first, second = Network().eval(), nn.Linear(3, 2)
 
-    def both(x: torch.Tensor) -> torch.Tensor:
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = first(x)
         torch._dynamo.graph_break()
         return second(torch.tanh(y)), y
@@ -267,7 +268,7 @@ def test_batch_norm_in_training_mode_updates_its_buffers() -> None:
         run = compiled(network)
         for _ in range(2):
             close(run(x), reference(x))
-    close(network.norm.running_mean, reference.norm.running_mean)
+    close(network.norm.running_mean, reference.norm.running_mean)  # type: ignore[arg-type]
     assert network.norm.num_batches_tracked == reference.norm.num_batches_tracked == 2
 
 

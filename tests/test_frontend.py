@@ -65,6 +65,8 @@ def test_mutated_input() -> None:
 
 
 class Counter(nn.Module):
+    count: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,11 +55,11 @@ def any_convolution(choose: random.Random) -> Convolution:
     return Convolution(
         groups * choose.choice([1, 2, 3, 4, 5, 8, 12]),
         groups * choose.choice([2, 3, 4, 6, 8, 16, 20]),
-        size,
+        (size[0], size[1]),
         filters,
         stride,
         dilation,
-        padding,
+        (padding[0], padding[1]),
         groups,
         choose.choice([1, 1, 2, 3]),
         choose.random() < 0.8,
@@ -263,7 +264,7 @@ def test_a_convolution_is_ranked_with_direct_candidates() -> None:
     ],
     ids=str,
 )
-def test_typical_kernels_compile_without_spills(schedule: DirectSchedule, tmp_path) -> None:  # noqa: ANN001
+def test_typical_kernels_compile_without_spills(schedule: DirectSchedule, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     from tests.gpu_cases import compiled
 

@@ -271,12 +271,14 @@ def test_artifacts_made_without_a_gpu(tmp_path: Path) -> None:
 class Counting(nn.Module):
     """Changes its buffer and its input."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(8))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        self.seen.add_(x.sum(0))  # type: ignore[operator]
+        self.seen.add_(x.sum(0))
         y.mul_(2).add_(x)
         return y + self.seen
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +17,9 @@ from tilewright.codegen.cuda import print_cuda
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.computation import StepBuilder
-from tilewright.ir.expr import logical_and, select
+from tilewright.ir.expr import Expr, logical_and, select
 from tilewright.ir.layout import channels_last, row_major
-from tilewright.ir.region import Unsuitable
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels import registry
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.gpu.gemm.form import product_form
@@ -34,7 +37,7 @@ from tilewright.tuning.problems import convolution_problem
 H200 = machine("h200")
 
 
-def lower(case: Case, schedule: object):  # noqa: ANN201
+def lower(case: Case, schedule: object) -> Lowered:
     return registry.lower(case.problem, schedule, H200)
 
 
@@ -44,10 +47,10 @@ def softmax_case(*shape: int, axis: int = -1) -> Case:
     axis %= len(shape)
     rows = tuple(extent for i, extent in enumerate(shape) if i != axis)
 
-    def at(index, r):  # noqa: ANN001, ANN202
+    def at(index: Any, r: Any) -> Any:
         return (*index[:axis], r, *index[axis:])
 
-    def without(index):  # noqa: ANN001, ANN202
+    def without(index: Any) -> Any:
         return (*index[:axis], *index[axis + 1 :])
 
     b = StepBuilder("softmax")
@@ -67,7 +70,7 @@ def group_norm_case(batch: int, groups: int, inner: int, size: int, last: bool) 
         "sum", (batch, groups), (inner, size, size), lambda n, g, c, y, z: tx(n, g * inner + c, y, z) * (1 / count)
     )
 
-    def centred(n, g, c, y, z):  # noqa: ANN001, ANN202
+    def centred(n: Expr, g: Expr, c: Expr, y: Expr, z: Expr) -> Any:
         return tx(n, g * inner + c, y, z) - mean(n, g)
 
     (square,) = b.reduce(
@@ -146,7 +149,7 @@ def test_depthwise_convolution(channels: int, size: int, stride: int, last: bool
     tx, tw = tensor("x", x), tensor("w", w)
     extent = (size + 2 - 3) // stride + 1
 
-    def body(n, c, oy, ox, fy, fx):  # noqa: ANN001, ANN202
+    def body(n: Expr, c: Expr, oy: Expr, ox: Expr, fy: Expr, fx: Expr) -> Any:
         y, z = oy * stride + fy - 1, ox * stride + fx - 1
         return select(logical_and(y >= 0, y < size, z >= 0, z < size), tx(n, c, y, z), 0.0) * tw(c, 0, fy, fx)
 
@@ -185,7 +188,7 @@ def test_max_pooling_with_padding(last: bool) -> None:
     x = random(1, 2, 8, 7, 7)
     tx = tensor("x", x)
 
-    def body(n, c, oy, ox, fy, fx):  # noqa: ANN001, ANN202
+    def body(n: Expr, c: Expr, oy: Expr, ox: Expr, fy: Expr, fx: Expr) -> Any:
         y, z = oy * 2 + fy - 1, ox * 2 + fx - 1
         return select(logical_and(y >= 0, y < 7, z >= 0, z < 7), tx(n, c, y, z), float("-inf"))
 
@@ -307,7 +310,7 @@ def test_a_cluster_divides_the_steps_evenly() -> None:
     constant=st.booleans(),
     schedule=st.sampled_from(SCHEDULES),
 )
-def test_convolution(channels, outputs, size, filter_size, stride, groups, halo, last, epilogue, constant, schedule):  # noqa: ANN001, ANN201
+def test_convolution(channels: int, outputs: int, size: Any, filter_size: int, stride: int, groups: int, halo: bool, last: Any, epilogue: Any, constant: Any, schedule: Any) -> None:
     groups = groups if channels % groups == 0 else 1
     case = convolution_case(
         batch=2,
@@ -340,7 +343,7 @@ def test_convolution(channels, outputs, size, filter_size, stride, groups, halo,
     constant=st.booleans(),
     schedule=st.sampled_from(SCHEDULES[:3] + (ContractionSchedule(32, 32, 8, 4, 4, 2), ContractionSchedule(32, 32, 8, 4, 4, 2, 3))),
 )
-def test_matrix_product(batch, m, n, r, transpose_a, transpose_b, constant, schedule):  # noqa: ANN001, ANN201
+def test_matrix_product(batch: tuple[int, ...], m: int, n: int, r: int, transpose_a: bool, transpose_b: bool, constant: Any, schedule: Any) -> None:
     case = matmul_case(batch=batch, m=m, n=n, r=r, transpose_a=transpose_a, transpose_b=transpose_b, constant=constant)
     if schedule.split > -(-r // schedule.block_k):
         return
@@ -358,7 +361,7 @@ def test_matrix_product(batch, m, n, r, transpose_a, transpose_b, constant, sche
     sharers=st.sampled_from([4, 32]),
     split=st.sampled_from([1, 2]),
 )
-def test_few_rows(m, n, r, transpose_b, constant, columns, sharers, split):  # noqa: ANN001, ANN201
+def test_few_rows(m: int, n: int, r: int, transpose_b: bool, constant: Any, columns: int, sharers: int, split: int) -> None:
     case = matmul_case(m=m, n=n, r=r, transpose_b=transpose_b, constant=constant)
     check(case, lower(case, GemvSchedule(columns, sharers, split)))
 
@@ -395,7 +398,7 @@ TYPICAL = (
 
 
 @pytest.mark.parametrize("schedule", TYPICAL, ids=str)
-def test_typical_kernels_compile_without_spills(schedule: ContractionSchedule, tmp_path) -> None:  # noqa: ANN001
+def test_typical_kernels_compile_without_spills(schedule: ContractionSchedule, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     case = convolution_case(channels=64, outputs=64, size=(28, 28))
     lowered = lower(case, schedule)
@@ -406,7 +409,7 @@ def test_typical_kernels_compile_without_spills(schedule: ContractionSchedule, t
         assert found.registers * schedule.threads <= H200.registers_per_processor
 
 
-def test_every_schema_compiles(tmp_path) -> None:  # noqa: ANN001
+def test_every_schema_compiles(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     lowerings = [
         lower(softmax_case(8, 64, 128), RowsSchedule(4, 32, 4)),

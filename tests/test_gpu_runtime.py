@@ -31,7 +31,7 @@ from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, loadabl
 def test_the_kernel_nodes_structure_is_cudas() -> None:
     driver = pytest.importorskip("cuda.bindings.driver")
     theirs = driver.CUDA_KERNEL_NODE_PARAMS_v2()
-    names = [name for name, _ in KernelNodeParams._fields_]
+    names = [field[0] for field in KernelNodeParams._fields_]
     numbers = {name: 3 + 7 * i for i, name in enumerate(names)}
     for name in names:
         if name == "func":
@@ -163,7 +163,7 @@ def test_failures_are_named() -> None:
     with pytest.raises(KernelFailed, match=r"cuGraphLaunch failed: CUDA_ERROR_LAUNCH_FAILED \(719\)"):
         driver.launch(1, 0)
     library = FakeLibrary()
-    del library.cuGraphAddKernelNode_v2
+    del library.cuGraphAddKernelNode_v2  # type: ignore[attr-defined]
     with pytest.raises(TargetNotPresent, match="cuGraphAddKernelNode_v2"):
         Driver(library)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tilewright.ir.computation import Step
 from tilewright.ir.expr import Load
 from tilewright.ir.graph import Value
 from tilewright.ir.layout import Layout, row_major
-from tilewright.ir.region import Storage, Unsuitable
+from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.kernels import registry
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.gpu.winograd.estimate import winograd_cost
@@ -42,11 +43,11 @@ from tilewright.selection.choice import rank
 H200 = machine("h200")
 
 
-def lower(case: Case, schedule: WinogradSchedule | FusedWinogradSchedule):  # noqa: ANN201
+def lower(case: Case, schedule: WinogradSchedule | FusedWinogradSchedule) -> Lowered:
     return registry.lower(case.problem, schedule, H200)
 
 
-def problem_of(case: Case):  # noqa: ANN201
+def problem_of(case: Case) -> Any:
     return winograd_problem(case.problem, winograd_form(case.problem))
 
 
@@ -92,7 +93,7 @@ DRAWN = dict(
 )
 
 
-def random_case(batch, channels, outputs, size, padding, epilogue, output_tile, threads, lanes, seed):  # noqa: ANN001, ANN201
+def random_case(batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, lanes: int, seed: int) -> Any:
     size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # an output of one row is no case for Winograd
     case = convolution_case(batch=batch, channels=channels, outputs=outputs, size=size, padding=padding, epilogue=epilogue, seed=seed)
     examine(case, output_tile, threads, lanes, seed)
@@ -100,14 +101,14 @@ def random_case(batch, channels, outputs, size, padding, epilogue, output_tile, 
 
 @settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**DRAWN)
-def test_random_convolutions_and_schedules(**drawn) -> None:  # noqa: ANN003
+def test_random_convolutions_and_schedules(**drawn: Any) -> None:
     random_case(**drawn)
 
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, phases=(Phase.generate,))
 @given(**DRAWN)
-def test_more_random_convolutions_and_schedules(**drawn) -> None:  # noqa: ANN003
+def test_more_random_convolutions_and_schedules(**drawn: Any) -> None:
     random_case(**drawn)
 
 
@@ -147,7 +148,7 @@ def test_the_output_may_have_a_halo() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_case_for_winograd(changed: dict, why: str) -> None:
+def test_what_is_no_case_for_winograd(changed: dict[str, Any], why: str) -> None:
     case = convolution_case(**{"channels": 8, "outputs": 8, "size": (9, 9), **changed})
     with pytest.raises(Unsuitable, match=why):
         lower(case, WinogradSchedule(2, 64, 4, **SMALL))
@@ -178,9 +179,9 @@ def emulated(x: np.ndarray, w: np.ndarray, size: int) -> np.ndarray:
     for c in range(channels):
         m += v[c][..., None] * u[:, :, c]
     half = sum(a[:, i, None, None] * m[:, :, i, None] for i in range(span))
-    y = sum(half[:, :, :, j, None] * a[:, j, None] for j in range(span))
-    assert y.dtype == f
-    return y.transpose(4, 0, 2, 1, 3).reshape(k, rows * size, columns * size)[:, :height, :width]
+    y = sum(half[:, :, :, j, None] * a[:, j, None] for j in range(span))  # type: ignore[index]
+    assert y.dtype == f  # type: ignore[attr-defined]
+    return y.transpose(4, 0, 2, 1, 3).reshape(k, rows * size, columns * size)[:, :height, :width]  # type: ignore[attr-defined]
 
 
 def filters_storage(w: np.ndarray, size: int) -> Storage:
@@ -315,6 +316,7 @@ def test_an_artifact_keeps_the_matrix(tmp_path: Path) -> None:
     assert len(mapped) == 3
     packed = pack_constants(program, tuple(mapped), torch.device("cpu"))
     for name, storage in mapped.items():
+        assert storage.source is not None and storage.matrix is not None
         weight = program.graph.constants[storage.source]
         size = round(len(storage.matrix) ** 0.5) - 2
         expected = prepared(weight, replace(filters_storage(weight.numpy(), size), source=storage.source))
@@ -356,7 +358,7 @@ FUSED_DRAWN = dict(
 )
 
 
-def random_fused_case(batch, channels, outputs, size, padding, epilogue, seed):  # noqa: ANN001, ANN201
+def random_fused_case(batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, seed: int) -> Any:
     case = convolution_case(batch=batch, channels=channels, outputs=outputs, size=size, padding=padding, epilogue=epilogue, seed=seed)
     rows, _ = fused_winograd_space(problem_of(case), H200)
     generator = np.random.default_rng(seed)
@@ -368,14 +370,14 @@ def random_fused_case(batch, channels, outputs, size, padding, epilogue, seed): 
 
 @settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(**FUSED_DRAWN)
-def test_random_convolutions_in_one_kernel(**drawn) -> None:  # noqa: ANN003
+def test_random_convolutions_in_one_kernel(**drawn: Any) -> None:
     random_fused_case(**drawn)
 
 
 @pytest.mark.slow
 @settings(max_examples=80, deadline=None, phases=(Phase.generate,))
 @given(**FUSED_DRAWN)
-def test_more_random_convolutions_in_one_kernel(**drawn) -> None:  # noqa: ANN003
+def test_more_random_convolutions_in_one_kernel(**drawn: Any) -> None:
     random_fused_case(**drawn)
 
 

@@ -228,7 +228,8 @@ def test_identify_server_with_amx_assumes_its_turbo() -> None:
 def test_identify_haswell_takes_the_clock_from_its_name() -> None:
     found = identify_cpu(identity(HASWELL))
     assert found.clock_hz == 3.4e9 and found.vector_bits == 256 and found.compiler_flags == ("-march=x86-64-v3",)
-    assert found.cache(1).bytes == 32768 and found.cache(3) is None
+    first = found.cache(1)
+    assert first is not None and first.bytes == 32768 and found.cache(3) is None
 
 
 def test_identify_graviton2_matches_the_catalogue_core() -> None:

@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "classes": (model_of([node("OneHot", "x", "d", "v")], (helper.make_tensor_value_info("x", 7, [4]),), [scalar("d", HUGE), ones("v", 2)]), "no tensor has"),
     "an input": (model_of([node("Relu")], (helper.make_tensor_value_info("x", 1, [HUGE, HUGE]),)), "a tensor of shape"),
     "a name of lines": (model_of([node("Range", "a", "b", "c", name="*/\n#error\x1b[31m")], (), [scalar("a", 0), scalar("b", HUGE), scalar("c", 1)], 7), r"\*/\?#error\?"),
-    "text": (model_of([node("Add", "x", "w")], weights=[helper.make_tensor("w", TensorProto.STRING, [1], [b"a"])]), "type object"),
+    "text": (model_of([node("Add", "x", "w")], weights=[helper.make_tensor("w", TensorProto.STRING, [1], [b"a"])]), "type object"),  # type: ignore[list-item]
     "a name that nothing defines": (model_of([node("Add", "x", "w")]), "not valid ONNX"),
     "a cycle": (model_of([node("Add", "x", "b", output="a"), node("Relu", "a", output="b"), node("Relu", "b")]), "not valid ONNX"),
     "a name twice": (model_of([node("Relu"), node("Abs")]), "not valid ONNX"),

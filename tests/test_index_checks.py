@@ -190,6 +190,9 @@ def test_extents_of_nothing_and_of_one() -> None:
 
 
 class Constant(nn.Module):
+    index: torch.Tensor
+    table: torch.Tensor | None
+
     def __init__(self, index: list[int], known: bool) -> None:
         super().__init__()
         self.register_buffer("index", torch.tensor(index))
@@ -212,6 +215,8 @@ def test_constants_are_checked_when_compiling(known: bool) -> None:
 @pytest.mark.parametrize("wrong", [ROWS, -1, 2**62])
 def test_constant_classes_are_checked_when_compiling(wrong: int) -> None:
     class Classes(nn.Module):
+        index: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("index", torch.tensor([0, wrong]))

@@ -145,7 +145,8 @@ def test_a_constant_zero_is_refused_where_pytorch_refuses_it(what: str) -> None:
 def of_onnx(operator: str, divisor: list[int], known: bool, kind: int = TensorProto.INT64) -> onnx.ModelProto:
     """[3] divided by a constant [3]; with `known`, of a constant to which the input is added."""
     constants = [helper.make_tensor("b", kind, [3], divisor), helper.make_tensor("c", kind, [3], [7, 8, 9])]
-    nodes = [helper.make_node(operator, ["c" if known else "x", "b"], ["q"], name="divider", **{"fmod": 1} if operator == "Mod" and kind == 1 else {})]
+    attributes: dict[str, Any] = {"fmod": 1} if operator == "Mod" and kind == 1 else {}
+    nodes = [helper.make_node(operator, ["c" if known else "x", "b"], ["q"], name="divider", **attributes)]
     nodes.append(helper.make_node("Add", ["q", "x"], ["y"]))
     ends = [helper.make_tensor_value_info(name, kind, [3]) for name in ("x", "y")]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)

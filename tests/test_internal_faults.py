@@ -19,6 +19,7 @@ from tests.random_runs import together
 from tilewright.errors import CacheError, InternalFault
 from tilewright.frontend import torch_export
 from tilewright.hardware import machine
+from tilewright.kernels import registry
 from tilewright.partition import fusion, joining, plan
 from tilewright.runtime.executable import Executable
 from tilewright.selection import choice
@@ -39,7 +40,7 @@ class Model(nn.Module):
         y = F.relu(self.convolution(x)).flatten(2)
         z = self.norm(self.linear(y))
         steps, (last, _) = self.lstm(z)
-        return steps * 2, last, F.log_softmax(torch.sort(y, -1)[0].transpose(0, 1).flip(2) * 3, 1), F.normalize(x, dim=(1, 2))
+        return steps * 2, last, F.log_softmax(torch.sort(y, -1)[0].transpose(0, 1).flip(2) * 3, 1), F.normalize(x, dim=(1, 2))  # type: ignore[arg-type]
 
 
 def warned(act: Callable[[], Any]) -> tuple[Any, list[str]]:
@@ -116,7 +117,7 @@ def test_a_fault_anywhere_costs_speed_only(place: str, model: tuple[nn.Module, T
 def test_each_region_on_its_own(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     """One region after the other fails to lower: the warning names its nodes, the plan says why, and the others keep their kernels."""
     subjects: list[str] = []
-    lower = plan.lower
+    lower = registry.lower
     for number in range(30):
         monkeypatch.setattr(plan, "lower", breaks_at(number, lower))
         executable, said = compiled(*model)
@@ -136,7 +137,7 @@ def test_faults_in_random_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third region of twelve random graphs fails."""
     cases = [random_case(seed) for seed in range(60, 72)]
     module, inputs = together(cases)
-    calls, lower = itertools.count(), plan.lower
+    calls, lower = itertools.count(), registry.lower
     monkeypatch.setattr(plan, "lower", lambda *of: broken() if next(calls) % 3 == 0 else lower(*of))
     executable, said = warned(lambda: tilewright.compile(module, inputs, target="native", threads=1))
     assert len(said) > 5
@@ -155,7 +156,7 @@ def test_a_handler_that_fails_leaves_its_operator_to_pytorch(model: tuple[nn.Mod
 def test_tuning_goes_on_without_the_region(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     graph = pipeline.simplify(pipeline.read(model[0], (model[1],)).graph)[0]
     everything = {key_of(problem) for problem in distinct_problems(graph, machine("native"), 1)}
-    monkeypatch.setattr(plan, "lower", breaks_at(1, plan.lower))
+    monkeypatch.setattr(plan, "lower", breaks_at(1, registry.lower))
     _, said = warned(lambda: distinct_problems(graph, machine("native"), 1))
     assert len(said) == 1
     monkeypatch.setattr(plan, "lower", broken)
@@ -165,7 +166,7 @@ def test_tuning_goes_on_without_the_region(model: tuple[nn.Module, Tensor], monk
 
 def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = model
-    monkeypatch.setattr(plan, "lower", breaks_at(2, plan.lower))
+    monkeypatch.setattr(plan, "lower", breaks_at(2, registry.lower))
     torch._dynamo.reset()
     with torch.no_grad():
         fast = torch.compile(module, backend="tilewright", options={"threads": 1})
@@ -177,7 +178,7 @@ def test_torch_compile(model: tuple[nn.Module, Tensor], monkeypatch: pytest.Monk
 
 def test_a_saved_executable_keeps_the_way_round(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     module, x = model
-    monkeypatch.setattr(plan, "lower", breaks_at(1, plan.lower))
+    monkeypatch.setattr(plan, "lower", breaks_at(1, registry.lower))
     executable, said = warned(lambda: tilewright.compile(module, (x,), target="native", threads=1))
     assert said
     executable.save(tmp_path / "a.zip")

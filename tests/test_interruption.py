@@ -122,7 +122,7 @@ def test_every_stage_is_interrupted_in_order(stage: str, place: Path) -> None:
 def test_a_compiler_that_hangs_is_ended_with_the_program(command: tuple[str, ...], place: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)[:: 2 if command is TUNE else 1]:
         process = started(place, command, environment=slow_compiler(place))
-        wait_for(lambda process=process: any("sleep 1000" in line for line in commands(place).values()) or not process.is_alive())
+        wait_for(lambda: any("sleep 1000" in line for line in commands(place).values()) or not process.is_alive())
         if number == signal.SIGINT:  # a terminal sends it to every process of the group
             os.killpg(process.pid, number)
             os.killpg(process.pid, number)
@@ -141,7 +141,7 @@ def test_workers_that_are_killed_cost_their_candidates(place: Path) -> None:
     process, killed_ones = started(place, TUNE), 0
     for worker in ("cpu_trial_worker", "compile_worker"):
         before = known()
-        wait_for(lambda before=before: known() > before or not process.is_alive())
+        wait_for(lambda: known() > before or not process.is_alive())
         for number, line in commands(place).items():
             if worker in line and process.is_alive():
                 with suppress(ProcessLookupError):

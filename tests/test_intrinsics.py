@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,7 +175,8 @@ def fragment_inputs(kind: str, warps: int, exact: bool) -> tuple[list[np.ndarray
     """Arrays for `fragments`, and what comes out; `exact`: every sum of the products is a float32."""
     shape = mma.SHAPES[kind]
     generator = np.random.default_rng(len(kind) + warps)
-    expected, arrays = [], {"a": [], "b": [], "sums": []}
+    expected: list[Any] = []
+    arrays: dict[str, list[Any]] = {"a": [], "b": [], "sums": []}
     for _ in range(warps):
         a, b, c = (
             integers(size, 127, int(generator.integers(1 << 30))) if exact else generator.standard_normal(size)

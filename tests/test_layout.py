@@ -154,4 +154,4 @@ def test_public_names() -> None:
     assert set(tilewright.__all__) <= set(dir(tilewright))
     assert all(getattr(tilewright, name) is not None for name in tilewright.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = tilewright.nonsense  # type: ignore[attr-defined]
+        _ = tilewright.nonsense

@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tilewright.system import libraries
 from tilewright.system.libraries import Libraries, mapped
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
@@ -50,8 +50,8 @@ def test_without_anonymous_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def denied(*_: object) -> int:
         raise PermissionError(13, "vm.memfd_noexec")
 
-    monkeypatch.setattr(libraries.os, "memfd_create", denied)
-    monkeypatch.setattr(libraries.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "memfd_create", denied)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = Libraries()
     assert [own.of(shared_object(tmp_path, value), "kernel").answer() for value in (31, 32, 33)] == [31, 32, 33]
 

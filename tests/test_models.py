@@ -230,8 +230,8 @@ def test_relative_features_do_not_change_with_the_clock() -> None:
     quick = replace(quick, peak_flops={"fp32": 2 * V100.peak_flops["fp32"]})
     rows, problem = some_rows()
     described = of_axes(DIRECT, rows, problem)
-    tables = [features("relative", described, direct_counts(rows, problem, machine, PUBLISHED), machine, OVERHEADS) for machine in (V100, quick)]
-    np.testing.assert_allclose(*tables, rtol=1e-5, atol=1e-5)
+    one, other = [features("relative", described, direct_counts(rows, problem, machine, PUBLISHED), machine, OVERHEADS) for machine in (V100, quick)]
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 # ---- forests ----

@@ -120,7 +120,7 @@ def values(gpu: bool) -> Kernel:
         Buffer("x", "f16", 64), Buffer("out", "f16", 64, writable=True), Buffer("sums", "f32", 32, writable=True), Buffer("other", "bf16", 32, writable=True),
         Buffer("whole", "i32", 32, writable=True), Buffer("halved", "f16", 32, writable=True), Buffer("third", "f16", 64, writable=True),
     )  # fmt: skip
-    return Kernel("narrow", parameters, block(body if grid else For(i, index_const(32), body)), grid)  # type: ignore[arg-type]
+    return Kernel("narrow", parameters, block(body if grid else For(i, index_const(32), body)), grid)
 
 
 def values_arrays() -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -133,7 +133,7 @@ def values_arrays() -> tuple[list[np.ndarray], list[np.ndarray]]:
         even.float().bfloat16(),
         even.float().int(),
         (i.double() / 3).float().half(),
-        (x.float() * np.float32(1 / 3)).half(),
+        (x.float() * float(np.float32(1 / 3))).half(),
     ]
     arrays = [bits(tensor) for tensor in wanted]
     return [bits(x), *map(np.zeros_like, arrays)], arrays

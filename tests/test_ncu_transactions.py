@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ RAW = """==PROF== Disconnected from process 4711
 """
 TIME, SHARED = "gpu__time_duration.sum", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
-ORDER = [
+ORDER: list[dict[str, Any]] = [
     {"layer": "R2", "candidate": None, "kernels": []},
     {"layer": "R2", "candidate": 0, "kernels": ["contraction_6733c8b34a66", "window_0123456789ab"]},
 ]

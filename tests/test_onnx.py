@@ -174,7 +174,7 @@ def test_recurrent_layers(kind: str, bidirectional: bool, constant: bool) -> Non
         return torch.stack([torch.cat([p.chunk(len(order))[k] for k in order]) for p in parts])
 
     weights = {"W": gates("weight_ih"), "R": gates("weight_hh"), "B": torch.cat([gates("bias_ih"), gates("bias_hh")], 1)}
-    extra = {"linear_before_reset": 1} if kind == "GRU" else {}
+    extra: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}
     way = "bidirectional" if bidirectional else "forward"
     node = helper.make_node(kind, ["X", "W", "R", "B"], ["Y", "H"], hidden_size=hidden, direction=way, **extra)
     x = torch.randn(length, batch, size, dtype=torch.float64)
@@ -288,7 +288,7 @@ def test_modules_exported_by_pytorch(name: str, opset: int | None) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                torch.onnx.export(module, (x,), file, opset_version=opset, dynamo=False)
+                torch.onnx.export(module, (x,), file, opset_version=opset, dynamo=False)  # type: ignore[arg-type]
             except Exception as error:
                 pytest.skip(f"PyTorch does not export it: {str(error).splitlines()[0]}")
         model = onnx.load_from_string(file.getvalue())

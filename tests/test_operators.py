@@ -260,7 +260,7 @@ def test_pooling(data: st.DataObject) -> None:
     mean = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
     adaptive = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[rank - 1]
     adaptive_greatest = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[rank - 1]
-    divisor = {} if rank == 1 else {"divisor_override": 5}
+    divisor: dict[str, Any] = {} if rank == 1 else {"divisor_override": 5}
     check(
         lambda x: [
             greatest(x, window, stride, padding, dilation, ceil),

@@ -69,21 +69,21 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "view": lambda t: t[3:, 1],
     "empty view": lambda t: t[:0],
     "detached": lambda t: t.detach(),
-    "same data": lambda t: torch.empty(0).set_(t),
+    "same data": lambda t: torch.empty(0).set_(t),  # type: ignore[call-overload]
     "data": lambda t: t.data,
     "other dtype": lambda t: t.view(torch.int32),
     "array": lambda t: t.numpy(),
     "part of an array": lambda t: t.numpy()[1:, ::7],
-    "memoryview": lambda t: memoryview(t.numpy()),
+    "memoryview": lambda t: memoryview(t.numpy()),  # type: ignore[arg-type]
     "storage": lambda t: t.untyped_storage(),
-    "DLPack": torch.from_dlpack,
+    "DLPack": torch.from_dlpack,  # type: ignore[attr-defined]
     "array by DLPack": np.from_dlpack,
     "capsule": lambda t: t.__dlpack__(),
     "saved by autograd": saved_by_autograd,
     "needs a gradient": required_gradient,
     "parameter": torch.nn.Parameter,
     "closure": lambda t: lambda: t,
-    "in a cycle": lambda t: (lambda box: box.append(box) or box)([t]),  # type: ignore[func-returns-value]
+    "in a cycle": lambda t: (lambda box: box.append(box) or box)([t]),  # type: ignore[arg-type, func-returns-value]
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ NEEDED = {
     "antialiased, cubic": lambda x: F.interpolate(x, size=(5, 5), mode="bicubic", antialias=True),
     "rrelu": lambda x: F.rrelu(x, training=True),
     "sampled": lambda x: F.grid_sample(x, torch.rand(1, 3, 3, 2)),
-    "pooled and back": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+    "pooled and back": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),  # type: ignore[arg-type]
     "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
     "instance norm": lambda x: F.instance_norm(x),
     "folded": lambda x: F.fold(F.unfold(x, 2), (8, 8), 2),
@@ -202,8 +203,8 @@ def test_the_least_integer_is_not_divided_by_minus_one(other: int | torch.Tensor
 def test_what_repeats_elements_is_written_out_before_the_call() -> None:
     ones, zeros = torch.ones(1).expand(4), torch.zeros(1).expand(4)
     x = torch.randn(1, 4, 3)
-    seen = []
-    checked_call(Recording(seen), [x, ones, [zeros, None]], {"scale": ones})  # type: ignore[arg-type]
+    seen: list[Any] = []
+    checked_call(Recording(seen), [x, ones, [zeros, None]], {"scale": ones})
     assert all(tensor.is_contiguous() for tensor in seen) and len(seen) == 4
     result = checked_call(permitted_operator("aten.native_group_norm.default"), [x, ones, zeros, 1, 4, 3, 2, 1e-5], {})
     torch.testing.assert_close(result[0], F.group_norm(x, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def fills(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def pooled(rank: int) -> Callable[[torch.Tensor], list[torch.Tensor]]:
-    greatest = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
+    greatest: Any = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[rank - 1]
     adaptive = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[rank - 1]
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:

@@ -445,7 +445,7 @@ def test_simd_reduction(combiner: str) -> None:
         for _ in range(2):
             out = np.zeros(1, np.float32)
             call(library, "reduce", [x, out])
-            np.testing.assert_allclose(out[0], reference(x.astype(np.float64)), rtol=1e-5, atol=1e-4)
+            np.testing.assert_allclose(out[0], reference(x.astype(np.float64)), rtol=1e-5, atol=1e-4)  # type: ignore[operator]
             x[COUNT // 3] = np.nan
 
 
@@ -626,4 +626,4 @@ def test_data_that_exceeds_32_bits_is_computed_in_64() -> None:
     big = thread_variable(launch) * (2**30)
     kernel = Kernel("wide", (Buffer("out", "i64", 32, writable=True),), Store("out", thread_variable(launch), big), launch)
     assert "(long long)thread_x * 1073741824" in print_cuda([kernel])
-    assert unary("neg", const(1.0, "f32")).operation == "neg"
+    assert unary("neg", const(1.0, "f32")).operation == "neg"  # type: ignore[union-attr]

@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tilewright.system import private_files
 from tilewright.system.private_files import NotPrivate, make_folder, read_private, require_private
 from tilewright.system.programs import ProgramHung, Programs, ProgramStopped, run_program
 from tilewright.tuning.workers import Worker, WorkerLost
@@ -102,7 +102,7 @@ def test_a_program_does_not_outlive_the_process_that_runs_it(tmp_path: Path) -> 
     process.kill()
     process.wait()
     for number in numbers:
-        until(lambda number=number: gone(number))
+        until(partial(gone, number))
 
 
 CHILD = """
@@ -189,6 +189,6 @@ def test_what_others_may_have_written_is_not_read(tmp_path: Path, monkeypatch: p
     for wrong in ("pipe", "missing", "."):
         with pytest.raises(OSError):
             read_private(folder / wrong, root)
-    monkeypatch.setattr(private_files.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(NotPrivate, match="belongs to another user"):
         require_private(root, root)

@@ -15,6 +15,7 @@ from torch import nn
 
 import tilewright
 from bench import robustness
+from bench.tuning_kills import tuning_kills
 from tilewright import settings
 from tilewright.errors import CacheError, CompilerMissing, UnsupportedOption
 from tilewright.hardware import machine
@@ -39,7 +40,7 @@ def test_killed_while_compiling(tmp_path: Path) -> None:
 
 def test_killed_while_tuning(tmp_path: Path) -> None:
     """What was measured is there, and is not measured again."""
-    report = robustness.tuning_kills(tmp_path, 3, seed=5)
+    report = tuning_kills(tmp_path, 3, seed=5)
     assert report["faults"] == [] and report["killed"] == 3 and report["measurements"] >= 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -321,10 +323,11 @@ def test_verify_sees_nan_and_keeps_inputs() -> None:
 def test_clones_run_at_the_same_time() -> None:
     builder = chain(4, (64, 64))
     exe = builder.executable(("r3",))
-    engine = exe._engine
+    engine: Any = exe._engine
     clones = [exe, exe.clone(), exe.clone()]
-    assert clones[1]._engine.buffers.constants["w"] is engine.buffers.constants["w"]
-    assert clones[1]._engine.buffers.arena.data_ptr() != engine.buffers.arena.data_ptr()
+    second: Any = clones[1]._engine
+    assert second.buffers.constants["w"] is engine.buffers.constants["w"]
+    assert second.buffers.arena.data_ptr() != engine.buffers.arena.data_ptr()
     failures: list[str] = []
 
     def work(which: int) -> None:
@@ -392,7 +395,7 @@ def test_without_a_compiler_a_python_loop_runs_the_kernels(monkeypatch: pytest.M
     image = builder.image(("r4",))
     monkeypatch.setattr(cpu_module, "_load_runner", lambda: None)
     exe = Executable(image)
-    assert exe._engine.library.runner is None
+    assert exe._engine.library.runner is None  # type: ignore[union-attr]
     for _ in range(2):
         x = torch.randn(6, 7)
         torch.testing.assert_close(exe(x), chain_reference(x, builder.constants["w"]))
@@ -499,12 +502,12 @@ def layouts(draw: st.DrawFn) -> Layout:
 @settings(deadline=None)
 @given(layouts(), st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
 def test_packing_follows_the_layout(layout: Layout, dtype: torch.dtype) -> None:
-    tensor = (torch.arange(1, np.prod(layout.shape) + 1).view(layout.shape) % 120).to(dtype)
+    tensor = (torch.arange(1, math.prod(layout.shape) + 1).view(layout.shape) % 120).to(dtype)
     packed = pack(tensor, layout)
     assert packed.numel() == layout.size
     expected = torch.zeros(layout.size, dtype=dtype)
     for index in np.ndindex(*layout.shape):
-        expected[int(layout.offset(index).value)] = tensor[index]
+        expected[int(layout.offset(index).value)] = tensor[index]  # type: ignore[union-attr]
     assert torch.equal(packed, expected)
     assert torch.equal(unpack(packed, layout), tensor)
     target = torch.zeros(layout.size, dtype=dtype)
@@ -520,6 +523,8 @@ def test_packing_refuses_another_size() -> None:
 
 class Everything(torch.nn.Module):
     """Changes a buffer and an input, and returns a view, an input, a parameter and constants."""
+
+    total: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

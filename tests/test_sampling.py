@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from tilewright.selection.ranking import Ranking
 from tilewright.tuning.sampling import JUDGED, LEAST_FLOPS, MOST_FLOPS, evenly, has_small_factors, random_layers, towards_the_best
 
 
-def layers(seed: int, count: int = 400) -> list[dict]:
+def layers(seed: int, count: int = 400) -> list[dict[str, Any]]:
     return list(itertools.islice(random_layers(seed, JUDGED), count))
 
 

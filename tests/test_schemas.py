@@ -132,7 +132,7 @@ def test_where_it_does_not_suit_others_are_asked() -> None:
 
 def test_names_and_schedules_are_a_schemas_own() -> None:
     before = schemas(CPU, "map")
-    for other in (replace(SCALARS, name="map"), replace(SCALARS, schedule=LoopSchedule)):
+    for other in (replace(SCALARS, name="map"), replace(SCALARS, schedule=LoopSchedule)):  # type: ignore[arg-type]
         with pytest.raises(UnsupportedOption, match="give it its own"), registered(other):
             pass
     with registered(SCALARS), pytest.raises(UnsupportedOption), registered(SCALARS):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.system import scratch
 from tilewright.system.scratch import PREFIX, Scratch
 
 HELD = "import sys; from tilewright.system.scratch import Scratch; held = Scratch(sys.argv[1]); print(held.path, flush=True); sys.stdin.read()"
@@ -52,7 +51,7 @@ def test_what_a_killed_process_leaves_is_removed_and_nothing_else(tmp_path: Path
 def test_folders_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{PREFIX}theirs").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(scratch.os, "geteuid", lambda: os.getuid() + 1)
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         Scratch(str(tmp_path)).close()
     assert (tmp_path / f"{PREFIX}theirs").is_dir()
     Scratch(str(tmp_path)).close()

@@ -60,8 +60,8 @@ def test_two_parts_of_one_machine_train_the_same_model_as_all_rows(target: str) 
     together = train_together([(one, machine), (two, machine)], recipe, gpu_calibration(machine).counted)
     apart = train(join([one, replace(two, problem=two.problem + 100)]), machine, recipe, gpu_calibration(machine).counted)
     expected = one.expected(machine, gpu_calibration(machine).counted)
-    given = [model.predicted(one.described, one.counts, machine, expected) for model in (together, apart)]
-    np.testing.assert_array_equal(*given)
+    one_by_one, joined = [model.predicted(one.described, one.counts, machine, expected) for model in (together, apart)]
+    np.testing.assert_array_equal(one_by_one, joined)
 
 
 def test_rows_that_are_compared() -> None:

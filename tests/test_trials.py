@@ -99,7 +99,7 @@ def renamed_copy(problem: Problem, prefix: str) -> Problem:
      ((8, 6, 6, 7, 3, 1), {"dilation": 2}), ((8, 8, 6, 6, 3, 2), {"groups": 8})],
 )  # fmt: skip
 def test_reference_of_convolutions(sizes: tuple[int, ...], options: dict[str, int]) -> None:
-    problem = convolution_problem(*sizes, **options)  # type: ignore[arg-type]
+    problem = convolution_problem(*sizes, **options)
     (data,), (weights,) = sorted(set(problem.region.inputs) - problem.constants), sorted(problem.constants)
     generator = torch.Generator().manual_seed(3)
     inputs = {name: drawn(problem.values[name], generator, torch.device("cpu")) for name in problem.region.inputs}
@@ -303,7 +303,7 @@ def test_stopping_early_ends_the_processes() -> None:
     trials = processes()
     outcomes = trials.measure(jobs_of(SMALL, 30))
     next(outcomes)
-    outcomes.close()
+    outcomes.close()  # type: ignore[attr-defined]
     workers = [child._worker for child in (*trials._compilers, *trials._devices) if child._worker is not None]
     trials.close()
     assert workers and not any(worker.alive for worker in workers)
@@ -330,7 +330,7 @@ def test_those_near_the_best_are_measured_again_at_once(tmp_path: Path) -> None:
     fastest = sorted(jobs[:40], key=lambda job: seconds(text(job)))
     near = [job.key for job in fastest[:4] if seconds(text(job)) <= 1.1 * seconds(text(fastest[0]))]
     assert len(outcomes) == 41 + len(finals) and len(finals) > 1
-    assert sorted(outcome.job.key for outcome in finals) == sorted(near)
+    assert sorted(outcome.job.key for outcome in finals) == sorted(near)  # type: ignore[type-var]
     assert all(outcome.timing is not None and outcome.timing.count == 9 and outcome.code for outcome in finals)
     assert log.read_text().split().count("remeasure") == 1
 

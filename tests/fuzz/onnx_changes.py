@@ -225,7 +225,7 @@ def _convolution(g: Growing, c: random.Random, v: str, s: tuple[int, ...]) -> st
     spatial, channels = len(s) - 2, s[1]
     groups = c.choice([k for k in (1, 1, 1, 2, channels) if k and channels % k == 0] or [1])
     outputs, kernel = groups * c.choice((1, 2, 5)), [min(c.choice((1, 2, 3, 3)), extent + 2) for extent in s[2:]]
-    options = {
+    options: dict[str, Any] = {
         "strides": [g.odd(c.choice((1, 1, 2))) for _ in kernel],
         "pads": [g.odd(c.choice((0, 1, 1, 2))) for _ in (*kernel, *kernel)],
         "dilations": [c.choice((1, 1, 2)) for _ in kernel],
@@ -253,7 +253,7 @@ def _pooled(g: Growing, c: random.Random, v: str, s: tuple[int, ...]) -> str:
         sizes = g.ints(*s[:2], *(c.choice((extent, 2 * extent, extent + 3, max(extent // 2, 1))) for extent in s[2:]))
         return g.add("Resize", v, "", "", sizes, mode=mode, coordinate_transformation_mode=transform)
     kernel = [min(c.choice((1, 2, 3)), extent) for extent in s[2:]]
-    options = {"strides": [g.odd(c.choice((1, 2))) for _ in kernel], "ceil_mode": c.randrange(2)}
+    options: dict[str, Any] = {"strides": [g.odd(c.choice((1, 2))) for _ in kernel], "ceil_mode": c.randrange(2)}
     if c.random() < 0.5:
         options["pads"] = [c.randrange(max(k, 1)) for k in (*kernel, *kernel)]
     return g.add(c.choice(POOLS[:2]), v, kernel_shape=kernel, **options)

@@ -38,7 +38,7 @@ def prepare() -> None:
     """Kernels of mutants are nobody else's, and what is imported once is imported before the children are forked."""
     os.environ["TILEWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="tilewright-fuzz-cache-")
     import onnx.reference  # noqa: F401
-    import torch._export.serde.serialize  # noqa: F401
+    import torch._export.serde.serialize
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

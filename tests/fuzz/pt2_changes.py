@@ -137,7 +137,7 @@ def _between(graph: Any, document: Any, chance: random.Random) -> None:
 def _insert(graph: Any, position: int, target: str, arguments: list[tuple[str, Any]], like: str) -> str:
     name = f"added_{len(graph['nodes'])}"
     inputs = [{"name": parameter, "arg": argument, "kind": 1} for parameter, argument in arguments]
-    node = {"target": target, "inputs": inputs, "outputs": [{"as_tensor": {"name": name}}], "metadata": {}, "is_hop_single_tensor_return": None, "name": name}
+    node: dict[str, Any] = {"target": target, "inputs": inputs, "outputs": [{"as_tensor": {"name": name}}], "metadata": {}, "is_hop_single_tensor_return": None, "name": name}
     graph["nodes"].insert(position, node)
     meta = graph["tensor_values"].get(like) or next(iter(graph["tensor_values"].values()))
     graph["tensor_values"][name] = copy.deepcopy(meta)

@@ -87,6 +87,8 @@ class _Indexed(nn.Module):
 
 
 class _Image(nn.Module):
+    grid: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("grid", torch.rand(1, 3, 3, 2) * 2 - 1)

@@ -234,8 +234,8 @@ def prepare() -> None:
     store()
     warnings.simplefilter("ignore")
     known, lowered = {entry.schedule: entry.code for entry in measurements()}, tuning.current_code
-    tuning.rank = lambda *problem: ranking()  # type: ignore[assignment]
-    tuning.current_code = lambda problem, schedule, target: known.get(plain.schedule_text(schedule)) or lowered(problem, schedule, target)
+    tuning.rank = lambda *problem: ranking()  # type: ignore[attr-defined]
+    tuning.current_code = lambda problem, schedule, target: known.get(plain.schedule_text(schedule)) or lowered(problem, schedule, target)  # type: ignore[assignment]
 
 
 def run() -> None:
