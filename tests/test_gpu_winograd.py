@@ -417,5 +417,5 @@ def test_one_kernel_compiles_without_spills(output_tile: int, block: tuple[int, 
     (found,) = compiled(lowered, tmp_path).values()
     assert found.spill_bytes == 0 and found.stack_bytes == 0
     assert found.registers * schedule.threads <= H200.registers_per_processor
-    shared = int(fused_shared_bytes_of({name: np.array([getattr(schedule, name)]) for name in FUSED_AXES})[0])
+    shared = int(fused_shared_bytes_of({name: np.array([getattr(schedule, name)]) for name in FUSED_AXES}, problem_of(case))[0])
     assert shared_bytes(lowered.kernels[0]) == shared
