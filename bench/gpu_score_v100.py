@@ -30,7 +30,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.counted import busiest, counted_cost, printed_cost, step_cycles
-from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.selection.learned.hybrid import Samples, fit_overheads, loss_of_performance, without_failures
 from tilewright.tuning import dataset
 from tilewright.tuning.training import samples
@@ -42,10 +42,10 @@ NEUTRAL = Overheads(
     drain_cycles=1, store_cycles=1, sector_cycles=1, write_factor=1, launch=1,
 )  # fmt: skip
 """Where the fit of `terms` starts: one, or a round guess, for everything."""
-Score = Callable[[Counts], np.ndarray]
+Score = Callable[[TileCounts], np.ndarray]
 
 
-def matrix(volumes: Counts, machine: Machine) -> np.ndarray:
+def matrix(volumes: TileCounts, machine: Machine) -> np.ndarray:
     """[candidates, terms] in cycles of the busiest processor: multiply-adds, issue, shared memory and level 2 of all steps; one block's own chain,
     a wave each; waves; what follows the loop; memory; launches."""
     v = volumes

@@ -6,7 +6,7 @@ All models see only quantities without dimension, relative to the machine's peak
 (`kernels.gpu.counted.counted_cost`, default constants, which were fitted on the V100). Judged are orders of the measured direct kernels, RS and S, of
 the twenty layers of either machine, of which no row was trained with. The two sets of kernels differ in more than the machine: CNNOpt's keep columns
 of the image innermost and stage results in shared memory (`PUBLISHED`), ours keep channels innermost, copy asynchronously and store directly
-(`GENERATED`); the counts of `Counts` are what they have in common. Twenty layers are few, and one bad first choice moves the mean by per cents: a
+(`GENERATED`); the counts of `TileCounts` are what they have in common. Twenty layers are few, and one bad first choice moves the mean by per cents: a
 machine's random layers, of which there are hundreds, are judged as well, by the models that saw nothing of them: those of the other machine.
 """
 

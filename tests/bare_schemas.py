@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.hardware import machine
 from tilewright.ir.estimate import Estimate
+from tilewright.kernels.counts import counted
 from tilewright.kernels.schema import AnySchema, Schema
 from tilewright.selection.ranking import Part, Ranking
 
@@ -18,12 +19,12 @@ def never(*_: Any) -> Any:
 
 
 def bare(schedule: Callable[..., Any], name: str = "bare") -> AnySchema:
-    return Schema(name, ("contraction",), schedule, never, never, never, never)  # type: ignore[arg-type]
+    return Schema(name, ("contraction",), schedule, never, never, never, never, never)  # type: ignore[arg-type]
 
 
 def part(schedule: Callable[..., Any], rows: Mapping[str, np.ndarray], seconds: Any) -> Part:
     """Candidates of a schema of their own that take so many seconds."""
-    return Part(bare(schedule), None, rows, Estimate({"all": np.asarray(seconds, dtype=float)}))
+    return Part(bare(schedule), None, rows, counted(len(np.asarray(seconds)), 0, 0, 0), Estimate({"all": np.asarray(seconds, dtype=float)}))
 
 
 def ranking_of(*parts: Part) -> Ranking:

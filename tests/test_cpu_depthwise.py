@@ -21,11 +21,12 @@ from tilewright.hardware import machine
 from tilewright.ir.kernel import Allocate, statements
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length, row
-from tilewright.kernels.cpu.depthwise.estimate import estimate_depthwise
 from tilewright.kernels.cpu.depthwise.lower import depthwise_form
+from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
 from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseProblem, CpuDepthwiseSchedule, cpu_depthwise_space, filters_held, schedule_of
 from tilewright.kernels.registry import lower
-from tilewright.selection.choice import rank
+from tilewright.kernels.schema import Options
+from tilewright.selection.choice import estimated, rank
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.trial_reference import reference_results
 
@@ -115,7 +116,7 @@ def test_the_space_of_a_typical_layer(channels: int, size: int, stride: int) -> 
     for number in range(length(rows)):
         schedule = schedule_of(16, **row(rows, number))
         assert schedule.tile_rows * schedule.tile_columns + 2 <= AVX512.vector_registers and problem.vectors % schedule.vectors == 0
-    seconds = estimate_depthwise(problem, rows, AVX512, 2).seconds
+    seconds = estimated(DEPTHWISE, problem, rows, AVX512, Options(2)).estimate.seconds
     assert (seconds > 0).all() and len(np.unique(seconds)) > 10
     small = {"tile_rows": np.array([1]), "tile_columns": np.array([2]), "vectors": np.array([1]), "order": np.array([0])}
     assert filters_held(small, problem, AVX512).all() and not filters_held({**small, "vectors": np.array([2])}, problem, AVX512).any()

@@ -20,12 +20,14 @@ from tilewright.hardware import machine
 from tilewright.ir.layout import row_major
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length, row
-from tilewright.kernels.cpu.winograd.estimate import estimate_winograd, transform_operations
+from tilewright.kernels.cpu.winograd.estimate import transform_operations
 from tilewright.kernels.cpu.winograd.lower import cpu_winograd_form
+from tilewright.kernels.cpu.winograd.schema import WINOGRAD
 from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
 from tilewright.kernels.registry import lower
+from tilewright.kernels.schema import Options
 from tilewright.kernels.winograd_transform import OUTPUT_TILES
-from tilewright.selection.choice import rank
+from tilewright.selection.choice import estimated, rank
 
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
 
@@ -136,7 +138,7 @@ def test_operations_of_the_transforms() -> None:
 def test_predictions_grow_with_the_work() -> None:
     small, large = CpuWinogradProblem(1, 28, 28, 64, 64), CpuWinogradProblem(1, 28, 28, 128, 128)
     rows, _ = cpu_winograd_space(small, AVX2, 2)
-    first, second = (estimate_winograd(problem, rows, AVX2, 2) for problem in (small, large))
+    first, second = (estimated(WINOGRAD, problem, rows, AVX2, Options(2)).estimate for problem in (small, large))
     assert (second.seconds > first.seconds).all() and (first.seconds > 0).all()
 
 

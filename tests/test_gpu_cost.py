@@ -12,15 +12,13 @@ from tilewright.hardware import machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.columns import length
-from tilewright.kernels.gpu.gemm.estimate import contraction_cost
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, Operand, contraction_space
-from tilewright.kernels.gpu.gemv.estimate import gemv_cost
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.gemv.space import GemvSchedule
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Options
-from tilewright.selection.choice import candidates, choose, rank
+from tilewright.selection.choice import candidates, choose, estimated, rank
 from tilewright.selection.ranking import Ranking
 
 H200 = machine("h200")
@@ -54,7 +52,7 @@ def test_occupancy(threads: int, registers: int, shared: int, blocks: int) -> No
 def test_terms_are_named_seconds_for_every_row() -> None:
     problem = layer(128, 128, 28)
     rows, rejected = contraction_space(problem, H200)
-    estimate = contraction_cost(rows, problem, H200)
+    estimate = estimated(GEMM, problem, rows, H200, Options()).estimate
     assert length(rows) + sum(rejected.values()) >= 6000
     assert set(estimate.terms) == {"launch", "compute", "memory", "drain", "split"}
     for term in (*estimate.terms.values(), estimate.seconds):
@@ -67,14 +65,14 @@ def test_terms_are_named_seconds_for_every_row() -> None:
 def test_splitting_pays_where_there_are_few_tiles_and_not_where_there_are_many() -> None:
     tile = ContractionSchedule(64, 64, 8, 8, 8)
     split = ContractionSchedule(64, 64, 8, 8, 8, 8)
-    few = contraction_cost(columns(tile, split), layer(512, 512, 7), H200).seconds
-    many = contraction_cost(columns(tile, split), layer(64, 32, 272), H200).seconds
+    few = estimated(GEMM, layer(512, 512, 7), columns(tile, split), H200, Options()).estimate.seconds
+    many = estimated(GEMM, layer(64, 32, 272), columns(tile, split), H200, Options()).estimate.seconds
     assert few[1] < few[0] and many[0] < many[1]
 
 
 def test_larger_thread_tiles_pay_where_work_abounds() -> None:
     small, large = ContractionSchedule(64, 64, 8, 2, 2), ContractionSchedule(128, 128, 8, 8, 8)
-    seconds = contraction_cost(columns(small, large), layer(256, 256, 136), H200).seconds
+    seconds = estimated(GEMM, layer(256, 256, 136), columns(small, large), H200, Options()).estimate.seconds
     assert seconds[1] < seconds[0]
 
 
@@ -87,7 +85,7 @@ def test_few_rows_are_bound_by_the_weights() -> None:
     assert best.seconds >= 4 * 4096 * 4096 / H200.memory_bandwidth
     names = ("columns", "sharers", "split")
     idle = {name: np.array([value]) for name, value in zip(names, (32, 1, 1), strict=True)}
-    assert gemv_cost(idle, problem, H200).seconds[0] > best.seconds
+    assert estimated(GEMV, problem, idle, H200, Options()).estimate.seconds[0] > best.seconds
 
 
 def test_choice_is_the_first_of_the_ranking_and_is_lowered() -> None:

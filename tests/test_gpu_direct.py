@@ -16,7 +16,6 @@ from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels import registry
 from tilewright.kernels.columns import length, row, take
-from tilewright.kernels.gpu.direct.estimate import direct_cost
 from tilewright.kernels.gpu.direct.form import direct_form
 from tilewright.kernels.gpu.direct.schedule import (
     CACHED,
@@ -32,10 +31,12 @@ from tilewright.kernels.gpu.direct.schedule import (
     shared_bytes_of,
     threads_of,
 )
+from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.direct.space import direct_space
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule, contraction_space
-from tilewright.selection.choice import rank
+from tilewright.kernels.schema import Options
+from tilewright.selection.choice import estimated, rank
 
 H200 = machine("h200")
 
@@ -241,7 +242,7 @@ def test_the_cost_counts_what_a_larger_problem_takes() -> None:
     small, large = problem_of(layer(64, 64, 56)), problem_of(layer(128, 64, 56))
     rows, _ = direct_space(small, H200)
     some = take(rows, np.arange(0, length(rows), 50))
-    first, second = direct_cost(some, small, H200), direct_cost(some, large, H200)
+    first, second = (estimated(DIRECT, problem, some, H200, Options()).estimate for problem in (small, large))
     assert (second.terms["compute"] > 1.5 * first.terms["compute"]).all()
     assert (first.seconds > small.flops / H200.peak_flops["fp32"]).all()
     assert (blocks_of(some, small) > 0).all()

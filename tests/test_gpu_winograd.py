@@ -25,11 +25,12 @@ from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.kernels import registry
 from tilewright.kernels.columns import length, row
-from tilewright.kernels.gpu.winograd.estimate import winograd_cost
 from tilewright.kernels.gpu.winograd.lower import winograd_problem
+from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd.space import AXES, TRANSFORM_AXES, WinogradSchedule, winograd_space
-from tilewright.kernels.gpu.winograd_fused.estimate import fused_winograd_cost
+from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.gpu.winograd_fused.space import FUSED_AXES, FusedWinogradSchedule, fused_shared_bytes_of, fused_winograd_space
+from tilewright.kernels.schema import Options
 from tilewright.kernels.winograd_form import winograd_form
 from tilewright.kernels.winograd_transform import OUTPUT_TILES, TRANSFORMS, filter_matrix
 from tilewright.partition.plan import plan_program
@@ -38,7 +39,7 @@ from tilewright.runtime.buffers import pack_constants
 from tilewright.runtime.fields import Field
 from tilewright.runtime.packing import prepared
 from tilewright.runtime.verify import TOLERANCES
-from tilewright.selection.choice import rank
+from tilewright.selection.choice import estimated, rank
 
 H200 = machine("h200")
 
@@ -230,7 +231,7 @@ def test_the_space_is_bounded_and_its_cost_positive(name: str, extents: tuple[in
     assert len({tuple(column[i] for column in rows.values()) for i in range(length(rows))}) == length(rows)
     assert all(count > 0 for count in rejected.values())
     assert set(rows["output_tile"]) == set(OUTPUT_TILES)
-    estimate = winograd_cost(rows, problem, target)
+    estimate = estimated(WINOGRAD, problem, rows, target, Options()).estimate
     seconds = estimate.seconds
     assert np.all(np.isfinite(seconds)) and np.all(seconds > 3 * target.launch_seconds)
     assert all(np.all(term >= 0) for term in estimate.terms.values())
@@ -404,7 +405,7 @@ def test_the_space_of_one_kernel(name: str, some: bool) -> None:
         assert set(rejected) == {"no asynchronous copies"}
         return
     assert target.compute_capability >= (9, 0) or set(rows["split"]) == {1}
-    estimate = fused_winograd_cost(rows, problem, target)
+    estimate = estimated(WINOGRAD_FUSED, problem, rows, target, Options()).estimate
     assert np.all(np.isfinite(estimate.seconds)) and np.all(estimate.seconds > target.launch_seconds)
 
 

@@ -18,7 +18,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.columns import length, take
 from tilewright.kernels.gpu.counted import counted_cost, printed_cost
-from tilewright.kernels.gpu.counts import Counts, row_sectors
+from tilewright.kernels.gpu.counts import TileCounts, row_sectors
 from tilewright.kernels.gpu.direct.counts import GENERATED, PUBLISHED, bank_conflicts, direct_counts, direct_registers, input_extent
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
 from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem, DirectSchedule, S
@@ -150,7 +150,7 @@ def test_a_problem_as_columns_is_as_one_problem() -> None:
     rows = columns_of(rs_schedule(), rs_schedule(1, 1, 6, 1, 1), rs_schedule(2, 3, 3, 2, 2, 4))
     as_columns = {spec.name: np.full(3, getattr(problem, spec.name)) for spec in fields(DirectProblem)}
     one, many = (direct_counts(rows, given, V100, PUBLISHED) for given in (problem, as_columns))
-    for spec in fields(Counts):
+    for spec in fields(TileCounts):
         np.testing.assert_array_equal(getattr(one, spec.name), getattr(many, spec.name), err_msg=spec.name)
 
 

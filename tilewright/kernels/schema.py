@@ -15,6 +15,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.counts import Counted
 
 Facts = TypeVar("Facts")
 Parts = TypeVar("Parts")
@@ -39,7 +40,7 @@ class Form(Generic[Facts, Parts]):
 
 
 @dataclass(frozen=True, eq=False)
-class Schema(Generic[Facts, Parts, Schedule]):
+class Schema(Generic[Facts, Parts, Schedule, Counted]):
     """Functions of one way of computing a region, each over whole columns of candidates where it concerns candidates.
 
     name: by which reasons and tables name it.
@@ -47,10 +48,10 @@ class Schema(Generic[Facts, Parts, Schedule]):
     schedule: the type of its schedules, a frozen dataclass of integers, booleans and strings that no other schema has for the same kind.
     match: the form of a problem. Raises Unsuitable, with the reason, where the schema does not suit the problem or the machine.
     space: the feasible candidates, a column an axis, and how many others were rejected for which reason.
+    counts: what their kernels do: operations, bytes by memory level, and what else the next three need; made once for a set of candidates.
     estimate: predicted seconds, as named terms.
     lower: kernels, calls and storage of the problem, whose form is given, under a schedule. Raises Unsuitable for a schedule that does not fit it.
     made: the schedule of a candidate's axes; where it is not given, its type is called with them.
-    counts: what a launch moves, computes and holds; None: not counted.
     bound: seconds that no kernel can beat where so large a share of the distinct bytes comes through memory; None: no bound.
     features: what learned models read besides counts and estimate, by name; None, or a result that is None: they know no such candidates.
     alone: where it has candidates, no schema after it is asked.
@@ -61,11 +62,11 @@ class Schema(Generic[Facts, Parts, Schedule]):
     schedule: type[Schedule]
     match: Callable[[Problem, Machine], Form[Facts, Parts]]
     space: Callable[[Facts, Machine, Options], tuple[Columns, Mapping[str, int]]]
-    estimate: Callable[[Facts, Columns, Machine, Options], Estimate]
+    counts: Callable[[Facts, Columns, Machine], Counted]
+    estimate: Callable[[Facts, Columns, Counted, Machine, Options], Estimate]
     lower: Callable[[Problem, Form[Facts, Parts], Schedule, Machine], Lowered]
     made: Callable[[Mapping[str, int], Machine], Schedule] | None = None
-    counts: Callable[[Facts, Columns, Machine], Any] | None = None
-    bound: Callable[[Facts, Columns, Machine, float], Estimate] | None = None
+    bound: Callable[[Facts, Columns, Counted, Machine, float], Estimate] | None = None
     features: Callable[[Facts, Columns, Machine, Options], dict[str, np.ndarray] | None] | None = None
     alone: bool = False
     scored: bool = False
@@ -75,10 +76,10 @@ class Schema(Generic[Facts, Parts, Schedule]):
         return self.made(axes, machine) if self.made is not None else self.schedule(**axes)
 
 
-AnySchema: TypeAlias = Schema[Any, Any, Any]
+AnySchema: TypeAlias = Schema[Any, Any, Any, Any]
 
 
-def form_of(schema: Schema[Facts, Parts, Schedule], problem: Problem, machine: Machine) -> Form[Facts, Parts] | Unsuitable:
+def form_of(schema: Schema[Facts, Parts, Schedule, Counted], problem: Problem, machine: Machine) -> Form[Facts, Parts] | Unsuitable:
     """The problem's form, or why it has none: found once for each problem and handed to ranking and lowering alike. Schemas with the same `match`
     share it."""
     known = problem.found.get(schema.match)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
+from tilewright.kernels.columns import Columns
 from tilewright.kernels.registry import schemas
 from tilewright.kernels.schema import AnySchema, Options, form_of
 from tilewright.selection.learned import cpu, gpu
@@ -43,7 +44,13 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = F
 def candidates(ranking: Ranking, schema: AnySchema, facts: object, options: Options) -> Ranking:
     """The ranking with the candidates of one more schema for a problem of these facts, and their estimates."""
     rows, rejected = schema.space(facts, ranking.machine, options)
-    return ranking.joined(Part(schema, facts, rows, schema.estimate(facts, rows, ranking.machine, options)), rejected)
+    return ranking.joined(estimated(schema, facts, rows, ranking.machine, options), rejected)
+
+
+def estimated(schema: AnySchema, facts: object, rows: Columns, machine: Machine, options: Options) -> Part:
+    """These candidates of a schema, counted and estimated."""
+    counts = schema.counts(facts, rows, machine)
+    return Part(schema, facts, rows, counts, schema.estimate(facts, rows, counts, machine, options))
 
 
 def choose(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = False) -> Choice:

@@ -14,6 +14,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
 from tilewright.ir.space import SpaceCounts
 from tilewright.kernels.columns import Columns, length, row
+from tilewright.kernels.counts import Counts
 from tilewright.kernels.schema import AnySchema
 
 
@@ -36,11 +37,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Part:
-    """The candidates of one schema for a problem of these facts, and their estimate."""
+    """The candidates of one schema for a problem of these facts, what was counted of them, and their estimate."""
 
     schema: AnySchema
     facts: Any
     rows: Columns
+    counts: Counts
     estimate: Estimate
 
 

@@ -14,6 +14,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.registry import schedule_types
 from tilewright.kernels.schema import Options
+from tilewright.selection.choice import estimated
 from tilewright.selection.learned.gpu import described
 from tilewright.selection.learned.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
 from tilewright.selection.ranking import Part
@@ -38,7 +39,7 @@ HICCUP = 3.0
 
 def part_of(part: Part, rows: Columns, machine: Machine) -> Part:
     """Other candidates of the part's schema and problem, whether its space has them or not."""
-    return replace(part, rows=rows, estimate=part.schema.estimate(part.facts, rows, machine, Options()))
+    return estimated(part.schema, part.facts, rows, machine, Options())
 
 
 def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]]:

@@ -23,6 +23,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns, reject
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.schema import AnySchema
 
 WIDEST = 4
@@ -40,7 +41,7 @@ def lower_bound(schema: AnySchema, facts: Any, rows: Columns, machine: Machine, 
     """
     if schema.bound is None:
         raise Unsuitable(f"the schema {schema.name} has no bound")
-    return schema.bound(facts, rows, machine, memory_share(machine, rotated_bytes))
+    return schema.bound(facts, rows, schema.counts(facts, rows, machine), machine, memory_share(machine, rotated_bytes))
 
 
 def memory_share(machine: Machine, rotated_bytes: float) -> float:
@@ -103,15 +104,13 @@ def fma_cycles(machine: Machine) -> float:
     return machine.warp_size * machine.schedulers_per_processor / machine.fp32_lanes_per_processor
 
 
-def steps_of_busiest(
-    machine: Machine, tiles: np.ndarray, split: np.ndarray, steps: np.ndarray, warps: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def steps_of_busiest(counts: TileCounts, machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(steps of one full part, block steps of the busiest processor, warp steps of the busiest scheduler), the last two at least.
 
-    A tile has `steps`, which `split` blocks divide: s each, and the last the t that remain. Full blocks are pieces of s steps, all blocks of t at
-    least, and all steps together could be spread evenly: of each the share of the busiest place."""
+    A tile has `tile_steps`, which `split` blocks divide: s each, and the last the t that remain. Full blocks are pieces of s steps, all blocks of t
+    at least, and all steps together could be spread evenly: of each the share of the busiest place."""
     places, schedulers = machine.processors, machine.schedulers_per_processor
-    each = -(-steps // split)
+    tiles, split, steps, each, warps = counts.tiles, counts.split, counts.tile_steps, counts.steps, counts.warps
     last = np.maximum(steps - (split - 1) * each, 0)
     full = tiles * np.where(last == each, split, split - 1)
     kinds = ((full, each), (tiles * split, last), (tiles * steps, 1))

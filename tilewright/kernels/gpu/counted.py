@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.kernels.gpu.counts import WORD, Counts, ceil_div
+from tilewright.kernels.gpu.counts import WORD, TileCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 MEMORY_SHARE = 0.85
@@ -16,7 +16,7 @@ MEMORY_OVERLAP = 4.0
 """Exponent with which memory traffic and the processors' work overlap: assumed."""
 
 
-def busiest(volumes: Counts, machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def busiest(volumes: TileCounts, machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Blocks of the busiest processor, the waves in which it takes them, and the blocks of a last wave that is not full (else 0)."""
     each = ceil_div(volumes.blocks, machine.processors)
     full = np.floor_divide(each, volumes.resident)
@@ -24,7 +24,7 @@ def busiest(volumes: Counts, machine: Machine) -> tuple[np.ndarray, np.ndarray, 
     return each, full + (rest > 0), rest
 
 
-def step_cycles(volumes: Counts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:
+def step_cycles(volumes: TileCounts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:
     """Cycles of a processor for one step of one block, by what they are spent on: fma, issue, shared, level2, together as `through`; and `alone`,
     how long a block takes that has the processor to itself."""
     v, o = volumes, overheads
@@ -48,7 +48,7 @@ def step_cycles(volumes: Counts, machine: Machine, overheads: Overheads) -> dict
     return {"fma": fma, "issue": issue, "shared": shared, "level2": level2, "through": through, "alone": alone}
 
 
-def counted_cost(volumes: Counts, machine: Machine, overheads: Overheads | None = None) -> Estimate:
+def counted_cost(volumes: TileCounts, machine: Machine, overheads: Overheads | None = None) -> Estimate:
     """Analytical model from counts alone, so that it serves every schema. In cycles of a processor, for n blocks side by side:
 
     through(n) = n (fma^o + issue^o + shared^o + level2^o)^(1/o), with o = `overlap`; alone = latency + warps' own chain of instructions;
@@ -78,7 +78,7 @@ def counted_cost(volumes: Counts, machine: Machine, overheads: Overheads | None 
     return Estimate({"launch": launch, "loop": loop / machine.clock_hz, "drain": drain / machine.clock_hz, "memory": together - compute})
 
 
-def printed_cost(volumes: Counts, machine: Machine) -> Estimate:
+def printed_cost(volumes: TileCounts, machine: Machine) -> Estimate:
     """CNNOpt's analytical model as its section 4.3 and its artifact have it, for comparison: the longer of the two movements, transactions of
     128 bytes over bandwidth. Global: fills of shared memory, filters read by the read-only path, stored results. Shared: reads of the input slice
     (and filters of the S kernel) and the staging of results."""

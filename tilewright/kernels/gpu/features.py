@@ -1,4 +1,4 @@
-"""Features of GPU kernels for learned models: versioned records of names, computed for whole columns from `Counts` and `Machine`.
+"""Features of GPU kernels for learned models: versioned records of names, computed for whole columns from `TileCounts` and `Machine`.
 
 `BLACK_BOX`: the sizes of problem and tiles alone. `HYBRID`: those, the counts and the terms of the analytical model. `RELATIVE`: only quantities
 without dimension, relative to the machine (times over the bound's, shares of its resources, waves), for a model that is to rank kernels on a
@@ -16,7 +16,7 @@ from tilewright.hardware.calibration import Overheads
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
-from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 VERSION = 1
@@ -56,7 +56,7 @@ def described(number: int, rows: Columns, problem: Mapping[str, np.ndarray] | Ma
     return columns | {"schema": number * one}
 
 
-def features(record: str, described: Columns, volumes: Counts, machine: Machine, overheads: Overheads) -> np.ndarray:
+def features(record: str, described: Columns, volumes: TileCounts, machine: Machine, overheads: Overheads) -> np.ndarray:
     """[candidates, names of the record] float32."""
     columns = dict(described)
     if record not in ("black box", "own black box"):
@@ -72,7 +72,7 @@ def features(record: str, described: Columns, volumes: Counts, machine: Machine,
     return result
 
 
-def _terms(volumes: Counts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:
+def _terms(volumes: TileCounts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:
     """The named quantities of `HYBRID` and `RELATIVE` that come from counts, machine and analytical model."""
     v = volumes
     estimate = counted_cost(v, machine, overheads)

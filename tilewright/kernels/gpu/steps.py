@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
+from tilewright.kernels.gpu.counts import TileCounts
 
 
 @dataclass(frozen=True)
@@ -38,20 +39,11 @@ class Work:
     rounds: np.ndarray
 
 
-def on_processors(
-    step: BlockStep,
-    steps: np.ndarray,
-    ends: np.ndarray,
-    blocks: np.ndarray,
-    warps: np.ndarray,
-    resident: np.ndarray,
-    split: np.ndarray,
-    cluster: np.ndarray,
-    machine: Machine,
-) -> Work:
-    """Of `blocks` of `warps`, each of so many `steps` and with `ends` cycles before and after them, `resident` on a processor at once.
+def on_processors(step: BlockStep, counts: TileCounts, ends: np.ndarray, cluster: np.ndarray, machine: Machine) -> Work:
+    """Of blocks with `ends` cycles before and after their steps. `cluster`: whether the blocks of a split are one.
 
     With b = ceil(blocks / processors): floor(b / resident) rounds of resident blocks, and a last one with the rest."""
+    blocks, warps, resident = counts.blocks, counts.warps, counts.resident
     fitted = gpu_calibration(machine).steps
     # pipelines overlap: (sum of t ** overlap) ** (1 / overlap); the powers are taken once
     overlap = step.overlap
@@ -68,12 +60,12 @@ def on_processors(
 
     share = np.ones(len(blocks))
     for size, reached in ((2, fitted.clustered_share_2), (4, fitted.clustered_share_4), (8, fitted.clustered_share_8)):
-        share = np.where((cluster > 0) & (split == size), reached, share)
+        share = np.where((cluster > 0) & (counts.split == size), reached, share)
     reached_each = blocks / (machine.processors * share)
     # the busiest processor's blocks: one more than one where clusters do not find room for all side by side
     each = np.maximum(np.maximum(-(-blocks // machine.processors), reached_each), np.where(reached_each > 1, 2, 1))
     full, rest = each // resident, each % resident
-    cycles = steps * (full * cycles_of(resident) + np.where(rest > 0, cycles_of(np.where(rest > 0, rest, 1.0)), 0.0))
+    cycles = counts.steps * (full * cycles_of(resident) + np.where(rest > 0, cycles_of(np.where(rest > 0, rest, 1.0)), 0.0))
     rounds = full + (rest > 0)
     return Work(cycles / machine.clock_hz, rounds * ends / machine.clock_hz, each, rounds)
 

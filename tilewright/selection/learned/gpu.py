@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +12,9 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, take
-from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.counts import joined as counts_of
+from tilewright.kernels.counts import taken
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.schema import Options
 from tilewright.selection.learned.hybrid import Learned, load
 from tilewright.selection.ranking import Part, Ranking
@@ -53,7 +55,7 @@ def refined(
     for start, part in zip(ranking.starts, ranking.parts, strict=False):
         analytical = part.estimate.seconds
         which = np.flatnonzero(analytical <= max(limit, _nth(analytical, KEPT_EACH)))
-        chosen = replace(part, rows=take(part.rows, which), estimate=_rows_of(part.estimate, which))
+        chosen = replace(part, rows=take(part.rows, which), counts=taken(part.counts, which), estimate=_rows_of(part.estimate, which))
         found = described(chosen, machine)
         if found is not None:
             behind[start : start + len(analytical)] = True
@@ -77,25 +79,24 @@ class Described:
     """Columns of candidates of one schema: what `kernels.gpu.features.described` gives, counts, and the seconds of the schema's own model."""
 
     columns: Columns
-    counts: Counts
+    counts: TileCounts
     analytical: np.ndarray
 
 
 def described(part: Part, machine: Machine) -> Described | None:
     """What the learned model reads of one part of a ranking; None for candidates that it does not know."""
     schema = part.schema
-    columns = schema.features(part.facts, part.rows, machine, Options()) if schema.features is not None and schema.counts is not None else None
-    if columns is None or schema.counts is None:
+    columns = schema.features(part.facts, part.rows, machine, Options()) if schema.features is not None else None
+    if columns is None or not isinstance(part.counts, TileCounts):
         return None
     seconds = part.estimate.seconds
-    return Described({**columns, "own seconds": seconds}, schema.counts(part.facts, part.rows, machine), seconds)
+    return Described({**columns, "own seconds": seconds}, part.counts, seconds)
 
 
 def joined(parts: Sequence[Described]) -> Described:
     """The candidates of several schemas one after another."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    counts = {entry.name: np.concatenate([getattr(part.counts, entry.name) for part in parts]) for entry in fields(Counts)}
-    return Described(columns, Counts(**counts), np.concatenate([part.analytical for part in parts]))
+    return Described(columns, counts_of([part.counts for part in parts]), np.concatenate([part.analytical for part in parts]))
 
 
 def _nth(values: np.ndarray, count: int) -> float:

@@ -18,8 +18,10 @@ from tilewright.errors import InvalidModel, UnsupportedOption
 from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, take
+from tilewright.kernels.counts import joined as counts_of
+from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counted import counted_cost
-from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.features import RECORDS, VERSION, features
 from tilewright.selection.learned import forest as trees
 from tilewright.selection.learned.forest import Forest
@@ -37,7 +39,7 @@ class Samples:
     `analytical`: seconds that the analytical model of the kernel's schema expects, where there is one besides `counted_cost`."""
 
     described: Columns
-    counts: Counts
+    counts: TileCounts
     seconds: np.ndarray
     problem: np.ndarray
     analytical: np.ndarray | None = None
@@ -48,21 +50,17 @@ class Samples:
     def where(self, which: np.ndarray) -> Samples:
         """The rows of a mask or of an index array."""
         analytical = None if self.analytical is None else self.analytical[which]
-        return Samples(take(self.described, which), take_counts(self.counts, which), self.seconds[which], self.problem[which], analytical)
+        return Samples(take(self.described, which), taken(self.counts, which), self.seconds[which], self.problem[which], analytical)
 
     def expected(self, machine: Machine, overheads: Overheads) -> np.ndarray:
         """Analytical seconds."""
         return counted_cost(self.counts, machine, overheads).seconds if self.analytical is None else self.analytical
 
 
-def take_counts(volumes: Counts, which: np.ndarray) -> Counts:
-    return Counts(**{spec.name: getattr(volumes, spec.name)[which] for spec in fields(Counts)})
-
-
 def join(parts: list[Samples]) -> Samples:
     """All rows; equal problem numbers of two parts stay equal."""
     described = {name: np.concatenate([part.described[name] for part in parts]) for name in parts[0].described}
-    volumes = Counts(**{spec.name: np.concatenate([getattr(part.counts, spec.name) for part in parts]) for spec in fields(Counts)})
+    volumes = counts_of([part.counts for part in parts])
     known = [part.analytical for part in parts if part.analytical is not None]
     analytical = np.concatenate(known) if len(known) == len(parts) else None
     seconds, problem = (np.concatenate([getattr(part, name) for part in parts]) for name in ("seconds", "problem"))
@@ -93,20 +91,20 @@ class Learned:
     target: str
     overheads: Overheads
 
-    def seconds(self, described: Columns, volumes: Counts, machine: Machine) -> np.ndarray:
+    def seconds(self, described: Columns, volumes: TileCounts, machine: Machine) -> np.ndarray:
         """Predicted seconds of all candidates. Beyond LEARNED_ROWS of them the analytical model keeps so many, and the others get a time behind
         theirs, in the analytical order. With target "rank" the scale is the analytical model's."""
         analytical = counted_cost(volumes, machine, self.overheads).seconds
         if len(volumes) <= LEARNED_ROWS:
             return self.predicted(described, volumes, machine, analytical)
         kept = np.sort(np.argpartition(analytical, LEARNED_ROWS)[:LEARNED_ROWS])
-        predicted = self.predicted(take(described, kept), take_counts(volumes, kept), machine, analytical[kept])
+        predicted = self.predicted(take(described, kept), taken(volumes, kept), machine, analytical[kept])
         result: np.ndarray = analytical * (1 + predicted.max() / analytical.min())
         result[kept] = predicted
         return result
 
     def predicted(
-        self, described: Columns, volumes: Counts, machine: Machine, analytical: np.ndarray, stages: Sequence[tuple[int, int]] = ()
+        self, described: Columns, volumes: TileCounts, machine: Machine, analytical: np.ndarray, stages: Sequence[tuple[int, int]] = ()
     ) -> np.ndarray:
         """Predicted seconds of the candidates, of which the analytical model expects `analytical` seconds.
 
@@ -250,7 +248,7 @@ def fit_overheads(samples: Samples, machine: Machine, start: Overheads | None = 
     first = np.r_[True, numbers[1:] != numbers[:-1]]
     position = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
     chosen = order[position < each]
-    volumes, goal, weight = take_counts(samples.counts, chosen), np.log(samples.seconds[chosen]), quality[chosen]
+    volumes, goal, weight = taken(samples.counts, chosen), np.log(samples.seconds[chosen]), quality[chosen]
     names = [spec.name for spec in fields(Overheads)]
     origin = np.log([getattr(start, name) for name in names])
 

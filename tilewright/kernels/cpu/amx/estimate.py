@@ -15,6 +15,8 @@ from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
+from tilewright.kernels.counts import Counts
+from tilewright.kernels.cpu.amx.counts import step_bytes
 from tilewright.kernels.cpu.amx.space import CpuAmxProblem
 
 LOAD_CYCLES = 8.0
@@ -27,7 +29,7 @@ SINGLE_STORE_CYCLES = 2.0
 """Of one result that does not lie beside its neighbours."""
 
 
-def estimate_amx(problem: CpuAmxProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
+def estimate_amx(problem: CpuAmxProblem, rows: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the part that has most blocks."""
     fitted = cpu_calibration(machine).amx
     pixels, m, n = rows["pixels"], rows["pixel_tiles"], rows["channel_tiles"]
@@ -36,13 +38,10 @@ def estimate_amx(problem: CpuAmxProblem, rows: Columns, machine: Machine, thread
     panels = ceil_divided(ceil_divided(problem.n, n * TILE_CHANNELS), channel_parts)
     chunks = problem.steps * (problem.depth // problem.chunk)
 
-    l1, l2 = machine.cache(1), machine.cache(2)
-    assert l1 is not None and l2 is not None, f"{machine.name} lacks the facts about its caches"
-    b_tile, a_tile = 2.0 * problem.chunk * TILE_CHANNELS, 2.0 * problem.chunk * pixels
-    near = n * b_tile * chunks + m * a_tile * problem.depth / problem.chunk <= 0.75 * l1.bytes
+    l2 = machine.cache(2)
+    assert l2 is not None, f"{machine.name} lacks the facts about its caches"
     level_2 = fitted.level_2_share * machine.cache_bandwidth(2) / machine.processors / machine.clock_hz  # bytes a cycle
-    loaded = np.where(near & (rows["pixels_first"] == 0), m * a_tile, n * b_tile + m * a_tile)
-    step = np.maximum(np.maximum(m * n * fitted.product_cycles, (m + n) * LOAD_CYCLES), loaded / level_2)
+    step = np.maximum(np.maximum(m * n * fitted.product_cycles, (m + n) * LOAD_CYCLES), step_bytes(problem, rows, machine) / level_2)
     products = blocks * panels * chunks * step
 
     run = problem.run(over_rows)
@@ -57,7 +56,7 @@ def estimate_amx(problem: CpuAmxProblem, rows: Columns, machine: Machine, thread
     a_share, b_share = problem.a_bytes / pixel_parts, problem.b_bytes / channel_parts
     a_passes = np.where((rows["pixels_first"] == 0) & (a_share > 0.5 * l2.bytes), panels, 1)
     b_passes = np.where((rows["pixels_first"] == 1) & (b_share > 0.5 * l2.bytes), blocks, 1)
-    results = (2.0 * problem.outer * problem.rows * problem.columns * problem.n + problem.epilogue_bytes) / threads
+    results = (counts.result_bytes + problem.epilogue_bytes) / threads
     scattered = np.where((rows["pixels_first"] == 0) & (panels * channel_parts > 1), fitted.strided, 1.0)
     streamed = a_share * a_passes + b_share * b_passes + results * scattered
     return Estimate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.cpu.amx.counts import amx_counts
 from tilewright.kernels.cpu.amx.estimate import estimate_amx
 from tilewright.kernels.cpu.amx.lower import AmxForm, amx_form, lower_amx
 from tilewright.kernels.cpu.amx.space import CpuAmxProblem, CpuAmxSchedule, cpu_amx_space, schedule_of
@@ -23,7 +24,8 @@ AMX = Schema(
     schedule=CpuAmxSchedule,
     match=match,
     space=lambda facts, machine, options: cpu_amx_space(facts, options.threads),
-    estimate=lambda facts, rows, machine, options: estimate_amx(facts, rows, machine, options.threads),
+    counts=amx_counts,
+    estimate=lambda facts, rows, counts, machine, options: estimate_amx(facts, rows, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_amx(problem, form.parts, form.facts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     alone=True,

@@ -15,10 +15,12 @@ from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
+from tilewright.kernels.counts import Counts
+from tilewright.kernels.cpu.contraction.counts import a_passes, b_reads, panels_of, tiles_of
 from tilewright.kernels.cpu.contraction.space import ALONG_N, CONSTANT, CpuContractionProblem
 
 
-def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
+def estimate_contraction(problem: CpuContractionProblem, rows: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate. Partial tiles are charged for the pixels they hold, partial vectors for whole vectors."""
     lanes = machine.vector_lanes()
     tile_rows, columns, vectors, order = rows["tile_rows"], rows["tile_columns"], rows["vectors"], rows["order"]
@@ -33,40 +35,35 @@ def estimate_contraction(problem: CpuContractionProblem, rows: Columns, machine:
     full_x, rest_x = problem.columns // columns, problem.columns % columns
     full_y, rest_y = problem.rows // tile_rows, problem.rows % tile_rows
     per_panel = np.zeros(len(tile))
-    tiles = np.zeros(len(tile))
     for count_y, height in ((full_y, tile_rows), (np.minimum(rest_y, 1), rest_y)):
         for count_x, width in ((full_x, columns), (np.minimum(rest_x, 1), rest_x)):
-            amount = count_y * count_x
-            per_panel += amount * np.where(height * width > 0, cycles(np.maximum(height * width, 1)), 0.0)
-            tiles += amount
-    panels = ceil_divided(problem.n, vectors * lanes)
+            per_panel += count_y * count_x * np.where(height * width > 0, cycles(np.maximum(height * width, 1)), 0.0)
+    tiles, panels = tiles_of(problem, rows), panels_of(problem, rows, machine)
     units = panels * (problem.images or problem.outer * ceil_divided(problem.rows, tile_rows))
     balance = ceil_divided(units, threads) * threads / units
     arithmetic = per_panel * problem.outer * panels * problem.r / threads * balance / machine.clock_hz
     once = cpu_calibration(machine).contraction.tile_overhead_cycles
     overhead = tiles * problem.outer * panels * (once + tile * vectors) / threads / machine.clock_hz
 
-    l1, l2 = machine.cache(1), machine.cache(2)
-    assert l1 is not None and l2 is not None, f"{machine.name} lacks the facts about its caches"
+    l2 = machine.cache(2)
+    assert l2 is not None, f"{machine.name} lacks the facts about its caches"
     panel_bytes = vectors * lanes * problem.r * float(problem.element_bytes)
-    a_tile_bytes = tile * problem.r * float(problem.element_bytes)
-    # B's panel is read once a tile: from L1 where it fits beside A's tile, else from L2 or beyond
-    b_reads = panel_bytes * tiles * problem.outer * panels / threads
-    b_level_2 = np.where(panel_bytes + a_tile_bytes > l1.bytes, b_reads, 0.0)
-    b_beyond = np.where(panel_bytes > 0.75 * l2.bytes, b_reads, 0.0)
+    # B's panel is read once a tile
+    of_thread = panel_bytes * tiles * problem.outer * panels / threads
+    b_beyond = np.where(panel_bytes > 0.75 * l2.bytes, of_thread, 0.0)
     # A is read once a panel (n outermost) or once (m outermost; then every panel of B passes for each tile row)
-    a_passes = np.where(order == 0, panels, 1.0)
     b_passes = np.where(order == 0, 1.0, problem.outer * ceil_divided(problem.rows, tile_rows))
+    passing = problem.a_bytes * a_passes(problem, rows, machine)
     # where threads share the panels, each of them reads all of A; where they share the pixels, its part
     a_of_thread = np.where((order == 0) & (panels > 1), problem.a_bytes, problem.a_bytes / threads)
-    a_beyond = np.where(a_of_thread > 0.5 * l2.bytes, problem.a_bytes * a_passes, problem.a_bytes)
+    a_beyond = np.where(a_of_thread > 0.5 * l2.bytes, passing, problem.a_bytes)
     b_total = np.where(problem.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, problem.b_bytes * b_passes, problem.b_bytes)
     memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth
     # with n outermost a pixel's channels are written panel by panel, far apart in time: prefetchers, which follow neighbouring lines, do not help
-    result_bytes = 0.0 if problem.images else float(problem.element_bytes) * problem.outer * problem.rows * problem.columns * problem.n
+    result_bytes = 0.0 if problem.images else counts.result_bytes
     scattered = (order == 0) & (panels > 1) & ((problem.a_bytes + result_bytes) / threads > 0.5 * l2.bytes)
     row_vectors = problem.row_operations / lanes / machine.fma_ports / threads
-    level_2 = (b_level_2 + problem.a_bytes * a_passes / threads) / (machine.cache_bandwidth(2) / machine.processors)
+    level_2 = (b_reads(problem, rows, machine) / threads + passing / threads) / (machine.cache_bandwidth(2) / machine.processors)
     return Estimate(
         {
             "arithmetic": arithmetic,

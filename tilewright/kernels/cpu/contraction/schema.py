@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.cpu.contraction.counts import contraction_counts
 from tilewright.kernels.cpu.contraction.estimate import estimate_contraction
 from tilewright.kernels.cpu.contraction.features import contraction_features
 from tilewright.kernels.cpu.contraction.lower import contraction_problem, lower_contraction
@@ -23,7 +24,8 @@ CONTRACTION = Schema(
     schedule=CpuContractionSchedule,
     match=match,
     space=lambda facts, machine, options: cpu_contraction_space(facts, machine),
-    estimate=lambda facts, rows, machine, options: estimate_contraction(facts, rows, machine, options.threads),
+    counts=contraction_counts,
+    estimate=lambda facts, rows, counts, machine, options: estimate_contraction(facts, rows, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     features=lambda facts, rows, machine, options: contraction_features(facts, rows, machine.vector_lanes(), options.threads),

@@ -12,10 +12,11 @@ from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
+from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.depthwise.space import ORDERS, CpuDepthwiseProblem, filters_held, reach
 
 
-def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
+def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the thread that takes most."""
     fitted = cpu_calibration(machine).depthwise
     tile_rows, tile_columns, vectors, order = rows["tile_rows"], rows["tile_columns"], rows["vectors"], rows["order"]
@@ -44,9 +45,7 @@ def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, machine: Mac
     one = np.where(order == ORDERS.index("c"), mean, np.where(full > 0, unit(tile_rows), unit(rest)))
     instructions = ceil_divided(units, threads) * (one + fitted.unit_overhead_cycles) / machine.clock_hz
 
-    # neighbouring rows of tiles read some rows of the input both
-    again = np.maximum(reach(problem.input_rows, tile_rows) / (tile_rows * max(problem.input_rows[0], 1)), 1.0)
-    level_2 = problem.bytes_read * again / (machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors))
+    level_2 = counts.level2_bytes / (machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors))
     moved, level_3 = problem.bytes_read + problem.bytes_written, machine.cache(3)
     supply = machine.cache_bandwidth(3) if level_3 is not None and moved < level_3.bytes else machine.memory_bandwidth
     # prefetchers follow neighbouring lines: a block's vectors, or whole rows where it has all channels. A wide tile leaves each row for long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.cpu.depthwise.counts import depthwise_counts
 from tilewright.kernels.cpu.depthwise.estimate import estimate_depthwise
 from tilewright.kernels.cpu.depthwise.features import depthwise_features
 from tilewright.kernels.cpu.depthwise.lower import DepthwiseForm, depthwise_form, lower_depthwise
@@ -24,7 +25,8 @@ DEPTHWISE = Schema(
     schedule=CpuDepthwiseSchedule,
     match=match,
     space=lambda facts, machine, options: cpu_depthwise_space(facts, machine),
-    estimate=lambda facts, rows, machine, options: estimate_depthwise(facts, rows, machine, options.threads),
+    counts=depthwise_counts,
+    estimate=lambda facts, rows, counts, machine, options: estimate_depthwise(facts, rows, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_depthwise(form.parts, form.facts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     features=lambda facts, rows, machine, options: depthwise_features(facts, rows, machine.vector_lanes(), options.threads),

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
+from tilewright.kernels.counts import Counts
+from tilewright.kernels.cpu.loops.counts import loop_counts
 from tilewright.kernels.cpu.loops.estimate import estimate_loops
 from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.row_reduction import lower_rows
@@ -21,7 +23,7 @@ def match(problem: Problem, machine: Machine) -> Form[Problem, None]:
     return Form(problem, None)
 
 
-def loops(name: str, kind: str, lower: Callable[[Problem, LoopSchedule], Lowered]) -> Schema[Problem, None, LoopSchedule]:
+def loops(name: str, kind: str, lower: Callable[[Problem, LoopSchedule], Lowered]) -> Schema[Problem, None, LoopSchedule, Counts]:
     """The schema for one kind of region."""
     return Schema(
         name=name,
@@ -29,7 +31,8 @@ def loops(name: str, kind: str, lower: Callable[[Problem, LoopSchedule], Lowered
         schedule=LoopSchedule,
         match=match,
         space=lambda facts, machine, options: loop_space(machine),
-        estimate=lambda facts, rows, machine, options: estimate_loops(facts, rows, machine, options.threads),
+        counts=loop_counts,
+        estimate=lambda facts, rows, counts, machine, options: estimate_loops(counts, machine, options.threads),
         lower=lambda problem, form, schedule, machine: lower(problem, schedule),
     )
 

@@ -16,6 +16,7 @@ from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.expr import Apply, Var, walk
 from tilewright.kernels.columns import Columns, ceil_divided
+from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides
 
@@ -34,7 +35,7 @@ def transform_operations(output_tile: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machine, threads: int) -> Estimate:
+def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the part that has most blocks and panels."""
     fitted = cpu_calibration(machine).winograd
     lanes = machine.vector_lanes()
@@ -61,13 +62,11 @@ def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, machine: Machi
     supply = fitted.streamed_share * beyond
     stay = own + element * points * tiles * (problem.channels + panel) < 0.75 * level_2.bytes
     filters = own / supply * np.where(stay, 1, blocks)
-    whole = element * points * problem.channels * problem.outputs
-    image = element * problem.images * problem.height * problem.width * (problem.channels + problem.outputs) + problem.epilogue_bytes
     return Estimate(
         {
             "products": products / machine.clock_hz,
             "filters": filters,
-            "memory": (whole + image) / machine.memory_bandwidth,
+            "memory": counts.memory_bytes / machine.memory_bandwidth,
             "input transform": inputs / machine.clock_hz,
             "output transform": outputs / machine.clock_hz,
             "dispatch": np.full(len(size), machine.dispatch_seconds),

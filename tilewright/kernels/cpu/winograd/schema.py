@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.cpu.winograd.counts import winograd_counts
 from tilewright.kernels.cpu.winograd.estimate import estimate_winograd
 from tilewright.kernels.cpu.winograd.features import winograd_features
 from tilewright.kernels.cpu.winograd.lower import cpu_winograd_form, lower_winograd
@@ -24,7 +25,8 @@ WINOGRAD = Schema(
     schedule=CpuWinogradSchedule,
     match=match,
     space=lambda facts, machine, options: cpu_winograd_space(facts, machine, options.threads),
-    estimate=lambda facts, rows, machine, options: estimate_winograd(facts, rows, machine, options.threads),
+    counts=winograd_counts,
+    estimate=lambda facts, rows, counts, machine, options: estimate_winograd(facts, rows, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, form.facts, schedule),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     features=lambda facts, rows, machine, options: winograd_features(facts, rows, machine.vector_lanes()),

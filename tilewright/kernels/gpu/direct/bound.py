@@ -8,10 +8,11 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, live, longest_of, steps_of_busiest
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.direct.schedule import SHARED, DirectProblem, extents_of, patch_of
 
 
-def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share: float) -> Estimate:
+def direct_bound(rows: Columns, problem: DirectProblem, counts: TileCounts, machine: Machine, share: float) -> Estimate:
     """Direct convolution: a thread computes register_k x register_y x register_x outputs, of `channels` input channels in each step.
 
     Tiles and chunks of channels that reach past the end are computed whole, as in `contraction_bound`, whose terms these are, with F filter elements
@@ -20,9 +21,8 @@ def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share:
     they are staged; what is written is the patch of the block with its halo, and the staged weights."""
     k, y, x = extents_of(rows)
     split, channels = rows["split"], rows["channels"]
-    warps = -(-(k // rows["register_k"] * (y // rows["register_y"]) * (x // rows["register_x"])) // machine.warp_size)
-    tiles = -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x) * problem.images * problem.groups
-    steps, block_steps, warp_steps = steps_of_busiest(machine, tiles, split, -(-problem.channels // channels), warps)
+    warps = counts.warps
+    steps, block_steps, warp_steps = steps_of_busiest(counts, machine)
     area = problem.filter_y * problem.filter_x
     live_k = live(problem.outputs, k, rows["register_k"])
     live_y, live_x = live(problem.height, y, rows["register_y"]), live(problem.width, x, rows["register_x"])
@@ -33,14 +33,13 @@ def direct_bound(rows: Columns, problem: DirectProblem, machine: Machine, share:
     staged = rows["filters"] == SHARED
     patch_y, patch_x = patch_of(rows, problem)
     written = channels * (patch_y * patch_x + np.where(staged, area * k, 0)) * problem.element_bytes / machine.shared_bytes_per_cycle
-    distinct = problem.bytes_read + problem.filter_bytes + problem.bytes_written + problem.epilogue_bytes
     return longest_of(
         machine,
         fma=warp_steps * products * fma_cycles(machine),
         issue=warp_steps * (products + inputs + weights),
         chain=steps * channels * area * machine.fma_latency_cycles,
         shared=block_steps * (warps * (inputs + np.where(staged, weights, 0)) + written),
-        moved=share * distinct,
+        moved=share * counts.memory_bytes,
         others=machine.launch_seconds * ((split > 1) & (rows["cluster"] == 0) & (rows["atomics"] == 0)),
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -11,8 +10,9 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import Counts, ceil_div, row_sectors
-from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem
+from tilewright.kernels.gpu.counts import TileCounts, ceil_div, row_sectors
+from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem, registers_of, shared_bytes_of
+from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 Problem: TypeAlias = DirectProblem | Columns
 """One problem, or the same fields as columns: one problem a row."""
@@ -35,11 +35,11 @@ PUBLISHED = DirectForm(channels_last=False, staged_result=True, spare_registers=
 
 
 def problem_columns(problem: Problem, count: int) -> dict[str, np.ndarray]:
-    """The fields of a problem as columns of `count` rows of float64."""
-    fields: Mapping[str, object] = asdict(problem) if isinstance(problem, DirectProblem) else problem
-    ones = np.ones(count)
+    """The fields of a problem as float64: columns of `count` rows, or numbers where all rows have one problem."""
+    if isinstance(problem, DirectProblem):
+        return {name: np.asarray(value, dtype=np.float64) for name, value in asdict(problem).items()}
     plain = asdict(DirectProblem(1, 1, 1, 1, 1, 1, 1, 1))
-    return {name: np.asarray(fields.get(name, default), dtype=np.float64) * ones for name, default in plain.items()}
+    return {name: np.asarray(problem.get(name, default), dtype=np.float64) * np.ones(count) for name, default in plain.items()}
 
 
 def input_extent(outputs: np.ndarray, filter_size: np.ndarray, stride: np.ndarray, dilation: np.ndarray) -> np.ndarray:
@@ -62,9 +62,11 @@ def direct_registers(rows: Columns, problem: Problem, form: DirectForm) -> np.nd
     return accumulators + held + 1 + form.spare_registers
 
 
-def direct_counts(rows: Columns, problem: Problem, machine: Machine, form: DirectForm = GENERATED) -> Counts:
+def direct_counts(
+    rows: Columns, problem: Problem, machine: Machine, form: DirectForm = GENERATED, resources: tuple[np.ndarray, np.ndarray] | None = None
+) -> TileCounts:
     """Direct convolution, RS and S kernels (CNNOpt, sections 3 and 4.3). Columns `slice`, `register_*`, `warp_*`, `block_*`, `channels`, `split`,
-    `stages`, `filters` as in `DirectSchedule`.
+    `stages`, `filters` as in `DirectSchedule`. `resources`: registers of a thread and bytes of shared memory of a block, where they are known.
 
     Global to shared memory, a step of a block: the input tile of `channels` channels, row by row, each a run of words (`row_sectors`; with
     channels innermost a pixel's channels are the run), and the filters of the block's outputs. The paper prints ceil(tile / 32) as the
@@ -135,20 +137,23 @@ def direct_counts(rows: Columns, problem: Problem, machine: Machine, form: Direc
         store_sectors = tile_points * row_sectors(tile_k)
         drain = 0 * one
     shared_words = stages * (tile_words + np.where(staged_filters, filter_words, 0)) + shared_result
-    registers = direct_registers(rows, problem, form)
-    shared_bytes = p["element_bytes"] * shared_words
+    registers, shared_bytes = resources or (direct_registers(rows, problem, form), p["element_bytes"] * shared_words)
     height = input_extent(p["height"], p["filter_y"], p["stride_y"], p["dilation_y"])
     width = input_extent(p["width"], p["filter_x"], p["stride_x"], p["dilation_x"])
-    read = p["element_bytes"] * p["groups"] * (p["images"] * p["channels"] * height * width + p["outputs"] * p["channels"] * filter_size)
-    written = p["element_bytes"] * p["images"] * p["groups"] * p["outputs"] * p["height"] * p["width"]
+    read = one * p["element_bytes"] * p["groups"] * (p["images"] * p["channels"] * height * width + p["outputs"] * p["channels"] * filter_size)
+    written = one * p["element_bytes"] * p["images"] * p["groups"] * p["outputs"] * p["height"] * p["width"]
     points = p["images"] * p["groups"] * p["outputs"] * p["height"] * p["width"]
-    return Counts(
-        flops=2 * points * p["channels"] * filter_size,
+    return TileCounts(
+        flops=one * 2 * points * p["channels"] * filter_size,
+        read_bytes=read + p["epilogue_bytes"],
+        result_bytes=written,
+        level2_bytes=blocks * steps * sectors * SECTOR_BYTES + p["epilogue_bytes"],
         padded_flops=2 * blocks * tile_k * tile_points * steps * r["channels"] * filter_size,
         blocks=blocks,
         warps=warps,
         threads=threads,
         steps=steps,
+        tile_steps=ceil_div(p["channels"], r["channels"]),
         registers=registers,
         shared_bytes=shared_bytes,
         resident=resident_blocks(machine, threads, registers, shared_bytes),
@@ -166,6 +171,18 @@ def direct_counts(rows: Columns, problem: Problem, machine: Machine, form: Direc
         split=r["split"],
         stages=stages,
         reuse_bytes=p["element_bytes"] * each * (in_y * in_x + tile_k * filter_size),
+    )
+
+
+def own_counts(rows: Columns, problem: DirectProblem, machine: Machine) -> TileCounts:
+    """`direct_counts` with what it estimates of any kernel as it is in ours: resources of a block, and distinct bytes as they lie in memory."""
+    one = np.ones(len(rows["slice"]))
+    resources = registers_of(rows, problem) * one, shared_bytes_of(rows, problem) * one
+    counts = direct_counts(rows, problem, machine, GENERATED, resources)
+    return replace(
+        counts,
+        read_bytes=one * (problem.bytes_read + problem.filter_bytes + problem.epilogue_bytes),
+        result_bytes=one * problem.bytes_written,
     )
 
 

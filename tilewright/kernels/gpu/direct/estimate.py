@@ -9,9 +9,9 @@ import numpy as np
 
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.direct.schedule import (
     BANKS,
     CACHED,
@@ -19,18 +19,13 @@ from tilewright.kernels.gpu.direct.schedule import (
     RS,
     SHARED,
     DirectProblem,
-    blocks_of,
     extents_of,
     fetches_of,
     multiply_adds_of,
     patch_of,
     read_lanes_of,
-    registers_of,
-    shared_bytes_of,
     slice_of,
-    steps_of,
     stretch_of,
-    threads_of,
     wavefronts_of,
 )
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
@@ -42,7 +37,7 @@ STRETCH_INSTRUCTIONS = 5
 """Loop control and addresses of one unrolled stretch of channels."""
 
 
-def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Estimate:
+def direct_cost(rows: Columns, problem: DirectProblem, counts: TileCounts, machine: Machine) -> Estimate:
     """For one step (a chunk of C channels under T taps) of one block of W warps that computes K x Y x X outputs, in cycles of a processor:
 
     issue = C T K Y X / lanes + W (C loads + copies + loop control) / schedulers, loads of a channel being T Rk / 4 of filters and
@@ -59,13 +54,11 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
     own, instructions, latencies = fitted.direct, fitted.instructions, fitted.steps
     split, channels = rows["split"], rows["channels"]
     taps = problem.filter_y * problem.filter_x
-    threads = threads_of(rows)
-    warps = threads // machine.warp_size
+    threads, warps = counts.threads, counts.warps
     size_k, size_y, size_x = extents_of(rows)
-    sums = rows["register_k"] * rows["register_y"] * rows["register_x"]
     products = multiply_adds_of(rows, problem)
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
-    fma = channels * products * threads / machine.fp32_lanes_per_processor / efficiency
+    fma = counts.step_multiply_adds * threads / machine.fp32_lanes_per_processor / efficiency
 
     filter_loads, input_loads, wavefronts = _reads(rows, problem, own.cached_cycles)
     elements, lanes, vectors = fetches_of(rows, problem)
@@ -95,18 +88,16 @@ def direct_cost(rows: Columns, problem: DirectProblem, machine: Machine) -> Esti
     inner = channels * np.where(rows["filters"] == CACHED, chain + late, np.maximum(chain, late)) + cache1.latency_cycles
     latency = latencies.loaded_latency * machine.memory_latency_cycles / np.maximum(rows["stages"] - 1, 1)
     step = BlockStep(np.zeros(len(threads)), fma + others, shared, level2, np.maximum(inner, latency), barrier, own.overlap)
-    resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
-    ends = latencies.end_latencies * machine.memory_latency_cycles + sums * warps / 4
-    work = on_processors(step, steps_of(rows, problem), ends, blocks_of(rows, problem), warps, resident, split, rows["cluster"], machine)
+    ends = latencies.end_latencies * machine.memory_latency_cycles + counts.accumulators * warps / 4
+    work = on_processors(step, counts, ends, rows["cluster"], machine)
     tile = size_k * size_y * size_x
     results = problem.images * problem.groups * problem.outputs * problem.height * problem.width
-    distinct = problem.bytes_read + problem.filter_bytes + problem.bytes_written + problem.epilogue_bytes
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,
-        "memory": np.full(len(threads), distinct / bandwidth(machine)),
+        "memory": counts.memory_bytes / bandwidth(machine),
         "drain": work.drain_seconds,
-        "split": split_seconds(split, rows["cluster"], rows["atomics"], results, problem.element_bytes, tile, work, resident, machine),
+        "split": split_seconds(split, rows["cluster"], rows["atomics"], results, problem.element_bytes, tile, work, counts.resident, machine),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
 

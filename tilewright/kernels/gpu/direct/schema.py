@@ -5,8 +5,9 @@ from __future__ import annotations
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.direct.bound import direct_bound
+from tilewright.kernels.gpu.direct.counts import own_counts
 from tilewright.kernels.gpu.direct.estimate import direct_cost
-from tilewright.kernels.gpu.direct.features import direct_features, own_counts
+from tilewright.kernels.gpu.direct.features import direct_features
 from tilewright.kernels.gpu.direct.form import DirectForm, direct_form
 from tilewright.kernels.gpu.direct.lower import lower_direct
 from tilewright.kernels.gpu.direct.schedule import DirectProblem, DirectSchedule
@@ -26,9 +27,9 @@ DIRECT = Schema(
     schedule=DirectSchedule,
     match=match,
     space=lambda facts, machine, options: direct_space(facts, machine, options.atomics),
-    estimate=lambda facts, rows, machine, options: direct_cost(rows, facts, machine),
-    lower=lambda problem, form, schedule, machine: lower_direct(problem, form.parts, schedule, machine),
     counts=lambda facts, rows, machine: own_counts(rows, facts, machine),
-    bound=lambda facts, rows, machine, share: direct_bound(rows, facts, machine, share),
+    estimate=lambda facts, rows, counts, machine, options: direct_cost(rows, facts, counts, machine),
+    lower=lambda problem, form, schedule, machine: lower_direct(problem, form.parts, schedule, machine),
+    bound=lambda facts, rows, counts, machine, share: direct_bound(rows, facts, counts, machine, share),
     features=lambda facts, rows, machine, options: direct_features(facts, rows),
 )

@@ -6,10 +6,11 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, live, longest_of, steps_of_busiest
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, threads_of
+from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.gemm.space import ContractionProblem
 
 
-def contraction_bound(rows: Columns, problem: ContractionProblem, machine: Machine, share: float) -> Estimate:
+def contraction_bound(rows: Columns, problem: ContractionProblem, counts: TileCounts, machine: Machine, share: float) -> Estimate:
     """Implicit GEMM: tiles of block_m x block_n, of which `split` blocks each reduce some of the steps of block_k.
 
     Padding is computed like the rest (rows past the end repeat the last, and the reduction is padded with zeros in shared memory), so that every step
@@ -24,22 +25,19 @@ def contraction_bound(rows: Columns, problem: ContractionProblem, machine: Machi
     Worked example, h200: 64 x 64 x 16, thread 4 x 4, m = n = 1024, r = 1024: 256 blocks of 8 warps, two for some processor, 64 steps:
     ceil(2 * 8 / 4) * 64 * 16 * 16 = 65536 cycles, 33 us; spread evenly it would be 32."""
     bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
-    threads = threads_of(rows)
-    warps = -(-threads // machine.warp_size)
-    tiles = -(-problem.m // bm) * -(-problem.n // bn) * problem.batch
-    steps, block_steps, warp_steps = steps_of_busiest(machine, tiles, split, -(-problem.r // bk), warps)
+    threads, warps = counts.threads, counts.warps
+    steps, block_steps, warp_steps = steps_of_busiest(counts, machine)
     live_m, live_n = live(problem.m, bm, tm), live(problem.n, bn, tn)
     products = bk * live_m * live_n
     reads = -(-bk * (live_m + live_n) // WIDEST)
     fetches = bm * bk // (problem.a.lanes * threads) + bn * bk // (problem.b.lanes * threads)
     written = (bm * problem.a.element_bytes + bn * problem.b.element_bytes) * bk / machine.shared_bytes_per_cycle
-    distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
     return longest_of(
         machine,
         fma=warp_steps * products * fma_cycles(machine),
         issue=warp_steps * (products + reads + fetches),
         chain=steps * bk * machine.fma_latency_cycles,
         shared=block_steps * (warps * reads + written),
-        moved=share * distinct,
+        moved=share * counts.memory_bytes,
         others=machine.launch_seconds * ((split > 1) & (rows["cluster"] == 0)),
     )

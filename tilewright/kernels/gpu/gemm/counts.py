@@ -8,13 +8,13 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import Counts, ceil_div
+from tilewright.kernels.gpu.counts import TileCounts, ceil_div
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, shared_bytes_of, threads_of
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 
-def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Machine) -> Counts:
-    """Implicit GEMM: the tiles of a `ContractionSchedule`, counted as `gemm.estimate.contraction_cost` counts them.
+def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Machine) -> TileCounts:
+    """Implicit GEMM: the tiles of a `ContractionSchedule`.
 
     A step is block_k elements of the sum. A warp reads thread_m + thread_n words of each element in vectors of four."""
     bm, bn, bk, tm, tn, split = (np.asarray(rows[k], dtype=np.float64) for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
@@ -22,7 +22,8 @@ def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Mach
     threads = threads_of(rows)
     warps = ceil_div(threads * one, machine.warp_size)
     blocks = ceil_div(problem.m * one, bm) * ceil_div(problem.n * one, bn) * problem.batch * split
-    steps = ceil_div(ceil_div(problem.r * one, bk), split)
+    tile_steps = ceil_div(problem.r * one, bk)
+    steps = ceil_div(tile_steps, split)
     sectors = 0 * one
     fill = 0 * one
     for operand, extent in ((problem.a, bm), (problem.b, bn)):
@@ -35,13 +36,18 @@ def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Mach
     registers = registers_of(rows, problem)
     shared_bytes = shared_bytes_of(rows, problem)
     store_instructions = warps * tm * tn / np.minimum(problem.store_lanes, tn)
-    return Counts(
+    read = one * (problem.a.bytes + problem.b.bytes + problem.epilogue_bytes)
+    return TileCounts(
         flops=problem.flops * one,
+        read_bytes=read,
+        result_bytes=one * problem.bytes_written,
+        level2_bytes=blocks * steps * sectors * SECTOR_BYTES + problem.epilogue_bytes,
         padded_flops=2.0 * blocks * bm * bn * steps * bk,
         blocks=blocks,
         warps=warps,
         threads=threads * one,
         steps=steps,
+        tile_steps=tile_steps,
         registers=registers * one,
         shared_bytes=shared_bytes * one,
         resident=resident_blocks(machine, threads, registers, shared_bytes) * one,
@@ -54,7 +60,7 @@ def contraction_counts(rows: Columns, problem: ContractionProblem, machine: Mach
         drain_wavefronts=0 * one,
         store_instructions=store_instructions,
         store_sectors=bm * np.maximum(bn * problem.element_bytes / SECTOR_BYTES, 1.0),
-        distinct_bytes=one * (problem.a.bytes + problem.b.bytes + problem.epilogue_bytes),
+        distinct_bytes=read,
         written_bytes=one * problem.bytes_written * split,
         split=split,
         stages=np.where(copies, rows["stages"], 2) * one,

@@ -6,15 +6,15 @@ import numpy as np
 
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.gemm.space import ContractionProblem
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 
 
-def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
+def contraction_cost(rows: Columns, problem: ContractionProblem, counts: TileCounts, machine: Machine) -> Estimate:
     """Implicit GEMM. For one step of one block, in cycles of a processor:
 
     fma = BM BN BK / lanes;  issue = warps (BK (TM TN + LDS) + loads, stores, addresses) / schedulers;  shared = wavefronts of LDS and STS;
@@ -30,16 +30,11 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
     schedulers 6 warps, of which two schedulers have two: a third more, less what `scheduler_imbalance` leaves."""
     fitted = gpu_calibration(machine)
     instructions, latencies = fitted.instructions, fitted.steps
-    bm, bn, bk, tm, tn, split = (rows[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
+    bm, bn, bk, tm, tn, split = (rows[name] for name in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
     copies = rows["stages"] > 1
-    threads = threads_of(rows)
-    warps = -(-threads // machine.warp_size)
-    tiles = -(-problem.m // bm) * -(-problem.n // bn) * problem.batch
-    blocks = tiles * split
-    steps_in_all = -(-problem.r // bk)
-    steps = -(-steps_in_all // split)
+    threads, warps = counts.threads, counts.warps
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
-    fma = bm * bn * bk / machine.fp32_lanes_per_processor / efficiency
+    fma = counts.step_multiply_adds * threads / machine.fp32_lanes_per_processor / efficiency
     reads = -(-tm // 4) + -(-tn // 4)
     fetch = np.zeros(len(threads))
     stores = np.zeros(len(threads))
@@ -51,33 +46,27 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, machine: Machin
         # a transposed store is scalar, and half of its banks collide
         transposed = (operand.along == "r") & ~copies
         stores = stores + extent * bk / machine.warp_size * np.where(transposed, 2.0, 1.0)
-    issue = warps * (bk * (tm * tn + reads) + fetch + instructions.step) / machine.schedulers_per_processor
-    wavefronts = warps * bk * sum(np.where(size >= 4, fitted.gemm.fragment_wavefronts * (size // 4), 1.5) for size in (tm, tn))
-    shared = (wavefronts + stores) * 128 / machine.shared_bytes_per_cycle
+    issue = warps * (counts.step_multiply_adds + bk * reads + fetch + instructions.step) / machine.schedulers_per_processor
+    shared = (warps * counts.step_shared_loads + stores) * 128 / machine.shared_bytes_per_cycle
     cache2 = machine.cache(2)
     cache1 = machine.cache(1)
     assert cache1 is not None and cache2 is not None
-    sectors_a = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.a.along == "r" else bm) * problem.a.element_bytes)
-    sectors_b = SECTOR_BYTES / np.minimum(SECTOR_BYTES, (bk if problem.b.along == "r" else bn) * problem.b.element_bytes)
-    level2 = (bm * sectors_a * problem.a.element_bytes + bn * sectors_b * problem.b.element_bytes) * bk / cache2.bandwidth
+    level2 = counts.step_sectors * SECTOR_BYTES / cache2.bandwidth
     latency = latencies.loaded_latency * machine.memory_latency_cycles
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first fragments and for its own chain of multiply-adds
     inner = bk * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(inner, latency / np.maximum(rows["stages"] - 1, 1))
-    resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
     ends = latencies.end_latencies * machine.memory_latency_cycles + tm * tn * warps / 4
-    work = on_processors(step, steps, ends, blocks, warps, resident, split, rows["cluster"], machine)
-    distinct = problem.a.bytes + problem.b.bytes + problem.bytes_written + problem.epilogue_bytes
-    memory = np.full(len(threads), distinct / bandwidth(machine))
+    work = on_processors(step, counts, ends, rows["cluster"], machine)
     results = problem.batch * problem.m * problem.n
     atomics = rows["atomics"] if "atomics" in rows else np.zeros_like(split)
-    combine = split_seconds(split, rows["cluster"], atomics, results, problem.element_bytes, bm * bn, work, resident, machine)
+    combine = split_seconds(split, rows["cluster"], atomics, results, problem.element_bytes, bm * bn, work, counts.resident, machine)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,
-        "memory": memory,
+        "memory": counts.memory_bytes / bandwidth(machine),
         "drain": work.drain_seconds,
         "split": combine,
     }

@@ -9,19 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, registers_of, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.gemm.space import ContractionProblem
 
 ELEMENT_INSTRUCTIONS = 12.0
 """Of one element in one pass, besides arithmetic: positions by division, the guard, load and store."""
 
 
-def with_row_stages(estimate: Estimate, rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
+def with_row_stages(estimate: Estimate, rows: Columns, problem: ContractionProblem, counts: TileCounts, machine: Machine) -> Estimate:
     """The estimate of the product alone with the term "rows" (seconds) added."""
-    bm, threads = rows["block_m"], threads_of(rows)
-    blocks = -(-problem.m // bm) * problem.batch
+    bm, threads, blocks = rows["block_m"], counts.threads, counts.blocks
     elements = bm * problem.n
     instructions = elements * ((problem.row_stages + 2) * ELEMENT_INSTRUCTIONS + problem.epilogue_flops) / machine.warp_size
     issue = instructions / machine.schedulers_per_processor * -(-blocks // machine.processors)
@@ -30,7 +29,6 @@ def with_row_stages(estimate: Estimate, rows: Columns, problem: ContractionProbl
     sharers = np.maximum(1, threads // bm)
     chain = problem.n / sharers * np.ceil(bm * sharers / threads) * shared_latency
     tree = (np.log2(sharers) + 2) * 2 * shared_latency
-    resident = resident_blocks(machine, threads, registers_of(rows, problem), shared_bytes_of(rows, problem))
-    waves = -(-blocks // (resident * machine.processors))
+    waves = -(-blocks // (counts.resident * machine.processors))
     seconds = (issue + waves * problem.row_stages * (chain + tree)) / machine.clock_hz
     return Estimate({**estimate.terms, "rows": seconds}, estimate.overlapped)

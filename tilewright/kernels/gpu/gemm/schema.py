@@ -6,6 +6,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.problem import Problem
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
 from tilewright.kernels.gpu.gemm.estimate import contraction_cost
@@ -23,10 +24,10 @@ def match(problem: Problem, machine: Machine) -> Form[ContractionProblem, Produc
     return Form(form.problem, form)
 
 
-def estimate(facts: ContractionProblem, rows: Columns, machine: Machine) -> Estimate:
+def estimate(facts: ContractionProblem, rows: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """Of the product, and of the reductions of rows behind it."""
-    product = contraction_cost(rows, facts, machine)
-    return with_row_stages(product, rows, facts, machine) if facts.row_stages else product
+    product = contraction_cost(rows, facts, counts, machine)
+    return with_row_stages(product, rows, facts, counts, machine) if facts.row_stages else product
 
 
 GEMM = Schema(
@@ -35,9 +36,9 @@ GEMM = Schema(
     schedule=ContractionSchedule,
     match=match,
     space=lambda facts, machine, options: contraction_space(facts, machine, options.atomics),
-    estimate=lambda facts, rows, machine, options: estimate(facts, rows, machine),
-    lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),
     counts=lambda facts, rows, machine: contraction_counts(rows, facts, machine),
-    bound=lambda facts, rows, machine, share: contraction_bound(rows, facts, machine, share),
+    estimate=lambda facts, rows, counts, machine, options: estimate(facts, rows, counts, machine),
+    lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),
+    bound=lambda facts, rows, counts, machine, share: contraction_bound(rows, facts, counts, machine, share),
     features=lambda facts, rows, machine, options: contraction_features(facts, rows),
 )

@@ -5,31 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.gemm.space import ContractionProblem
-from tilewright.kernels.gpu.rates import SECTOR_BYTES, SIMPLE_REGISTERS, issue_seconds, l2_bandwidth, latency_seconds, streaming_seconds
+from tilewright.kernels.gpu.gemv.counts import sector_waste
+from tilewright.kernels.gpu.rates import issue_seconds, l2_bandwidth, latency_seconds, streaming_seconds
 
 
-def gemv_cost(rows: Columns, problem: ContractionProblem, machine: Machine) -> Estimate:
+def gemv_cost(rows: Columns, problem: ContractionProblem, counts: LaunchCounts, machine: Machine) -> Estimate:
     """Few rows: seconds = launch + latency of the turns + tree + max(memory, issue), and the parts of a split as in `contraction_cost`."""
-    columns, sharers, split = rows["columns"], rows["sharers"], rows["split"]
-    threads = columns * sharers
+    sharers, split = rows["sharers"], rows["split"]
+    threads, blocks, resident = counts.threads, counts.blocks, counts.resident
     along_n = problem.b.along == "own"
     lanes = problem.b.lanes
-    width = columns * (lanes if along_n else 1)
-    blocks = -(-problem.n // width) * problem.batch * split
     steps = -(-problem.r // ((1 if along_n else lanes) * split))
     turns = -(-steps // sharers)
     size = problem.m * (lanes if along_n else 1)
-    registers = SIMPLE_REGISTERS + size + 8 * (lanes + problem.m)
-    resident = resident_blocks(machine, threads, np.full(len(threads), registers), threads * size * problem.element_bytes)
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     waves = -(-blocks // (resident * machine.processors))
-    adjacent = (columns * lanes if along_n else np.minimum(sharers * lanes, problem.r)) * problem.b.element_bytes
-    waste = np.maximum(1.0, SECTOR_BYTES / adjacent)
-    moved = waste * problem.b.bytes + problem.a.bytes + problem.bytes_written + problem.epilogue_bytes
+    moved = sector_waste(rows, problem) * problem.b.bytes + problem.a.bytes + problem.bytes_written + problem.epilogue_bytes
     memory = streaming_seconds(machine, moved, at_once, np.minimum(turns, 8) * lanes * problem.b.element_bytes)
     instructions = turns * (1 + 4 + problem.m * (2 + lanes))
     issue = issue_seconds(machine, blocks * threads * instructions / machine.warp_size)

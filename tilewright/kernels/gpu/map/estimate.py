@@ -6,32 +6,28 @@ import numpy as np
 
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import WORD
+from tilewright.kernels.gpu.counts import WORD, LaunchCounts
 from tilewright.kernels.gpu.map.space import PointProblem
 from tilewright.kernels.gpu.rates import (
-    SIMPLE_REGISTERS,
     issue_seconds,
     latency_seconds,
     streaming_seconds,
 )
 
 
-def point_cost(rows: Columns, problem: PointProblem, machine: Machine) -> Estimate:
+def point_cost(rows: Columns, problem: PointProblem, counts: LaunchCounts, machine: Machine) -> Estimate:
     """Map: seconds = launch + latency of the waves + max(memory, issue).
 
     memory = bytes / min(bandwidth, bytes in flight / latency); issue = warp instructions / schedulers."""
     threads, items, lanes = rows["threads"], rows["items"], rows["lanes"]
-    vectors = -(-problem.points // (lanes * items))
-    blocks = -(-vectors // threads)
-    resident = resident_blocks(machine, threads, SIMPLE_REGISTERS, 0)
+    blocks, resident = counts.blocks, counts.resident
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     waves = -(-blocks // (resident * machine.processors))
     loads = max(problem.requests - 1, 1)
     in_flight = items * lanes * WORD * min(loads, 8)
-    memory = streaming_seconds(machine, float(problem.bytes_read + problem.bytes_written), at_once, in_flight)
+    memory = streaming_seconds(machine, counts.memory_bytes, at_once, in_flight)
     fitted = gpu_calibration(machine).instructions
     instructions = problem.requests * (1 + fitted.address / 2) + problem.flops * lanes + 2 * fitted.division
     issue = issue_seconds(machine, blocks * threads * items * instructions / machine.warp_size)

@@ -5,40 +5,36 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.counts import WORD
+from tilewright.kernels.gpu.counts import WORD, LaunchCounts
 from tilewright.kernels.gpu.rates import (
     LOADS_IN_FLIGHT,
-    SECTOR_BYTES,
-    SIMPLE_REGISTERS,
     issue_seconds,
     l2_bandwidth,
     latency_seconds,
     streaming_seconds,
 )
+from tilewright.kernels.gpu.row_reduction.counts import sector_waste
 from tilewright.kernels.gpu.row_reduction.space import RowsProblem
 
 
-def rows_cost(rows: Columns, problem: RowsProblem, machine: Machine) -> Estimate:
+def rows_cost(rows: Columns, problem: RowsProblem, counts: LaunchCounts, machine: Machine) -> Estimate:
     """Rows: seconds = launch + waves * (turns of loads and the tree's barriers, for each stage) + max(memory, level 2, issue).
 
     memory counts the data once, level 2 once more for every later stage, each raised by the share of a sector that neighbours leave unused."""
     owned, sharers = rows["rows"], rows["sharers"]
     lanes = np.minimum(rows["lanes"], problem.lanes)
-    threads = owned * sharers
-    blocks = -(-problem.rows // owned)
-    resident = resident_blocks(machine, threads, SIMPLE_REGISTERS, threads * problem.accumulator_bytes)
+    threads, blocks, resident = counts.threads, counts.blocks, counts.resident
     waves = -(-blocks // (resident * machine.processors))
     at_once = np.minimum(blocks, resident * machine.processors) * threads
-    adjacent = (owned if problem.row_contiguous else sharers * lanes) * WORD
-    waste = np.maximum(1.0, SECTOR_BYTES / adjacent)
-    moved = waste * problem.bytes_read + problem.bytes_written
+    waste = sector_waste(rows, problem)
+    moved = waste * counts.read_bytes + counts.result_bytes
     turns = -(-problem.columns // (sharers * lanes))
     flight = np.minimum(turns, LOADS_IN_FLIGHT)
     memory = streaming_seconds(machine, moved, at_once, flight * lanes * WORD)
-    level2 = problem.stages * waste * problem.bytes_read / l2_bandwidth(machine)
+    # the first pass comes through memory
+    level2 = (counts.level2_bytes - waste * counts.read_bytes) / l2_bandwidth(machine)
     cache = machine.cache(1)
     shared_latency = (cache.latency_cycles if cache else 30.0) / machine.clock_hz
     tree = np.log2(sharers) * 2 * shared_latency * np.maximum(1, threads / 256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.row_reduction.counts import rows_counts
 from tilewright.kernels.gpu.row_reduction.estimate import rows_cost
 from tilewright.kernels.gpu.row_reduction.lower import RowsForm, lower_rows, rows_form
 from tilewright.kernels.gpu.row_reduction.space import RowsProblem, RowsSchedule, rows_space
@@ -22,6 +23,7 @@ ROW_REDUCTION = Schema(
     schedule=RowsSchedule,
     match=match,
     space=lambda facts, machine, options: rows_space(facts, machine),
-    estimate=lambda facts, rows, machine, options: rows_cost(rows, facts, machine),
+    counts=lambda facts, rows, machine: rows_counts(rows, facts, machine),
+    estimate=lambda facts, rows, counts, machine, options: rows_cost(rows, facts, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_rows(problem, form.parts, schedule),
 )

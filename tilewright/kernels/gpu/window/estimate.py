@@ -6,11 +6,11 @@ import numpy as np
 
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.rates import bandwidth
-from tilewright.kernels.gpu.window.space import TiledLoad, WindowProblem, blocks_of, guarded_places, registers_of
+from tilewright.kernels.gpu.window.space import TiledLoad, WindowProblem, guarded_places
 
 DECODE_INSTRUCTIONS = 40
 """Integer instructions of a thread before its first load: its position taken apart, base addresses."""
@@ -18,7 +18,7 @@ LOAD_INSTRUCTIONS = 1.5
 """A load and half an address: offsets are constants but where a row begins."""
 
 
-def window_cost(rows: Columns, problem: WindowProblem, machine: Machine) -> Estimate:
+def window_cost(rows: Columns, problem: WindowProblem, counts: LaunchCounts, machine: Machine) -> Estimate:
     """seconds = launch + chain + memory + issue: with few warps on a processor little of them overlaps.
 
     chain = waves of blocks * memory latency * (loaded_latency * registers loaded + part_latency * guarded parts); memory = distinct bytes /
@@ -26,9 +26,9 @@ def window_cost(rows: Columns, problem: WindowProblem, machine: Machine) -> Esti
     fitted = gpu_calibration(machine).window
     threads, lanes, items, down = (rows[name].astype(np.float64) for name in ("threads", "lanes", "items", "rows"))
     loads = sum((loads_behind_guards(load, rows, problem) for load in problem.loads), np.zeros(len(threads)))
-    blocks = blocks_of(rows, problem)
+    blocks = counts.blocks
     each = -(-blocks // machine.processors)
-    waves = -(-each // resident_blocks(machine, rows["threads"], registers_of(rows, problem), 0))
+    waves = -(-each // counts.resident)
     last_rows, last_items = guarded_places(rows, problem)
     parts = (1 + last_rows) * (1 + last_items) - 1
     latency = machine.memory_latency_cycles / machine.clock_hz
@@ -37,7 +37,7 @@ def window_cost(rows: Columns, problem: WindowProblem, machine: Machine) -> Esti
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "chain": waves * latency * (fitted.loaded_latency * loads * lanes + fitted.part_latency * parts),
-        "memory": (problem.bytes_read + problem.bytes_written) / bandwidth(machine) * each * machine.processors / blocks,
+        "memory": counts.memory_bytes / bandwidth(machine) * each * machine.processors / blocks,
         "issue": fitted.issue_share * warps * work / (machine.schedulers_per_processor * machine.clock_hz),
     }
     return Estimate(terms)

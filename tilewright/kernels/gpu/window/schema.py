@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.window.counts import window_counts
 from tilewright.kernels.gpu.window.estimate import window_cost
 from tilewright.kernels.gpu.window.lower import WindowForm, lower_window, window_form
 from tilewright.kernels.gpu.window.space import WindowProblem, WindowSchedule, window_space
@@ -22,6 +23,7 @@ WINDOW = Schema(
     schedule=WindowSchedule,
     match=match,
     space=lambda facts, machine, options: window_space(facts, machine),
-    estimate=lambda facts, rows, machine, options: window_cost(rows, facts, machine),
+    counts=lambda facts, rows, machine: window_counts(rows, facts, machine),
+    estimate=lambda facts, rows, counts, machine, options: window_cost(rows, facts, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_window(problem, form.parts, schedule, machine),
 )

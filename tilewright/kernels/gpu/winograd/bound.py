@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length, take
+from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.bounds import WIDEST, spread
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
-def winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, share: float) -> Estimate:
+def winograd_bound(rows: Columns, problem: WinogradProblem, counts: TileCounts, machine: Machine, share: float) -> Estimate:
     """Winograd's F(m x m, 3 x 3): three kernels that wait for each other, of which the product is bounded as any (`contraction_bound`).
 
     A transform takes a launch at least, and the time in which all schedulers issue what a tile needs for each channel: an addition for each of its
@@ -30,14 +31,7 @@ def winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, sh
         tiles = problem.images * -(-problem.height // size) * -(-problem.width // size)
         issued = points + (points + size * size) / WIDEST
         inputs, sums = (spread(machine, tiles * channels * issued) for channels in (problem.channels, problem.outputs))
-        estimate = contraction_bound(take(rows, which), product, machine, 0.0)
-        moved = share * winograd_bytes(problem, points) / machine.memory_bandwidth
+        estimate = contraction_bound(take(rows, which), product, taken(counts, which), machine, share)
         for name, seconds in estimate.terms.items():
-            terms.setdefault(name, np.zeros(count))[which] = moved if name == "memory" else seconds + inputs + sums
+            terms.setdefault(name, np.zeros(count))[which] = seconds if name == "memory" else seconds + inputs + sums
     return Estimate(MappingProxyType(terms), overlapped=tuple(terms))
-
-
-def winograd_bytes(problem: WinogradProblem, points: Any) -> Any:
-    """Distinct bytes: input, transformed filters of so many points, output."""
-    filters = problem.element_bytes * points * problem.channels * problem.outputs
-    return problem.bytes_read + filters + problem.bytes_written + problem.epilogue_bytes

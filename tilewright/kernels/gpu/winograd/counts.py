@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length, take
-from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
-from tilewright.kernels.winograd_transform import OUTPUT_TILES
+from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
-def winograd_counts(rows: Columns, problem: WinogradProblem, machine: Machine) -> Counts:
-    """Those of the batched product, which takes most of the time."""
+def winograd_counts(rows: Columns, problem: WinogradProblem, machine: Machine) -> TileCounts:
+    """Those of the batched product, which takes most of the time; distinct bytes and what comes from level 2 are all three kernels'."""
     found: dict[str, np.ndarray] = {}
     for size, product in zip(OUTPUT_TILES, problem.products, strict=True):
         which = rows["output_tile"] == size
+        one = np.ones(int(which.sum()))
         counts = contraction_counts(take(rows, which), product, machine)
-        for entry in fields(Counts):
+        transformed = problem.bytes_read * ((size + FILTER - 1) / size) ** 2 + product.bytes_written + problem.epilogue_bytes
+        counts = replace(
+            counts,
+            read_bytes=one * (problem.bytes_read + problem.epilogue_bytes + product.b.bytes),
+            result_bytes=one * problem.bytes_written,
+            level2_bytes=counts.level2_bytes + transformed,
+        )
+        for entry in fields(TileCounts):
             found.setdefault(entry.name, np.zeros(length(rows)))[which] = getattr(counts, entry.name)
-    return Counts(**found)
+    return TileCounts(**found)

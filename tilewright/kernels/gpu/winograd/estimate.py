@@ -15,6 +15,8 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length, take
+from tilewright.kernels.counts import taken
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.estimate import contraction_cost
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
@@ -28,7 +30,7 @@ BYTES_AHEAD = 256
 """Of loads that a thread has under way at once: a tile's loads do not depend on one another, but their registers are limited."""
 
 
-def winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> Estimate:
+def winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCounts, machine: Machine) -> Estimate:
     """seconds = launches (1 + 2 later_launch) + input transform + max(compute, memory) + drain + split + output transform.
 
     A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. Of the workspaces V and M (m + 2)^2 / m^2 times as
@@ -46,8 +48,11 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> 
         assert cache is not None
         inputs, sums = product.a.bytes, product.bytes_written
         missing = 1.0 - min(1.0, cache.bytes / (inputs + sums + product.b.bytes))
-        lying = replace(product, a=replace(product.a, bytes=int(missing * inputs)), bytes_written=int(missing * sums))
-        estimate = contraction_cost(part, lying, machine)
+        # the product's own distinct bytes, as far as they do not lie in level 2
+        one = np.ones(length(part))
+        read, written = int(missing * inputs) + product.b.bytes + product.epilogue_bytes, int(missing * sums)
+        lying = replace(taken(counts, which), read_bytes=one * read, result_bytes=one * written)
+        estimate = contraction_cost(part, product, lying, machine)
         overlapped = estimate.overlapped
         found = dict(estimate.terms)
         found["launch"] = found["launch"] + 2 * gpu_calibration(machine).winograd.later_launch * machine.launch_seconds

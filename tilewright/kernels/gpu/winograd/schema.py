@@ -26,9 +26,9 @@ WINOGRAD = Schema(
     schedule=WinogradSchedule,
     match=match,
     space=lambda facts, machine, options: winograd_space(facts, machine),
-    estimate=lambda facts, rows, machine, options: winograd_cost(rows, facts, machine),
-    lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, schedule, machine),
     counts=lambda facts, rows, machine: winograd_counts(rows, facts, machine),
-    bound=lambda facts, rows, machine, share: winograd_bound(rows, facts, machine, share),
+    estimate=lambda facts, rows, counts, machine, options: winograd_cost(rows, facts, counts, machine),
+    lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, schedule, machine),
+    bound=lambda facts, rows, counts, machine, share: winograd_bound(rows, facts, counts, machine, share),
     features=lambda facts, rows, machine, options: winograd_features(facts, rows),
 )

@@ -8,22 +8,20 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, longest_of, steps_of_busiest
-from tilewright.kernels.gpu.winograd.bound import winograd_bytes
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
-from tilewright.kernels.gpu.winograd_fused.space import fused_threads_of, points_of, tiles_there
+from tilewright.kernels.gpu.winograd_fused.space import points_of
 
 
-def fused_winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machine, share: float) -> Estimate:
+def fused_winograd_bound(rows: Columns, problem: WinogradProblem, counts: TileCounts, machine: Machine, share: float) -> Estimate:
     """Winograd's algorithm in one kernel: as `contraction_bound`, for (m + 2)^2 points of `tiles` x `outputs` sums and `channels` a step.
 
     Sums go through shared memory, so that all of them are computed. issue: besides products and their loads, what every thread does to bring in
     a step: copies of filters by fours, and for the tiles that it transforms an addition for each point, and loads and stores by fours."""
-    threads, points, split = fused_threads_of(rows), points_of(rows), rows["split"]
-    warps = -(-threads // machine.warp_size)
+    threads, warps, points = counts.threads, counts.warps, points_of(rows)
     tiles, outputs, channels = rows["tiles"], rows["outputs"], rows["channels"]
-    blocks = -(-tiles_there(rows, problem) // tiles) * -(-problem.outputs // outputs)
-    steps, block_steps, warp_steps = steps_of_busiest(machine, blocks, split, -(-problem.channels // channels), warps)
-    products = channels * rows["thread_m"] * rows["thread_n"]
+    steps, block_steps, warp_steps = steps_of_busiest(counts, machine)
+    products = counts.step_multiply_adds
     reads = -(-channels * (rows["thread_m"] + rows["thread_n"]) // WIDEST)
     transforms = tiles * channels // threads * points * (1 + 2 / WIDEST)
     copies = points * channels * outputs // (WIDEST * threads)
@@ -34,6 +32,6 @@ def fused_winograd_bound(rows: Columns, problem: WinogradProblem, machine: Machi
         issue=warp_steps * (products + reads + transforms + copies),
         chain=steps * channels * machine.fma_latency_cycles,
         shared=block_steps * (warps * reads + written),
-        moved=share * winograd_bytes(problem, points),
+        moved=share * counts.memory_bytes,
         others=np.zeros(length(rows)),
     )

@@ -8,13 +8,13 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns, length
-from tilewright.kernels.gpu.counts import Counts
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
 from tilewright.kernels.gpu.winograd_fused.space import fused_registers_of, fused_shared_bytes_of, fused_threads_of, points_of, tiles_there
 
 
-def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Machine) -> Counts:
+def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Machine) -> TileCounts:
     """Of all steps together. Inputs and filters are read a step at a time."""
     r = {name: np.asarray(column, dtype=np.float64) for name, column in rows.items()}
     points, threads = points_of(rows).astype(np.float64), fused_threads_of(rows).astype(np.float64)
@@ -25,13 +25,18 @@ def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Mach
     sums = points * r["tiles"] * r["outputs"]
     items, filters = r["tiles"] * r["channels"], points * r["channels"] * r["outputs"]
     size = r["output_tile"]
-    return Counts(
+    read = one * (problem.bytes_read + problem.epilogue_bytes) + problem.element_bytes * points * problem.channels * problem.outputs
+    return TileCounts(
         flops=2 * points * tiles_there(rows, problem) * problem.outputs * problem.channels,
+        read_bytes=read,
+        result_bytes=one * problem.bytes_written,
+        level2_bytes=problem.element_bytes * blocks * steps * (points * items + filters) + problem.epilogue_bytes,
         padded_flops=2 * blocks * sums * steps * r["channels"],
         blocks=blocks,
         warps=threads / machine.warp_size,
         threads=threads,
         steps=steps,
+        tile_steps=problem.channels / r["channels"],
         registers=registers,
         shared_bytes=shared,
         resident=resident_blocks(machine, threads, registers, shared) * one,
@@ -44,7 +49,7 @@ def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Mach
         drain_wavefronts=2 * sums / machine.warp_size,
         store_instructions=r["tiles"] * r["outputs"] * size**2 / machine.warp_size,
         store_sectors=r["tiles"] * r["outputs"] * size**2 * problem.element_bytes / SECTOR_BYTES,
-        distinct_bytes=one * (problem.bytes_read + problem.epilogue_bytes) + problem.element_bytes * points * problem.channels * problem.outputs,
+        distinct_bytes=read,
         written_bytes=one * problem.bytes_written,
         split=r["split"],
         stages=2 * one,

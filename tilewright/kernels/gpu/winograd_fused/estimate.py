@@ -7,27 +7,21 @@ import numpy as np
 
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
 from tilewright.kernels.gpu.winograd.estimate import ROW_INSTRUCTIONS
 from tilewright.kernels.gpu.winograd.space import WinogradProblem
-from tilewright.kernels.gpu.winograd_fused.space import (
-    fused_registers_of,
-    fused_shared_bytes_of,
-    fused_threads_of,
-    points_of,
-    tiles_there,
-)
+from tilewright.kernels.gpu.winograd_fused.space import points_of
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 COPY_INSTRUCTIONS = 4
 """Of one copy to shared memory with its addresses, which mostly add constants."""
 
 
-def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machine) -> Estimate:
+def fused_winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCounts, machine: Machine) -> Estimate:
     """seconds = launch + max(compute, memory) + drain + split.
 
     For one step of one block, in cycles of a processor: fma = points BT BK BC / lanes; issue = warps (products and their fragments, copies of
@@ -42,18 +36,15 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machin
     size, bt, bk, bc = (rows[name] for name in ("output_tile", "tiles", "outputs", "channels"))
     tm, tn, split = (rows[name] for name in ("thread_m", "thread_n", "split"))
     points, span = points_of(rows), size + FILTER - 1
-    threads = fused_threads_of(rows)
-    warps = threads / machine.warp_size
-    blocks = -(-tiles_there(rows, problem) // bt) * -(-problem.outputs // bk) * split
-    steps = problem.channels // (bc * split)
+    threads, warps, blocks = counts.threads, counts.warps, counts.blocks
     transform = np.choose(np.searchsorted(OUTPUT_TILES, size), [ROW_INSTRUCTIONS[m] for m in OUTPUT_TILES])
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
-    fma = points * bt * bk * bc / machine.fp32_lanes_per_processor / efficiency
+    fma = counts.step_multiply_adds * threads / machine.fp32_lanes_per_processor / efficiency
     fragments = -(-tm // 4) + tn // 4
     items = bt * bc / machine.warp_size
     copies = points * bc * bk / 4 / machine.warp_size
     of_tile = 2 * points + own.transform_instructions * 2 * span * transform
-    issue = warps * (bc * (tm * tn + fragments) + fitted.instructions.step) + items * of_tile + copies * COPY_INSTRUCTIONS
+    issue = warps * (counts.step_multiply_adds + bc * fragments + fitted.instructions.step) + items * of_tile + copies * COPY_INSTRUCTIONS
     issue = issue / machine.schedulers_per_processor
     wavefronts = warps * bc * own.fragment_wavefronts * np.maximum(fragments, 2) + items * points * own.store_wavefronts + copies * 4
     shared = wavefronts * 128 / machine.shared_bytes_per_cycle
@@ -69,19 +60,15 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, machine: Machin
     barrier = own.barrier_latencies * cache1.latency_cycles + 2 * warps
     of_sums = points + (span + size) * transform + size * size * (2 + problem.epilogue_flops)
     epilogue = own.sum_wavefronts * points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
-    resident = resident_blocks(machine, threads, fused_registers_of(rows), fused_shared_bytes_of(rows, problem))
-    together = np.minimum(-(-blocks // machine.processors), resident)
+    together = np.minimum(-(-blocks // machine.processors), counts.resident)
     ends = machine.memory_latency_cycles + chain + together * epilogue
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
-    work = on_processors(step, steps, ends, blocks, warps, resident, split, (split > 1).astype(int), machine)
+    work = on_processors(step, counts, ends, split > 1, machine)
     meeting = 2 * cache2.latency_cycles + 2 * problem.element_bytes * size * size * bt * bk / cache2.bandwidth * together
-    # each tile of outputs reads the filters once: from memory the first time, from level 2 then
-    filters = float(problem.element_bytes) * points * problem.channels * problem.outputs
-    moved = problem.bytes_read + problem.bytes_written + problem.epilogue_bytes + filters
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,
-        "memory": moved / bandwidth(machine),
+        "memory": counts.memory_bytes / bandwidth(machine),
         "drain": work.drain_seconds,
         "split": np.where(split > 1, work.rounds * meeting / machine.clock_hz, 0.0),
     }

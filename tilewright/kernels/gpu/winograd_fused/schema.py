@@ -17,9 +17,9 @@ WINOGRAD_FUSED = Schema(
     schedule=FusedWinogradSchedule,
     match=match,
     space=lambda facts, machine, options: fused_winograd_space(facts, machine),
-    estimate=lambda facts, rows, machine, options: fused_winograd_cost(rows, facts, machine),
-    lower=lambda problem, form, schedule, machine: lower_fused_winograd(problem, form.parts, schedule),
     counts=lambda facts, rows, machine: fused_winograd_counts(rows, facts, machine),
-    bound=lambda facts, rows, machine, share: fused_winograd_bound(rows, facts, machine, share),
+    estimate=lambda facts, rows, counts, machine, options: fused_winograd_cost(rows, facts, counts, machine),
+    lower=lambda problem, form, schedule, machine: lower_fused_winograd(problem, form.parts, schedule),
+    bound=lambda facts, rows, counts, machine, share: fused_winograd_bound(rows, facts, counts, machine, share),
     features=lambda facts, rows, machine, options: fused_winograd_features(facts, rows),
 )

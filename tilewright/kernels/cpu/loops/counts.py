@@ -1,0 +1,29 @@
+"""What loop nests of one form move."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.hardware.machine import Machine
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import loads
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Region
+from tilewright.kernels.columns import Columns, length
+from tilewright.kernels.counts import Counts, counted
+
+
+def loop_counts(problem: Problem, rows: Columns, machine: Machine) -> Counts:
+    """Every input passes the caches' outer edge once, and so does every output."""
+    region, layouts, values = problem.region, problem.layouts, problem.values
+    read = sum(min(layouts[name].size, _loaded(region, name)) * size_of(values[name].dtype) for name in region.inputs if name in layouts)
+    written = sum(layouts[name].size * size_of(values[name].dtype) for name in region.outputs)
+    return counted(length(rows), region.flops(), read, written)
+
+
+def _loaded(region: Region, name: str) -> int:
+    """Elements of a value that the region's loops load, repeated ones included."""
+    return sum(
+        prod(axis.extent or 0 for axis in (*step.axes, *step.reduction)) * sum(load.buffer == name for load in loads(*step.bodies))
+        for step in region.steps
+    )
