@@ -22,6 +22,7 @@ from tilewright.ir.dtypes import COMPUTED, ELEMENT_TYPES, NARROW_FLOATS, Element
 from tilewright.ir.expr import Const, Load, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Store, thread_variable
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
+from tilewright.kernels.gpu.gemm.counts import contraction_counts
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, Operand, shared_bytes_of
 from tilewright.runtime.verify import TOLERANCES
 
@@ -85,7 +86,7 @@ def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
     problem = ContractionProblem(1, 512, 512, 512, a, b, 4, 4 * 512 * 512)
     narrow = dataclasses.replace(problem, a=dataclasses.replace(a, element_bytes=2))
     assert shared_bytes_of(rows, problem) == 2 * 16 * (64 * 4 + 64 * 4) and shared_bytes_of(rows, narrow) == 2 * 16 * (64 * 2 + 64 * 4)
-    bound, half = (contraction_bound(rows, one, H200, 0.0).terms["shared"] for one in (problem, narrow))
+    bound, half = (contraction_bound(rows, one, contraction_counts(rows, one, H200), H200, 0.0).terms["shared"] for one in (problem, narrow))
     assert half < bound
 
 
