@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from bench.common import RESULTS, write_results
 from bench.regions import ranking_of
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
+from tilewright.kernels.schema import Options
+from tilewright.selection.choice import estimated
 from tilewright.selection.learned.gpu import described
 from tilewright.selection.ranking import Part
 
@@ -39,7 +39,7 @@ Row = Mapping[str, float]
 def predicted_counts(part: Part, rows: Columns, machine: Machine) -> dict[str, np.ndarray]:
     """Wavefronts of shared memory, sectors between level 2 and processors, and occupancy in percent of these candidates of the part's schema (of
     Winograd's algorithm those of its product alone); nothing for a schema whose volumes are not counted."""
-    found = described(replace(part, rows=rows, estimate=Estimate({})), machine)
+    found = described(estimated(part.schema, part.facts, rows, machine, Options()), machine)
     if found is None:
         return {}
     v = found.counts
