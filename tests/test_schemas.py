@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,6 +163,24 @@ def test_no_choice_is_kept_among_candidates_of_a_registered_schema(tmp_path: Pat
     with registered(replace(SCALARS, kinds=("contraction",), match=suits), gpu=True):
         assert remembered()(replace(problem), here, 1).schedule == kept.schedule and len(asked) == 1
     assert len(list(tmp_path.rglob("choices/*.json"))) == 1
+
+
+def test_options_hold_among_candidates_of_a_registered_schema_too() -> None:
+    here, problem = machine("h200"), convolution_problem(64, 64, 7, 7, 3)
+    fixed, free = (rank(problem, here, atomics=atomics).candidates for atomics in (False, True))
+    assert free > fixed
+    with registered(replace(SCALARS, kinds=("contraction",)), gpu=True):
+        both = [remembered(atomics)(replace(problem), here, 1).candidates for atomics in (False, True)]
+    assert both[1] - both[0] == free - fixed
+
+
+def test_registrations_may_end_in_any_order() -> None:
+    with ExitStack() as outer:
+        with registered(SCALARS):
+            outer.enter_context(registered(replace(SCALARS, name="others", kinds=("window",))))
+        assert [schema.name for schema in schemas(CPU, "window")][-1] == "others"
+        assert "scalars" not in {schema.name for schema in schemas(CPU, "map")}
+    assert "others" not in {schema.name for schema in schemas(CPU, "window")}
 
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])

@@ -42,12 +42,11 @@ def registered(schema: AnySchema, gpu: bool = False) -> Iterator[None]:
             raise UnsupportedOption(f"the schema {schema.name!r} has the name or the schedules of the schema {other.name!r}", "give it its own")
     if schedule_types().get(schema.schedule.__name__, schema.schedule) is not schema.schedule:
         raise UnsupportedOption(f"other schedules than those of the schema {schema.name!r} are called {schema.schedule.__name__}", "rename its own")
-    before = _registered[gpu]
-    _registered[gpu] = (*before, schema)
+    _registered[gpu] = (*_registered[gpu], schema)
     try:
         yield
     finally:
-        _registered[gpu] = before
+        _registered[gpu] = tuple(other for other in _registered[gpu] if other is not schema)
 
 
 def has_registered(machine: Machine, kind: str) -> bool:

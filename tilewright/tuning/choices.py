@@ -49,18 +49,20 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
     """Chooses as the models do, and for contractions of a CPU as `scores` do among the models' favourites; what was chosen before is read. Where the
     models alone choose for a CPU, they are asked again, which is as quick. `atomics` as for `selection.choice.rank`."""
 
+    def models(problem: Problem, machine: Machine, threads: int) -> tuple[Choice, bool]:
+        """The choice, and whether it would be the same another time."""
+        if scores is None or machine.is_gpu or problem.region.kind != "contraction":
+            return choose(problem, machine, threads, atomics), True
+        return scores.best(problem, rank(problem, machine, threads), threads)
+
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
         quick = not machine.is_gpu and (scores is None or problem.region.kind != "contraction")
         if quick or has_registered(machine, problem.region.kind):
-            return choose(problem, machine, threads)
+            return models(problem, machine, threads)[0]
         path = place(problem, machine, atomics, 0 if machine.is_gpu else threads)
         known = _read(path)
         if known is None:
-            whole = True
-            if scores is None or machine.is_gpu:
-                known = choose(problem, machine, threads, atomics)
-            else:
-                known, whole = scores.best(problem, rank(problem, machine, threads), threads)
+            known, whole = models(problem, machine, threads)
             if whole:
                 _write(path, known)
         return known
