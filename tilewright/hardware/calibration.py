@@ -233,14 +233,16 @@ def parts_of(path: Path) -> dict[str, dict[str, float]] | None:
         return None
     with reading(path, InvalidModel, REMEDY):
         content = json_of(path.read_bytes())
-        fits = {name: _texts(fit, ("command", "data_note", "commit"), f"fit {name!r}") and fit for name, fit in content["fits"].items()}
+        fits = content["fits"]
+        for name, fit in fits.items():
+            _require_texts(fit, ("command", "data_note", "commit"), f"fit {name!r}")
         return {
             part: {name: _value(entry, fits, f"{part}.{name}") for name, entry in entries.items()} for part, entries in content["parts"].items()
         }
 
 
 def _value(entry: Mapping[str, Any], fits: Mapping[str, Any], place: str) -> float:
-    _texts(entry, ("unit", "meaning", "fit"), place)
+    _require_texts(entry, ("unit", "meaning", "fit"), place)
     if entry["fit"] not in fits:
         raise ValueError(f"{place} was found by {entry['fit']!r}, which is not among its fits")
     if not isinstance(entry.get("value"), int | float) or isinstance(entry["value"], bool):
@@ -248,9 +250,8 @@ def _value(entry: Mapping[str, Any], fits: Mapping[str, Any], place: str) -> flo
     return float(entry["value"])
 
 
-def _texts(entry: Any, names: tuple[str, ...], place: str) -> bool:
-    """True; raises ValueError where one of them is missing or empty."""
+def _require_texts(entry: Any, names: tuple[str, ...], place: str) -> None:
+    """Raises ValueError where one of them is missing or empty."""
     missing = [name for name in names if not isinstance(entry, dict) or not isinstance(entry.get(name), str) or not entry[name].strip()]
     if missing:
         raise ValueError(f"{place} lacks {', '.join(missing)}")
-    return True
