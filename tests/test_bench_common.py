@@ -26,6 +26,9 @@ def test_relative_error() -> None:
     assert common.relative_error([torch.tensor([float("nan"), -4.0])], reference) == float("inf")
     assert common.relative_error([torch.tensor([1.0])], reference) == float("inf")
     assert common.relative_error([], reference) == float("inf")
+    zeros = [torch.zeros(2, 3, dtype=torch.float64)]
+    assert common.relative_error([torch.zeros(2, 3)], zeros) == 0  # a rectified layer whose sums are all negative
+    assert common.relative_error([torch.full((2, 3), 1e-3)], zeros) > 1
 
 
 def test_turns_rotate_and_are_equally_long() -> None:

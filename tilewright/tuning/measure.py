@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,11 +64,27 @@ def double_precision_outputs(module: nn.Module, inputs: Sequence[Tensor]) -> lis
 
 
 def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """Largest difference of all outputs, each relative to its reference's largest value; infinite for NaN or shapes."""
+    """The largest of the outputs' errors, each as `tensor_error` has it; infinite where shapes differ."""
     if [x.shape for x in outputs] != [x.shape for x in reference]:
-        return float("inf")
-    errors = [((x.to(exact.device).double() - exact).abs().max() / exact.abs().max()).item() for x, exact in zip(outputs, reference, strict=True)]
-    return float("inf") if any(error != error for error in errors) else max(errors)
+        return math.inf
+    return max((tensor_error(x.to(exact.device), exact) for x, exact in zip(outputs, reference, strict=True)), default=0.0)
+
+
+def tensor_error(got: Tensor, expected: Tensor) -> float:
+    """The largest difference over the largest magnitude, 0 where all is equal; infinite where NaN or infinities stand in different positions."""
+    if not got.numel():
+        return 0.0
+    ours = got.double()
+    theirs = expected.double().reshape(ours.shape)
+    finite = torch.isfinite(ours) & torch.isfinite(theirs)
+    same = finite | (ours == theirs) | (torch.isnan(ours) & torch.isnan(theirs))
+    zero = torch.zeros((), dtype=torch.float64, device=ours.device)
+    difference = torch.where(finite, (ours - theirs).abs(), zero).max()
+    scale = torch.where(finite, theirs.abs(), zero).max()
+    agree, absolute, largest = torch.stack((same.all().double(), difference, scale)).tolist()
+    if not agree:
+        return math.inf
+    return absolute / max(largest, 1e-30) if absolute else 0.0
 
 
 def seconds_of_call(call: Callable[[], object]) -> float:

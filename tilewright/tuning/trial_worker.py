@@ -44,6 +44,7 @@ from tilewright.runtime.loadable import LoadableKernel
 from tilewright.runtime.packing import prepared, unpack, write
 from tilewright.runtime.verify import TOLERANCES
 from tilewright.tuning import plain
+from tilewright.tuning.measure import tensor_error
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.workers import Fatal, Message, serve
 
@@ -78,23 +79,6 @@ def poison(flat: torch.Tensor, layout: Layout) -> None:
         return
     flat.zero_()
     write(flat, layout, torch.full(layout.shape, worst, dtype=flat.dtype, device=flat.device))
-
-
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference over the largest magnitude; infinite where NaN or infinities stand in different positions."""
-    if not got.numel():
-        return 0.0
-    ours = got.double()
-    theirs = expected.double().reshape(ours.shape)
-    finite = torch.isfinite(ours) & torch.isfinite(theirs)
-    same = finite | (ours == theirs) | (torch.isnan(ours) & torch.isnan(theirs))
-    zero = torch.zeros((), dtype=torch.float64, device=ours.device)
-    difference = torch.where(finite, (ours - theirs).abs(), zero).max()
-    scale = torch.where(finite, theirs.abs(), zero).max()
-    agree, absolute, largest = torch.stack((same.all().double(), difference, scale)).tolist()
-    if not agree:
-        return math.inf
-    return absolute / max(largest, 1e-30) if absolute else 0.0
 
 
 @dataclass
@@ -340,7 +324,7 @@ class Server:
         assert self.problem is not None
         problem = self.problem
         return max(
-            relative_error(unpack(problem.rows(name, {"storage": {}})[number], problem.layouts[name]), problem.expected[name])
+            tensor_error(unpack(problem.rows(name, {"storage": {}})[number], problem.layouts[name]), problem.expected[name])
             for name in problem.region.outputs
         )
 
