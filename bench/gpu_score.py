@@ -2,11 +2,11 @@
 
     python -m bench.gpu_score [--layers 30] [--each 12] [--judged 26] [--first 10] [--jobs 2] [--rows FILE] [--constants FILE] [--name gpu_score]
 
-Analyses (`tilewright.analysis.gpu.transactions`) kernels drawn evenly from bench/data/h200_train.jsonl.gz, to whose measured times the coefficients
+Analyses (`bench.analysis.transactions`) kernels drawn evenly from bench/data/h200_train.jsonl.gz, to whose measured times the coefficients
 of both are fitted (least squares of relative errors, no linear coefficient negative; robust ones of logarithms), and of the twenty layers of
 bench/data/h200_layers.jsonl.gz kernels drawn evenly and the `--first` measured ones of the learned and of the analytical ranking ("learned",
 "models"), which choose without looking at code. Needs no GPU. The analyses take about half a second a kernel; --rows keeps them in a file, and reads
-them from it where it is there. --constants writes what `tilewright.analysis.gpu.seconds` ships. Rank correlation: of the kernels drawn evenly. Top-10
+them from it where it is there. --constants writes what `bench.analysis.seconds` reads. Rank correlation: of the kernels drawn evenly. Top-10
 ratio, loss of the first choice: of all of a layer's, the loss against the layer's best measured. "rescored": the loss where a score chooses among the
 first of the learned, or of the analytical ranking.
 """
@@ -30,14 +30,14 @@ from rich.table import Table
 from scipy.optimize import least_squares, nnls
 from scipy.stats import spearmanr
 
+from bench.analysis.seconds import FAMILIES, KERNEL_COLUMNS, TimeConstants, as_constants, as_numbers, kernel_columns, term_cycles
+from bench.analysis.transactions import analysed, busy_cycles
+from bench.analysis.warps import NotStatic
 from bench.choice_quality import places
 from bench.common import write_results
 from bench.gpu_analysis import lowered
 from bench.layers import LAYERS
 from bench.regions import ranking_of
-from tilewright.analysis.gpu.seconds import FAMILIES, KERNEL_COLUMNS, TimeConstants, as_constants, as_numbers, kernel_columns, term_cycles
-from tilewright.analysis.gpu.transactions import analysed, busy_cycles
-from tilewright.analysis.gpu.warps import NotStatic
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.selection.learned.gpu import model_of, refined

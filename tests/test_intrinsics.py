@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.analysis.warps import accesses
 from tests.on_device import cuda_binary, launch
-from tilewright.analysis.gpu.warps import accesses
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda

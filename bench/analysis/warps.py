@@ -84,15 +84,13 @@ class Access:
 @dataclass(frozen=True)
 class Transactions:
     """What a kernel asks of memory in one launch: wavefronts of shared and sectors of global memory. `shared` includes asynchronous copies, which
-    `shared_stores` does not; global loads include them. The `requests` are warp instructions."""
+    `shared_stores` does not; global loads include them."""
 
     shared_loads: float
     shared_stores: float
     shared: float
     global_loads: float
     global_stores: float
-    shared_requests: float
-    global_requests: float
 
 
 def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ...]:
@@ -122,16 +120,7 @@ def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, executed: Ma
         loads *= min(1.0, sum(size * times for size, times in executed.items()) / written) if written else 1.0
     stores = total("shared", "store") + total("cluster", "store")
     copies = sum(a.transactions for a in found if a.space == "global" and a.kind == "copy" and a.bytes < 16)
-    shared = [a for a in found if a.space != "global"]
-    return Transactions(
-        loads,
-        stores,
-        loads + stores + copies,
-        total("global", "load", "copy"),
-        total("global", "store", "atomic"),
-        sum(a.requests for a in shared),
-        sum(a.requests for a in found if a.space == "global"),
-    )
+    return Transactions(loads, stores, loads + stores + copies, total("global", "load", "copy"), total("global", "store", "atomic"))
 
 
 def chosen_blocks(count: int, most: int) -> np.ndarray:

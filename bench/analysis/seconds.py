@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.analysis.gpu.transactions import INTEGER_LANES, KernelAnalysis
-from tilewright.analysis.gpu.warps import SECTOR_BYTES
+from bench.analysis.transactions import INTEGER_LANES, KernelAnalysis
+from bench.analysis.warps import SECTOR_BYTES
 from tilewright.hardware.machine import Machine
 
 CONSTANTS = Path(__file__).parent / "constants.json"

@@ -1,1 +1,0 @@
-"""What GPU kernels do: accesses by warp, executed PTX, traffic, time."""
