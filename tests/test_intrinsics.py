@@ -23,7 +23,7 @@ from tilewright.hardware import catalogue, host_cpu, machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Const, Expr, Load, Var, compare, const, index_const, select
-from tilewright.ir.intrinsic import Intrinsic, Operand, moved
+from tilewright.ir.intrinsic import Context, ContextText, Intrinsic, Operand, Text, moved
 from tilewright.ir.kernel import (
     Allocate,
     Barrier,
@@ -37,7 +37,7 @@ from tilewright.ir.kernel import (
     Place,
     Statement,
     Store,
-    WithTiles,
+    With,
     expressions,
     map_expressions,
     statements,
@@ -481,7 +481,7 @@ def tile_product(rows: int, depth: int) -> Kernel:
         amx.load(c, "c_in", at(0), 16), amx.load(a, "a_in", at(0), depth), amx.load(b, "b_in", at(0), 32), amx.multiply(c, a, b), amx.store(c, "out", at(0), 16)
     )
     parameters = (Buffer("c_in", "f32", rows * 16), Buffer("a_in", "bf16", rows * depth), Buffer("b_in", "bf16", depth * 16))
-    return Kernel("tiles", (*parameters, Buffer("out", "f32", rows * 16, writable=True)), WithTiles((c, a, b), body))
+    return Kernel("tiles", (*parameters, Buffer("out", "f32", rows * 16, writable=True)), amx.with_tiles((c, a, b), body))
 
 
 def tile_inputs(rows: int, depth: int, exact: bool) -> list[np.ndarray]:
@@ -503,10 +503,52 @@ def test_tiles_in_the_interpreter(rows: int, depth: int) -> None:
 
 def test_a_tile_that_was_not_written_is_reported() -> None:
     kernel = tile_product(4, 8)
-    assert isinstance(kernel.body, WithTiles)
-    body = block(tuple(s for s in statements(kernel.body.body) if isinstance(s, Invoke) and written_by(s) != ("a",)))
-    report = run(replace(kernel, body=WithTiles(kernel.body.tiles, body)), tile_inputs(4, 8, True))
-    assert ["uninitialised" in fault and "tile buffer a" in fault for fault in report.faults] == [True], report.faults
+    (region,) = [s for s in statements(kernel.body) if isinstance(s, With)]
+    body = block(tuple(s for s in statements(region) if isinstance(s, Invoke) and written_by(s) != ("a",)))
+    report = run(replace(kernel, body=replace(region, body=body)), tile_inputs(4, 8, True))
+    assert ["uninitialised" in fault and "register buffer a" in fault for fault in report.faults] == [True], report.faults
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+
+def in_context(threads: int = 64) -> Kernel:
+    """out[i] = x[i ^ 1], by way of registers that a context has: half a warp's lanes exchange theirs."""
+    registers = Buffer("mine", "f32", 1, "register"), Buffer("other", "f32", 1, "register")
+    text = ContextText(("open_registers();",), ("close_registers();",), ("R0", "R1"), "// what opens and closes them\n")
+    fragment = Operand("target", "fragment", "write", "f32", (1,)), Operand("source", "fragment", "read", "f32", (1,))
+    exchange = Intrinsic("exchange", "warp", fragment, lambda x: x[np.arange(32) ^ 1], {"CUDA": Text("EXCHANGE({target}, {source});")})
+    fill = Intrinsic("fill", "thread", (fragment[0], Operand("value", "value")), lambda x: x[:, None], {"CUDA": Text("FILL({target}, {value});")})
+    take = Intrinsic(
+        "take", "thread", (Operand("target", "global", "write", "f32", (1,)), fragment[1]), moved, {"CUDA": Text("TAKE({target}, {source});")}
+    )
+    grid = Launch((1, 1, 1), (threads, 1, 1))
+    thread = thread_variable(grid)
+    mine, other = Place("mine", at(0)), Place("other", at(0))
+    body = block(
+        Invoke(fill, (mine, Load("x", (thread,), "f32"))), Invoke(exchange, (other, mine)), Invoke(take, (Place("out", thread), other))
+    )
+    parameters = Buffer("x", "f32", threads), Buffer("out", "f32", threads, writable=True)
+    return Kernel("context", parameters, With(Context("registers", {"CUDA": text}), registers, body), grid)
+
+
+def test_a_context_surrounds_its_statements_and_names_its_buffers() -> None:
+    text = print_cuda([in_context()])
+    assert text.startswith("// what opens and closes them\n")
+    lines = [line.strip() for line in text.splitlines()]
+    inside = lines[lines.index("open_registers();") - 1 : lines.index("close_registers();") + 2]
+    named = ["FILL(R0, x[thread_x]);", "EXCHANGE(R1, R0);", "TAKE(out + thread_x, R1);"]
+    assert inside == ["{", "open_registers();", *named, "close_registers();", "}"]
+    with pytest.raises(ValueError, match="C has no text of the context registers"):
+        print_c([replace(in_context(), launch=None)])
+    assert [(access.buffer, access.kind, access.requests) for access in accesses(in_context())] == [("x", "load", 2), ("out", "store", 2)]
+
+
+def test_what_is_done_together_in_a_context() -> None:
+    x, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    report = run(in_context(), [x, out])
+    assert report.is_clean, report.faults
+    np.testing.assert_array_equal(out, x[np.arange(64) ^ 1])
 
 
 @pytest.mark.skipif(not {"amx_tile", "amx_bf16"} <= set(host_cpu().isa), reason="this CPU has no AMX for bfloat16")

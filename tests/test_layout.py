@@ -73,6 +73,11 @@ def test_the_rule_finds_what_it_forbids(tmp_path: Path) -> None:
     assert set(imported(PACKAGE / "partition" / "plan.py")) >= {"tilewright.ir.graph", "tilewright.ir.graph.Graph"}
 
 
+def test_codegen_knows_no_instruction() -> None:
+    """Printers and interpreter print and run what instructions say of themselves."""
+    assert [path.name for path in (PACKAGE / "codegen").glob("*.py") if any(".intrinsics" in name for name in imported(path))] == []
+
+
 def test_every_part_has_its_place() -> None:
     parts = {part_of(path) for path in MODULES}
     assert parts <= {*ORDER, *EVERYWHERE, *ABOVE, "__init__"}

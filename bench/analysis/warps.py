@@ -45,6 +45,7 @@ from tilewright.ir.kernel import (
     Place,
     Statement,
     Store,
+    With,
     expressions,
     statements,
     written_by,
@@ -173,6 +174,9 @@ class KernelWalk:
             self.touch(root.buffer, root.offset, root.value.lanes, "store" if isinstance(root, Store) else "atomic", mask)
         elif isinstance(root, Invoke):
             self.invoke(root, mask)
+        elif isinstance(root, With):
+            self.buffers |= {buffer.name: buffer for buffer in root.buffers}
+            self.visit(root.body, mask)
         elif isinstance(root, If):
             holds = self.evaluated(root.condition)
             self.visit(root.then, mask & holds)
@@ -189,6 +193,8 @@ class KernelWalk:
             # sixteen bytes go past level 1, sector by sector of where they are put
             target = self.varying(copied[1].offset, SECTOR_BYTES // size_of(copied[0].dtype)) * size_of(copied[0].dtype)
         kind = "copy" if copied is not None else "load"
+        for value in root.values.values():
+            self.reads(value, mask)
         for operand, place in root.places:
             if operand.reads:
                 taken = mask & self.evaluated(root.guard(operand)) if operand.guard else mask
@@ -223,6 +229,7 @@ class KernelWalk:
         """Whether anything but registers is touched inside."""
         registers = {name for name, buffer in self.buffers.items() if buffer.space == "register"}
         registers |= {s.buffer.name for s in statements(root) if isinstance(s, Allocate) and s.buffer.space == "register"}
+        registers |= {buffer.name for s in statements(root) if isinstance(s, With) for buffer in s.buffers}
         if any(name not in registers for s in statements(root) for name in written_by(s)):
             return True
         return any(load.buffer not in registers for expr in expressions(root) for load, _ in _loads(expr))

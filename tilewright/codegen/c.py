@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from tilewright.codegen.conversions import c_conversion, conversion_name
 from tilewright.codegen.helpers import C_TYPES, LIBRARY, SINGLE_PRECISION, Helper, HelperTable, ordered
-from tilewright.codegen.intrinsics.amx import MACROS, RELEASE, opening
 from tilewright.codegen.printer import (
     _INFIX,
     ATOM,
@@ -35,8 +34,7 @@ from tilewright.codegen.printer import (
 from tilewright.codegen.sharing import used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
-from tilewright.ir.intrinsic import Operand
-from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Prefetch, Statement, Store, WithTiles
+from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Prefetch, Statement, Store
 
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
 """Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""
@@ -88,8 +86,6 @@ class CPrinter(Printer):
         self.wrappers: dict[str, str] = {}
         self.reductions: dict[str, str] = {}
         self.collapsed = 0
-        self.tiles: dict[str, int] = {}
-        self.uses_tiles = False
         self.keeps_subnormal = False
 
     # --- types ---
@@ -356,19 +352,8 @@ class CPrinter(Printer):
 
     # --- instructions ---
 
-    def with_tiles(self, root: WithTiles) -> None:
-        self.uses_tiles = True
-        self.tiles = {tile.name: number for number, tile in enumerate(root.tiles)}
-        for text in opening(root.tiles):
-            self.line(text)
-        self.body(root.body)
-        self.line(f"    {RELEASE}")
-        self.line("}")
-
-    def address(self, operand: Operand, place: Place) -> str:
-        if operand.storage == "tile":
-            return str(self.tiles[place.buffer])
-        return self.buffer(place.buffer)[0] if place.offset == Const(0, INDEX) else super().address(operand, place)
+    def address(self, place: Place) -> str:
+        return self.buffer(place.buffer)[0] if place.offset == Const(0, INDEX) else super().address(place)
 
     # --- loops ---
 
@@ -437,8 +422,7 @@ class CPrinter(Printer):
             typedefs.append(f"typedef {C_TYPES[element]} {name}_u __attribute__((vector_size({size}), aligned({size_of(element)}), may_alias));")
         if typedefs:
             parts.append("\n".join(typedefs) + "\n")
-        if self.uses_tiles:
-            parts.append(MACROS)
+        parts += self.preambles
         texts = [*ordered(self.helpers, _HELPERS.with_own(self.functions)), *self.reductions.values(), *self.wrappers.values()]
         if texts:
             parts.append("\n".join(texts) + "\n")

@@ -14,7 +14,6 @@ from importlib.resources import files
 from math import prod
 
 from tilewright.codegen.c import CPrinter, c_type, perfect_depth
-from tilewright.codegen.intrinsics.amx import configuration
 from tilewright.codegen.printer import EQUALITY, UNARY, Code
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, Load, Var
@@ -35,7 +34,7 @@ from tilewright.ir.kernel import (
     Prefetch,
     Statement,
     Store,
-    WithTiles,
+    With,
     statements,
     written_by,
 )
@@ -181,16 +180,8 @@ class CheckedPrinter(CPrinter):
 
     # --- instructions ---
 
-    def with_tiles(self, root: WithTiles) -> None:
-        """Buffers like any other in place of the registers."""
-        configuration(root.tiles)
-        self.line("{")
-        self.push()
-        for tile in root.tiles:
-            self.allocate(tile)
-        self.body(root.body)
-        self.pop()
-        self.line("}")
+    def within(self, root: With) -> None:
+        self.block(_without_context(root))
 
     def width(self, scope: str) -> int:
         """Threads that do something of that scope together; at most all that there are."""
@@ -295,6 +286,8 @@ class CheckedPrinter(CPrinter):
         self.depth += 1
         pending: list[Statement] = []
         for member in members:
+            if isinstance(member, With):
+                member = _without_context(member)
             width = self.needs(member)
             if isinstance(member, Block) and width > 1:
                 self.piece(pending)
@@ -507,6 +500,11 @@ class CheckedPrinter(CPrinter):
         tail = ["done:", *("    " + text for text in self.cleanup), *end]
         self.lines = [*head, *self.lines, *tail]
         return _runtime_text() + self.source()
+
+
+def _without_context(root: With) -> Block:
+    """The statements with buffers like any others in place of the context's."""
+    return Block((*map(Allocate, root.buffers), root.body))
 
 
 @lru_cache(maxsize=1)

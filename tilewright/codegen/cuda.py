@@ -23,7 +23,6 @@ from tilewright.codegen.printer import CONDITIONAL, OR, SUM, UNARY, Code, Printe
 from tilewright.codegen.sharing import certainly_evaluated, used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, FLOAT32, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, const, floordiv, mod, range_of, walk
-from tilewright.ir.intrinsic import Operand
 from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Kernel, Place, Store, statements
 
 STATIC_SHARED_LIMIT = 48 * 1024
@@ -278,11 +277,11 @@ class CudaPrinter(Printer):
         function = self.need(f"tw_atomic_add{lanes}") if lanes > 1 else "atomicAdd"
         self.line(f"{function}({target} + {self.text(root.offset, SUM)}, {self.text(root.value)});")
 
-    def address(self, operand: Operand, place: Place) -> str:
+    def address(self, place: Place) -> str:
         text, buffer = self.buffer(place.buffer)
         if buffer.space == "register" and buffer.size == buffer.lanes:
             return f"&{text}"
-        return super().address(operand, Place(place.buffer, floordiv(place.offset, buffer.lanes)) if buffer.lanes > 1 else place)
+        return super().address(Place(place.buffer, floordiv(place.offset, buffer.lanes)) if buffer.lanes > 1 else place)
 
     def allocate(self, buffer: Buffer) -> None:
         name = self.declare_buffer(buffer)
@@ -445,7 +444,7 @@ class CudaPrinter(Printer):
 
     def source(self) -> str:
         texts = ordered(self.helpers, _HELPERS.with_own(self.functions))
-        parts = ["\n".join(texts) + "\n"] if texts else []
+        parts = [*self.preambles, *(["\n".join(texts) + "\n"] if texts else [])]
         return "\n".join([*parts, "\n".join(self.lines).rstrip() + "\n"])
 
 

@@ -28,7 +28,7 @@ from tilewright.ir.kernel import (
     Let,
     Statement,
     Store,
-    WithTiles,
+    With,
     expressions,
     map_expressions,
     statements,
@@ -53,7 +53,7 @@ class _Lifter:
     def lifted(self, root: Statement) -> Statement:
         if isinstance(root, Block):
             return Block(tuple(part for child in root.statements for part in self._parts(child)))
-        if isinstance(root, WithTiles):
+        if isinstance(root, With):
             return replace(root, body=self.lifted(root.body))
         if isinstance(root, If):
             return replace(root, then=self.lifted(root.then), otherwise=None if root.otherwise is None else self.lifted(root.otherwise))
@@ -63,7 +63,7 @@ class _Lifter:
     def _parts(self, root: Statement) -> list[Statement]:
         """The statement, after what was moved out of it."""
         if not isinstance(root, For):
-            return [self.lifted(root) if isinstance(root, (Block, WithTiles, If)) else root]
+            return [self.lifted(root) if isinstance(root, (Block, With, If)) else root]
         body = self.lifted(root.body)
         if root.kind == "parallel" or range_of(root.extent)[0] < 1:
             return [replace(root, body=body)]

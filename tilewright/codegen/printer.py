@@ -38,7 +38,7 @@ from tilewright.ir.kernel import (
     Prefetch,
     Statement,
     Store,
-    WithTiles,
+    With,
 )
 
 # Precedence of C operators; a larger number binds more tightly.
@@ -157,6 +157,8 @@ class Printer(ABC):
         self.scopes: list[Scope] = []
         self.helpers: dict[str, None] = {}
         self.functions: dict[str, Helper] = {}  # of instructions; those that are called are among the helpers
+        self.preambles: dict[str, None] = {}  # sources of the contexts that are used
+        self.named: dict[str, str] = {}  # buffers of the contexts around, as instructions name them
         self.hoisted: dict[int, Code] = {}
         self.used: frozenset[str] | None = None  # variables that the kernel reads; None: print all
 
@@ -508,10 +510,10 @@ class Printer(ABC):
         elif isinstance(root, Prefetch):
             self.prepare(root.offset)
             self.prefetch(root)
-        elif isinstance(root, WithTiles):
-            self.with_tiles(root)
         elif isinstance(root, Invoke):
             self.invoke(root)
+        elif isinstance(root, With):
+            self.within(root)
         elif isinstance(root, Comment):
             for text in root.text.splitlines():
                 self.line(f"// {text}".rstrip("\\"))
@@ -524,9 +526,6 @@ class Printer(ABC):
     def atomic_add(self, root: AtomicAdd) -> None:
         raise ValueError("this language has no atomic additions")
 
-    def with_tiles(self, root: WithTiles) -> None:
-        raise ValueError("this language has no tile registers")
-
     def invoke(self, root: Invoke) -> None:
         """An instruction's text."""
         text = root.intrinsic.text.get(self.language)
@@ -537,16 +536,30 @@ class Printer(ABC):
         parts = {name: self.text(value, OR) for name, value in root.values.items()}
         if text.function:
             self.functions[self.need(text.function)] = Helper(text.source)
-        parts |= {operand.name: self.address(operand, place) for operand, place in places}
+        parts |= {operand.name: self.named.get(place.buffer) or self.address(place) for operand, place in places}
         self.line(text.line.format(**parts))
 
     def guarded_places(self, root: Invoke) -> list[tuple[Operand, Place]]:
         """The places of an instruction's operands, valid ones also where nothing is read."""
         return [(operand, Place(place.buffer, select(root.guard(operand), place.offset, 0))) for operand, place in root.places]
 
-    def address(self, operand: Operand, place: Place) -> str:
+    def address(self, place: Place) -> str:
         """A place in a buffer as the text of an instruction has it."""
         return f"{self.buffer(place.buffer)[0]} + {self.text(place.offset, SUM)}"
+
+    def within(self, root: With) -> None:
+        """Statements between the lines that set up their context and those that release it."""
+        text = root.context.text.get(self.language)
+        if text is None:
+            raise ValueError(f"{self.language} has no text of the context {root.context.name}")
+        if text.source:
+            self.preambles[text.source] = None
+        outer = self.named
+        self.named = outer | {buffer.name: name for buffer, name in zip(root.buffers, text.names, strict=True)}
+        self.line("{")
+        self.body(root.body, text.enter, text.leave)
+        self.line("}")
+        self.named = outer
 
     def block(self, root: Block) -> None:
         nested = any(isinstance(s, (Let, Allocate)) for s in root.statements)
@@ -561,12 +574,16 @@ class Printer(ABC):
             self.depth -= 1
             self.line("}")
 
-    def body(self, root: Statement) -> None:
-        """The inside of braces."""
+    def body(self, root: Statement, enter: Sequence[str] = (), leave: Sequence[str] = ()) -> None:
+        """The inside of braces, with lines before and behind it."""
         self.depth += 1
         self.push()
+        for text in enter:
+            self.line(text)
         for child in root.statements if isinstance(root, Block) else (root,):
             self.statement(child)
+        for text in leave:
+            self.line(text)
         self.pop()
         self.depth -= 1
 

@@ -1,10 +1,12 @@
 """Instructions as data: what a machine does beyond arithmetic on scalars and vectors, and what it means.
 
-    Intrinsic = name, scope, operands, meaning, text (by language), key, requires, order
-    Operand   = name, storage, access, dtype, shape, strides, lanes, guard
-    Text      = line, function, source
+    Intrinsic   = name, scope, operands, meaning, text (by language), key, requires, order
+    Operand     = name, storage, access, dtype, shape, strides, lanes, guard
+    Text        = line, function, source
+    Context     = name, text (by language)
+    ContextText = enter, leave, names, source
 
-Kernel IR applies one by `ir.kernel.Invoke`. No walker of kernel IR knows an instruction by name: printers print its text, the interpreter runs its
+Kernel IR applies one by `ir.kernel.Invoke`, within what `ir.kernel.With` sets up where it needs that. No walker of kernel IR knows an instruction by name: printers print its text, the interpreter runs its
 meaning on what its operands hold, analyses follow the places of its operands. The instructions themselves are in `codegen/intrinsics`.
 """
 
@@ -28,7 +30,7 @@ Meaning: TypeAlias = Callable[..., Array]
 LANES: Final[Mapping[str, int]] = MappingProxyType({"thread": 1, "warp": 32, "warpgroup": 128})
 """Threads that perform an instruction together, by its scope. The other scopes, "block" and "cluster", are those of barriers."""
 
-STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "tile", "value"})
+STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "value"})
 ACCESS: Final = frozenset({"read", "write", "update", "begin"})
 ORDER: Final = frozenset({"", "commit", "await", "barrier"})
 
@@ -37,8 +39,8 @@ ORDER: Final = frozenset({"", "commit", "await", "barrier"})
 class Operand:
     """What one lane gives to an instruction, or gets from it.
 
-    `storage`: "fragment" (registers of the lane), "shared" or "global" memory, "memory" (anything that has an address, on a CPU), "tile" (a register
-    with rows) or "value" (an expression). `access`: "read", "write", "update" (both) or "begin": written some time before its thread's group of
+    `storage`: "fragment" (registers of the lane), "shared" or "global" memory, "memory" (anything that has an address, on a CPU) or "value" (an
+    expression). `access`: "read", "write", "update" (both) or "begin": written some time before its thread's group of
     copies has been awaited. Elements are `shape` (scalar: empty; at most two dimensions) at multiples of `strides` from the place's offset, of which
     the last is 1; without strides they are dense. `lanes`: how many lanes of the scope give an address, the first ones (0: all; the others' places
     are not touched). `guard`: the name of a truth value; where it does not hold, nothing is read and the elements are zeros.
@@ -86,8 +88,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Text:
-    """An instruction in one language: a statement with operands' names in braces (what is in a buffer is printed as its address, a "tile" as the
-    number of its register), and the function that it calls, whose source is printed ahead of the kernels."""
+    """An instruction in one language: a statement with operands' names in braces (what is in a buffer is printed as its address, in a buffer of a
+    context by the context's name for it), and the function that it calls, whose source is printed ahead of the kernels."""
 
     line: str
     function: str = ""
@@ -117,6 +119,26 @@ class Intrinsic:
     def __post_init__(self) -> None:
         assert self.order in ORDER and (self.scope in LANES) == (self.order != "barrier"), self
         assert (self.meaning is None) == (not any(operand.writes for operand in self.operands)), self
+
+
+@dataclass(frozen=True)
+class ContextText:
+    """A context in one language: lines at the beginning and at the end of its statements, how instructions name each of its buffers, and the source
+    that these instructions need, printed ahead of the kernels."""
+
+    enter: tuple[str, ...]
+    leave: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a thread sets up before some instructions and releases behind them, such as registers whose shapes are set all at once. The interpreter
+    needs nothing of it: there the context's buffers are like any others."""
+
+    name: str
+    text: Mapping[str, ContextText] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
 
 def moved(source: Array) -> Array:

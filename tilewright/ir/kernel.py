@@ -5,10 +5,10 @@ Grammar::
     Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
               | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Prefetch(buffer, offset) | Comment(text)
-              | AtomicAdd(buffer, offset, value) | WithTiles(tiles, body) | Invoke(intrinsic, operands)
+              | AtomicAdd(buffer, offset, value) | Invoke(intrinsic, operands) | With(context, buffers, body)
     Operand   = Place(buffer, offset) | Expr
 
-Whatever else a machine can do is an `Invoke` of an instruction, which is data (`ir.intrinsic`).
+Whatever else a machine can do is an `Invoke` of an instruction, which is data (`ir.intrinsic`), as is what some need to be set up: `With`.
 
 A kernel with checked indices (`ir.expr.checked`) has a last parameter FAULTS of 64-bit integers, one for each site: an index that is out of
 range is stored there, which it alone may be by several threads at once. Nothing of the kernel reads it; 0 is out of no range, and means none.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tilewright.ir.expr import TRUE, Expr, Load, Var, substitute
-from tilewright.ir.intrinsic import Intrinsic, Operand
+from tilewright.ir.intrinsic import Context, Intrinsic, Operand
 
 FAULTS = "faults"
 """The parameter to which kernels report indices that are out of range."""
@@ -36,8 +36,8 @@ FAULTS = "faults"
 @dataclass(frozen=True)
 class Buffer:
     """Storage of `size` scalars. space: "global", "shared" (a GPU block's), "cluster" (in equal parts in the shared memory of the blocks of a
-    cluster, in their order; a block stores to its own part alone), "register" (one thread's locals) or "tile" (a register of size/lanes rows).
-    `lanes` > 1 (register only): an array of size/lanes vectors; of a tile the elements of a row. `writable` is for global parameters."""
+    cluster, in their order; a block stores to its own part alone) or "register" (one thread's locals). `lanes` > 1 (register only): an array of
+    size/lanes vectors, or in a context a register of size/lanes rows. `writable` is for global parameters."""
 
     name: str
     dtype: str
@@ -118,11 +118,12 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
-class WithTiles:
-    """The body, for whose length the thread has these buffers of space "tile", in this order; not initialised. The machine sets their shapes
-    at once, so they have a scope of their own instead of an `Allocate` each."""
+class With:
+    """The body, for whose length a context is set up. These buffers, in registers and not initialised, are the context's: only instructions reach
+    them, by the names that the context's text has for them."""
 
-    tiles: tuple[Buffer, ...]
+    context: Context
+    buffers: tuple[Buffer, ...]
     body: Statement
 
 
@@ -177,8 +178,8 @@ Statement: TypeAlias = (
     | If
     | Barrier
     | Prefetch
-    | WithTiles
     | Invoke
+    | With
     | Comment
 )
 
@@ -225,7 +226,7 @@ def statements(root: Statement) -> Iterator[Statement]:
     if isinstance(root, Block):
         for child in root.statements:
             yield from statements(child)
-    elif isinstance(root, (For, WithTiles)):
+    elif isinstance(root, (For, With)):
         yield from statements(root.body)
     elif isinstance(root, If):
         yield from statements(root.then)
@@ -276,8 +277,8 @@ def map_expressions(root: Statement, change: Callable[[Expr], Expr], buffer: Cal
         return type(root)(buffer(root.buffer), change(root.offset), change(root.value))
     if isinstance(root, Prefetch):
         return Prefetch(buffer(root.buffer), change(root.offset))
-    if isinstance(root, WithTiles):
-        return WithTiles(root.tiles, map_expressions(root.body, change, buffer))
+    if isinstance(root, With):
+        return replace(root, body=map_expressions(root.body, change, buffer))
     if isinstance(root, Invoke):
         operands = (Place(buffer(x.buffer), change(x.offset)) if isinstance(x, Place) else change(x) for x in root.operands)
         return Invoke(root.intrinsic, tuple(operands))

@@ -24,7 +24,7 @@ from tilewright.analysis.cpu.footprints import Strided, strided
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Linear, Load, Var, from_linear, index_const, linear, loads, range_of, substitute, variables
 from tilewright.ir.intrinsic import Operand
-from tilewright.ir.kernel import Block, For, If, Invoke, Kernel, Let, Place, Statement, Store, WithTiles, statements
+from tilewright.ir.kernel import Block, For, If, Invoke, Kernel, Let, Place, Statement, Store, With, statements
 
 MOST_PARTS = 8
 """A loop is divided into at most so many parts."""
@@ -198,7 +198,7 @@ class _Builder:
             return _joined(parts)
         if isinstance(statement, For):
             return self.loop(statement, known)
-        if isinstance(statement, WithTiles):
+        if isinstance(statement, With):
             return self.visit(statement.body, known)
         if isinstance(statement, Invoke):
             found = (self.operand(operand, place, known) for operand, place in statement.places if place.buffer in self.buffers)

@@ -1,7 +1,7 @@
 """Tile registers of x86 (Intel AMX): 8 registers of up to 16 rows of 64 bytes, and their products of bfloat16 with float32 sums.
 
 In C the instructions are inline assembly with a memory clobber: what was stored before is in memory when a tile is loaded, and what is read after
-a tile was stored comes from there. The shapes of a kernel's tiles are set once, by `opening`. A process asks Linux for the registers once, when a
+a tile was stored comes from there. The shapes of a kernel's tiles are set once, by `with_tiles`. A process asks Linux for the registers once, when a
 file with such kernels is loaded.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from tilewright.ir.dtypes import FLOAT32, size_of
 from tilewright.ir.expr import Expr, index_const
-from tilewright.ir.intrinsic import Array, Intrinsic, Operand, Text, moved
-from tilewright.ir.kernel import Buffer, Invoke, Place
+from tilewright.ir.intrinsic import Array, Context, ContextText, Intrinsic, Operand, Text, moved
+from tilewright.ir.kernel import Block, Buffer, Comment, Invoke, Place, Statement, With
 
 TILES = 8
 """Registers of a thread."""
@@ -28,13 +28,12 @@ ROW_BYTES = 4 * TILE_CHANNELS
 FACTOR, SUM = "bf16", FLOAT32
 """Types of the elements of factors and of sums."""
 
-MACROS = """\
+_MACROS = """\
 #define TW_TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
 #define TW_TILE_LOAD(t, from, bytes) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(from), "r"((int64_t)(bytes)) : "memory")
 #define TW_TILE_STORE(t, to, bytes) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(to), "r"((int64_t)(bytes)) : "memory")
 #define TW_TILE_MULTIPLY(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 """
-RELEASE = '__asm__ volatile("tilerelease" ::);'
 
 
 # --- registers --------------------------------------------------------------------------------------------------------
@@ -42,7 +41,7 @@ RELEASE = '__asm__ volatile("tilerelease" ::);'
 
 def tile(name: str, rows: int, columns: int, dtype: str) -> Buffer:
     """A register of so many rows, each of `columns` elements."""
-    return Buffer(name, dtype, rows * columns, "tile", columns)
+    return Buffer(name, dtype, rows * columns, "register", columns)
 
 
 def shape_of(buffer: Buffer) -> tuple[int, int]:
@@ -70,11 +69,23 @@ def configuration(tiles: Sequence[Buffer]) -> str:
     return ", ".join(map(str, data))
 
 
-def opening(tiles: Sequence[Buffer]) -> list[str]:
-    """Lines that begin a block with these tiles: what each is for, and their shapes into the registers."""
-    named = [f"// tile {number}: {each.name}, {shape_of(each)[0]} rows of {row_bytes(each)} bytes" for number, each in enumerate(tiles)]
-    shapes = f"    static const uint8_t shapes[64] __attribute__((aligned(64))) = {{{configuration(tiles)}}};"
-    return [*named, "{", shapes, '    __asm__ volatile("ldtilecfg %0" : : "m"(shapes));']
+def with_tiles(tiles: Sequence[Buffer], body: Statement) -> Statement:
+    """The body with these tiles, in the order of the registers.
+
+    Raises:
+        ValueError: for more or larger tiles than there are.
+    """
+    what = "\n".join(f"tile {number}: {each.name}, {shape_of(each)[0]} rows of {row_bytes(each)} bytes" for number, each in enumerate(tiles))
+    text = ContextText(
+        (
+            f"static const uint8_t shapes[64] __attribute__((aligned(64))) = {{{configuration(tiles)}}};",
+            '__asm__ volatile("ldtilecfg %0" : : "m"(shapes));',
+        ),
+        ('__asm__ volatile("tilerelease" ::);',),
+        tuple(str(number) for number in range(len(tiles))),
+        _MACROS,
+    )
+    return Block((Comment(what), With(Context("tiles", {"C": text}), tuple(tiles), body)))
 
 
 # --- instructions -----------------------------------------------------------------------------------------------------
@@ -109,21 +120,21 @@ def _register(buffer: Buffer) -> Place:
 
 @lru_cache(maxsize=256)
 def _zero(shape: tuple[int, int], dtype: str) -> Intrinsic:
-    operands = (Operand("tile", "tile", "write", dtype, shape),)
+    operands = (Operand("tile", "fragment", "write", dtype, shape),)
     text = {"C": Text("TW_TILE_ZERO({tile});")}
     return Intrinsic(f"zero {shape} {dtype}", "thread", operands, lambda: np.zeros((1, *shape)), text, "zero", ("amx_tile",))
 
 
 @lru_cache(maxsize=256)
 def _load(shape: tuple[int, int], dtype: str, stride: int) -> Intrinsic:
-    operands = (Operand("tile", "tile", "write", dtype, shape), Operand("source", "memory", "read", dtype, shape, (stride, 1)))
+    operands = (Operand("tile", "fragment", "write", dtype, shape), Operand("source", "memory", "read", dtype, shape, (stride, 1)))
     text = {"C": Text(f"TW_TILE_LOAD({{tile}}, {{source}}, {stride * size_of(dtype)});")}
     return Intrinsic(f"load {shape} {dtype} by {stride}", "thread", operands, moved, text, "tile load", ("amx_tile",))
 
 
 @lru_cache(maxsize=256)
 def _store(shape: tuple[int, int], dtype: str, stride: int) -> Intrinsic:
-    operands = (Operand("tile", "tile", "read", dtype, shape), Operand("target", "memory", "write", dtype, shape, (stride, 1)))
+    operands = (Operand("tile", "fragment", "read", dtype, shape), Operand("target", "memory", "write", dtype, shape, (stride, 1)))
     text = {"C": Text(f"TW_TILE_STORE({{tile}}, {{target}}, {stride * size_of(dtype)});")}
     return Intrinsic(f"store {shape} {dtype} by {stride}", "thread", operands, moved, text, "tile store", ("amx_tile",))
 
@@ -131,9 +142,9 @@ def _store(shape: tuple[int, int], dtype: str, stride: int) -> Intrinsic:
 @lru_cache(maxsize=256)
 def _multiply(rows: int, columns: int, depth: int) -> Intrinsic:
     operands = (
-        Operand("sums", "tile", "update", SUM, (rows, columns)),
-        Operand("a", "tile", "read", FACTOR, (rows, depth)),
-        Operand("b", "tile", "read", FACTOR, (depth // 2, 2 * columns)),
+        Operand("sums", "fragment", "update", SUM, (rows, columns)),
+        Operand("a", "fragment", "read", FACTOR, (rows, depth)),
+        Operand("b", "fragment", "read", FACTOR, (depth // 2, 2 * columns)),
     )
     text = {"C": Text("TW_TILE_MULTIPLY({sums}, {a}, {b});")}
     return Intrinsic(f"multiply {rows}x{columns}x{depth}", "thread", operands, _products, text, "tile product", ("amx_bf16",))

@@ -54,7 +54,6 @@ from tilewright.ir.kernel import (
     Let,
     Statement,
     Store,
-    WithTiles,
 )
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
@@ -271,7 +270,7 @@ class _Blocks:
         sums = (self._sums(i, j) for i in range(s.pixel_tiles) for j in range(s.channel_tiles))
         registers = (*sums, *map(self._a, range(s.pixel_tiles)), *map(self._b, range(s.channel_tiles)))
         extent = part.extent or 1
-        return For(part, index_const(extent), WithTiles(registers, body), "parallel" if extent > 1 else "serial")
+        return For(part, index_const(extent), tiles.with_tiles(registers, body), "parallel" if extent > 1 else "serial")
 
     def _sums(self, i: int, j: int) -> Buffer:
         return tiles.tile(f"sums{i}_{j}", self.schedule.pixels, TILE_CHANNELS, tiles.SUM)
