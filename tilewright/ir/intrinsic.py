@@ -6,9 +6,9 @@
     Context     = name, text (by language)
     ContextText = enter, leave, names, source
 
-Kernel IR applies one by `ir.kernel.Invoke`, within what `ir.kernel.With` sets up where it needs that. No walker of kernel IR knows an instruction by
-name: printers print its text, the interpreter runs its meaning on what its operands hold, analyses follow the places of its operands. The instructions
-themselves are in `codegen/intrinsics`.
+Kernel IR applies one by `ir.kernel.Invoke`, within what `ir.kernel.With` sets up where it needs that. No walker of kernel IR knows an instruction
+by name: printers print its text, the interpreter runs its meaning on what its operands hold, analyses follow the places of its operands. The
+instructions themselves are in `codegen/intrinsics`.
 """
 
 from __future__ import annotations
