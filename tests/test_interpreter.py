@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tilewright.codegen.interpreter import Report, run
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, binary, compare, const, logical_and, select
 from tilewright.ir.kernel import (
     Allocate,
     AtomicAdd,
-    Barrier,
     Block,
     Buffer,
     For,
@@ -88,7 +88,7 @@ def matrix_product(m: int, n: int, k: int, omit: str = "") -> Kernel:
     )
     row, column = row0 + y * REGISTER + i, column0 + x * REGISTER + j
     inside = logical_and(compare("lt", row, m), compare("lt", column, n))
-    barrier: tuple[Statement, ...] = () if omit == "barrier" else (Barrier(),)
+    barrier: tuple[Statement, ...] = () if omit == "barrier" else (block_barrier(),)
     z = Var("z", 16)
     clear: tuple[Statement, ...] = () if omit == "clear" else (For(z, at(16), Store("acc", z, const(0.0, "f32"))),)
     body = Block(
@@ -100,7 +100,7 @@ def matrix_product(m: int, n: int, k: int, omit: str = "") -> Kernel:
             Allocate(Buffer("fb", "f32", 4, "register")),
             *clear,
             fill(at(0), at(0)),
-            Barrier(),
+            block_barrier(),
             For(s, at(steps), Block((If(compare("lt", s, steps - 1), fill((s + 1) % 2, s + 1)), product, *barrier))),
             For(i, at(4), For(j, at(4), If(inside, Store("c", row * n + column, f32("acc", i * 4 + j))))),
         )
@@ -167,7 +167,7 @@ PLANTED: dict[str, tuple[Kernel, str]] = {
     "global write": (gpu(Store("out", GLOBAL + 1, f32("x", GLOBAL))), "out of bounds: block (1, 0, 0) thread (31, 0, 0) writes global buffer out"),
     "negative offset": (gpu(Store("out", GLOBAL, f32("x", GLOBAL - 1))), "at offset -1"),
     "shared read": (
-        gpu(SHARED, Store("tile", T, const(0.0, "f32")), Barrier(), Store("out", GLOBAL, f32("tile", T + 1))),
+        gpu(SHARED, Store("tile", T, const(0.0, "f32")), block_barrier(), Store("out", GLOBAL, f32("tile", T + 1))),
         "out of bounds: block (0, 0, 0) thread (31, 0, 0) reads shared",
     ),
     "register write": (
@@ -175,7 +175,7 @@ PLANTED: dict[str, tuple[Kernel, str]] = {
         "out of bounds: block (0, 0, 0) thread (0, 0, 0) writes register buffer r",
     ),
     "shared uninitialised": (
-        gpu(SHARED, If(compare("lt", T, 31), Store("tile", T, const(0.0, "f32"))), Barrier(), Store("out", GLOBAL, f32("tile", 31 - T))),
+        gpu(SHARED, If(compare("lt", T, 31), Store("tile", T, const(0.0, "f32"))), block_barrier(), Store("out", GLOBAL, f32("tile", 31 - T))),
         "uninitialised: block (0, 0, 0) thread (0, 0, 0) reads shared buffer tile (32 elements) at offset 31",
     ),
     "register uninitialised": (
@@ -187,11 +187,11 @@ PLANTED: dict[str, tuple[Kernel, str]] = {
         "uninitialised: block (0, 0, 0) thread (0, 0, 0) reads global buffer out",
     ),
     "shared race": (
-        gpu(SHARED, Store("tile", T, f32("x", T)), Barrier(), Store("tile", T, f32("x", T)), Store("out", GLOBAL, f32("tile", 31 - T))),
+        gpu(SHARED, Store("tile", T, f32("x", T)), block_barrier(), Store("tile", T, f32("x", T)), Store("out", GLOBAL, f32("tile", 31 - T))),
         "race: block (0, 0, 0) thread (16, 0, 0)",
     ),
     "write after read": (
-        gpu(SHARED, Store("tile", T, f32("x", T)), Barrier(), Store("out", GLOBAL, f32("tile", (T + 1) % 32)), Store("tile", T, f32("x", T))),
+        gpu(SHARED, Store("tile", T, f32("x", T)), block_barrier(), Store("out", GLOBAL, f32("tile", (T + 1) % 32)), Store("tile", T, f32("x", T))),
         "race: block (0, 0, 0) thread (1, 0, 0) writes shared buffer tile (32 elements) at offset 1, which thread 0 touches",
     ),
     "two writers": (
@@ -208,11 +208,11 @@ PLANTED: dict[str, tuple[Kernel, str]] = {
         "misaligned: block (0, 0, 0) thread (0, 0, 0) reads global buffer x (64 elements) at offset 2, 4 lanes",
     ),
     "barrier in a branch": (
-        gpu(SHARED, If(compare("lt", T, 16), Barrier()), Store("out", GLOBAL, const(0.0, "f32"))),
+        gpu(SHARED, If(compare("lt", T, 16), block_barrier()), Store("out", GLOBAL, const(0.0, "f32"))),
         "barrier divergence: block (0, 0, 0) thread (16, 0, 0) decides for 0, thread 0 for 1",
     ),
     "barrier in a loop": (
-        gpu(For(Var("i"), T // 16 + 1, Barrier()), Store("out", GLOBAL, const(0.0, "f32"))),
+        gpu(For(Var("i"), T // 16 + 1, block_barrier()), Store("out", GLOBAL, const(0.0, "f32"))),
         "barrier divergence: block (0, 0, 0) thread (16, 0, 0) decides for 2, thread 0 for 1",
     ),
     "read-only": (gpu(Store("x", GLOBAL, const(0.0, "f32"))), "read-only: block (0, 0, 0) thread (0, 0, 0) writes global buffer x"),
@@ -231,12 +231,12 @@ def test_clean_counterparts() -> None:
     """What the planted faults look like without the fault, so that the checks are not merely eager."""
     local = Store("r", at(0), f32("x", (GLOBAL // 4) * 4, 4))
     clean = [
-        gpu(SHARED, Store("tile", T, f32("x", T)), Barrier(), Store("out", GLOBAL, f32("tile", 31 - T))),
+        gpu(SHARED, Store("tile", T, f32("x", T)), block_barrier(), Store("out", GLOBAL, f32("tile", 31 - T))),
         gpu(LOCAL, local, Store("out", GLOBAL, f32("r", 3))),
-        gpu(SHARED, If(compare("lt", B, 1), Barrier()), Store("out", GLOBAL, const(0.0, "f32"))),
-        gpu(For(Var("i"), B + 1, Barrier()), Store("out", GLOBAL, const(0.0, "f32"))),
+        gpu(SHARED, If(compare("lt", B, 1), block_barrier()), Store("out", GLOBAL, const(0.0, "f32"))),
+        gpu(For(Var("i"), B + 1, block_barrier()), Store("out", GLOBAL, const(0.0, "f32"))),
         gpu(Store("out", GLOBAL, select(compare("lt", GLOBAL, 63), f32("x", GLOBAL + 1), 0.0))),
-        gpu(Store("out", GLOBAL, const(0.0, "f32")), Barrier(), Store("out", GLOBAL, f32("out", GLOBAL) + 1.0)),
+        gpu(Store("out", GLOBAL, const(0.0, "f32")), block_barrier(), Store("out", GLOBAL, f32("out", GLOBAL) + 1.0)),
     ]
     for kernel in clean:
         assert faults_of(kernel) == ()
@@ -260,13 +260,13 @@ def test_thread_values_live_across_barriers() -> None:
                 at(3),
                 Block(
                     (
-                        Barrier(),
+                        block_barrier(),
                         Let(double, f32("tile", (T + 1) % 32) * 2.0),
-                        Barrier(),
+                        block_barrier(),
                         If(
                             compare("eq", B, 0),
-                            Block((Store("tile", T, double), Barrier())),
-                            Block((Store("tile", T, f32("tile", T) + 1.0), Barrier())),
+                            Block((Store("tile", T, double), block_barrier())),
+                            Block((Store("tile", T, f32("tile", T) + 1.0), block_barrier())),
                         ),
                     )
                 ),
@@ -372,7 +372,7 @@ def test_atomic_additions_to_what_was_never_written_are_reported() -> None:
     assert "uninitialised" in report.faults[0]
 
 
-@pytest.mark.parametrize("barrier", [(), (Barrier(),)], ids=["at once", "behind a barrier"])
+@pytest.mark.parametrize("barrier", [(), (block_barrier(),)], ids=["at once", "behind a barrier"])
 def test_an_atomic_addition_may_not_meet_another_access(barrier: tuple[Statement, ...]) -> None:
     plain = Store("out", at(0), f32("out", 1))
     for blocks in (1, 2):

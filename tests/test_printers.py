@@ -17,6 +17,7 @@ from tests.on_device import cuda_binary
 from tilewright.codegen.c import FLAGS, print_c
 from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype, print_cuda, shared_bytes
 from tilewright.codegen.interpreter import run
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.ir.dtypes import ELEMENT_TYPES, is_float, size_of
 from tilewright.ir.expr import (
     INDEX,
@@ -38,7 +39,6 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.kernel import (
     Allocate,
-    Barrier,
     Block,
     Buffer,
     Comment,
@@ -505,7 +505,7 @@ def row_sums() -> Kernel:
     tree = Block(
         (
             Let(half, Apply("shift_right", (at(32), level), INDEX)),
-            Barrier(),
+            block_barrier(),
             If(compare("lt", thread, half), Store("sums", thread, Load("sums", (thread,), "f32") + Load("sums", (thread + half,), "f32"))),
         )
     )
@@ -606,7 +606,7 @@ def test_dynamic_shared_memory_and_index_types() -> None:
             Allocate(Buffer("first", "i8", 3, "shared")),
             Allocate(Buffer("second", "f32", 16 * 1024, "shared")),
             Store("second", thread, Load("x", (thread,), "f32")),
-            Barrier(),
+            block_barrier(),
             Store("out", thread + 2**31, Load("second", (31 - thread,), "f32")),
         )
     )

@@ -387,9 +387,6 @@ class CPrinter(Printer):
         )
         return f"reduction({operator}:{text})"
 
-    def barrier(self) -> None:
-        raise ValueError("a CPU kernel has no barrier")
-
     # --- kernels ---
 
     def kernel(self, kernel: Kernel) -> None:

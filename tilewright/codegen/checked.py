@@ -22,7 +22,6 @@ from tilewright.ir.kernel import (
     FAULTS,
     Allocate,
     AtomicAdd,
-    Barrier,
     Block,
     Buffer,
     For,
@@ -185,16 +184,19 @@ class CheckedPrinter(CPrinter):
 
     def width(self, scope: str) -> int:
         """Threads that do something of that scope together; at most all that there are."""
+        if scope == "thread":
+            return 1
+        if not self.is_gpu:
+            raise ValueError(f"{self.name} is a kernel for a CPU, which has no {scope}s")
         if scope in ("block", "cluster"):
             return self.threads
-        if self.block_threads % LANES[scope] and self.is_gpu:
+        if self.block_threads % LANES[scope]:
             raise ValueError(f"{self.name} has blocks of {self.block_threads} threads, which are no whole {scope}s")
         return LANES[scope]
 
     def needs(self, root: Statement) -> int:
         """How many threads run the statement in lockstep: 1 where nothing in it is done together."""
-        scopes = {"block" if isinstance(s, Barrier) else s.intrinsic.scope for s in statements(root) if isinstance(s, (Barrier, Invoke))}
-        return max(map(self.width, scopes), default=1)
+        return max((self.width(s.intrinsic.scope) for s in statements(root) if isinstance(s, Invoke)), default=1)
 
     def invoke(self, root: Invoke) -> None:
         """One thread's, or that of the threads in lockstep: their operands are gathered, lane after lane; then what comes out is handed to them."""
@@ -386,9 +388,7 @@ class CheckedPrinter(CPrinter):
 
     def synchronised(self, member: Statement) -> None:
         self.hoisted = {}
-        if isinstance(member, Barrier):
-            self.line("++s->epoch;")
-        elif isinstance(member, Invoke):
+        if isinstance(member, Invoke):
             self.line("{")
             self.invoke(member)
             self.line("}")

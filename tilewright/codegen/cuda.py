@@ -406,9 +406,6 @@ class CudaPrinter(Printer):
         if statement.kind == "unroll":
             self.line("#pragma unroll" if isinstance(statement.extent, Const) else "#pragma unroll 4")
 
-    def barrier(self) -> None:
-        self.line("__syncthreads();")
-
     def kernel(self, kernel: Kernel) -> None:
         launch = kernel.launch
         self.cluster = kernel.cluster

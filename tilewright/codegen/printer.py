@@ -25,7 +25,6 @@ from tilewright.ir.kernel import (
     FAULTS,
     Allocate,
     AtomicAdd,
-    Barrier,
     Block,
     Buffer,
     Comment,
@@ -183,9 +182,6 @@ class Printer(ABC):
 
     @abstractmethod
     def loop_pragma(self, statement: For) -> None: ...
-
-    @abstractmethod
-    def barrier(self) -> None: ...
 
     @abstractmethod
     def call(self, operation: str, dtype: str, args: Sequence[Expr], lanes: int, result: str) -> Code:
@@ -505,8 +501,6 @@ class Printer(ABC):
             self.loop(root)
         elif isinstance(root, If):
             self.branch(root)
-        elif isinstance(root, Barrier):
-            self.barrier()
         elif isinstance(root, Prefetch):
             self.prepare(root.offset)
             self.prefetch(root)

@@ -4,7 +4,7 @@ Grammar::
 
     Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
-              | For(variable, extent, body, kind) | If(condition, then, otherwise) | Barrier() | Prefetch(buffer, offset) | Comment(text)
+              | For(variable, extent, body, kind) | If(condition, then, otherwise) | Prefetch(buffer, offset) | Comment(text)
               | AtomicAdd(buffer, offset, value) | Invoke(intrinsic, operands) | With(context, buffers, body)
     Operand   = Place(buffer, offset) | Expr
 
@@ -105,11 +105,6 @@ class If:
 
 
 @dataclass(frozen=True)
-class Barrier:
-    """All threads of a GPU block; every thread of the block reaches it the same number of times."""
-
-
-@dataclass(frozen=True)
 class Prefetch:
     """A hint that the cache line at this offset of a global buffer is wanted soon; the offset may lie beyond the buffer."""
 
@@ -176,7 +171,6 @@ Statement: TypeAlias = (
     | Allocate
     | For
     | If
-    | Barrier
     | Prefetch
     | Invoke
     | With

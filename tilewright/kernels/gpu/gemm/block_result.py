@@ -9,7 +9,7 @@ from typing import TypeAlias
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named, vectors_fit
-from tilewright.codegen.intrinsics.cluster import cluster_barrier
+from tilewright.codegen.intrinsics.barriers import cluster_barrier
 from tilewright.ir.expr import Expr, Load, Var, as_lanes, index_const, replace_loads, substitute
 from tilewright.ir.kernel import Allocate, AtomicAdd, Buffer, For, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.form import ProductForm

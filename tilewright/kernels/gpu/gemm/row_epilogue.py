@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, combine, decode, identity, named
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import Expr, Load, Var, binary, compare, index_const, replace_loads, substitute, variables
-from tilewright.ir.kernel import Allocate, Barrier, Buffer, For, If, Let, Statement, Store
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store
 
 TILE = "row_tile"
 FIRST = "row_first"
@@ -67,7 +68,8 @@ def row_epilogue(
     at: RowBlock, stages: Sequence[RowStage], element: Expr, offset: Expr, output: str, spill: Callable[[Callable[[Expr, Expr], Expr]], Statement]
 ) -> list[Statement]:
     """`spill` is given the tile's offset of a (row, column) and returns the statement that stores the thread's accumulators there."""
-    root: list[Statement] = [Allocate(Buffer(TILE, at.dtype, at.rows * at.ld, "shared")), spill(lambda row, column: row * at.ld + column), Barrier()]
+    tile = Buffer(TILE, at.dtype, at.rows * at.ld, "shared")
+    root: list[Statement] = [Allocate(tile), spill(lambda row, column: row * at.ld + column), block_barrier()]
     results: set[str] = set()
     for number, stage in enumerate(stages):
         if stage.reduces:
@@ -75,7 +77,7 @@ def row_epilogue(
             results.add(stage.result)
         else:
             root += _everywhere(at, lambda row, where, mapping, stage=stage: _kept(at, stage, row, where, mapping, results))  # type: ignore[misc]
-        root.append(Barrier())
+        root.append(block_barrier())
     per_row = not set(at.n_axes) & variables(offset)
 
     def store(row: Expr, where: Expr, mapping: Mapping[Var, Expr]) -> list[Statement]:
@@ -165,7 +167,7 @@ def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> li
     while stride:
         (total,) = combine(combiner, (Load(parts, (at.thread,), at.dtype),), (Load(parts, (at.thread + stride,), at.dtype),))
         fresh = Var("fresh", None, at.dtype)
-        root += [Barrier(), If(compare("lt", lane, index_const(stride)), block([Let(fresh, total), Store(parts, at.thread, fresh)]))]
+        root += [block_barrier(), If(compare("lt", lane, index_const(stride)), block([Let(fresh, total), Store(parts, at.thread, fresh)]))]
         stride //= 2
     first = compare("eq", lane, index_const(0))
     keep = below(group, at.rows, "own_row", lambda own: [Store(stage.result, own, Load(parts, (at.thread,), at.dtype))])

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 from tilewright.codegen.assemble import block
 from tilewright.codegen.intrinsics.async_copy import await_groups, commit
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.ir.expr import TRUE, Expr, Load, Var, compare, index_const
-from tilewright.ir.kernel import Barrier, For, If, Let, Statement, Store
+from tilewright.ir.kernel import For, If, Let, Statement, Store
 from tilewright.kernels.gpu.gemm.tile import Loader, Tile, in_tile
 
 
@@ -44,7 +45,7 @@ def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int,
         statements.append(commit())
     step = Var("step", steps_each)
     buffers = buffers_of(stages, steps_each)
-    body: list[Statement] = [await_groups(stages - 2), Barrier()]
+    body: list[Statement] = [await_groups(stages - 2), block_barrier()]
     if steps_each > stages - 1:
         following = step + (stages - 1)
         slot = Var("free_slot", buffers)
@@ -63,7 +64,7 @@ def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: 
     zero = index_const(0)
     root = [s for tile in tiles for s in tile.load(zero, zero)]
     root += [s for tile in tiles for s in tile.put(zero)]
-    root.append(Barrier())
+    root.append(block_barrier())
     step = Var("step", steps_each)
     more = compare("lt", step + 1, steps)
     body: list[Statement] = []
@@ -72,7 +73,7 @@ def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: 
     body += inner([step % 2 * tile.elements for tile in tiles], step)
     if steps_each > 1:
         body.append(If(more, block([s for tile in tiles for s in tile.put((step + 1) % 2)])))
-        body.append(Barrier())
+        body.append(block_barrier())
     return [*root, For(step, steps, block(body))]
 
 

@@ -12,11 +12,11 @@ from math import prod
 from tilewright.codegen.access import bind_shared
 from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named, vectors_fit
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Const, Expr, Load, Var, as_lanes, binary, compare, index_const, range_of, replace_loads, substitute
 from tilewright.ir.kernel import (
     Allocate,
-    Barrier,
     Block,
     Buffer,
     For,
@@ -157,7 +157,7 @@ def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, sharer: Va
         at = place * threads + thread
         total = Load("meeting", (at,), dtype) + Load("meeting", (at + stride * distance,), dtype)
         add = For(place, index_const(size), Store("meeting", at, total), "unroll")
-        result += [Barrier(), If(compare("lt", sharer, index_const(stride)), block([add]))]
+        result += [block_barrier(), If(compare("lt", sharer, index_const(stride)), block([add]))]
         stride //= 2
     take = Store("acc", place, Load("meeting", (place * threads + thread,), dtype))
     result.append(For(place, index_const(size), take, "unroll"))

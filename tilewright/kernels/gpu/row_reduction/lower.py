@@ -27,6 +27,7 @@ from tilewright.codegen.common import (
     walk_in_order,
     widest,
 )
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
@@ -47,7 +48,6 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.kernel import (
     Allocate,
-    Barrier,
     Buffer,
     For,
     If,
@@ -316,9 +316,9 @@ def _reduce(
         lets, fresh = bind_shared(list(combine(step.combiner, mine, other)), "w")
         new = [Let(Var(f"new{i}", None, e.dtype), e) for i, e in enumerate(fresh)]
         stores = [Store(n, thread, let.variable) for n, let in zip(names, new, strict=True)]
-        statements += [Barrier(), If(compare("lt", lane, index_const(stride)), block([*lets, *new, *stores]))]
+        statements += [block_barrier(), If(compare("lt", lane, index_const(stride)), block([*lets, *new, *stores]))]
         stride //= 2
     first = local if form.problem.row_contiguous else local * schedule.sharers
-    statements.append(Barrier())
+    statements.append(block_barrier())
     statements += [Let(v, Load(n, (first,), v.dtype)) for v, n in zip(results, names, strict=True)]
     return statements, dict(zip(step.names, results, strict=True))

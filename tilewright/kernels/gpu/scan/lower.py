@@ -13,12 +13,12 @@ from math import prod
 from tilewright.codegen.access import bind_shared, flatten, merge_axes, storage_order
 from tilewright.codegen.assemble import block, single
 from tilewright.codegen.common import below, bytes_touched, decode, named, reduce_and_final
+from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.ir.computation import Step
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import TRUE, Expr, Load, Var, binary, compare, index_const, replace_loads, substitute
 from tilewright.ir.kernel import (
     Allocate,
-    Barrier,
     Buffer,
     For,
     If,
@@ -103,7 +103,7 @@ def lower_prefix(problem: Problem, form: PrefixForm, schedule: PrefixSchedule) -
         dtypes = form.step.dtypes
         root += [Allocate(Buffer(n, d, schedule.threads, "shared")) for n, d in zip(names, dtypes, strict=True)]
         root += [Store(n, thread, h) for n, h in zip(names, held.values(), strict=True)]
-        root.append(Barrier())
+        root.append(block_barrier())
         assert form.step.combiner is not None
         root += [s for s in start if isinstance(s, Store)]
         before = Var("before", sharers)

@@ -15,7 +15,7 @@ from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import below, decode, extent_of, named
 from tilewright.codegen.describe import described
 from tilewright.codegen.intrinsics.async_copy import await_groups, commit, copy
-from tilewright.codegen.intrinsics.cluster import cluster_barrier
+from tilewright.codegen.intrinsics.barriers import block_barrier, cluster_barrier
 from tilewright.ir.expr import (
     TRUE,
     Const,
@@ -29,7 +29,6 @@ from tilewright.ir.expr import (
 )
 from tilewright.ir.kernel import (
     Allocate,
-    Barrier,
     Block,
     Buffer,
     For,
@@ -127,14 +126,14 @@ class _Fused:
         step = Var("step", self.steps)
         more = compare("lt", step + 1, index_const(self.steps))
         other = (step + 1) % 2
-        body: list[Statement] = [await_groups(0), Barrier()]
+        body: list[Statement] = [await_groups(0), block_barrier()]
         if self.steps > 1:
             body.append(If(more, block(self.copy_filters(step + 1, other), self.load_inputs(places, step + 1))))
         body += [commit(), *self.products(step % 2)]
         if self.steps > 1:
             body.append(If(more, block(self.store_inputs(other))))
         root.append(For(step, index_const(self.steps), block(body)))
-        root += [*self.spill(), Barrier(), *(self.outputs() if schedule.split == 1 else self.outputs_of_cluster())]
+        root += [*self.spill(), block_barrier(), *(self.outputs() if schedule.split == 1 else self.outputs_of_cluster())]
         return block(root), self.launch
 
     @property

@@ -1,11 +1,15 @@
-"""What the blocks of a cluster do together (PTX: barrier.cluster, compute capability 9.0)."""
+"""Where the threads of a block (PTX: bar.sync) or of a cluster of blocks (PTX: barrier.cluster, compute capability 9.0) meet.
+
+Every thread of the scope reaches a barrier the same number of times.
+"""
 
 from __future__ import annotations
 
 from tilewright.ir.intrinsic import Intrinsic, Text
 from tilewright.ir.kernel import Invoke
 
-_BARRIER = Intrinsic(
+_BLOCK = Intrinsic("block barrier", "block", text={"CUDA": Text("__syncthreads();")}, key="bar.sync", order="barrier")
+_CLUSTER = Intrinsic(
     "cluster barrier",
     "cluster",
     text={"CUDA": Text('asm volatile("barrier.cluster.arrive;\\n\\tbarrier.cluster.wait;" ::: "memory");')},
@@ -15,6 +19,11 @@ _BARRIER = Intrinsic(
 )
 
 
+def block_barrier() -> Invoke:
+    """All threads of a block meet."""
+    return Invoke(_BLOCK)
+
+
 def cluster_barrier() -> Invoke:
     """All threads of the blocks of a cluster meet. A block must not end while others read its part of a "cluster" buffer."""
-    return Invoke(_BARRIER)
+    return Invoke(_CLUSTER)
