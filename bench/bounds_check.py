@@ -28,8 +28,8 @@ from bench.regions import ranking_of
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.columns import Columns, length
-from tilewright.kernels.gpu.bounds import lower_bound, prune
+from tilewright.kernels.columns import Columns, length, take
+from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.selection.ranking import Part, Ranking
 from tilewright.tuning import dataset
 
@@ -142,7 +142,7 @@ def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tupl
         bound = np.zeros(length(part.rows))  # a schema without one loses nothing
         if part.schema.bound is not None:
             bound = lower_bound(part.schema, part.facts, part.rows, machine, best.rotated_bytes).seconds
-        rest, _ = prune(part.rows, bound, best.seconds)
+        rest = take(part.rows, bound <= best.seconds)
         left += length(rest)
         if part is part_of(ranking, best.parameters):
             kept = contains(rest, best.parameters) if contains(part.rows, best.parameters) else None

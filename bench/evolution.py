@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
+from bench.evolution_strategies import Searched, Strategy, coordinates, evolve, nearest
 from bench.layers import LAYERS, layer
 from tilewright.hardware import machine
 from tilewright.kernels.columns import Columns
 from tilewright.selection.choice import rank
-from tilewright.selection.evolution import Searched, Strategy, coordinates, evolve, nearest
 from tilewright.tuning.dataset import layer_problem
 
 TARGETS = {"h200": (25, 50, 100, 200, 400), "x86-avx512": (10, 20, 40, 80), "cortex-a53": (10, 20, 40, 80)}

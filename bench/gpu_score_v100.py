@@ -24,14 +24,16 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 from bench import published_data
+from bench.cnnopt import printed_cost
 from bench.common import write_results
+from bench.fitting import fit_overheads, without_failures
 from bench.transfer import direct, generally, layers_of
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.gpu.counted import busiest, counted_cost, printed_cost, step_cycles
+from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
 from tilewright.kernels.gpu.counts import TileCounts
-from tilewright.selection.learned.hybrid import Samples, fit_overheads, loss_of_performance, without_failures
+from tilewright.selection.learned.hybrid import Samples, loss_of_performance
 from tilewright.tuning import dataset
 from tilewright.tuning.training import samples
 

@@ -4,7 +4,7 @@
 
 Every kernel of a set of small networks is called once from a C main, on buffers of random numbers. QEMU's plugin (`tests/qemu_counts.c`) counts
 FMAs, loads, stores, branches and all instructions of the kernel's own functions; cachegrind counts all of them. The prediction
-(`tilewright.analysis.cpu.matching.executed`) reads the assembly that the compiler makes with the toolchain's own flags.
+(`executed`) reads the assembly that the compiler makes with the toolchain's own flags.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from bench.common import write_results
-from tilewright.analysis.cpu.assembly import disassembled
-from tilewright.analysis.cpu.instructions import InstructionCounts
-from tilewright.analysis.cpu.matching import executed
+from tilewright.analysis.cpu.assembly import Assembly, disassembled, parse
+from tilewright.analysis.cpu.instructions import InstructionCounts, total
+from tilewright.analysis.cpu.loops_execution import UNDECIDED, executions
 from tilewright.codegen.c import print_c
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
@@ -67,6 +67,24 @@ class Sum(nn.Module):
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.relu(a + b * 0.5)
+
+
+def executed(kernel: Kernel, assembly: Assembly | str, architecture: str = "", threads: int = 1, thread: int | None = None) -> InstructionCounts:
+    """Instructions executed by one call of a kernel, in its own functions (without those of libraries), by class.
+
+    `assembly` is what `assembly.disassembled` gives, or that parsed; the counts are of all `threads` together, or of one `thread`.
+
+    Raises:
+        Unanalysable: where the flow of control cannot be followed.
+    """
+    code = parse(assembly, architecture) if isinstance(assembly, str) else assembly
+    result = InstructionCounts()
+    each = {block.number: block.counts for block in code.blocks}
+    for number in range(threads) if thread is None else (thread,):
+        found = executions(kernel, code, threads, number)
+        blocks = {key: count for key, count in found.items() if isinstance(key, int)}
+        result = result + total(blocks, each, found.get(UNDECIDED, 0))
+    return result
 
 
 def _layer(channels: int, outputs: int, size: int, stride: int = 1, groups: int = 1, activation: nn.Module | None = None) -> nn.Module:

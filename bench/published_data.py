@@ -33,26 +33,26 @@ from rich.table import Table
 if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench.cnnopt import PUBLISHED, printed_cost
 from bench.common import versions
+from bench.fitting import fit_overheads, without_failures
+from bench.search_peer import trials_to
 from tilewright.errors import InvalidInput, TilewrightError
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.gpu.counted import counted_cost, printed_cost
-from tilewright.kernels.gpu.direct.counts import PUBLISHED, direct_counts
+from tilewright.kernels.gpu.counted import counted_cost
+from tilewright.kernels.gpu.direct.counts import direct_counts
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
 from tilewright.kernels.gpu.features import described as columns_of
 from tilewright.selection.learned.hybrid import (
     Learned,
     Recipe,
     Samples,
-    fit_overheads,
     join,
     loss_of_performance,
     out_of_fold,
     train,
-    trials_to,
-    without_failures,
 )
 
 COLUMNS = {"rs": 13, "s": 15}
@@ -177,7 +177,7 @@ def read_folder(folder: Path, machine: Machine) -> tuple[Samples, dict[str, dict
 def judged(seconds: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """The figures of one ranking."""
     figures: dict[str, float] = {f"lop@{tried}": loss_of_performance(seconds, predicted, tried) for tried in TRIED}
-    return figures | {f"trials_{share}": trials_to(seconds, predicted, share / 100) for share in SHARES}
+    return figures | {f"trials_{share}": trials_to(np.argsort(predicted, kind="stable"), seconds, 1 - share / 100) for share in SHARES}
 
 
 def evaluate(layers: dict[str, dict[str, Samples]], predict: Any) -> dict[str, Any]:
@@ -246,7 +246,8 @@ def held_out(samples: Samples, predicted: np.ndarray) -> dict[str, float]:
     for rows in np.split(order, starts[1:]):
         if len(rows) >= LEAST_ROWS:
             seconds, ranked = samples.seconds[rows], predicted[rows]
-            figures.append([*(min(1.0, loss_of_performance(seconds, ranked, tried)) for tried in (1, 3, 10)), trials_to(seconds, ranked, 0.99)])
+            losses = [min(1.0, loss_of_performance(seconds, ranked, tried)) for tried in (1, 3, 10)]
+            figures.append([*losses, trials_to(np.argsort(ranked, kind="stable"), seconds, 0.01)])
             if seconds.min() < 1e-3:
                 small.append(figures[-1][0])
     return dict(zip(("lop@1", "lop@3", "lop@10", "trials_99"), map(float, np.mean(figures, 0)), strict=True)) | {"small lop@1": float(np.mean(small))}

@@ -26,12 +26,13 @@ from rich.table import Table
 
 from bench import published_data
 from bench.common import write_results
+from bench.fitting import without_failures
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
-from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, join, train_together, without_failures
+from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, join, train_together
 from tilewright.tuning import dataset
 from tilewright.tuning.training import TOPS, quality, samples
 

@@ -20,6 +20,9 @@ from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.runtime_programs import positional_signature
 from tilewright.hardware import machine
 from tilewright.ir.expr import Var
 from tilewright.ir.graph import Graph, Node, Value
@@ -30,7 +33,6 @@ from tilewright.runtime.artifact import load, save
 from tilewright.runtime.executable import Executable, Image
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.memory_plan import GPU_ALIGNMENT
-from tilewright.runtime.signature import positional_signature
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 N = 1 << 16

@@ -21,9 +21,14 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
 from tilewright.tuning.problems import convolution_problem
-from tilewright.tuning.trials import Job, Outcome, Trials, tied
+from tilewright.tuning.trials import Job, Outcome, Timing, Trials
 
 LAYERS = {"R6": (128, 128, 28, 28, 3, 1), "R12": (512, 512, 7, 7, 3, 1), "D1": (32, 3, 108, 108, 3, 1)}
+
+
+def tied(first: Timing, second: Timing) -> bool:
+    """Whether the medians differ by no more than the wider of the two spreads, so that measuring cannot tell which is faster."""
+    return abs(first.median - second.median) <= max(first.spread, second.spread)
 
 
 def jobs_of(name: str, problem: Problem, machine: Machine, count: int) -> Iterator[Job]:

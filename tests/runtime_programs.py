@@ -14,7 +14,7 @@ from tilewright.ir.region import Call, Lowered, Program, Region, Storage
 from tilewright.runtime.executable import Executable, Image
 from tilewright.runtime.kernel_source import declared
 from tilewright.runtime.loadable import facts_symbol, loadable
-from tilewright.runtime.signature import InputLeaf, Signature, positional_signature
+from tilewright.runtime.signature import LEAF, InputLeaf, OutputLeaf, Signature, Tree
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
 
 HEADER = "#include <stdint.h>\n#include <omp.h>\n"
@@ -33,6 +33,19 @@ def compiled(text: str, entries: Sequence[str]) -> Binary:
     built = compile_kernels([SourceFile("test", HEADER + text, "c", tuple(entries))], host_cpu())[0]
     assert isinstance(built, Binary), built
     return built
+
+
+def positional_signature(inputs: Sequence[tuple[str, tuple[int, ...], str]], outputs: int, mutations: Sequence[tuple[int, int]] = ()) -> Signature:
+    """The signature of a function of tensors (name, shape, dtype) that returns one tensor, or a tuple of several."""
+    arguments = Tree("tuple", (LEAF,) * len(inputs))
+    return Signature(
+        tuple(InputLeaf(f"args[{i}]", name, tuple(shape), dtype) for i, (name, shape, dtype) in enumerate(inputs)),
+        Tree("tuple", (arguments, Tree("dict"))),
+        tuple(OutputLeaf("value", i) for i in range(outputs)),
+        LEAF if outputs == 1 else Tree("tuple", (LEAF,) * outputs),
+        tuple(mutations),
+    )
+
 
 
 class ProgramBuilder:

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.instruction_counts import available, cases, compiled, kernels_of
+from bench.instruction_counts import available, cases, compiled, executed, kernels_of
 from bench.pipeline_check import inner_loops, llvm_mca, mca_cycles
+from tests.machine_facts import clauses_without_origin
 from tilewright.analysis.cpu.assembly import Instruction, instruction_of, parse
-from tilewright.analysis.cpu.matching import executed
 from tilewright.analysis.cpu.pipeline import block_cycles, cycles
 from tilewright.hardware import catalogue, machine
-from tilewright.hardware.documents import clauses_without_origin
 from tilewright.hardware.pipelines import PIPELINES, Pipeline
 
 X86, ARM = "x86-64", "aarch64"

@@ -14,9 +14,9 @@ from bench.analysis.ptx_flow import flow_of
 from bench.analysis.transactions import KernelAnalysis, analysed, busy_cycles, cycles_of_a_thread, warp_cycles
 from bench.analysis.warps import NotStatic, accesses
 from tests.gpu_cases import Case, convolution_case, matmul_case
+from tests.machine_facts import clauses_without_origin
 from tilewright.hardware import machine
 from tilewright.hardware.catalogue import catalogue
-from tilewright.hardware.documents import clauses_without_origin
 from tilewright.ir.kernel import Launch
 from tilewright.ir.region import Lowered
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule

@@ -21,7 +21,7 @@ from bench.regions import ranking_of
 from tilewright.hardware import machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns, length, take
-from tilewright.kernels.gpu.bounds import lower_bound, memory_share, prune
+from tilewright.kernels.gpu.bounds import lower_bound, memory_share
 from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
@@ -211,25 +211,6 @@ def test_memory_counts_what_level_2_cannot_hold() -> None:
     problem = contraction_problem(64, 4096, 4096)
     cold = lower_bound(GEMM, problem, contraction_rows(), H200, rotated_bytes=4 * level2.bytes)
     assert cold.terms["memory"] == pytest.approx(0.75 * 4 * (64 * 4096 + 4096 * 4096 + 64 * 4096) / 4.8e12)
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(1e-6, 1e-3), st.floats(1, 4)), min_size=1, max_size=20), st.data())
-def test_pruning_with_a_measured_time_keeps_the_best(candidates: list[tuple[float, float]], data: st.DataObject) -> None:
-    bound = np.array([b for b, _ in candidates])
-    seconds = np.array([b * slower for b, slower in candidates])
-    known = seconds[data.draw(st.integers(0, len(seconds) - 1))]
-    rows = {"number": np.arange(len(bound))}
-    left, counts = prune(rows, bound, float(known))
-    assert seconds.argmin() in left["number"]
-    assert length(left) + sum(counts.values()) == len(bound)
-    assert (bound[left["number"]] <= known).all()
-
-
-def test_pruning_needs_a_margin_for_a_predicted_time() -> None:
-    rows, bound = {"number": np.arange(3)}, np.array([1.0, 2.0, 3.0])
-    assert prune(rows, bound, 1.5)[0]["number"].tolist() == [0]
-    assert prune(rows, bound, 1.5, margin=1.4) == ({"number": pytest.approx(np.array([0, 1]))}, {"cannot beat the best known time": 1})  # type: ignore[comparison-overlap]
 
 
 def test_a_schema_without_a_bound_says_so() -> None:

@@ -13,10 +13,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import tilewright
-from bench.instruction_counts import compiled
+from bench.instruction_counts import compiled, executed
 from tests.gpu_cases import check
 from tilewright.analysis.cpu.caches import cache_misses
-from tilewright.analysis.cpu.matching import executed
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Allocate, statements
 from tilewright.ir.region import Unsuitable

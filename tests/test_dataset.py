@@ -20,7 +20,7 @@ from tilewright.kernels.gpu.gemm.space import ContractionSchedule
 from tilewright.kernels.registry import schedule_types
 from tilewright.selection.learned.gpu import described
 from tilewright.tuning import dataset, plain
-from tilewright.tuning.collecting import again, collect, favourites_of, ranking_of, sample_of
+from tilewright.tuning.collecting import collect, favourites_of, ranking_of, sample_of
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer
 from tilewright.tuning.trials import Job, Outcome
 
@@ -266,14 +266,3 @@ def test_favourites_are_the_models_first_that_were_not_measured() -> None:
     further = favourites_of(Backwards(), 5, [known], H200)(SMALL, problem)  # type: ignore[arg-type]
     assert {ranking.find(schedule).seconds for schedule in unknown} <= {choice.seconds for choice in worst_first[:5]}  # type: ignore[union-attr]
     assert len(further) == 5 and not set(further) & set(unknown)
-
-
-def test_the_fastest_are_measured_again() -> None:
-    before = measured(SMALL, 12)
-    fastest = sorted(before.times(), key=lambda text: before.times()[text])[:3]
-    with processes() as trials:
-        after = again(trials, before, 3, 9)
-    assert after.count == 12
-    for text, seconds in after.times().items():
-        expected = seconds_of(text) if text in fastest else before.times()[text]
-        assert seconds == pytest.approx(expected, rel=1e-9)

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.evolution import pycma, spaces_of
+from bench.evolution_strategies import Strategy, coordinates, evolve, nearest, utilities
 from tests.bare_schemas import part, ranking_of
 from tilewright.kernels.columns import length, product_of, take
 from tilewright.kernels.cpu.contraction.space import schedule_of
-from tilewright.selection.evolution import Strategy, coordinates, evolve, nearest, utilities
 from tilewright.selection.ranking import Ranking
-from tilewright.selection.search import evolved, rescored
+from tilewright.selection.search import rescored
 
 ROWS = product_of({"a": (1, 2, 4, 8), "b": range(10), "c": (0, 1), "one": (7,)})
 
@@ -139,25 +139,7 @@ def test_two_stages_leave_out_what_is_infeasible() -> None:
     assert found and all(entry.choice.schedule.order == "n" for entry in found)
 
 
-def test_evolution_over_all_schemas_of_a_ranking() -> None:
-    cheap = ranking(bias=2.0)
-    asked: list[Any] = []
-
-    def score(schedule: Any) -> float:
-        asked.append(schedule)
-        return expensive(schedule)
-
-    found = evolved(cheap, score, 400, seed=3)
-    assert len(asked) == len(set(asked)) == 400 < cheap.candidates
-    assert {schedule.lanes for schedule in asked} == {4, 8}
-    assert [entry.score for entry in found] == sorted(value for value in map(expensive, asked) if not math.isnan(value))
-    assert found[0].score == 1
-    assert found == evolved(cheap, expensive, 400, seed=3)
-    assert len(evolved(cheap, expensive, 10**6)) == sum(not math.isnan(expensive(choice.schedule)) for choice in cheap)
-
-
 def test_a_pool_of_processes_gives_the_same() -> None:
     cheap = ranking(bias=0.1)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert rescored(cheap, expensive, 20, pool) == rescored(cheap, expensive, 20)
-        assert evolved(cheap, expensive, 60, executor=pool) == evolved(cheap, expensive, 60)

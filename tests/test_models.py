@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.cnnopt import PUBLISHED, printed_cost
+from bench.fitting import fit_overheads, without_failures
 from tilewright.errors import InvalidModel, UnsupportedOption
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.columns import length, take
-from tilewright.kernels.gpu.counted import counted_cost, printed_cost
+from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.kernels.gpu.counts import TileCounts, row_sectors
-from tilewright.kernels.gpu.direct.counts import GENERATED, PUBLISHED, bank_conflicts, direct_counts, direct_registers, input_extent
+from tilewright.kernels.gpu.direct.counts import GENERATED, bank_conflicts, direct_counts, direct_registers, input_extent
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
 from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem, DirectSchedule, S
 from tilewright.kernels.gpu.features import RECORDS, VERSION, features
@@ -29,7 +31,7 @@ from tilewright.kernels.gpu.gemm.features import NUMBER as CONTRACTION
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand, contraction_space
 from tilewright.selection.learned import forest as trees
 from tilewright.selection.learned import hybrid
-from tilewright.selection.learned.hybrid import Recipe, Samples, loss_of_performance, trials_to
+from tilewright.selection.learned.hybrid import Recipe, Samples, loss_of_performance
 
 V100 = find_machine("v100")
 OVERHEADS = gpu_calibration(V100).counted
@@ -434,7 +436,7 @@ def test_impossible_measurements_are_dropped() -> None:
     wrong = samples.seconds.copy()
     wrong[10] = samples.counts.flops[10] / V100.peak_flops["fp32"] / 2
     wrong[20] = samples.seconds[20] / 8
-    kept = hybrid.without_failures(replace(samples, seconds=wrong), V100, OVERHEADS)
+    kept = without_failures(replace(samples, seconds=wrong), V100, OVERHEADS)
     assert wrong[10] not in kept.seconds and wrong[20] not in kept.seconds
     assert len(kept) > 0.98 * len(samples)
 
@@ -443,7 +445,7 @@ def test_fitted_constants_recover_a_change() -> None:
     samples = synthetic(3000)
     told = replace(OVERHEADS, step_instructions=OVERHEADS.step_instructions * 2, latency=OVERHEADS.latency * 1.5)
     samples = replace(samples, seconds=counted_cost(samples.counts, V100, told).seconds)
-    fitted = hybrid.fit_overheads(samples, V100, OVERHEADS, each=200, prior=1e-3)
+    fitted = fit_overheads(samples, V100, OVERHEADS, each=200, prior=1e-3)
 
     def error(constants: object) -> float:
         return float(np.abs(np.log(counted_cost(samples.counts, V100, constants).seconds / samples.seconds)).mean())  # type: ignore[arg-type]
@@ -454,7 +456,6 @@ def test_fitted_constants_recover_a_change() -> None:
 def test_loss_of_performance_by_hand() -> None:
     seconds, predicted = np.array([4.0, 2.0, 3.0, 2.2]), np.array([1.0, 4.0, 2.0, 3.0])  # order: 4, 3, 2.2, 2
     assert [loss_of_performance(seconds, predicted, tried) for tried in (1, 2, 3, 4, 30)] == pytest.approx([1.0, 0.5, 0.1, 0.0, 0.0])
-    assert [trials_to(seconds, predicted, share) for share in (0.5, 0.9, 0.95, 1.0)] == [2, 3, 4, 4]
 
 
 def test_equal_predictions_keep_the_order_of_the_space() -> None:

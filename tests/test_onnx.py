@@ -506,4 +506,3 @@ def test_a_branch_over_a_known_condition_is_taken() -> None:
 def test_parameters_are_listed() -> None:
     imported: Imported = import_onnx(model_of([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], {"w": torch.randn(3)}))
     assert [p.name for p in imported.parameters] == ["w"]
-    assert imported.stale == ()

@@ -34,7 +34,7 @@ from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.trial_worker import drawn, poison
-from tilewright.tuning.trials import Job, Outcome, Timing, Trials, measure_all, tied
+from tilewright.tuning.trials import Job, Outcome, Timing, Trials
 from tilewright.tuning.tuning import distinct_problems, from_records, tune
 from tilewright.tuning.workers import Worker, WorkerLost
 
@@ -230,12 +230,10 @@ def test_candidates_are_measured_again_in_turns(tmp_path: Path) -> None:
 # The parent
 
 
-def test_timings_and_ties() -> None:
+def test_timings() -> None:
     first = Timing.of([1.0, 1.1, 1.2, 1.3, 1.4])
     assert (first.median, first.lower, first.upper, first.count) == (1.2, 1.1, 1.3, 5)
     assert Timing.of([2.0]) == Timing(2.0, 2.0, 2.0, 1)
-    assert tied(first, Timing(1.35, 1.3, 1.4, 5)) and tied(Timing(1.35, 1.3, 1.4, 5), first)
-    assert not tied(first, Timing(1.5, 1.45, 1.55, 5))
 
 
 def test_outcomes_of_every_kind() -> None:
@@ -349,7 +347,7 @@ def test_processes_that_cannot_start() -> None:
 def test_machines_that_cannot_be_measured() -> None:
     if not is_present(H200):
         with pytest.raises(TargetNotPresent, match="h200 needs that machine"):
-            list(measure_all(jobs_of(SMALL, 1), H200))
+            Trials(H200)
 
 
 def test_a_worker_that_answers_nonsense() -> None:

@@ -13,19 +13,12 @@ from tilewright.ir.graph import Graph
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter or buffer that became the constant `value`: enough to notice later that it has changed. `source` is a weak reference to
-    the tensor, or None where the model came from a file."""
+    """A parameter or buffer that became the constant `value`. `source` is a weak reference to the tensor, or None where the model came
+    from a file."""
 
     name: str
     value: str
-    version: int
-    data_pointer: int
     source: weakref.ReferenceType[Any] | None
-
-    def is_stale(self) -> bool:
-        """Whether the tensor was written to or given other storage since. A tensor that is gone counts as unchanged."""
-        tensor = self.source() if self.source is not None else None
-        return tensor is not None and (tensor._version != self.version or tensor.data_ptr() != self.data_pointer)
 
 
 @dataclass(frozen=True)
@@ -83,11 +76,6 @@ class Imported:
     mutations: tuple[tuple[int, int], ...] = ()
     states: tuple[State, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-
-    @property
-    def stale(self) -> tuple[str, ...]:
-        """Names of parameters and buffers that have changed since the import."""
-        return tuple(p.name for p in self.parameters if p.is_stale())
 
 
 def unsupported(graph: Graph) -> tuple[UnsupportedNode, ...]:

@@ -172,7 +172,7 @@ class _Importer:
             raise Unsupported(f"a constant of type {array.dtype.name}")
         value = self.builder.constant(torch.from_numpy(np.array(array, order="C")), name or "constant")
         if name is not None:
-            self.parameters.append(Parameter(name, value.name, 0, 0, None))
+            self.parameters.append(Parameter(name, value.name, None))
         self.arrays[id(array)] = (array, value)
         return value
 

@@ -250,11 +250,7 @@ class _Importer:
         if key not in known:
             known[key] = self.builder.constant(_held(tensor.detach().cpu().contiguous().clone(), name), node.name)
         live = self.sources.get(name)
-        if live is not None:
-            version = -1 if live.is_inference() else live._version
-            self.parameters.append(Parameter(name, known[key].name, version, live.data_ptr(), weakref.ref(live)))
-        else:
-            self.parameters.append(Parameter(name, known[key].name, 0, 0, None))
+        self.parameters.append(Parameter(name, known[key].name, None if live is None else weakref.ref(live)))
         return known[key]
 
     # --- nodes --------------------------------------------------------------------------------------------------------

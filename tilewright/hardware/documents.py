@@ -1,8 +1,10 @@
-"""Where numbers may be from: the documents that ``sources`` name, and the form that every source has."""
+"""Where numbers may be from: the documents that ``sources`` name, and what the machine at hand says of itself.
+
+A source is clauses separated by "; ". A clause is an optional few words for the numbers it speaks of, then one of these documents and the place in
+it, or "derived: " with the calculation, "assumed: " with the reason, or "measured" with what and how.
+"""
 
 from __future__ import annotations
-
-import re
 
 CCCL = "NVIDIA CCCL, libcudacxx/include/cuda/__device/arch_traits.h"
 OCCUPANCY = "CUDA toolkit, cuda_occupancy.h"
@@ -48,27 +50,3 @@ DRIVER = "CUDA driver"
 CPUINFO = "/proc/cpuinfo"
 SYSFS = "sysfs: /sys/devices/system/cpu"
 SYSCONF = "sysconf"
-
-DOCUMENTS = (
-    CCCL, OCCUPANCY, GUIDE, ARITHMETIC, V100_PAPER, TURING_PAPER, A100_PAPER, GA102_PAPER, ADA_PAPER, H100_PAPER, H200_SHEET,
-    XAVIER_SHEET, BLACKWELL_BRIEF, B200_SHEET, CHEESE_B200, JIA_VOLTA, JIA_TURING, AMPERE_CYCLES, LUO, INTEL_MANUAL, FOG,
-    AWS_INSTANCES, GCC_A53, LLVM_A53, NCNN_A53, A53_MANUAL, RASPBERRY, LLVM_N1, N1_GUIDE, ARM_GRAVITON2, ANANDTECH_GRAVITON2,
-    INTEL_LISTS, INTEL_X86_LEVELS, ARM_ARCHITECTURE, XEON_6_LISTS, LLVM_HASWELL, LLVM_SKYLAKE, UOPS,
-)  # fmt: skip
-"""Publications."""
-ORACLES = (DRIVER, CPUINFO, SYSFS, SYSCONF)
-"""What the machine at hand says of itself."""
-
-_ORIGIN = re.compile(
-    r"(?:[a-z0-9][\w ,.-]* )??"
-    r"(?:(?:derived|assumed): \S.*|measured[ :,].*\S.*|(?:from )?(?:" + "|".join(map(re.escape, DOCUMENTS + ORACLES)) + r")(?:[,:( ].*)?)"
-)
-
-
-def clauses_without_origin(source: str) -> tuple[str, ...]:
-    """The clauses (separated by "; ") of a source that do not say where their numbers are from; none of an honest one.
-
-    A clause is an optional few words for the numbers it speaks of, then a document of the list here and the place in it,
-    or "derived: " with the calculation, "assumed: " with the reason, or "measured" with what and how.
-    """
-    return tuple(clause for clause in source.split("; ") if not _ORIGIN.fullmatch(clause))

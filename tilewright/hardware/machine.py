@@ -9,24 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
-
-COMMON_NUMBERS = (
-    "processors", "clock_hz", "peak_flops", "memory_bandwidth", "memory_bytes", "memory_latency_cycles", "caches",
-)  # fmt: skip
-CPU_NUMBERS = (
-    "vector_bits", "vector_registers", "fma_ports", "fma_latency_cycles", "load_ports", "store_ports", "issue_width",
-    "dispatch_seconds",
-)  # fmt: skip
-GPU_NUMBERS = (
-    "registers_per_processor", "registers_per_thread_max", "register_allocation_unit", "shared_bytes_per_processor",
-    "shared_bytes_per_block", "shared_bytes_per_cycle", "threads_per_processor", "threads_per_block",
-    "blocks_per_processor", "warp_size", "schedulers_per_processor", "fp32_lanes_per_processor",
-    "special_lanes_per_processor", "fma_latency_cycles", "launch_seconds",
-)  # fmt: skip
-# ``shared_reserved_bytes`` is not among them: it is 0 before compute capability 8.0.
 
 
 @dataclass(frozen=True)
@@ -170,14 +155,3 @@ class Machine:
     def vector_lanes(self, dtype: str = DEFAULT_FLOAT) -> int:
         """Elements in one vector register of a CPU. The default is the type of all that schemas compute in vectors."""
         return self.vector_bits // (8 * size_of(dtype))
-
-    def missing_facts(self) -> tuple[str, ...]:
-        """Fields that a complete machine of this kind has and this one lacks, and numbers without a source."""
-        numbers = COMMON_NUMBERS + (GPU_NUMBERS if self.is_gpu else CPU_NUMBERS)
-        texts: tuple[str, ...] = ("name", "vendor", "architecture", "description")
-        texts += ("toolchain_extra",) if self.is_gpu else ("pipeline", "isa", "compiler_flags", "target_triple")
-        absent = [name for name in numbers + texts if not getattr(self, name)]
-        numeric = {spec.name for spec in fields(self) if spec.type in ("int", "float")}
-        numeric |= {"peak_flops", "sustained_flops", "caches"}
-        unsourced = [name for name in sorted(numeric) if getattr(self, name) and name not in self.sources]
-        return tuple(absent + [f"source of {name}" for name in unsourced])

@@ -243,18 +243,6 @@ def described(value: Any) -> str:
     return f"a {name} tensor of shape {list(value.shape)} on {value.device}{layout}"
 
 
-def positional_signature(inputs: Sequence[tuple[str, tuple[int, ...], str]], outputs: int, mutations: Sequence[tuple[int, int]] = ()) -> Signature:
-    """The signature of a function of tensors (name, shape, dtype) that returns one tensor, or a tuple of several."""
-    arguments = Tree("tuple", (LEAF,) * len(inputs))
-    return Signature(
-        tuple(InputLeaf(f"args[{i}]", name, tuple(shape), dtype) for i, (name, shape, dtype) in enumerate(inputs)),
-        Tree("tuple", (arguments, Tree("dict"))),
-        tuple(OutputLeaf("value", i) for i in range(outputs)),
-        LEAF if outputs == 1 else Tree("tuple", (LEAF,) * outputs),
-        tuple(mutations),
-    )
-
-
 def places(tree: Tree, place: str = "") -> Iterator[str]:
     """The caller's words for the leaves of a tree, as "[0]['mask']"."""
     if tree.kind == "leaf":

@@ -6,13 +6,12 @@ Terms of one call, in seconds of the busiest thread, each as if nothing else too
     starts      what first iterations of inner loops take longer than the others
     level 2     lines that come into level 1, at level 2's bandwidth (`analysis/cpu/caches.py`); so "level 3"
     memory      lines that come into the last level, for all threads, at the memory's bandwidth
-    multiply-adds, loads, stores, spills, integers    executed instructions of a class, at the core's rate for it (`analysis/cpu/matching.py`)
+    multiply-adds, loads, stores, spills, integers    executed instructions of a class, at the core's rate for it (`analysis/cpu/instructions.py`)
     dispatch    parallel regions
 
-Two scores are made of them: a linear combination with coefficients per architecture (`linear`), as in the paper, and a time (`together`): the longest
-of what overlaps, and the rest on top. The coefficients are data (`models/cpu_ARCHITECTURE.json`): fitted once to measured kernels for x86-64; for
-AArch64, where none was measured, they are 1 for terms that are cycles by the published tables, and 0 for classes of instructions, which "pipeline"
-contains.
+The score is a linear combination of them with coefficients per architecture (`linear`), as in the paper. The coefficients are data
+(`models/cpu_ARCHITECTURE.json`): fitted once to measured kernels for x86-64; for AArch64, where none was measured, they are 1 for terms that are
+cycles by the published tables, and 0 for classes of instructions, which "pipeline" contains.
 """
 
 from __future__ import annotations
@@ -32,9 +31,6 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.kernel import Kernel
 
 MODELS = Path(__file__).parent / "models"
-OVERLAPPED = ("pipeline", "level 2", "level 3", "memory")
-
-
 COMPARISONS = 15_000
 """Comparisons of iterations when the flow of control is followed (`loops_execution.Execution`): about a second. What needs more has no terms."""
 
@@ -79,11 +75,6 @@ def _terms(kernel: Kernel, assembly: str, machine: Machine, threads: int) -> dic
 def linear(terms: Mapping[str, float], coefficients: Mapping[str, float]) -> float:
     """Seconds as a linear combination of the terms; a term without a coefficient does not count."""
     return sum(coefficients.get(name, 0.0) * seconds for name, seconds in terms.items())
-
-
-def together(terms: Mapping[str, float]) -> float:
-    """Seconds, with no constant fitted: the longest of what overlaps, then starts and dispatch."""
-    return max(terms.get(name, 0.0) for name in OVERLAPPED) + terms["starts"] + terms["dispatch"]
 
 
 @lru_cache(maxsize=8)

@@ -99,12 +99,3 @@ def collect(
         if progress is not None:
             progress(name, measured, failed, complete)
     return measured
-
-
-def again(trials: Trials, measured: dataset.MeasuredLayer, count: int, rounds: int) -> dataset.MeasuredLayer:
-    """The fastest `count` candidates of a layer, measured again in turns; the layer with these times in place of the former."""
-    times = measured.times()
-    fastest = sorted(times, key=lambda text: (times[text], text))[:count]
-    problem = dataset.layer_problem(measured.layer)
-    jobs = [Job(problem, plain.schedule_of(text), text) for text in fastest]
-    return dataset.merged(measured, dataset.from_outcomes(measured.layer, measured.machine, trials.remeasure(jobs, rounds)))

@@ -71,11 +71,6 @@ class Timing:
         return self.upper - self.lower
 
 
-def tied(first: Timing, second: Timing) -> bool:
-    """Whether the medians differ by no more than the wider of the two spreads, so that measuring cannot tell which is faster."""
-    return abs(first.median - second.median) <= max(first.spread, second.spread)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What became of a job. status: "measured", "wrong" (its result), or "failed" (to compile, load, run, or end in time); `reason` says why.
@@ -101,14 +96,6 @@ class Outcome:
     def seconds(self) -> float:
         """The median; infinite where nothing was measured."""
         return self.timing.median if self.timing is not None else float("inf")
-
-
-def measure_all(
-    jobs: Iterable[Job], machine: Machine, devices: Sequence[int] = (0,), compile_workers: int | None = None, mode: str = "cold"
-) -> Iterator[Outcome]:
-    """Outcomes of the jobs, in the order in which they are ready; see `Trials`."""
-    with Trials(machine, devices, compile_workers) as trials:
-        yield from trials.measure(jobs, mode)
 
 
 class Trials:

@@ -15,11 +15,26 @@ from tilewright.analysis.cpu.assembly import Assembly, BasicBlock
 from tilewright.analysis.cpu.loops import Loop, natural_loops, post_dominators
 from tilewright.analysis.cpu.loops_operations import ARGUMENTS, SCALARS, STACK, Frame, Operations, Path, Unanalysable
 from tilewright.analysis.cpu.loops_values import MASK, UNLIMITED, ZERO, Guard, Value, signed
+from tilewright.ir.kernel import Kernel
 
 BUFFERS, BUFFER_DISTANCE = 1 << 40, 1 << 35
 UNDECIDED = "undecided"
 LIMIT = 200_000
 """Blocks and loop iterations that are followed at most."""
+
+
+def executions(kernel: Kernel, assembly: Assembly, threads: int = 1, thread: int = 0, step: int = 0, comparisons: float = inf) -> dict[object, float]:
+    """How often a thread executes each block (by its number), enters each loop (("entries", header)), and meets branches that depend on data
+    (`UNDECIDED`); `step` is the value of every scalar parameter. Thread 0 executes what is not parallel. `comparisons`: see `Execution`.
+
+    Raises:
+        Unanalysable: where the flow of control cannot be followed.
+    """
+    addresses = [BUFFERS + BUFFER_DISTANCE * (number + 1) for number in range(len(kernel.parameters))]
+    found = Execution(assembly, threads, thread, comparisons=comparisons).run(kernel.name, addresses, [step] * len(kernel.scalars))
+    if thread == 0:
+        return dict(found)
+    return {key: count for key, count in found.items() if not isinstance(key, int) or "._omp_fn." in assembly.blocks[key].function}
 
 
 class Execution(Operations):

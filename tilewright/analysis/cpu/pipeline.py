@@ -21,7 +21,7 @@ from math import inf
 from typing import Any
 
 from tilewright.analysis.cpu.assembly import Assembly, BasicBlock, Instruction, parse
-from tilewright.analysis.cpu.matching import executions
+from tilewright.analysis.cpu.loops_execution import executions
 from tilewright.analysis.cpu.pipeline_operands import USAGES, Usage
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES, Cost, Pipeline
@@ -276,7 +276,7 @@ def _in_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, cou
 
 def cycles(kernel: Kernel, assembly: Assembly | str, machine: Machine, threads: int = 1, thread: int = 0, comparisons: float = inf) -> KernelCycles:
     """Cycles of one thread for one call of a kernel: those of each block times its executions. Thread 0 has the largest share of every parallel loop,
-    and what is not parallel. `assembly` as for `matching.executed`; `comparisons` as for `matching.executions`.
+    and what is not parallel. `assembly` is what `assembly.disassembled` gives, or that parsed; `comparisons` as for `loops_execution.Execution`.
 
     Raises:
         Unanalysable: where the flow of control cannot be followed.

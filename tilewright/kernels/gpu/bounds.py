@@ -1,4 +1,4 @@
-"""Times that no kernel of a GPU schedule can beat: true lower bounds for whole columns of candidates, and pruning by them.
+"""Times that no kernel of a GPU schedule can beat: true lower bounds for whole columns of candidates.
 
 A bound is the largest of named terms, each of which holds alone. Rates are the machine's peaks at its highest clock, never what something was
 seen to sustain; work that might be avoided (reads that a cache may serve, addresses, conflicts of banks, barriers) counts as nothing. Kernels that
@@ -22,7 +22,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.columns import Columns, reject
+from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.schema import AnySchema
 
@@ -53,15 +53,6 @@ def memory_share(machine: Machine, rotated_bytes: float) -> float:
     if level2 is None or rotated_bytes <= level2.bytes:
         return 0.0
     return 1.0 - level2.bytes / rotated_bytes
-
-
-def prune(rows: Columns, bound_seconds: np.ndarray, best_known_seconds: float, margin: float = 1.0) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The rows that may still be the fastest, and how many cannot be, by reason: those whose bound exceeds `best_known_seconds` * margin.
-
-    With the *measured* time of any candidate and a margin of 1 the best is never pruned: it takes at most what that candidate took, and at
-    least its own bound. With a *predicted* time it is safe as long as some candidate really runs within prediction * margin: the margin has to
-    cover by how much the model underestimates the candidate that it likes best."""
-    return reject(rows, [("cannot beat the best known time", bound_seconds > best_known_seconds * margin)])
 
 
 def busiest(units: np.ndarray, places: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.kernels.gpu.counts import WORD, TileCounts, ceil_div
+from tilewright.kernels.gpu.counts import TileCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 MEMORY_SHARE = 0.85
@@ -76,17 +76,3 @@ def counted_cost(volumes: TileCounts, machine: Machine, overheads: Overheads | N
     launch = np.full(len(v), o.launch * machine.launch_seconds)
     # the terms add up: what memory adds to the processors' own time is its term
     return Estimate({"launch": launch, "loop": loop / machine.clock_hz, "drain": drain / machine.clock_hz, "memory": together - compute})
-
-
-def printed_cost(volumes: TileCounts, machine: Machine) -> Estimate:
-    """CNNOpt's analytical model as its section 4.3 and its artifact have it, for comparison: the longer of the two movements, transactions of
-    128 bytes over bandwidth. Global: fills of shared memory, filters read by the read-only path, stored results. Shared: reads of the input slice
-    (and filters of the S kernel) and the staging of results."""
-    v = volumes
-    rounds = v.blocks * v.steps
-    wide = 32 * WORD
-    into_shared = rounds * (v.step_fill + v.warps * v.step_cached_loads) + v.blocks * v.store_instructions
-    from_shared = rounds * v.warps * v.step_shared_loads + v.blocks * v.drain_wavefronts
-    global_seconds = wide * into_shared / machine.memory_bandwidth
-    shared_seconds = wide * from_shared / (machine.shared_bytes_per_cycle * machine.clock_hz * machine.processors)
-    return Estimate({"global": global_seconds, "shared": shared_seconds}, overlapped=("global", "shared"))

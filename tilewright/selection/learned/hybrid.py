@@ -8,14 +8,14 @@ weigh more in training: the paper notes that order among fast kernels is what co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import InvalidModel, UnsupportedOption
-from tilewright.hardware.calibration import Overheads, gpu_calibration
+from tilewright.hardware.calibration import Overheads
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, take
 from tilewright.kernels.counts import joined as counts_of
@@ -29,8 +29,6 @@ from tilewright.selection.learned.forest import Forest
 TARGETS = ("time", "correction", "rank")
 LEARNED_ROWS = 2048
 """Of a larger space the forest sees only the candidates that the analytical model likes best."""
-FAILED_RESIDUAL = -0.9
-"""Logarithm of measured over expected time below which a training row counts as a launch that failed unnoticed."""
 
 
 @dataclass(frozen=True)
@@ -216,61 +214,7 @@ def out_of_fold(samples: Samples, machine: Machine, recipe: Recipe, overheads: O
     return result
 
 
-def without_failures(samples: Samples, machine: Machine, overheads: Overheads) -> Samples:
-    """Drops measurements that cannot be: faster than the machine's peak rate allows, or far below what kernels of other problems let expect (a
-    launch that fails unnoticed returns in microseconds)."""
-    samples = samples.where(samples.seconds > samples.counts.flops / machine.peak_flops["fp32"])
-    if len(np.unique(samples.problem)) < 8:
-        return samples
-    quick = Recipe(options={"max_iter": 150, "loss": "absolute_error"})
-    residual = np.log(samples.seconds / out_of_fold(samples, machine, quick, overheads, 4, 1))
-    return samples.where(residual > FAILED_RESIDUAL)
-
-
-def fit_overheads(samples: Samples, machine: Machine, start: Overheads | None = None, each: int = 40, prior: float = 0.02) -> Overheads:
-    """The analytical constants under which logarithms of time fit best, robustly, on up to `each` of the better kernels of each problem; good
-    kernels weigh more. `prior` keeps constants that the data say nothing about near `start`, which are the machine's where they are not given.
-
-    Raises:
-        UnsupportedOption: SciPy, which comes with scikit-learn, is not installed.
-    """
-    try:
-        from scipy.optimize import least_squares
-    except ImportError:
-        raise UnsupportedOption("fitting needs SciPy", "pip install tilewright[train]") from None
-    start = start or gpu_calibration(machine).counted
-    quality = best_of_problem(samples) / samples.seconds
-    order = np.random.default_rng(3).permutation(len(samples))
-    order = order[quality[order] > 0.25]
-    numbers = samples.problem[order]
-    order = order[np.argsort(numbers, kind="stable")]
-    numbers = samples.problem[order]
-    first = np.r_[True, numbers[1:] != numbers[:-1]]
-    position = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-    chosen = order[position < each]
-    volumes, goal, weight = taken(samples.counts, chosen), np.log(samples.seconds[chosen]), quality[chosen]
-    names = [spec.name for spec in fields(Overheads)]
-    origin = np.log([getattr(start, name) for name in names])
-
-    def with_constants(logarithms: np.ndarray) -> Overheads:
-        return replace(start, **dict(zip(names, map(float, np.exp(logarithms)), strict=True)))
-
-    def residuals(logarithms: np.ndarray) -> np.ndarray:
-        predicted = np.log(counted_cost(volumes, machine, with_constants(logarithms)).seconds)
-        differences: np.ndarray = np.r_[(predicted - goal) * weight, (logarithms - origin) * prior * len(chosen) ** 0.5]
-        return differences
-
-    solution = least_squares(residuals, origin, loss="soft_l1", f_scale=0.1, max_nfev=40, bounds=(origin - 2.5, origin + 2.5))
-    return with_constants(solution.x)
-
-
 def loss_of_performance(seconds: np.ndarray, predicted: np.ndarray, tried: int) -> float:
     """LoP@n: how much longer than the fastest of all kernels the fastest of the `tried` best predicted takes, as a fraction (CNNOpt, equation 5)."""
     order = np.argsort(predicted, kind="stable")[:tried]
     return float(seconds[order].min() / seconds.min() - 1)
-
-
-def trials_to(seconds: np.ndarray, predicted: np.ndarray, share: float) -> int:
-    """Kernels to measure in predicted order until one reaches `share` of the best performance (CNNOpt, table 8: a loss of at most 1 - share)."""
-    order = np.argsort(predicted, kind="stable")
-    return int(np.argmax(seconds[order] <= seconds.min() * (2 - share))) + 1

@@ -30,8 +30,6 @@ class DirectForm:
 
 
 GENERATED = DirectForm()
-PUBLISHED = DirectForm(channels_last=False, staged_result=True, spare_registers=2)
-"""CNNOpt's kernels. Their script caps the compiler at equation 2 (3) plus one and two more, so that occupancy follows the equation."""
 
 
 def problem_columns(problem: Problem, count: int) -> dict[str, np.ndarray]:
