@@ -14,12 +14,14 @@ import pytest
 
 from bench.analysis.warps import accesses
 from tests.on_device import cuda_binary, launch
+from tilewright.analysis.cpu.loop_tree import loop_tree
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics import amx, async_copy, barriers, mma
 from tilewright.codegen.intrinsics.barriers import block_barrier
+from tilewright.codegen.intrinsics.prefetch import prefetch
 from tilewright.hardware import catalogue, host_cpu, machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.dtypes import size_of
@@ -76,7 +78,7 @@ def described() -> list[Intrinsic]:
     place = Place("x", at(0))
     invoked = [
         amx.zero(tiles[0]), amx.load(tiles[1], "x", at(0), 64), amx.multiply(*tiles), amx.store(tiles[0], "x", at(0), 16),
-        async_copy.commit(), async_copy.await_groups(1), barriers.block_barrier(), barriers.cluster_barrier(), mma.round_to_tf32(place, const(1.0, "f32")),
+        prefetch("x", at(0)), async_copy.commit(), async_copy.await_groups(1), barriers.block_barrier(), barriers.cluster_barrier(), mma.round_to_tf32(place, const(1.0, "f32")),
         *(mma.mma(kind, place, place, place) for kind in KINDS),
         *(mma.ldmatrix(dtype, count, place, place) for dtype in ("f32", "f16", "bf16") for count in (1, 2, 4)),
         *(mma.ldmatrix("f16", count, place, place, True) for count in (1, 2, 4)),
@@ -122,6 +124,19 @@ def test_walkers_follow_operands() -> None:
     assert moved_on.values == {"inside": compare("lt", row, 5)}
     with pytest.raises(ValueError, match="copies a load"):
         async_copy.copy("s", row, Load("x", (row,), "f32") + 1.0)
+
+
+def test_a_prefetch_touches_nothing() -> None:
+    """Also beyond its buffer."""
+    hint = prefetch("x", at(1 << 20))
+    assert written_by(hint) == () and [*expressions(hint)] == [at(1 << 20)]
+    body = block(hint, Store("out", at(0), Load("x", (at(3),), "f32")))
+    kernel = Kernel("k", (Buffer("x", "f32", 4), Buffer("out", "f32", 1, writable=True)), body)
+    found = loop_tree(kernel).root
+    assert found is not None and {name: len(accesses) for name, accesses in found.accesses.items()} == {"x": 1, "out": 1}
+    out = np.zeros(1, np.float32)
+    assert run(kernel, [np.arange(4, dtype=np.float32), out]).is_clean and out[0] == 3
+    assert "__builtin_prefetch(x + 1048576);" in print_c([kernel])
 
 
 # --- fragments --------------------------------------------------------------------------------------------------------

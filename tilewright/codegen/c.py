@@ -34,7 +34,7 @@ from tilewright.codegen.printer import (
 from tilewright.codegen.sharing import used_variables
 from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
-from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Prefetch, Statement, Store
+from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Statement, Store
 
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
 """Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""
@@ -123,9 +123,6 @@ class CPrinter(Printer):
         element = "u8" if buffer.dtype == "bool" else buffer.dtype
         address = base if offset == Const(0, INDEX) else f"({base} + {self.text(offset, SUM)})"
         return Code(f"*({'' if writes else 'const '}{self.type_name(element, lanes)}_u *){address}", UNARY)
-
-    def prefetch(self, root: Prefetch) -> None:
-        self.line(f"__builtin_prefetch({self.buffer(root.buffer)[0]} + {self.text(root.offset, SUM)});")
 
     def is_plain(self, buffer: Buffer) -> bool:
         """Whether the buffer is a variable and not an array."""

@@ -30,7 +30,6 @@ from tilewright.ir.kernel import (
     Kernel,
     Let,
     Place,
-    Prefetch,
     Statement,
     Store,
     With,
@@ -44,9 +43,6 @@ _SHADOW_BYTES = 40  # sizeof(tw_shadow)
 class CheckedPrinter(CPrinter):
     """Prints one kernel as C with checks: `void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *,
     int64_t *count, tw_meaning)`."""
-
-    def prefetch(self, root: Prefetch) -> None:
-        """Touches nothing."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
@@ -211,6 +207,8 @@ class CheckedPrinter(CPrinter):
         values = root.values
         if intrinsic.order == "await":
             self.line(f"tw_await(s, {self.text(next(iter(values.values())))});")
+            return
+        if intrinsic.meaning is None:  # a hint
             return
         places = self.guarded_places(root)
         given = [(operand, place) for operand, place in places if operand.reads]

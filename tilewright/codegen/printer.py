@@ -34,7 +34,6 @@ from tilewright.ir.kernel import (
     Kernel,
     Let,
     Place,
-    Prefetch,
     Statement,
     Store,
     With,
@@ -501,9 +500,6 @@ class Printer(ABC):
             self.loop(root)
         elif isinstance(root, If):
             self.branch(root)
-        elif isinstance(root, Prefetch):
-            self.prepare(root.offset)
-            self.prefetch(root)
         elif isinstance(root, Invoke):
             self.invoke(root)
         elif isinstance(root, With):
@@ -513,9 +509,6 @@ class Printer(ABC):
                 self.line(f"// {text}".rstrip("\\"))
         else:
             raise TypeError(f"not a kernel statement: {type(root).__name__}")
-
-    def prefetch(self, root: Prefetch) -> None:  # noqa: B027 - overridden where the language has one
-        """A hint; a language without one leaves it out."""
 
     def atomic_add(self, root: AtomicAdd) -> None:
         raise ValueError("this language has no atomic additions")

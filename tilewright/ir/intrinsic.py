@@ -32,7 +32,7 @@ LANES: Final[Mapping[str, int]] = MappingProxyType({"thread": 1, "warp": 32, "wa
 """Threads that perform an instruction together, by its scope. The other scopes, "block" and "cluster", are those of barriers."""
 
 STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "value"})
-ACCESS: Final = frozenset({"read", "write", "update", "begin"})
+ACCESS: Final = frozenset({"read", "write", "update", "begin", "address"})
 ORDER: Final = frozenset({"", "commit", "await", "barrier"})
 
 
@@ -41,10 +41,11 @@ class Operand:
     """What one lane gives to an instruction, or gets from it.
 
     `storage`: "fragment" (registers of the lane), "shared" or "global" memory, "memory" (anything that has an address, on a CPU) or "value" (an
-    expression). `access`: "read", "write", "update" (both) or "begin": written some time before its thread's group of
-    copies has been awaited. Elements are `shape` (scalar: empty; at most two dimensions) at multiples of `strides` from the place's offset, of which
-    the last is 1; without strides they are dense. `lanes`: how many lanes of the scope give an address, the first ones (0: all; the others' places
-    are not touched). `guard`: the name of a truth value; where it does not hold, nothing is read and the elements are zeros.
+    expression). `access`: "read", "write", "update" (both), "begin" (written some time before its thread's group of copies has been awaited) or
+    "address" (neither read nor written: it may lie beyond the buffer). Elements are `shape` (scalar: empty; at most two dimensions) at multiples of
+    `strides` from the place's offset, of which the last is 1; without strides they are dense. `lanes`: how many lanes of the scope give an address,
+    the first ones (0: all; the others' places are not touched). `guard`: the name of a truth value; where it does not hold, nothing is read and the
+    elements are zeros.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Operand:
 
     @property
     def writes(self) -> bool:
-        return self.access != "read"
+        return self.access in ("write", "update", "begin")
 
     @property
     def size(self) -> int:

@@ -4,7 +4,7 @@ Grammar::
 
     Kernel    = name, parameters (global buffers), scalars, launch (None on a CPU), body, header
     Statement = Block(statements) | Let(variable, value) | Store(buffer, offset, value) | Allocate(buffer)
-              | For(variable, extent, body, kind) | If(condition, then, otherwise) | Prefetch(buffer, offset) | Comment(text)
+              | For(variable, extent, body, kind) | If(condition, then, otherwise) | Comment(text)
               | AtomicAdd(buffer, offset, value) | Invoke(intrinsic, operands) | With(context, buffers, body)
     Operand   = Place(buffer, offset) | Expr
 
@@ -105,14 +105,6 @@ class If:
 
 
 @dataclass(frozen=True)
-class Prefetch:
-    """A hint that the cache line at this offset of a global buffer is wanted soon; the offset may lie beyond the buffer."""
-
-    buffer: str
-    offset: Expr
-
-
-@dataclass(frozen=True)
 class With:
     """The body, for whose length a context is set up. These buffers, in registers and not initialised, are the context's: only instructions reach
     them, by the names that the context's text has for them."""
@@ -171,7 +163,6 @@ Statement: TypeAlias = (
     | Allocate
     | For
     | If
-    | Prefetch
     | Invoke
     | With
     | Comment
@@ -236,8 +227,6 @@ def expressions(root: Statement) -> Iterator[Expr]:
         elif isinstance(statement, (Store, AtomicAdd)):
             yield statement.offset
             yield statement.value
-        elif isinstance(statement, Prefetch):
-            yield statement.offset
         elif isinstance(statement, Invoke):
             for operand, given in zip(statement.intrinsic.operands, statement.operands, strict=True):
                 if not isinstance(given, Place):
@@ -269,8 +258,6 @@ def map_expressions(root: Statement, change: Callable[[Expr], Expr], buffer: Cal
         return Let(root.variable, change(root.value))
     if isinstance(root, (Store, AtomicAdd)):
         return type(root)(buffer(root.buffer), change(root.offset), change(root.value))
-    if isinstance(root, Prefetch):
-        return Prefetch(buffer(root.buffer), change(root.offset))
     if isinstance(root, With):
         return replace(root, body=map_expressions(root.body, change, buffer))
     if isinstance(root, Invoke):

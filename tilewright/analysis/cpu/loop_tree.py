@@ -234,7 +234,7 @@ class _Builder:
         return _joined(parts)
 
     def operand(self, operand: Operand, place: Place, known: Mapping[Var, Expr]) -> Iterator[Leaf]:
-        """What an instruction touches in memory: an access a row, once for reading and once for writing."""
+        """What an instruction touches in memory: an access a row, once for reading and once for writing. It does not wait for what it prefetches."""
         offset = substitute(place.offset, known)
         rows: tuple[tuple[int, int], ...] = ()
         if operand.rows > 1:
@@ -245,7 +245,7 @@ class _Builder:
             yield Leaf((_access(place.buffer, offset, operand.row, writes, {}),), rows)
 
     def touches(self, statement: Statement, known: Mapping[Var, Expr]) -> Iterator[Access]:
-        # prefetches do not wait for what they fetch; comments and allocations touch nothing
+        # comments and allocations touch nothing
         if isinstance(statement, (Let, Store)):
             for load in loads(statement.value, *([statement.offset] if isinstance(statement, Store) else [])):
                 if load.buffer in self.buffers:

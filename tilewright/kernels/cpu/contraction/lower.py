@@ -22,10 +22,11 @@ from math import prod
 from tilewright.codegen.access import merge_axes
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.describe import described
+from tilewright.codegen.intrinsics.prefetch import prefetch
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import ZERO, Apply, Const, Expr, Load, Var, coefficient, index_const, loads, substitute
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered
 from tilewright.kernels.cpu.common import SERIAL_WORK, common_origin
@@ -215,4 +216,4 @@ class _Tile:
             return []
         shares = min(tiles, self.schedule.panel // line_of)
         line = (self.panel + 1) * lines + self.tile % shares * steps_of_tile + step
-        return [Prefetch(self.b.buffer, line * line_of)]
+        return [prefetch(self.b.buffer, line * line_of)]

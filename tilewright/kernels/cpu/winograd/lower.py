@@ -21,6 +21,7 @@ from tilewright.codegen.access import bind_shared, vectorise
 from tilewright.codegen.assemble import assemble, block
 from tilewright.codegen.common import bytes_touched, decode, extent_of, named
 from tilewright.codegen.describe import described
+from tilewright.codegen.intrinsics.prefetch import prefetch
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import (
@@ -41,7 +42,7 @@ from tilewright.ir.expr import (
     substitute,
 )
 from tilewright.ir.graph import Value
-from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Prefetch, Statement, Store, substitute_in
+from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Store, substitute_in
 from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
@@ -212,7 +213,7 @@ class _Block:
         following = self.layouts[self.filters].offset([point + 1, index_const(0), panel * s.panel])
         each = -(-lines // s.blocks)
         share = group % lines if s.blocks > lines else group
-        return [Prefetch(self.filters, following + ((share * each + number) * channels + c) * line) for number in range(each)]
+        return [prefetch(self.filters, following + ((share * each + number) * channels + c) * line) for number in range(each)]
 
     def _outputs(self, part: Expr, panel: Expr, first: Expr) -> Statement:
         """Y = A^T M A, and of each element that lies in the image what the region stores."""
