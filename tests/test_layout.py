@@ -20,7 +20,7 @@ ORDER = (
 """A folder imports from those before it and from itself."""
 EVERYWHERE = ("errors", "files", "settings")
 """Files that import nothing of the folders, and that every folder may import."""
-ABOVE = ("compile", "cli", "cli_artifact", "cli_batch", "cli_options", "cli_train", "cli_tune", "models", "dynamo", "zoo", "__main__")
+ABOVE = ("compile", *(path.stem for path in PACKAGE.glob("cli*.py")), "models", "dynamo", "zoo", "__main__")
 """What may import every folder, and what no folder may import."""
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 

@@ -25,7 +25,8 @@ from torch import nn
 
 import tilewright
 from tests.stand_ins import FAILURE, H200, OTHER, SMALL, filled, sample, stand_ins
-from tilewright.cli import _quiet, main
+from tilewright.cli import main
+from tilewright.cli_output import quiet
 from tilewright.errors import CacheError
 from tilewright.files import lines_of
 from tilewright.ir.problem import Problem
@@ -172,7 +173,7 @@ def test_the_command_warns_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixt
     err = capfd.readouterr().err
     assert err.startswith(f"tilewright: error: the records {tmp_path / 'lines.py'} cannot be used: ") and err.count("\n") == 1
     assert (tmp_path / "lines.py").exists()
-    with pytest.raises(ZeroDivisionError), _quiet(False):
+    with pytest.raises(ZeroDivisionError), quiet(False):
         Records(write=False).close()
         default_path().write_text("no records")
         Records(write=False).close()

@@ -18,11 +18,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=path, metavar="PATH", help="an artifact, a directory or a .zip file")
 
 
-def run_digest(options: argparse.Namespace) -> int:
+def run_digest(options: argparse.Namespace, console: Console) -> int:
     """Prints it alone, for scripts."""
     from tilewright.runtime.artifact import digest
 
-    print(digest(options.path))
+    console.print(digest(options.path), soft_wrap=True)
     return 0
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+WRONG_CODE = 1
+"""`verify` found a wrong region, `bench` a wrong result, or `cache check` a problem."""
 ERROR_CODE = 2
 LARGEST = (1 << 31) - 1
 """Of any number of things."""

@@ -1,0 +1,82 @@
+"""``tilewright bench``: times a model against other ways of running it, in turns."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from tilewright.cli_model import MODEL_HELP, check_options, compiled, inputs_on_target, is_artifact, resolved, runs_on_gpu
+from tilewright.cli_options import WRONG_CODE, amount, whole
+from tilewright.cli_output import quiet
+from tilewright.errors import InvalidModel, UnsupportedOption
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from tilewright.runtime.executable import Executable
+
+DESCRIPTION = "time a model against other ways of running it, in turns"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options, besides those of building."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--against", default="eager,eager_cl", metavar="NAMES", help="of eager, eager_cl, inductor, onnxruntime, openvino")
+    parser.add_argument("--rounds", type=whole(), default=10, help="turns of each contender (default 10)")
+    parser.add_argument("--seconds", type=amount, default=0.3, help="least time of one turn (default 0.3)")
+    parser.add_argument("--tolerance", type=amount, help="largest error relative to the largest output (default 1e-3, of bf16 5e-2)")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Prints the times; the exit code is WRONG_CODE where ours could not be measured or was wrong."""
+    import torch
+
+    check_options(options)
+    from tilewright.runtime.verify import TOLERANCES
+    from tilewright.tuning.measure import Contender, compare, seconds_of_call, seconds_of_device_call
+    from tilewright.tuning.peers import PEERS, on_device
+
+    names = list(dict.fromkeys(name for name in options.against.split(",") if name))
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise UnsupportedOption(f"--against {', '.join(unknown)} is not known", f"choose from {', '.join(PEERS)}")
+    if is_artifact(options.model):
+        raise InvalidModel(f"{options.model} holds no PyTorch module to time PyTorch with", "give the module that it was made from")
+    model = resolved(options)
+    module = _without_guards(model.module) if isinstance(model.module, torch.export.ExportedProgram) else model.module
+    if not isinstance(module, torch.nn.Module) or model.inputs is None:
+        raise InvalidModel(f"{options.model} holds no PyTorch module to time PyTorch with", "give the module that it was made from")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    on_gpu = runs_on_gpu(options.target)
+    if on_gpu:
+        module = module.to("cuda")
+
+    def ours(copied: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Executable:
+        from tilewright.models import Model
+
+        return compiled(Model(options.model, copied, lambda seed: inputs), options)
+
+    contenders = [Contender("tilewright", ours), *(on_device(PEERS[name], "cuda" if on_gpu else "cpu") for name in names)]
+    examples, fresh = (inputs_on_target(model, options, seed) for seed in (0, 1))
+    usual = TOLERANCES["bf16"] if options.precision == "bf16" else 1e-3
+    tolerance = options.tolerance if options.tolerance is not None else usual
+    with quiet(options.debug):
+        outcomes = compare(
+            options.model, module, examples, fresh, contenders, tolerance, options.rounds, options.seconds,
+            seconds_of_device_call if on_gpu else seconds_of_call,
+        )  # fmt: skip
+    from tilewright.report.tables import outcome_table
+
+    where = "GPU" if on_gpu else f"{torch.get_num_threads()} threads"
+    console.print(outcome_table(outcomes, f"{options.model}, batch {options.batch or 1}, {where}"))
+    return 0 if outcomes[0].status == "measured" else WRONG_CODE
+
+
+def _without_guards(program: Any) -> Any:
+    """The program as a module that does not compare its inputs' sizes in Python at each call: a plain module would not either."""
+    import inspect
+
+    optional = "check_guards" in inspect.signature(program.module).parameters
+    return program.module(check_guards=False) if optional else program.module()

@@ -1,0 +1,44 @@
+"""What commands write to: consoles, and silence of PyTorch's exporter."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def output_console(error: bool = False) -> Console:
+    """A console that does not fold tables where its output goes into a file or pipe, and takes no text for markup: names come from files."""
+    from rich.console import Console
+
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    console = Output(stderr=error, highlight=False, markup=False)
+    return console if console.is_terminal else Output(stderr=error, highlight=False, markup=False, width=160)
+
+
+@contextmanager
+def quiet(debug: bool) -> Iterator[None]:
+    """Without the warnings of PyTorch's exporter; our own are shown, in one line each."""
+    import logging
+
+    if debug:
+        logging.basicConfig(level=logging.INFO)
+        yield
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            ours = [str(w.message) for w in caught if "tilewright" in str(w.filename) or "hrough PyTorch" in str(w.message)]
+            for message in dict.fromkeys(ours):
+                print(f"tilewright: warning: {message}", file=sys.stderr)
