@@ -21,7 +21,10 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Program, Storage
 from tilewright.partition.plan import plan_program
+from tilewright.toolchain.compilers import C_FLAGS
 
+FLAGS = tuple(flag for flag in C_FLAGS if flag not in ("-shared", "-nostartfiles", "-fPIC", "-O2"))
+"""Under which the text means what the IR says; neither a kind of file nor a level of optimisation."""
 MAIN = """
 #include <stdio.h>
 #include <stdlib.h>

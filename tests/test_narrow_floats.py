@@ -12,8 +12,9 @@ import torch
 
 from tests.on_device import cuda_binary, launch
 from tests.operator_cases import samples
+from tests.standalone import FLAGS
 from tilewright.codegen.assemble import block
-from tilewright.codegen.c import FLAGS, print_c
+from tilewright.codegen.c import print_c
 from tilewright.codegen.conversions import bits_of
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
@@ -92,7 +93,7 @@ def test_as_compiled(source: str, target: str, lanes: int, flags: tuple[str, ...
     kernel = conversion(source, target, len(inputs(source)), lanes)
     text = print_c([kernel])
     (tmp_path / "kernel.c").write_text(text)
-    subprocess.run(["gcc", *FLAGS, *flags, "-Wno-psabi", "-shared", "-fPIC", "-o", "kernel.so", "kernel.c", "-lm"], cwd=tmp_path, check=True)
+    subprocess.run(["gcc", "-O2", *FLAGS, *flags, "-Wno-psabi", "-shared", "-fPIC", "-o", "kernel.so", "kernel.c", "-lm"], cwd=tmp_path, check=True)
     x = inputs(source)
     given, found = bits(x), np.zeros_like(expected(x, target, False))
     getattr(ctypes.CDLL(str(tmp_path / "kernel.so")), kernel.name)((ctypes.c_void_p * 2)(given.ctypes.data, found.ctypes.data), None)
@@ -151,7 +152,7 @@ def test_values_in_the_interpreter(gpu: bool) -> None:
 def test_values_as_compiled(tmp_path: Path) -> None:
     (tmp_path / "kernel.c").write_text(print_c([values(False)]))
     flags = ("-Werror", "-Wall", "-Wno-psabi", "-Wno-unused-function", *host_cpu().compiler_flags)
-    subprocess.run(["gcc", *FLAGS, *flags, "-shared", "-fPIC", "-o", "kernel.so", "kernel.c", "-lm"], cwd=tmp_path, check=True)
+    subprocess.run(["gcc", "-O2", *FLAGS, *flags, "-shared", "-fPIC", "-o", "kernel.so", "kernel.c", "-lm"], cwd=tmp_path, check=True)
     arrays, wanted = values_arrays()
     ctypes.CDLL(str(tmp_path / "kernel.so")).narrow((ctypes.c_void_p * 7)(*(array.ctypes.data for array in arrays)), None)
     for found, one in zip(arrays[1:], wanted, strict=True):

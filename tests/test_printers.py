@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from tests.on_device import cuda_binary
-from tilewright.codegen.c import FLAGS, print_c
+from tests.standalone import FLAGS
+from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import dynamic_shared_bytes, index_dtype, print_cuda, shared_bytes
 from tilewright.codegen.interpreter import run
 from tilewright.codegen.intrinsics.barriers import block_barrier
@@ -77,7 +78,7 @@ def at(index: int) -> Const:
 
 def compiled(source: str, folder: Path) -> ctypes.CDLL:
     (folder / "kernels.c").write_text(source)
-    command = ["gcc", *FLAGS, "-march=native", "-Wall", "-Werror", "-Wno-unused-variable", "-shared", "-fPIC"]
+    command = ["gcc", "-O2", *FLAGS, "-march=native", "-Wall", "-Werror", "-Wno-unused-variable", "-shared", "-fPIC"]
     done = subprocess.run([*command, "-o", "kernels.so", "kernels.c", "-lm"], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(folder / "kernels.so"))
@@ -411,7 +412,7 @@ static float space[4][{COUNT}];
 int main(void) {{ void *p[4] = {{space[0], space[1], space[2], space[3]}}; {" ".join(calls)} return 0; }}
 """
     (tmp_path / "main.c").write_text(print_c(kernels) + main)
-    command = ["aarch64-linux-gnu-gcc", *FLAGS, "-mcpu=neoverse-n1", "-w", "-static", "-o", "program", "main.c", "-lm"]
+    command = ["aarch64-linux-gnu-gcc", "-O2", *FLAGS, "-mcpu=neoverse-n1", "-w", "-static", "-o", "program", "main.c", "-lm"]
     subprocess.run(command, cwd=tmp_path, check=True)
     subprocess.run(["qemu-aarch64", "./program"], cwd=tmp_path, check=True)
     for kernel_name, (name, inputs) in arrays.items():
@@ -544,7 +545,7 @@ def test_micro_kernel_is_right_and_stays_in_registers() -> None:
     source = print_c([micro_kernel()])
     with TemporaryDirectory() as folder:
         call(compiled(source, Path(folder)), "micro", [a, packed, c])
-        command = ["gcc", *FLAGS, "-march=skylake-avx512", "-mprefer-vector-width=512", "-S", "-o", "-", "kernels.c"]
+        command = ["gcc", "-O2", *FLAGS, "-march=skylake-avx512", "-mprefer-vector-width=512", "-S", "-o", "-", "kernels.c"]
         assembly = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     np.testing.assert_allclose(c, np.maximum(a.astype(np.float64) @ b, 0), rtol=1e-4, atol=1e-4)
     if assembly.returncode == 0:  # a compiler for x86

@@ -14,13 +14,10 @@ from torch import nn
 import tilewright
 from tests.compiled import Case
 from tests.operator_cases import Dense, Inverted, Residual, case, normal, randomised
-from tests.standalone import run_standalone
+from tests.standalone import FLAGS, run_standalone
 from tilewright import zoo
 from tilewright.hardware import machine
 from tilewright.hardware.host import host_cpu
-from tilewright.toolchain.compilers import C_FLAGS
-
-FLAGS = tuple(flag for flag in C_FLAGS if flag not in ("-shared", "-nostartfiles", "-fPIC", "-O2"))
 
 
 def lenet() -> Case:

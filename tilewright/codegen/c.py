@@ -36,9 +36,6 @@ from tilewright.ir.dtypes import ELEMENT_TYPES, NARROW_FLOATS, is_float, size_of
 from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, const, floordiv, mod
 from tilewright.ir.kernel import Block, Buffer, Comment, For, Kernel, Place, Statement, Store
 
-FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fopenmp")
-"""Flags under which the text means what the IR says; the target's (`-march`, `-mprefer-vector-width`) come on top."""
-
 _REDUCTIONS = {"sum": "+", "prod": "*", "any": "||", "all": "&&"}
 
 
