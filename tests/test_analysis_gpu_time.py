@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.analysis.chains import alone_cycles, latencies_of
+from bench.analysis.chains import UnknownLatency, alone_cycles, latencies_of
 from bench.analysis.ptx import parse
 from bench.analysis.ptx_flow import flow_of
 from bench.analysis.seconds import as_constants, as_numbers, constants_of, kernel_columns, predicted_seconds, term_cycles
@@ -46,6 +46,12 @@ def test_dependent_instructions_wait_and_others_do_not() -> None:
     assert cycles(chain, 50) == pytest.approx(50 * 4 * H200.fma_latency_cycles, rel=0.05)
     assert cycles(apart, 50) == pytest.approx(50 * 7, rel=0.05)  # seven instructions, one a cycle
     assert cycles(chain, 100) == pytest.approx(2 * cycles(chain, 50), rel=0.05)
+
+
+@pytest.mark.parametrize("opcode", ["mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "ldmatrix.sync.aligned.m8n8.x4.shared.b16"])
+def test_tensor_cores_are_refused_and_not_taken_for_an_addition(opcode: str) -> None:
+    with pytest.raises(UnknownLatency, match=f"no latency of {opcode} is known"):
+        cycles(f"{opcode} {{%r1, %r2, %r3, %r4}}, [%r5];", 8)
 
 
 @pytest.mark.parametrize("groups, share", [(0, 1.0), (1, 0.5), (3, 0.25)])

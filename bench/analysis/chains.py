@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from bench.analysis.ptx import BasicBlock, Function, Instruction
 from bench.analysis.ptx_flow import Flow
+from tilewright.errors import TilewrightError
 from tilewright.hardware import documents
 from tilewright.hardware.machine import Machine
 
@@ -41,6 +42,10 @@ Uses: TypeAlias = tuple[list[str], list[str]]
 """Registers that an instruction reads, and those that it writes."""
 
 
+class UnknownLatency(TilewrightError):
+    """A kernel has an instruction of whose latency nothing is known."""
+
+
 @dataclass
 class _Time:
     """What is ready when, in cycles, while instructions are followed."""
@@ -56,6 +61,8 @@ class _Time:
 
     def follow(self, instruction: Instruction, reads: Sequence[str], writes: Sequence[str]) -> None:
         kind = instruction.kind
+        if kind == "matrix":
+            raise UnknownLatency(f"no latency of {instruction.opcode} is known", "add it with its source, and its rate to transactions.warp_cycles")
         self.issued += kind != "move"
         start = max(self.floor, *(self.ready.get(name, 0.0) for name in reads), 0.0)
         done = start + self.latencies.get(kind, 0.0)

@@ -21,10 +21,11 @@ INTEGER_TYPES = ("s16", "u16", "b16", "s32", "u32", "b32", "s64", "u64", "b64")
 SPECIAL = ("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
 CLASSES = (
     "fma", "float", "special", "integer", "convert", "move", "compare", "branch", "barrier", "copy", "atomic", "shared load", "shared store",
-    "global load", "global store", "other load", "other",
+    "global load", "global store", "other load", "matrix", "other",
 )  # fmt: skip
 """Of instructions: "float" is every floating-point operation but fused multiply-adds and the "special" functions; "compare" includes selections and
-operations on predicates; "copy" is asynchronous; "other load" is of parameters, constants and local memory."""
+operations on predicates; "copy" is asynchronous; "other load" is of parameters, constants and local memory; "matrix" is what a warp does for tensor
+cores."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Instruction:
             return "copy" if "shared" in parts else "barrier"
         if base in ("bar", "barrier", "membar", "fence"):
             return "barrier"
+        if base in ("mma", "ldmatrix"):
+            return "matrix"
         if base in ("atom", "red"):
             return "atomic"
         if base in ("ld", "st", "ldu"):

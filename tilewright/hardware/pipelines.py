@@ -42,8 +42,15 @@ class Pipeline:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def cost(self, kind: str, bits: int = 0) -> Cost:
-        """The row of a kind of instruction on vectors of so many bits."""
-        return self.costs.get(f"{kind} {bits}") or self.costs[kind]
+        """The row of a kind of instruction on vectors of so many bits.
+
+        Raises:
+            KeyError: where the table has none.
+        """
+        row = self.costs.get(f"{kind} {bits}") or self.costs.get(kind)
+        if row is None:
+            raise KeyError(f"the table of {self.name} has no row for {kind!r}")
+        return row
 
 
 def op(latency: float, *uses: str, slots: int = 1, accumulate: float = 0) -> Cost:
