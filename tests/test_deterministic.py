@@ -47,12 +47,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def atomic(ranking: Ranking) -> list[Choice]:
-    return [choice for choice in ranking if getattr(choice.schedule, "atomics", 0)]
+    return [choice for choice in ranking if choice.schema.unordered(choice.schedule)]
 
 
 def trials_to_atomic(problem: Problem) -> int:
     """So many of the ranking that one of them adds atomically."""
-    return 1 + next(at for at, choice in enumerate(rank(problem, H200, atomics=True)) if getattr(choice.schedule, "atomics", 0))
+    return 1 + next(at for at, choice in enumerate(rank(problem, H200, atomics=True)) if choice.schema.unordered(choice.schedule))
 
 
 def record_of(problem: Problem, choice: Choice, seconds: float) -> Measurement:
@@ -68,7 +68,7 @@ def test_candidates_that_add_atomically_are_offered_on_request_alone() -> None:
     assert {type(choice.schedule).__name__ for choice in atomic(free)} == {"ContractionSchedule", "DirectSchedule"}
     fixed, free = (gpu_rank(BOTH, H200, atomics=allowed, learned=False) for allowed in (False, True))
     expected = {str(choice.schedule): choice.seconds for choice in fixed}
-    assert expected == {str(choice.schedule): choice.seconds for choice in free if not getattr(choice.schedule, "atomics", 0)}
+    assert expected == {str(choice.schedule): choice.seconds for choice in free if not choice.schema.unordered(choice.schedule)}
 
 
 def test_a_schedule_is_found_only_where_it_is_offered() -> None:
@@ -101,9 +101,9 @@ def test_tuning_measures_them_on_request_alone(tmp_path: Path) -> None:
         with Records(tmp_path / name) as records:
             tune([SPLIT], H200, trials_to_atomic(SPLIT), records, atomics=atomics, start=stand_ins)
             measured = {entry.schedule for entry in records.standing(key_of(SPLIT), "h200")}
-        wanted = [choice.schedule for choice in islice(rank(SPLIT, H200, atomics=atomics), trials_to_atomic(SPLIT))]
-        assert measured == {plain.schedule_text(schedule) for schedule in wanted}
-        assert any(getattr(schedule, "atomics", 0) for schedule in wanted) == atomics
+        wanted = list(islice(rank(SPLIT, H200, atomics=atomics), trials_to_atomic(SPLIT)))
+        assert measured == {plain.schedule_text(choice.schedule) for choice in wanted}
+        assert any(choice.schema.unordered(choice.schedule) for choice in wanted) == atomics
 
 
 def first_atomic(problem: Problem, machine: Machine, threads: int) -> Choice:

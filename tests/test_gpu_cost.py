@@ -13,7 +13,7 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.gemm.schema import GEMM
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, Operand, contraction_space
+from tilewright.kernels.gpu.gemm.space import AXES, ContractionProblem, ContractionSchedule, Operand, contraction_space
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.gemv.space import GemvSchedule
 from tilewright.kernels.registry import lower
@@ -30,8 +30,7 @@ def layer(k: int, c: int, o: int, f: int = 3) -> ContractionProblem:
 
 
 def columns(*schedules: ContractionSchedule) -> dict[str, np.ndarray]:
-    names = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split", "stages", "cluster")
-    return {name: np.array([getattr(s, name) for s in schedules]) for name in names}
+    return {name: np.array([getattr(s, name) for s in schedules]) for name in AXES}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Reductions (softmax, normalisations, global average pooling) that join the contraction whose result they reduce: the form of those that reduce
 rows, and whether a machine gains by it.
 
-A reduction needs a whole row, so it joins only where one tile of the contraction's kernel holds all output channels of its pixels. The models
-decide: tiles of whole rows may compute slower than the best tiles, storing the result and reading it back costs traffic and a kernel.
-A sum over pixels (its form: `pixel_joining`) joins where the pairs of an image and a panel of channels keep all threads of a CPU busy.
+A reduction needs a whole row, so it joins only where one tile of the contraction's kernel holds all output channels of its pixels. A schema that has
+a judgement of its own (`Schema.joined`) decides; else the predictions for one kernel and for two are compared. The form of sums over pixels:
+`pixel_joining`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.graph.contraction import Contraction, anchor, contraction, sums_pixels
+from tilewright.graph.contraction import anchor, contraction, sums_pixels
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import Step
 from tilewright.ir.expr import INDEX, Const, Expr, Var, loads, substitute
@@ -20,24 +20,11 @@ from tilewright.ir.graph import Value
 from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
-from tilewright.kernels.cpu.contraction.estimate import stored_between
-from tilewright.kernels.cpu.contraction.lower import contraction_problem
-from tilewright.kernels.cpu.contraction.nest import flat_nest
-from tilewright.kernels.cpu.contraction.schema import CONTRACTION
-from tilewright.kernels.cpu.contraction.space import CpuContractionProblem, longest_row
-from tilewright.kernels.schema import Options
-from tilewright.selection.choice import candidates, rank
-from tilewright.selection.ranking import Choice, Ranking
+from tilewright.kernels.registry import schemas
+from tilewright.kernels.schema import Verdict
+from tilewright.selection.choice import rank
 
 COMBINERS = ("sum", "prod", "max", "min")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether something joins, and why (or why not)."""
-
-    joins: bool
-    reason: str
 
 
 def owns_rows(steps: Sequence[Step]) -> bool:
@@ -137,56 +124,16 @@ class RowJudge:
             return Verdict(False, "there is nothing to compute")
         found = anchor(steps, self.constants)
         assert found is not None
+        judged = next((schema.joined for schema in schemas(self.machine, "contraction") if schema.joined is not None), None)
+        if judged is not None:
+            return judged(self._problem("contraction", steps, values), self.machine, self.threads)
         if sums_pixels(steps, found):
-            return self._pixels(steps, found, values)
-        length = found.size_n
-        if self.machine.is_gpu:
-            return self._on_gpu(steps, host, rows, values, length)
-        most = longest_row(self.machine)
-        if length > most:
-            return Verdict(False, f"a row of {length} does not fit one tile (at most {most})")
-        whole = self._facts(steps, values)
-        free = replace(whole, whole_rows=False, row_operations=0)
-        best = self._best(whole)
-        tile_loss = best.seconds - best.terms["row reductions"] - self._best(free).seconds
-        gains, costs = self._stored(whole)
-        compared = f"tiles of whole rows cost {1e6 * max(tile_loss, 0.0):.1f} us more, a stored result costs {costs}"
-        if tile_loss > gains:
-            return Verdict(False, f"a row of {length} fits one tile, but {compared}")
-        return Verdict(True, f"one tile owns the row of {length}: {compared}")
-
-    def _facts(self, steps: tuple[Step, ...], values: Mapping[str, Value]) -> CpuContractionProblem:
-        problem = self._problem("contraction", steps, values)
-        return contraction_problem(problem, flat_nest(problem))
-
-    def _best(self, facts: CpuContractionProblem) -> Choice:
-        """The fastest register tiles. None is feasible only where rows have to be whole and are too long (`longest_row` says up to which length)."""
-        return candidates(Ranking(self.machine), CONTRACTION, facts, Options(self.threads)).first()
-
-    def _stored(self, problem: CpuContractionProblem) -> tuple[float, str]:
-        """What storing the result between two kernels costs: seconds, and in words."""
-        saved = stored_between(problem, self.machine, self.threads)
-        return sum(saved.values()), ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in saved.items())
-
-    def _pixels(self, steps: tuple[Step, ...], found: Contraction, values: Mapping[str, Value]) -> Verdict:
-        pixels = prod(axis.extent or 0 for axis in steps[1].reduction)
-        if self.machine.is_gpu:
+            pixels = prod(axis.extent or 0 for axis in steps[1].reduction)
             owns = "a block owns one tile of pixels by channels, not whole images"
             return Verdict(False, f"reduces {pixels} pixels of {found.size_n} channels, and {owns}")
-        summed = self._facts(steps, values)
-        best = self._best(summed)
-        panels = summed.images * -(-summed.n // best.schedule.panel)
-        if panels < self.threads:
-            return Verdict(False, f"{panels} panels for {self.threads} threads: a thread owns the {pixels} pixels of a panel of channels")
-        free = replace(summed, images=0, row_operations=0)
-        loss = best.seconds - best.terms["pixel sums"] - self._best(free).seconds
-        gains, costs = self._stored(summed)
-        compared = f"whole images a thread cost {1e6 * max(loss, 0.0):.1f} us more, a stored result costs {costs}"
-        if loss > gains:
-            return Verdict(False, f"{panels} panels for {self.threads} threads own {pixels} pixels each, but {compared}")
-        return Verdict(True, f"one thread owns the {pixels} pixels of a panel ({panels} panels for {self.threads} threads): {compared}")
+        return self._compared(steps, host, rows, values, found.size_n)
 
-    def _on_gpu(
+    def _compared(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value], length: int
     ) -> Verdict:
         parts = (("contraction", steps), ("contraction", host), ("rows", rows))

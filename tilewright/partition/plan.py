@@ -137,7 +137,7 @@ def _lower(problem: Problem, context: _Context) -> Lowered:
     if choice.measured_seconds is not None:
         said += f"\nmeasured {1e6 * choice.measured_seconds:.3g} us"
     kernels = tuple(replace(kernel, header=f"{kernel.header}\n{said}") for kernel in lowered.kernels)
-    reasons = (IN_NO_ORDER,) if getattr(choice.schedule, "atomics", 0) else ()
+    reasons = (IN_NO_ORDER,) if choice.schema.unordered(choice.schedule) else ()
     return replace(
         lowered,
         region=replace(problem.region, reasons=reasons),

@@ -20,9 +20,10 @@ from tilewright.kernels.schema import AnySchema
 
 @dataclass(frozen=True)
 class Choice:
-    """One candidate with its prediction; `rejected` counts the infeasible ones by reason, `candidates` the feasible ones. `measured_seconds`: from
-    records, where there are any of it."""
+    """One candidate of a schema with its prediction; `rejected` counts the infeasible ones by reason, `candidates` the feasible ones.
+    `measured_seconds`: from records, where there are any of it."""
 
+    schema: AnySchema
     schedule: Any
     seconds: float
     terms: Mapping[str, float]
@@ -118,7 +119,7 @@ class Ranking:
             terms["learned correction"] = float(self.predicted[position]) - seconds
             seconds = float(self.predicted[position])
         schedule = part.schema.schedule_of(row(part.rows, at), self.machine)
-        return Choice(schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates)
+        return Choice(part.schema, schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates)
 
     def find(self, schedule: Any) -> Choice | None:
         """The candidate of a schedule, or None where it is none of these."""

@@ -23,7 +23,8 @@ from tilewright import settings
 from tilewright.files import json_of
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.kernels.registry import has_registered
+from tilewright.ir.region import Unsuitable
+from tilewright.kernels.registry import has_registered, schema_of
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -60,7 +61,7 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
         if quick or has_registered(machine, problem.region.kind):
             return models(problem, machine, threads)[0]
         path = place(problem, machine, atomics, 0 if machine.is_gpu else threads)
-        known = _read(path)
+        known = _read(path, problem, machine)
         if known is None:
             known, whole = models(problem, machine, threads)
             if whole:
@@ -77,7 +78,7 @@ def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -
     return settings.cache_directory() / "choices" / f"{key}.json"
 
 
-def _read(path: Path) -> Choice | None:
+def _read(path: Path, problem: Problem, machine: Machine) -> Choice | None:
     """The choice of a file; None where there is none, it is damaged, or another user may have written it."""
     try:
         content = json_of(read_private(path, path.parent))
@@ -86,8 +87,9 @@ def _read(path: Path) -> Choice | None:
         terms = {str(name): float(seconds) for name, seconds in content["terms"].items()}
         rejected = {str(reason): int(count) for reason, count in content["rejected"].items()}
         schedule = plain.schedule_of(content["schedule"])
-        return Choice(schedule, float(content["seconds"]), MappingProxyType(terms), rejected, int(content["candidates"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        schema = schema_of(schedule, machine, problem.region.kind)
+        return Choice(schema, schedule, float(content["seconds"]), MappingProxyType(terms), rejected, int(content["candidates"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Unsuitable):
         return None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 from tilewright.codegen.assemble import assemble
 from tilewright.codegen.describe import described
@@ -27,30 +27,26 @@ from tilewright.kernels.gpu.window.lower import lower_window, window_form
 from tilewright.kernels.gpu.window.space import WindowSchedule
 
 
-class SplitSchedule(Protocol):
-    """What a schedule says of its split; one without `cluster` or `atomics` does neither."""
-
-    @property
-    def split(self) -> int: ...
-
-
 def in_one_or_two(
     problem: Problem,
     form: ProductForm,
-    schedule: SplitSchedule,
+    schedule: Any,
     machine: Machine,
     lower: Callable[[ProductForm], tuple[Block, Launch]],
     form_of: Callable[[Problem], ProductForm] = product_form,
     occupancy: Callable[[ProductForm], int] = lambda form: 1,
+    *,
+    split: int,
+    cluster: bool = False,
+    atomics: bool = False,
 ) -> Lowered:
-    """One kernel that stores the region's output; with a split reduction one that stores parts and one that adds them in order, or with `atomics`
-    one that stores zeros, one that adds to them, and one for what follows the sum.
+    """One kernel that stores the region's output; with a reduction in `split` parts one that stores parts and one that adds them in order, or with
+    `atomics` one that stores zeros, one that adds to them, and one for what follows the sum; with `cluster` one whose blocks add them.
 
     `form` is the problem's, and `form_of` gives that of one which stores parts or the bare sum. `lower` makes the body for a form, whose offset knows
     a variable `part` where it stores parts; `occupancy` says how many blocks of it to ask
     for a processor."""
     whole = form
-    cluster = bool(getattr(schedule, "cluster", 0))
 
     def assembled(part: Problem) -> tuple[ProductForm, Kernel, Call]:
         form = whole if part is problem else form_of(part)
@@ -64,23 +60,23 @@ def in_one_or_two(
             roles={**{load.buffer: "A" for load in loads(form.a)}, **{load.buffer: "B" for load in loads(form.b)}},
             launch=launch,
             blocks_per_processor=occupancy(form),
-            cluster=schedule.split if cluster else 1,
+            cluster=split if cluster else 1,
         )
         return form, kernel, Call(kernel.name, names)
 
-    if schedule.split == 1 or cluster:
+    if split == 1 or cluster:
         form, kernel, call = assembled(problem)
         return Lowered(problem.region, str(schedule), (kernel,), (call,), form.storage)
-    if getattr(schedule, "atomics", 0):
+    if atomics:
         first, after, work = summed(problem)
         zeroing = _mapped(_zeroing(first))
         form, kernel, call = assembled(first)
         second = _mapped(after) if after is not None else None
     else:
-        first, adding, work = in_parts(problem, schedule.split)
+        first, adding, work = in_parts(problem, split)
         zeroing = None
         form, kernel, call = assembled(first)
-        threads = 64 if _elements(work) // schedule.split < 64 * 4 * machine.processors else 256
+        threads = 64 if _elements(work) // split < 64 * 4 * machine.processors else 256
         added = window_form(adding)
         second = lower_window(adding, added, WindowSchedule(threads, 1, added.problem.lanes), machine)
     kernels: tuple[Kernel, ...] = (kernel,)

@@ -7,6 +7,7 @@ from tilewright.ir.problem import Problem
 from tilewright.kernels.cpu.contraction.counts import contraction_counts
 from tilewright.kernels.cpu.contraction.estimate import estimate_contraction
 from tilewright.kernels.cpu.contraction.features import contraction_features
+from tilewright.kernels.cpu.contraction.joined import judged
 from tilewright.kernels.cpu.contraction.lower import contraction_problem, lower_contraction
 from tilewright.kernels.cpu.contraction.nest import Nest, flat_nest
 from tilewright.kernels.cpu.contraction.space import CpuContractionProblem, CpuContractionSchedule, cpu_contraction_space, schedule_of
@@ -29,5 +30,6 @@ CONTRACTION = Schema(
     lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     features=lambda facts, rows, machine, options: contraction_features(facts, rows, machine.vector_lanes(), options.threads),
+    joined=judged,
     scored=True,
 )

@@ -60,6 +60,9 @@ def lower_direct(problem: Problem, form: DirectForm, schedule: DirectSchedule, m
         lambda product: convolution(form_of(product, axes), schedule),
         lambda part: product_form(part, axes.order, axes.apart),
         lambda product: blocks_to_ask_for(schedule, form_of(product, axes).problem, machine),
+        split=schedule.split,
+        cluster=bool(schedule.cluster),
+        atomics=bool(schedule.atomics),
     )
 
 

@@ -32,4 +32,5 @@ DIRECT = Schema(
     lower=lambda problem, form, schedule, machine: lower_direct(problem, form.parts, schedule, machine),
     bound=lambda facts, rows, counts, machine, share: direct_bound(rows, facts, counts, machine, share),
     features=lambda facts, rows, machine, options: direct_features(facts, rows),
+    unordered=lambda schedule: bool(schedule.atomics),
 )

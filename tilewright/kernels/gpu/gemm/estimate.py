@@ -61,8 +61,7 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, counts: TileCou
     ends = latencies.end_latencies * machine.memory_latency_cycles + tm * tn * warps / 4
     work = on_processors(step, counts, ends, rows["cluster"], machine)
     results = problem.batch * problem.m * problem.n
-    atomics = rows["atomics"] if "atomics" in rows else np.zeros_like(split)
-    combine = split_seconds(split, rows["cluster"], atomics, results, problem.element_bytes, bm * bn, work, counts.resident, machine)
+    combine = split_seconds(split, rows["cluster"], rows["atomics"], results, problem.element_bytes, bm * bn, work, counts.resident, machine)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,

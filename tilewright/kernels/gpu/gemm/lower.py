@@ -67,6 +67,9 @@ def lower_contraction(problem: Problem, form: ProductForm, schedule: Contraction
         machine,
         lambda form: tiles(form, schedule),
         occupancy=lambda form: blocks_to_ask_for(schedule, form.problem, machine),
+        split=schedule.split,
+        cluster=bool(schedule.cluster),
+        atomics=bool(schedule.atomics),
     )
 
 

@@ -41,4 +41,5 @@ GEMM = Schema(
     lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),
     bound=lambda facts, rows, counts, machine, share: contraction_bound(rows, facts, counts, machine, share),
     features=lambda facts, rows, machine, options: contraction_features(facts, rows),
+    unordered=lambda schedule: bool(schedule.atomics),
 )

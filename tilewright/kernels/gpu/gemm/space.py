@@ -100,20 +100,18 @@ STAGES = (2, 4)
 """Of asynchronous copies; 1, where the machine has none or a factor is computed while it is read."""
 CLUSTERS = (2, 4, 8)
 """Blocks of a cluster: eight are portable (CUDA C++ Programming Guide, thread block clusters), and parts of a tile must be whole vectors."""
-AXES = (*TILE_AXES, "split", "stages", "cluster")
+AXES = (*TILE_AXES, "split", "stages", "cluster", "atomics")
 
 
 def contraction_space(
     problem: ContractionProblem, machine: Machine, atomics: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES; and how many were rejected by reason (tiles that are rejected count once for each split and stage).
-    `atomics`: splits by atomic additions are offered too, in a further column."""
+    `atomics`: splits by atomic additions are offered too."""
     copies = machine.compute_capability >= (8, 0) and problem.a.plain and problem.b.plain
-    ways = {"atomics": (0, 1)} if atomics else {}
-    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1), **ways})
+    rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1), "atomics": (0, 1) if atomics else (0,)})
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
-    if atomics:
-        possible &= (rest["atomics"] == 0) | ((rest["split"] > 1) & (rest["cluster"] == 0))
+    possible &= (rest["atomics"] == 0) | ((rest["split"] > 1) & (rest["cluster"] == 0))
     rest = {name: column[possible] for name, column in rest.items()}
     each = len(rest["split"])
     tiles = product_of(TILE_AXES)

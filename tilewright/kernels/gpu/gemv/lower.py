@@ -40,7 +40,7 @@ UNROLLED_TURNS = 8
 
 def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, machine: Machine) -> Lowered:
     """One kernel, or two with a workspace where the reduction is split."""
-    return in_one_or_two(problem, form, schedule, machine, lambda form: columns(form, schedule))
+    return in_one_or_two(problem, form, schedule, machine, lambda form: columns(form, schedule), split=schedule.split)
 
 
 def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:

@@ -52,7 +52,7 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCounts, m
         one = np.ones(length(part))
         read, written = int(missing * inputs) + product.b.bytes + product.epilogue_bytes, int(missing * sums)
         lying = replace(taken(counts, which), read_bytes=one * read, result_bytes=one * written)
-        estimate = contraction_cost(part, product, lying, machine)
+        estimate = contraction_cost({**part, "atomics": np.zeros_like(part["split"])}, product, lying, machine)
         overlapped = estimate.overlapped
         found = dict(estimate.terms)
         found["launch"] = found["launch"] + 2 * gpu_calibration(machine).winograd.later_launch * machine.launch_seconds

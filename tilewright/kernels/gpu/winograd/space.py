@@ -18,13 +18,15 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import length, product_of, reject
-from tilewright.kernels.gpu.gemm.space import AXES as PRODUCT_AXES
+from tilewright.kernels.gpu.gemm.space import AXES as GEMM_AXES
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, contraction_space
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 SPLITS = (1, 2, 4)
 """Of the sum over channels: the points of the tiles are blocks already, so that few parts are enough to fill a machine."""
 TRANSFORM_AXES = {"transform_threads": (64, 256), "transform_lanes": (1, 2, 4)}
+PRODUCT_AXES = tuple(axis for axis in GEMM_AXES if axis != "atomics")
+"""Of the product, whose parts are added in order."""
 
 
 @dataclass(frozen=True)
