@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +30,47 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.bounds import lower_bound
+from tilewright.kernels.gpu.gemm.schema import GEMM
+from tilewright.kernels.gpu.registry import SCHEMAS
+from tilewright.kernels.registry import schedule_types
 from tilewright.selection.ranking import Part, Ranking
 from tilewright.tuning import dataset
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured kernel: the layer, the schema's parameters, seconds, and the bytes that its buffers rotate through (0: not known)."""
+    """One measured kernel: the layer, its schedule, seconds, and the bytes that its buffers rotate through (0: not known)."""
 
     layer: Mapping[str, Any]
-    parameters: Mapping[str, int]
+    schedule: Any
     seconds: float
     rotated_bytes: float = 0.0
 
+    @property
+    def parameters(self) -> dict[str, int]:
+        """The axes of the schedule."""
+        return asdict(self.schedule)
+
 
 def read(path: Path) -> Iterator[Measured]:
-    """Every kernel of a file that was measured and right; what was measured once only, being slow, too."""
+    """Every kernel of a file that was measured and right; what was measured once only, being slow, too. Older files of JSON name no schema: theirs is
+    the implicit GEMM."""
     if path.suffix == ".json":
+        types = {schema.name: schema.schedule for schema in SCHEMAS}
         for record in json.loads(path.read_text())["results"]:
             shape = layer(record["layer"])
             for found in record["candidates"]:
                 if found["error"] is None:
-                    yield Measured(shape, found["parameters"], found["measured_us"] * 1e-6, record["sets"] * bytes_of(shape))
+                    schedule = types[found.get("schema", GEMM.name)](**found["parameters"])
+                    yield Measured(shape, schedule, found["measured_us"] * 1e-6, record["sets"] * bytes_of(shape))
         return
     for entry in dataset.read(path):
-        for columns in entry.schemas.values():
+        for kind, columns in entry.schemas.items():
+            made = schedule_types()[kind]
             axes = [name for name in columns if name not in dataset.MEASURES]
             for at, seconds in enumerate(columns["seconds"]):
                 # how much of level 2 was cold is not known for certain: nothing is assumed of memory
-                yield Measured(entry.layer, {name: int(columns[name][at]) for name in axes}, float(seconds))
+                yield Measured(entry.layer, made(**{name: int(columns[name][at]) for name in axes}), float(seconds))
 
 
 def bytes_of(shape: Mapping[str, Any]) -> float:
@@ -91,27 +103,23 @@ class Checked:
         return ratio
 
 
-def part_of(ranking: Ranking, parameters: Mapping[str, int]) -> Part | None:
-    """The part of the schema whose axes the parameters are; a space may leave out an axis of which it offers one value. None where the schema has no
-    candidates (today's space may be another than that which was measured)."""
-    for part in ranking.parts:
-        if set(part.rows) <= set(parameters) <= {axis.name for axis in fields(part.schema.schedule)}:
-            return part
-    return None
+def part_of(ranking: Ranking, schedule: Any) -> Part | None:
+    """The candidates of the schedule's schema; None where it has none (today's space may be another than that which was measured)."""
+    return next((part for part in ranking.parts if part.schema.schedule is type(schedule)), None)
 
 
 def check(measured: list[Measured], machine: Machine) -> Checked:
     """Bounds of the measured kernels of one layer, but for those of schemas that have no candidates for it."""
     ranking = ranking_of(measured[0].layer, machine)
-    measured = [m for m in measured if part_of(ranking, m.parameters) is not None]
+    measured = [m for m in measured if part_of(ranking, m.schedule) is not None]
     seconds = np.array([m.seconds for m in measured])
     bound, printed = np.zeros(len(seconds)), np.zeros(len(seconds))
     binding, schemas = [""] * len(seconds), np.full(len(seconds), "", dtype=object)
     for part in ranking.parts:
-        which = [i for i, m in enumerate(measured) if part_of(ranking, m.parameters) is part]
+        which = [i for i, m in enumerate(measured) if part_of(ranking, m.schedule) is part]
         if not which:
             continue
-        rows = {name: np.array([measured[i].parameters[name] for i in which]) for name in part.rows}
+        rows = {name: np.array([getattr(measured[i].schedule, name) for i in which]) for name in part.rows}
         estimate = lower_bound(part.schema, part.facts, rows, machine, min(measured[i].rotated_bytes for i in which))
         bound[which], schemas[which] = estimate.seconds, part.schema.name
         names, terms = estimate.overlapped, np.array([estimate.terms[name] for name in estimate.overlapped])
@@ -125,7 +133,7 @@ def check(measured: list[Measured], machine: Machine) -> Checked:
 def printed_seconds(rows: Columns, part: Part, machine: Machine) -> np.ndarray:
     """Least seconds by DeepCuts' limit as printed; 0 where it prints nothing for the schema."""
     try:
-        limit = printed_limit(rows, part.facts, machine).flops(machine)
+        limit = printed_limit(part.schema, rows, part.facts, machine).flops(machine)
     except Unsuitable:
         return np.zeros(length(rows))
     seconds: np.ndarray = np.divide(part.facts.flops, limit, out=np.full(len(limit), np.inf), where=limit > 0)
@@ -144,14 +152,14 @@ def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tupl
             bound = lower_bound(part.schema, part.facts, part.rows, machine, best.rotated_bytes).seconds
         rest = take(part.rows, bound <= best.seconds)
         left += length(rest)
-        if part is part_of(ranking, best.parameters):
-            kept = contains(rest, best.parameters) if contains(part.rows, best.parameters) else None
+        if part is part_of(ranking, best.schedule):
+            kept = contains(rest, best.schedule) if contains(part.rows, best.schedule) else None
     return left, kept
 
 
-def contains(rows: Columns, parameters: Mapping[str, int]) -> bool:
-    """Whether one of the rows has these values."""
-    return bool(np.logical_and.reduce([column == parameters[name] for name, column in rows.items()]).any())
+def contains(rows: Columns, schedule: Any) -> bool:
+    """Whether one of the rows has the schedule's values."""
+    return bool(np.logical_and.reduce([column == getattr(schedule, name) for name, column in rows.items()]).any())
 
 
 def main() -> int:

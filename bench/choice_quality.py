@@ -33,7 +33,7 @@ from bench.model_comparison import Way, ways
 from bench.search_peer import features_of, until_best
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.registry import schedule_types
+from tilewright.kernels.registry import schedule_types, schemas
 from tilewright.selection.choice import rank
 from tilewright.selection.learned.gpu import model_of
 from tilewright.selection.ranking import Ranking
@@ -131,14 +131,15 @@ def judge_space(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mappi
     seconds = np.full(ranking.candidates, np.nan)
     seconds[where[where >= 0]] = times[where >= 0]
     seconds = with_failures(seconds, ranking, measured.failures, orders)
+    names = {schema.schedule.__name__: schema.name for schema in schemas(ranking.machine, "contraction")}
     fastest = min(measured.schemas, key=lambda kind: float(measured.schemas[kind]["seconds"].min(initial=np.inf)))
     rows = []
     for way, order in orders.items():
         chosen = seconds[order[0]]
         rows.append({
             "layer": measured.layer["name"], "over": SPACE, "way": way, "candidates": ranking.candidates, "tried": measured.count,
-            **figures(order, seconds, measured.best), "best schema": fastest.removesuffix("Schedule"), "best us": 1e6 * measured.best,
-            "chosen schema": type(ranking.choice(int(order[0])).schedule).__name__.removesuffix("Schedule"),
+            **figures(order, seconds, measured.best), "best schema": names[fastest], "best us": 1e6 * measured.best,
+            "chosen schema": ranking.choice(int(order[0])).schema.name,
             "chosen us": 1e6 * float(chosen) if np.isfinite(chosen) else None,
         })  # fmt: skip
     return rows

@@ -7,7 +7,10 @@ hide a load's latency; and tables 7 and 8 count a halo that fits 3 x 3 filters a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +19,10 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.direct.schedule import SHARED, DirectProblem, extents_of, patch_of
 from tilewright.kernels.gpu.direct.schedule import threads_of as threads_of_direct
+from tilewright.kernels.gpu.direct.schema import DIRECT
+from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, shared_bytes_of, threads_of
+from tilewright.kernels.schema import AnySchema
 
 TRANSACTION_ELEMENTS = 32
 """TRANS_global: elements of the largest transaction with global memory (128 bytes)."""
@@ -42,17 +48,15 @@ class PrintedLimit:
         return self.share_of_peak * machine.peak_flops["fp32"]
 
 
-def printed_limit(rows: Columns, problem: ContractionProblem | DirectProblem, machine: Machine) -> PrintedLimit:
+def printed_limit(schema: AnySchema, rows: Columns, facts: Any, machine: Machine) -> PrintedLimit:
     """The limit of implicit GEMM by the formulas of matrix multiplication, of direct convolution by its own (tables 6 to 8).
 
     Raises:
         Unsuitable: for another schema.
     """
-    if isinstance(problem, ContractionProblem) and "block_m" in rows:
-        return _matrix_product(rows, problem, machine)
-    if isinstance(problem, DirectProblem):
-        return _convolution(rows, problem, machine)
-    raise Unsuitable(f"DeepCuts prints no formulas for a {type(problem).__name__} with the axes {', '.join(rows)}")
+    if schema not in _FORMULAS:
+        raise Unsuitable(f"DeepCuts prints no formulas for the schema {schema.name}")
+    return _FORMULAS[schema](rows, facts, machine)
 
 
 def _matrix_product(rows: Columns, problem: ContractionProblem, machine: Machine) -> PrintedLimit:
@@ -92,6 +96,9 @@ def _convolution(rows: Columns, problem: DirectProblem, machine: Machine) -> Pri
         threads=threads_of_direct(rows),
         shared_bytes=4 * rows["channels"] * (patch_y * patch_x + np.where(rows["filters"] == SHARED, k * area, 0)),
     )
+
+
+_FORMULAS: Mapping[AnySchema, Callable[[Columns, Any, Machine], PrintedLimit]] = MappingProxyType({GEMM: _matrix_product, DIRECT: _convolution})
 
 
 def _halo(y: np.ndarray, x: np.ndarray, problem: DirectProblem) -> np.ndarray:

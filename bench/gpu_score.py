@@ -54,15 +54,15 @@ Row = dict[str, Any]
 
 
 def rows_of(target: str, each: int, first: int, measured: dataset.MeasuredLayer) -> list[Row]:
-    """Analyses of `each` measured kernels of a layer, drawn evenly, and of the `first` measured ones of both rankings; those with atomic additions,
-    whose order is not fixed, left out."""
+    """Analyses of `each` measured kernels of a layer, drawn evenly, and of the `first` measured ones of both rankings, which offer none that add in
+    no fixed order."""
     machine = find_machine(target)
     times = measured.times()
     problem = dataset.layer_problem(measured.layer)
     analytical = ranking_of(measured.layer, machine)
     learned = refined(analytical, machine, model_of(machine.name))
     where = dict(zip(times, places(analytical, measured), strict=True))
-    texts = [text for text in times if where[text] >= 0 and not getattr(plain.schedule_of(text), "atomics", 0)]
+    texts = [text for text in times if where[text] >= 0]
     even = {texts[at] for at in np.random.default_rng(len(texts)).permutation(len(texts))[:each]}
     firsts = [{texts[at] for at in np.argsort([r.seconds[where[text]] for text in texts])[:first]} for r in (learned, analytical)]
     found: list[Row] = []

@@ -52,10 +52,11 @@ def neighbours(ranking: Ranking, schedule: Any) -> list[int]:
 
 def fastest_of_each_schema(measured: dataset.MeasuredLayer) -> list[Any]:
     times = measured.times()
-    best: dict[str, str] = {}
+    best: dict[type, Any] = {}
     for text in sorted(times, key=lambda text: (times[text], text)):
-        best.setdefault(type(plain.schedule_of(text)).__name__, text)
-    return [plain.schedule_of(text) for text in best.values()]
+        schedule = plain.schedule_of(text)
+        best.setdefault(type(schedule), schedule)
+    return list(best.values())
 
 
 def measure_evenly(trials: Trials, machine: Machine, names: list[str], each: int, path: Path) -> None:

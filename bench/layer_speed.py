@@ -32,6 +32,8 @@ from bench.cudnn import ALGORITHMS, FEWER_MULTIPLICATIONS, Convolution, Unsuppor
 from bench.layers import LAYERS, NETWORKS, layer
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
+from tilewright.kernels.gpu.winograd.schema import WINOGRAD
+from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.selection.choice import rank
 from tilewright.tuning import compile_worker, dataset, plain, trial_worker
 
@@ -204,7 +206,7 @@ class Ours:
 
 
 def is_not_winograd(schedule: str) -> bool:
-    return "Winograd" not in schedule
+    return type(plain.schedule_of(schedule)) not in (WINOGRAD.schedule, WINOGRAD_FUSED.schedule)
 
 
 def our_candidates(ours: Ours, trials: int, known: Mapping[str, float]) -> dict[str, str]:

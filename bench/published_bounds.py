@@ -71,7 +71,7 @@ def check(path: Path, kind: str, stride: int, machine: Machine) -> CheckedFile:
         some, times = take(rows, which), samples.seconds[which]
         seconds.append(times)
         tightness.append(lower_bound(DIRECT, problem, some, machine).seconds / times)
-        exceeding.append(problem.flops / times / np.maximum(printed_limit(some, problem, machine).flops(machine), 1e-9))
+        exceeding.append(problem.flops / times / np.maximum(printed_limit(DIRECT, some, problem, machine).flops(machine), 1e-9))
     return CheckedFile(f"{path.parent.name}/{path.name}", *(np.concatenate(parts) for parts in (seconds, tightness, exceeding)))
 
 

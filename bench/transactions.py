@@ -98,8 +98,8 @@ def rows_of(measured: Sequence[Measured], machine: Machine) -> list[Row]:
     ranking = ranking_of(measured[0].layer, machine)
     found: list[Row] = []
     for part in ranking.parts:
-        some = [m for m in measured if part_of(ranking, m.parameters) is part]
-        rows = {name: np.array([m.parameters[name] for m in some]) for name in part.rows}
+        some = [m for m in measured if part_of(ranking, m.schedule) is part]
+        rows = {name: np.array([getattr(m.schedule, name) for m in some]) for name in part.rows}
         if not some or not (counts := predicted_counts(part, rows, machine)):
             continue
         for at in range(length(rows)):

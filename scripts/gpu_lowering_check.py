@@ -4,7 +4,7 @@
     python scripts/gpu_lowering_check.py run FOLDER [--name gpu_layers_h200]
 
 `compile` needs no GPU: it builds the layers as regions, lowers the chosen schedule and alternatives from the space, and stores cubins with a
-manifest; `--only` takes the candidates whose schedule's text begins so, and leaves out layers that have none. `run` needs only PyTorch and the
+manifest; `--only` takes the candidates of the schema so named, and leaves out layers that have none. `run` needs only PyTorch and the
 driver: it checks every kernel against PyTorch in float64, times CUDA-graph replays over buffers that rotate through more than 200 MB (weights come
 from memory), and compares with the library's convolution in benchmark mode, TF32 off, both layouts.
 """
@@ -27,8 +27,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.layers import LAYERS
 
-TILES = ("block_m", "block_n", "thread_m", "thread_n", "slice", *(f"{part}_{axis}" for part in ("register", "block") for axis in "kyx"))
-"""Parameters of schedules in which choices of another shape differ."""
+WAYS = ("split", "stages", "cluster", "atomics")
+"""Parameters of schedules in which choices of the same tiles differ."""
 ROTATED_BYTES = 220e6
 MOST_SETS = 256
 
@@ -83,6 +83,7 @@ def compile_layer(folder: Path, target: str, alternatives: int, only: str, name:
             {
                 "rank": position,
                 "schedule": lowered.schedule,
+                "schema": choice.schema.name,
                 "parameters": dataclasses.asdict(choice.schedule),
                 "predicted_us": choice.seconds * 1e6,
                 "terms_us": {n: t * 1e6 for n, t in choice.terms.items()},
@@ -136,16 +137,16 @@ def layer_problem(outputs: int, channels: int, size: int, filter_size: int, stri
 
 def sample(ranking: Any, alternatives: int, only: str = "") -> Iterator[tuple[int, Any]]:
     """The first choice, its next of other tile shapes, and others ever further down (ranks in a geometric row); (rank, choice) each. Of choices
-    whose text begins with `only`."""
+    of the schema `only`, where one is named."""
     near = max(1, alternatives // 3)
     wanted: set[int] = set()
     further = alternatives - near
     for number in range(further):
         wanted.add(int(2 * (ranking.candidates / 4) ** ((number + 1) / further)))
-    seen: set[tuple[int, ...]] = set()
+    seen: set[tuple[Any, ...]] = set()
     last = max(wanted, default=0)
-    for position, choice in enumerate(choice for choice in ranking if str(choice.schedule).startswith(only)):
-        key = tuple(getattr(choice.schedule, n, 0) for n in TILES)
+    for position, choice in enumerate(choice for choice in ranking if only in ("", choice.schema.name)):
+        key = (choice.schema.name, *(value for axis, value in dataclasses.asdict(choice.schedule).items() if axis not in WAYS))
         if position in wanted or (key not in seen and len(seen) <= near):
             seen.add(key)
             yield position, choice
@@ -255,7 +256,7 @@ def run_layer(torch: Any, driver: Driver, folder: Path, entry: dict[str, Any]) -
     scale = expected.abs().max().item()
     candidates = []
     for candidate in entry["candidates"]:
-        found = {k: candidate[k] for k in ("rank", "schedule", "parameters", "predicted_us", "terms_us", "registers", "spill_bytes")}
+        found = {k: candidate[k] for k in ("rank", "schedule", "schema", "parameters", "predicted_us", "terms_us", "registers", "spill_bytes")}
         found |= {"measured_us": None, "relative_error": None, "error": None}
         try:
             path = folder / candidate["folder"] / "kernel.cubin"
@@ -342,7 +343,7 @@ def main() -> int:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--alternatives", type=int, default=8)
     parser.add_argument("--layers", default=",".join(LAYERS))
-    parser.add_argument("--only", default="", help="how the text of a schedule begins")
+    parser.add_argument("--only", default="", help="the name of a schema")
     parser.add_argument("--name", default="gpu_layers_h200", help="the result file's name in bench/results; empty for none")
     options = parser.parse_args()
     if options.mode == "compile":

@@ -26,14 +26,16 @@ from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand
+from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.map.schema import MAP
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.gpu.winograd_fused.space import fused_winograd_space
 from tilewright.tuning import dataset
 
 H200 = machine("h200")
-BOUNDED = (ContractionProblem, DirectProblem, WinogradProblem)
+MINIMAL = (WINOGRAD, WINOGRAD_FUSED)
+"""Schemas of minimal filtering, which needs a quarter of the products, or 4 / 9."""
 
 
 def contraction_rows(**axes: int) -> Columns:
@@ -168,17 +170,16 @@ def test_what_no_thread_stores_counts_as_nothing() -> None:
 def test_every_bound_covers_the_arithmetic() -> None:
     for name in ("D3", "R10", "R12"):
         for part in ranking_of(layer(name), H200).parts:
-            if not isinstance(part.facts, BOUNDED):
+            if part.schema.bound is None:
                 continue
             seconds = lower_bound(part.schema, part.facts, part.rows, H200).seconds
             assert seconds.shape == (length(part.rows),)
-            # minimal filtering needs a quarter of the products, or 4 / 9
-            saved: np.ndarray | float = np.where(part.rows["output_tile"] == 4, 4, 2.25) if isinstance(part.facts, WinogradProblem) else 1
+            saved: np.ndarray | float = np.where(part.rows["output_tile"] == 4, 4, 2.25) if part.schema in MINIMAL else 1
             assert (seconds >= part.facts.flops / saved / H200.peak_flops["fp32"] * 0.99).all()
 
 
 def test_winograd_is_three_kernels() -> None:
-    part = next(part for part in ranking_of(layer("R2"), H200).parts if isinstance(part.facts, WinogradProblem))
+    part = next(part for part in ranking_of(layer("R2"), H200).parts if part.schema is WINOGRAD)
     estimate = lower_bound(part.schema, part.facts, part.rows, H200, rotated_bytes=1e12)
     assert (estimate.terms["launch"] >= 3 * H200.launch_seconds * 0.999).all()
     product = lower_bound(GEMM, part.facts.products[0], part.rows, H200)
@@ -191,7 +192,7 @@ def test_winograd_is_three_kernels() -> None:
 
 
 def test_winograd_in_one_kernel() -> None:
-    part = next(part for part in ranking_of(layer("R9"), H200).parts if isinstance(part.facts, WinogradProblem))
+    part = next(part for part in ranking_of(layer("R9"), H200).parts if part.schema is WINOGRAD)
     problem = part.facts
     rows, _ = fused_winograd_space(problem, H200)
     estimate = lower_bound(WINOGRAD_FUSED, problem, rows, H200)
@@ -220,18 +221,18 @@ def test_a_schema_without_a_bound_says_so() -> None:
 
 def test_deepcuts_formulas_as_printed() -> None:
     # 131 blocks: the balance ratio that the paper prints
-    limit = printed_limit(contraction_rows(), contraction_problem(64 * 131, 64, 1024), H200)
+    limit = printed_limit(GEMM, contraction_rows(), contraction_problem(64 * 131, 64, 1024), H200)
     assert limit.balance == pytest.approx(1 / 132)
     # 2 * 64 * 64 * 16 operations for 64 + 16 * 2 transactions of 128 bytes; 13.9 operations a byte at the peak
     assert limit.memory == pytest.approx(2 * 64 * 64 * 16 / (128 * 96) / (66.9e12 / 4.8e12))
     # 2 * 4 * 16 * 4 operations for 128 loads: 4 of 41 cycles hidden
     assert limit.shared == pytest.approx(4 / 41)
     assert limit.resources == 1 and limit.share_of_peak == limit.memory * limit.shared * limit.balance
-    direct = printed_limit(direct_rows(register_y=2), DirectProblem(1, 1, 8, 16, 264, 4, 3, 3), H200)
+    direct = printed_limit(DIRECT, direct_rows(register_y=2), DirectProblem(1, 1, 8, 16, 264, 4, 3, 3), H200)
     # 4 x 3 inputs of each channel and 9 of 32 transactions' weights, as table 7 has it
     assert direct.shared == pytest.approx(2 * 16 * 2 * 9 / (16 * 4 * 3 + 16 * 9 / 32) / 41)
     with pytest.raises(Unsuitable):
-        printed_limit({"columns": np.ones(1)}, contraction_problem(1, 64, 64), H200)
+        printed_limit(GEMV, {"columns": np.ones(1)}, contraction_problem(1, 64, 64), H200)
 
 
 def test_a_layer_s_rows_keep_their_order() -> None:

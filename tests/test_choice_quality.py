@@ -105,7 +105,7 @@ def test_the_order_of_a_space() -> None:
     (row,) = judge_space(measured, ranking, {"one": np.argsort(ranking.seconds)})
     assert row["lop@1"] == pytest.approx(3.0) and row["lop@10"] == pytest.approx(1.0)
     assert (row["trials_95"], row["last"], row["sure"], row["not measured of 100"]) == (None, 8, 4, 6)
-    assert (row["chosen schema"], row["best schema"]) == ("Contraction", "Contraction")
+    assert (row["chosen schema"], row["best schema"]) == ("bare", "contraction")
     assert (row["chosen us"], row["best us"], row["candidates"], row["tried"]) == (pytest.approx(4), pytest.approx(1), 11, 5)
 
 
