@@ -119,7 +119,7 @@ def check(measured: list[Measured], machine: Machine) -> Checked:
         which = [i for i, m in enumerate(measured) if part_of(ranking, m.schedule) is part]
         if not which:
             continue
-        rows = {name: np.array([getattr(measured[i].schedule, name) for i in which]) for name in part.rows}
+        rows = {name: np.array([getattr(measured[i].schedule, name) for i in which]) for name in part.candidates}
         estimate = lower_bound(part.schema, part.facts, rows, machine, min(measured[i].rotated_bytes for i in which))
         bound[which], schemas[which] = estimate.seconds, part.schema.name
         names, terms = estimate.overlapped, np.array([estimate.terms[name] for name in estimate.overlapped])
@@ -130,12 +130,12 @@ def check(measured: list[Measured], machine: Machine) -> Checked:
     return Checked(str(measured[0].layer["name"]), schemas, seconds, bound, tuple(binding), printed, ranking.candidates, left, kept)
 
 
-def printed_seconds(rows: Columns, part: Part, machine: Machine) -> np.ndarray:
+def printed_seconds(candidates: Columns, part: Part, machine: Machine) -> np.ndarray:
     """Least seconds by DeepCuts' limit as printed; 0 where it prints nothing for the schema."""
     try:
-        limit = printed_limit(part.schema, rows, part.facts, machine).flops(machine)
+        limit = printed_limit(part.schema, part.facts, candidates, machine).flops(machine)
     except Unsuitable:
-        return np.zeros(length(rows))
+        return np.zeros(length(candidates))
     seconds: np.ndarray = np.divide(part.facts.flops, limit, out=np.full(len(limit), np.inf), where=limit > 0)
     return seconds
 
@@ -147,19 +147,19 @@ def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tupl
     left = 0
     kept: bool | None = None
     for part in ranking.parts:
-        bound = np.zeros(length(part.rows))  # a schema without one loses nothing
+        bound = np.zeros(length(part.candidates))  # a schema without one loses nothing
         if part.schema.bound is not None:
-            bound = lower_bound(part.schema, part.facts, part.rows, machine, best.rotated_bytes).seconds
-        rest = take(part.rows, bound <= best.seconds)
+            bound = lower_bound(part.schema, part.facts, part.candidates, machine, best.rotated_bytes).seconds
+        rest = take(part.candidates, bound <= best.seconds)
         left += length(rest)
         if part is part_of(ranking, best.schedule):
-            kept = contains(rest, best.schedule) if contains(part.rows, best.schedule) else None
+            kept = contains(rest, best.schedule) if contains(part.candidates, best.schedule) else None
     return left, kept
 
 
-def contains(rows: Columns, schedule: Any) -> bool:
+def contains(candidates: Columns, schedule: Any) -> bool:
     """Whether one of the rows has the schedule's values."""
-    return bool(np.logical_and.reduce([column == getattr(schedule, name) for name, column in rows.items()]).any())
+    return bool(np.logical_and.reduce([column == getattr(schedule, name) for name, column in candidates.items()]).any())
 
 
 def main() -> int:

@@ -61,12 +61,12 @@ def places(ranking: Ranking, measured: dataset.MeasuredLayer) -> np.ndarray:
         for part in ranking.parts:
             count = len(part.estimate.seconds)
             if part.schema.schedule is schedule_types()[kind]:
-                space = np.stack([np.asarray(part.rows[axis], dtype=np.int64) for axis in part.rows], axis=1)
-                rows = np.stack([columns[axis] for axis in part.rows], axis=1)
+                space = np.stack([np.asarray(part.candidates[axis], dtype=np.int64) for axis in part.candidates], axis=1)
+                rows = np.stack([columns[axis] for axis in part.candidates], axis=1)
                 # a space may leave out an axis of which it offers the default alone
                 offered = np.ones(len(rows), dtype=bool)
                 for axis in fields(part.schema.schedule):
-                    offered &= (columns[axis.name] == axis.default) | (axis.name in part.rows)
+                    offered &= (columns[axis.name] == axis.default) | (axis.name in part.candidates)
                 numbers = np.unique(np.concatenate([space, rows]), axis=0, return_inverse=True)[1].ravel()
                 position = np.full(numbers.max() + 1, -1)
                 position[numbers[:count]] = start + np.arange(count)
@@ -212,14 +212,14 @@ def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str,
 
     if shipped:
         orders[SHIPPED] = shipped_order()
-    rows = judge_space(measured, ranking, orders)
+    candidates = judge_space(measured, ranking, orders)
     space = median_milliseconds(lambda: ranking_of(problem, machine), repeats)
-    for row in rows:
+    for row in candidates:
         if row["way"] == SHIPPED:
             row["milliseconds"] = median_milliseconds(shipped_order, repeats)
         else:
             row["milliseconds"] = space + median_milliseconds(partial(known[row["way"]], ranking, machine), repeats)
-    return rows + judge_pool(measured, ranking, orders, seeds)
+    return candidates + judge_pool(measured, ranking, orders, seeds)
 
 
 def per_cent(value: float | None) -> str:

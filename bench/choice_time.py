@@ -20,7 +20,7 @@ from rich.table import Table
 from bench.common import write_results
 from tilewright.hardware import machine as find_machine
 from tilewright.kernels.gpu.gemm.schema import GEMM
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.schema import Options
 from tilewright.selection.choice import candidates
@@ -30,10 +30,10 @@ LAYERS = {"R2": (64, 64, 56, 3), "R6": (128, 128, 28, 3), "R12": (512, 512, 7, 3
 """Output channels, input channels, output width and height, filter; stride 1."""
 
 
-def gpu_problem(outputs: int, channels: int, size: int, filter_size: int) -> ContractionProblem:
+def gpu_problem(outputs: int, channels: int, size: int, filter_size: int) -> ContractionFacts:
     a = Operand("r", 4, 4 * channels * size * size, 2)
     b = Operand("own", 4, 4 * outputs * channels * filter_size**2)
-    return ContractionProblem(1, size * size, outputs, channels * filter_size**2, a, b, 4, 4 * size * size * outputs)
+    return ContractionFacts(1, size * size, outputs, channels * filter_size**2, a, b, 4, 4 * size * size * outputs)
 
 
 def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target: str, threads: int) -> Callable[[], tuple[str, int, int]]:
@@ -51,13 +51,13 @@ def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target
     return choose
 
 
-def gpu_chooser(problem: ContractionProblem, target: str) -> Callable[[], tuple[str, int, int]]:
+def gpu_chooser(facts: ContractionFacts, target: str) -> Callable[[], tuple[str, int, int]]:
     machine = find_machine(target)
 
     def choose() -> tuple[str, int, int]:
         ranking = Ranking(machine)
         for schema in (GEMM, GEMV):
-            ranking = candidates(ranking, schema, problem, Options())
+            ranking = candidates(ranking, schema, facts, Options())
         return str(ranking.first().schedule), ranking.candidates, ranking.candidates + sum(ranking.rejected.values())
 
     return choose

@@ -36,7 +36,7 @@ PAPER = MappingProxyType({
 
 def counts(ranking: Ranking) -> dict[str, dict[str, Any]]:
     """For each schema what was generated, rejected by reason, and is feasible."""
-    feasible = Counter({part.schema.name: length(part.rows) for part in ranking.parts})
+    feasible = Counter({part.schema.name: length(part.candidates) for part in ranking.parts})
     return {
         name: {"generated": feasible[name] + sum(reasons.values()), "feasible": feasible[name], "rejected": dict(reasons)}
         for name, reasons in ranking.rejections.items()

@@ -42,7 +42,7 @@ from tilewright.ir.problem import Problem
 from tilewright.kernels.cpu.winograd.schema import WINOGRAD
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning import dataset, plain
+from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.sampling import evenly
 from tilewright.tuning.trials import Job, Trials
 
@@ -181,16 +181,17 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
     rows: list[dict[str, Any]] = [{
         "layer": name, "kind": kind_of(name, options.only), "candidates": ranking.candidates, "measured": len(seconds),
         "failed": {outcome.schedule: outcome.reason for outcome in outcomes.values() if outcome.timing is None},
-        "predicted us": 1e6 * float(ranking.seconds[first[0]]), "chosen": plain.schedule_text(ranking.choice(first[0]).schedule),
-        "best": plain.schedule_text(ranking.choice(best).schedule), "best us": 1e6 * seconds[best], "place of the best": order.index(best) + 1,
+        "predicted us": 1e6 * float(ranking.seconds[first[0]]), "chosen": serialisation.schedule_text(ranking.choice(first[0]).schedule),
+        "best": serialisation.schedule_text(ranking.choice(best).schedule), "best us": 1e6 * seconds[best],
+        "place of the best": order.index(best) + 1,
         "loss of ten": min(seconds[position] for position in first[:10] if position in seconds) / seconds[best] - 1,
         **ratios(seconds, order),
     }]  # fmt: skip
     if first[0] in seconds:
         rows[0] |= {"chosen us": 1e6 * seconds[first[0]], "loss": seconds[first[0]] / seconds[best] - 1}
     rows += winograd_rows(name, ranking, seconds, order)
-    times = {plain.schedule_text(ranking.choice(position).schedule): float(f"{value:.5g}") for position, value in seconds.items()}
-    facts = {"machine": plain.encode(machine), "threads": options.threads, "mode": options.mode, "only": options.only}
+    times = {serialisation.schedule_text(ranking.choice(position).schedule): float(f"{value:.5g}") for position, value in seconds.items()}
+    facts = {"machine": serialisation.encode(machine), "threads": options.threads, "mode": options.mode, "only": options.only}
     return rows, {"layer": name, **facts, "times": times}
 
 
@@ -270,7 +271,7 @@ def main() -> None:
     table = Table("layer", "kind", *headings, "best", box=None, title=title)
     for row in (*rows, *means(rows)):
         cells = [f"{row[key]:.3g}" if key in row else "–" for key in headings]
-        table.add_row(row["layer"], row["kind"], *cells, str(plain.schedule_of(row["best"])) if "best" in row else "")
+        table.add_row(row["layer"], row["kind"], *cells, str(serialisation.schedule_of(row["best"])) if "best" in row else "")
     Console(width=200).print(table)
 
 

@@ -38,7 +38,7 @@ from tilewright.selection.choice import rank
 from tilewright.selection.learned.cpu import VERSION, file_of, predicted, record, table
 from tilewright.selection.learned.forest import Forest, fit, mean_of, save
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 
 DATA = Path(__file__).parent / "data"
 OPTIONS = {"max_iter": 500, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
@@ -79,12 +79,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def measured(line: Mapping[str, Any]) -> Measured:
     """Of a line; schedules that are candidates no more are left out."""
-    machine: Machine = plain.decode(line["machine"])
+    machine: Machine = serialisation.decode(line["machine"])
     found = problem(line["layer"], machine, THREADS)
     only = line.get("only")
     ranking = of_way(rank(found, machine, THREADS, learned=False), only)
     seconds = np.full(ranking.candidates, np.nan)
-    texts = {plain.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
+    texts = {serialisation.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
     for text, value in line["times"].items():
         if text in texts:
             seconds[texts[text]] = value

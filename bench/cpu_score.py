@@ -38,7 +38,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.registry import lower
 from tilewright.selection.code_score import MODELS, code_terms, linear
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 
 Row = dict[str, Any]
 Score = Callable[[Sequence[Row]], np.ndarray]
@@ -53,7 +53,7 @@ def together(terms: Mapping[str, float]) -> float:
 
 def suits(line: Mapping[str, Any]) -> bool:
     """Whether it has times of contractions, measured with nothing beside them; code of no other region is read."""
-    return kind_of(line["layer"]) != "depthwise" and undisturbed(plain.decode(line["machine"]))
+    return kind_of(line["layer"]) != "depthwise" and undisturbed(serialisation.decode(line["machine"]))
 
 
 def sample(seconds: np.ndarray, models: np.ndarray, each: int) -> list[int]:
@@ -80,7 +80,7 @@ def rows_of(line: Mapping[str, Any], each: int) -> list[Row]:
         except Unanalysable as error:
             print(f"{layer.name}, {schedule}: {error}", file=sys.stderr)
             continue
-        row = {"layer": layer.name, "schedule": plain.schedule_text(schedule), "seconds": float(layer.seconds[position])}
+        row = {"layer": layer.name, "schedule": serialisation.schedule_text(schedule), "seconds": float(layer.seconds[position])}
         found.append(row | {"models": float(ranking.seconds[position]), "terms": {name: float(f"{value:.6g}") for name, value in terms.items()}})
     return found
 
@@ -111,7 +111,7 @@ def analyses(options: argparse.Namespace) -> tuple[Machine, list[list[Row]]]:
     chosen = {line["layer"]: line for line in lines(options.data) if suits(line)}
     last = list(chosen.values())[-options.layers :]
     with ProcessPoolExecutor(options.jobs) as pool:
-        return plain.decode(last[0]["machine"]), list(filter(None, pool.map(partial(rows_of, each=options.each), last)))
+        return serialisation.decode(last[0]["machine"]), list(filter(None, pool.map(partial(rows_of, each=options.each), last)))
 
 
 def main() -> int:

@@ -17,11 +17,11 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.gpu.direct.schedule import SHARED, DirectProblem, extents_of, patch_of
+from tilewright.kernels.gpu.direct.schedule import SHARED, DirectFacts, extents_of, patch_of
 from tilewright.kernels.gpu.direct.schedule import threads_of as threads_of_direct
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, shared_bytes_of, threads_of
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, shared_bytes_of, threads_of
 from tilewright.kernels.schema import AnySchema
 
 TRANSACTION_ELEMENTS = 32
@@ -48,7 +48,7 @@ class PrintedLimit:
         return self.share_of_peak * machine.peak_flops["fp32"]
 
 
-def printed_limit(schema: AnySchema, rows: Columns, facts: Any, machine: Machine) -> PrintedLimit:
+def printed_limit(schema: AnySchema, facts: Any, candidates: Columns, machine: Machine) -> PrintedLimit:
     """The limit of implicit GEMM by the formulas of matrix multiplication, of direct convolution by its own (tables 6 to 8).
 
     Raises:
@@ -56,14 +56,14 @@ def printed_limit(schema: AnySchema, rows: Columns, facts: Any, machine: Machine
     """
     if schema not in _FORMULAS:
         raise Unsuitable(f"DeepCuts prints no formulas for the schema {schema.name}")
-    return _FORMULAS[schema](rows, facts, machine)
+    return _FORMULAS[schema](facts, candidates, machine)
 
 
-def _matrix_product(rows: Columns, problem: ContractionProblem, machine: Machine) -> PrintedLimit:
+def _matrix_product(facts: ContractionFacts, candidates: Columns, machine: Machine) -> PrintedLimit:
     """N is m, K is n, C the reduced elements of one step."""
-    n, k, c = rows["block_m"], rows["block_n"], rows["block_k"]
-    n_thread, k_thread = rows["thread_m"], rows["thread_n"]
-    blocks = -(-problem.m // n) * -(-problem.n // k) * problem.batch * rows["split"]
+    n, k, c = candidates["block_m"], candidates["block_n"], candidates["block_k"]
+    n_thread, k_thread = candidates["thread_m"], candidates["thread_n"]
+    blocks = -(-facts.m // n) * -(-facts.n // k) * facts.batch * candidates["split"]
     transactions = n * -(-c // TRANSACTION_ELEMENTS) + c * -(-k // TRANSACTION_ELEMENTS)
     return _limit(
         machine,
@@ -72,39 +72,39 @@ def _matrix_product(rows: Columns, problem: ContractionProblem, machine: Machine
         thread_flops=2 * n_thread * c * k_thread,
         loads=n_thread * c + c * k_thread,
         blocks=blocks,
-        threads=threads_of(rows),
-        shared_bytes=shared_bytes_of(rows, problem),
+        threads=threads_of(candidates),
+        shared_bytes=shared_bytes_of(facts, candidates),
     )
 
 
-def _convolution(rows: Columns, problem: DirectProblem, machine: Machine) -> PrintedLimit:
+def _convolution(facts: DirectFacts, candidates: Columns, machine: Machine) -> PrintedLimit:
     """P is (F - 1) / 2: a problem has no padding of its own, its input is stored with a border. Shared memory: what one step stages of both."""
-    k_thread, y_thread, x_thread = (rows[f"register_{d}"] for d in "kyx")
-    k, y, x = extents_of(rows)
-    area = problem.filter_y * problem.filter_x
-    blocks = -(-problem.outputs // k) * -(-problem.height // y) * -(-problem.width // x) * problem.images * problem.groups * rows["split"]
-    transactions = problem.channels * _halo(y, x, problem) / TRANSACTION_ELEMENTS + -(-k * problem.channels * area // TRANSACTION_ELEMENTS)
-    loads = problem.channels * _halo(y_thread, x_thread, problem) + k_thread * problem.channels * area / TRANSACTION_ELEMENTS
-    patch_y, patch_x = patch_of(rows, problem)
+    k_thread, y_thread, x_thread = (candidates[f"register_{d}"] for d in "kyx")
+    k, y, x = extents_of(candidates)
+    area = facts.filter_y * facts.filter_x
+    blocks = -(-facts.outputs // k) * -(-facts.height // y) * -(-facts.width // x) * facts.images * facts.groups * candidates["split"]
+    transactions = facts.channels * _halo(y, x, facts) / TRANSACTION_ELEMENTS + -(-k * facts.channels * area // TRANSACTION_ELEMENTS)
+    loads = facts.channels * _halo(y_thread, x_thread, facts) + k_thread * facts.channels * area / TRANSACTION_ELEMENTS
+    patch_y, patch_x = patch_of(facts, candidates)
     return _limit(
         machine,
-        block_flops=2 * problem.channels * k * y * x * area,
+        block_flops=2 * facts.channels * k * y * x * area,
         transactions=transactions,
-        thread_flops=2 * problem.channels * k_thread * y_thread * x_thread * area,
+        thread_flops=2 * facts.channels * k_thread * y_thread * x_thread * area,
         loads=loads,
         blocks=blocks,
-        threads=threads_of_direct(rows),
-        shared_bytes=4 * rows["channels"] * (patch_y * patch_x + np.where(rows["filters"] == SHARED, k * area, 0)),
+        threads=threads_of_direct(candidates),
+        shared_bytes=4 * candidates["channels"] * (patch_y * patch_x + np.where(candidates["filters"] == SHARED, k * area, 0)),
     )
 
 
-_FORMULAS: Mapping[AnySchema, Callable[[Columns, Any, Machine], PrintedLimit]] = MappingProxyType({GEMM: _matrix_product, DIRECT: _convolution})
+_FORMULAS: Mapping[AnySchema, Callable[[Any, Columns, Machine], PrintedLimit]] = MappingProxyType({GEMM: _matrix_product, DIRECT: _convolution})
 
 
-def _halo(y: np.ndarray, x: np.ndarray, problem: DirectProblem) -> np.ndarray:
+def _halo(y: np.ndarray, x: np.ndarray, facts: DirectFacts) -> np.ndarray:
     """Inputs of y by x outputs as tables 7 and 8 count them."""
-    pad_y, pad_x = (problem.filter_y - 1) // 2, (problem.filter_x - 1) // 2
-    inputs: np.ndarray = ((y + problem.filter_y - 2 * pad_y) // problem.stride_y + 1) * ((x + problem.filter_x - 2 * pad_x) // problem.stride_x + 1)
+    pad_y, pad_x = (facts.filter_y - 1) // 2, (facts.filter_x - 1) // 2
+    inputs: np.ndarray = ((y + facts.filter_y - 2 * pad_y) // facts.stride_y + 1) * ((x + facts.filter_x - 2 * pad_x) // facts.stride_x + 1)
     return inputs
 
 

@@ -40,7 +40,7 @@ def spaces_of(layers: Sequence[str], target: str, smallest: int = 1) -> Iterator
         ranking = rank(problem, machine(target), 2)
         for part in ranking.parts:
             if len(part.estimate.seconds) >= smallest:
-                yield f"{name} {part.schema.name}", part.rows, part.estimate.seconds
+                yield f"{name} {part.schema.name}", part.candidates, part.estimate.seconds
 
 
 class _Counted:
@@ -68,13 +68,13 @@ class _Counted:
         return Searched(positions, self.scores[positions])
 
 
-def ours(rows: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
-    return evolve(rows, scores.__getitem__, budget, seed)
+def ours(candidates: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
+    return evolve(candidates, scores.__getitem__, budget, seed)
 
 
-def printed(rows: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
+def printed(candidates: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
     """Algorithm 4 with the same n, sigma and alpha; it starts again at random when it samples nothing new."""
-    grid, generator, counted, plan = coordinates(rows), np.random.default_rng(seed), _Counted(scores, budget), Strategy()
+    grid, generator, counted, plan = coordinates(candidates), np.random.default_rng(seed), _Counted(scores, budget), Strategy()
     while not counted.over:
         mean, found = grid[generator.integers(len(grid))], True
         while not counted.over and found:
@@ -85,11 +85,11 @@ def printed(rows: Columns, scores: np.ndarray, budget: int, seed: int) -> Search
     return counted.result()
 
 
-def pycma(rows: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
+def pycma(candidates: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
     """CMA-ES with its own settings within [0, 1], started as ours and with the same deviation."""
     import cma
 
-    grid, generator, counted, plan = coordinates(rows), np.random.default_rng(seed), _Counted(scores, budget), Strategy()
+    grid, generator, counted, plan = coordinates(candidates), np.random.default_rng(seed), _Counted(scores, budget), Strategy()
     while not counted.over:
         sample = generator.choice(len(grid), min(plan.population, len(grid)), replace=False)
         start = grid[sample[np.argmin(counted(sample)[0])]]
@@ -102,7 +102,7 @@ def pycma(rows: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched
     return counted.result()
 
 
-def uniform(rows: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
+def uniform(candidates: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
     positions = np.random.default_rng(seed).permutation(len(scores))[:budget]
     return Searched(positions, scores[positions])
 

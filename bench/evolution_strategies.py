@@ -54,14 +54,14 @@ class Searched:
         return np.minimum.accumulate(self.scores)
 
 
-def coordinates(rows: Columns) -> np.ndarray:
+def coordinates(candidates: Columns) -> np.ndarray:
     """(candidates, axes): where each axis has its least value 0 and its largest 1; axes with one value are left out."""
     axes = []
-    for column in rows.values():
+    for column in candidates.values():
         values, index = np.unique(column, return_inverse=True)
         if len(values) > 1:
             axes.append(index / (len(values) - 1))
-    return np.stack(axes, axis=1) if axes else np.zeros((length(rows), 0))
+    return np.stack(axes, axis=1) if axes else np.zeros((length(candidates), 0))
 
 
 def nearest(grid: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -116,15 +116,17 @@ class _Evaluations:
         return Searched(positions, self._known[positions])
 
 
-def evolve(rows: Columns, score: Score, evaluations: int, seed: int = 0, strategy: Strategy | None = None, start: int | None = None) -> Searched:
+def evolve(
+    candidates: Columns, score: Score, evaluations: int, seed: int = 0, strategy: Strategy | None = None, start: int | None = None
+) -> Searched:
     """Scores at most so many of the candidates `rows`, a generation at a time; all of them where there are no more. The same for the same seed.
 
     `score` is given a generation's new candidates at once, so that it can score them side by side. `start`: the position of a candidate where the
     mean is at first, such as the favourite of a cheaper score."""
     chosen = strategy or Strategy()
-    grid = coordinates(rows)
+    grid = coordinates(candidates)
     generator = np.random.default_rng(seed)
-    done = _Evaluations(score, length(rows), evaluations)
+    done = _Evaluations(score, length(candidates), evaluations)
     pairs = max(1, chosen.population // 2)
     while done.left:
         if start is None:

@@ -55,8 +55,8 @@ def named_schedules(ranking: Ranking, texts: Iterable[str]) -> dict[str, Any]:
     """The candidates whose text (`str`) is one of these."""
     wanted, found = set(texts), {}
     for part in ranking.parts:
-        for at in range(length(part.rows)):
-            schedule = part.schema.schedule_of(row(part.rows, at), ranking.machine)
+        for at in range(length(part.candidates)):
+            schedule = part.schema.schedule_of(row(part.candidates, at), ranking.machine)
             if str(schedule) in wanted:
                 found[str(schedule)] = schedule
     return found

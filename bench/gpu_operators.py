@@ -32,7 +32,7 @@ from bench.top_ratio import KS
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.selection.choice import rank
-from tilewright.tuning import dataset, plain
+from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.sampling import evenly
 from tilewright.tuning.trials import Job, Trials
 
@@ -52,8 +52,8 @@ def measured(trials: Trials, machine: Machine, name: str, options: argparse.Name
     found = dataset.from_outcomes(layer, machine.name, trials.measure(jobs))
     times = found.times()
     wanted = dict.fromkeys(sorted(times, key=lambda text: (times[text], text))[: options.again])
-    wanted |= dict.fromkeys(plain.schedule_text(ranking.choice(int(position)).schedule) for position in first[: max(KS)])
-    again = [Job(problem, plain.schedule_of(text), name) for text in wanted if text in times]
+    wanted |= dict.fromkeys(serialisation.schedule_text(ranking.choice(int(position)).schedule) for position in first[: max(KS)])
+    again = [Job(problem, serialisation.schedule_of(text), name) for text in wanted if text in times]
     return dataset.merged(found, dataset.from_outcomes(layer, machine.name, trials.remeasure(again, options.rounds)))
 
 

@@ -41,7 +41,7 @@ from bench.regions import ranking_of
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.selection.learned.gpu import model_of, refined
-from tilewright.tuning import dataset, plain
+from tilewright.tuning import dataset, serialisation
 
 DATA = Path(__file__).parent / "data"
 BLOCKS = 24
@@ -68,7 +68,7 @@ def rows_of(target: str, each: int, first: int, measured: dataset.MeasuredLayer)
     found: list[Row] = []
     for text in dict.fromkeys([*firsts[0], *firsts[1], *even]):
         try:
-            kernels = analysed(lowered(problem, machine, plain.schedule_of(text)), machine, BLOCKS)
+            kernels = analysed(lowered(problem, machine, serialisation.schedule_of(text)), machine, BLOCKS)
         except NotStatic as error:
             print(f"{measured.layer['name']} {text}: {error}", file=sys.stderr)
             continue

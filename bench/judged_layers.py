@@ -24,7 +24,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning import dataset, plain
+from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.collecting import collect, ranking_of
 from tilewright.tuning.sampling import evenly
 from tilewright.tuning.trials import Job, Trials
@@ -36,14 +36,14 @@ MOST_NEIGHBOURS = 60
 
 
 def texts(ranking: Ranking, positions: Sequence[int] | np.ndarray) -> list[str]:
-    return [plain.schedule_text(ranking.choice(int(position)).schedule) for position in positions]
+    return [serialisation.schedule_text(ranking.choice(int(position)).schedule) for position in positions]
 
 
 def neighbours(ranking: Ranking, schedule: Any) -> list[int]:
     """Positions of the candidates of the schedule's schema that differ from it in one axis."""
     for start, part in zip(ranking.starts, ranking.parts, strict=False):
         if part.schema.schedule is type(schedule):
-            differing = np.sum([column != getattr(schedule, name) for name, column in part.rows.items()], axis=0)
+            differing = np.sum([column != getattr(schedule, name) for name, column in part.candidates.items()], axis=0)
             near = np.flatnonzero(differing == 1)
             best = near[np.argsort(part.estimate.seconds[near], kind="stable")][:MOST_NEIGHBOURS]
             return [int(start + at) for at in best]
@@ -54,7 +54,7 @@ def fastest_of_each_schema(measured: dataset.MeasuredLayer) -> list[Any]:
     times = measured.times()
     best: dict[type, Any] = {}
     for text in sorted(times, key=lambda text: (times[text], text)):
-        schedule = plain.schedule_of(text)
+        schedule = serialisation.schedule_of(text)
         best.setdefault(type(schedule), schedule)
     return list(best.values())
 
@@ -83,7 +83,7 @@ def measure_best(trials: Trials, machine: Machine, measured: list[dataset.Measur
         known = set(entry.times())
         near = [text for schedule in fastest_of_each_schema(entry) for text in texts(rankings[name], neighbours(rankings[name], schedule))]
         wanted = dict.fromkeys(text for way in first[name].values() for text in way)
-        jobs += [Job(problems[name], plain.schedule_of(text), name) for text in dict.fromkeys((*wanted, *near)) if text not in known]
+        jobs += [Job(problems[name], serialisation.schedule_of(text), name) for text in dict.fromkeys((*wanted, *near)) if text not in known]
     start = time.monotonic()
     outcomes: dict[str, list[Any]] = {name: [] for name in problems}
     for outcome in trials.measure(jobs):
@@ -96,7 +96,7 @@ def measure_best(trials: Trials, machine: Machine, measured: list[dataset.Measur
         times = both.times()
         again = sorted(times, key=lambda text: (times[text], text))[: options.again]
         again += [text for way in first[name].values() for text in way[:FIRST] if text in times]
-        repeated = [Job(problems[name], plain.schedule_of(text), name) for text in dict.fromkeys(again)]
+        repeated = [Job(problems[name], serialisation.schedule_of(text), name) for text in dict.fromkeys(again)]
         fine = dataset.from_outcomes(entry.layer, machine.name, trials.remeasure(repeated, options.rounds))
         both = dataset.merged(both, fine)
         before, after = min(times.values()), both.best

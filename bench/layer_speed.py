@@ -35,7 +35,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.selection.choice import rank
-from tilewright.tuning import compile_worker, dataset, plain, trial_worker
+from tilewright.tuning import compile_worker, dataset, serialisation, trial_worker
 
 ROTATED_BYTES = 250e6
 MOST_SETS = 200
@@ -164,7 +164,7 @@ class Ours:
         self.problem = dataset.layer_problem(layer(name))
         self.ranking = rank(self.problem, machine)
         self._server, self._compiler, self._folder = server, compiler, folder / name
-        data = plain.encode(self.problem)
+        data = serialisation.encode(self.problem)
         self._server({"do": "problem", "problem": data, "seed": 0})
         self._compiler({"do": "problem", "problem": data})
         self._programs: dict[str, dict[str, Any]] = {}
@@ -192,7 +192,7 @@ class Ours:
 
     def first(self, count: int, wanted: Callable[[str], bool]) -> list[str]:
         """The first candidates of the ranking whose schema is wanted."""
-        texts = (plain.schedule_text(choice.schedule) for choice in self.ranking)
+        texts = (serialisation.schedule_text(choice.schedule) for choice in self.ranking)
         return list(itertools.islice((text for text in texts if wanted(text)), count))
 
     def timer(self, schedule: str) -> tuple[Callable[[], float], float]:
@@ -206,7 +206,7 @@ class Ours:
 
 
 def is_not_winograd(schedule: str) -> bool:
-    return type(plain.schedule_of(schedule)) not in (WINOGRAD.schedule, WINOGRAD_FUSED.schedule)
+    return type(serialisation.schedule_of(schedule)) not in (WINOGRAD.schedule, WINOGRAD_FUSED.schedule)
 
 
 def our_candidates(ours: Ours, trials: int, known: Mapping[str, float]) -> dict[str, str]:
@@ -316,8 +316,8 @@ def main() -> None:
     machine = find_machine(options.target)
     known = {str(entry.layer["name"]): entry.times() for entry in dataset.read(options.known)} if options.known else {}
     server, compiler = trial_worker.Server(0), compile_worker.Server()
-    server({"do": "start", "machine": plain.encode(machine)})
-    compiler({"do": "machine", "machine": plain.encode(machine)})
+    server({"do": "start", "machine": serialisation.encode(machine)})
+    compiler({"do": "machine", "machine": serialisation.encode(machine)})
     results: list[dict[str, Any]] = []
     settings = {**vars(options), "known": str(options.known), "cudnn": torch.backends.cudnn.version(), "rotated_bytes": ROTATED_BYTES}
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import take
 from tilewright.kernels.gpu.bounds import lower_bound
-from tilewright.kernels.gpu.direct.schedule import DirectProblem
+from tilewright.kernels.gpu.direct.schedule import DirectFacts
 from tilewright.kernels.gpu.direct.schema import DIRECT
 
 PROBLEM_FIELDS = ("outputs", "height", "width", "channels", "filter_y", "filter_x", "stride_y", "stride_x")
@@ -66,12 +66,12 @@ def check(path: Path, kind: str, stride: int, machine: Machine) -> CheckedFile:
     seconds, tightness, exceeding = [], [], []
     for number in np.unique(samples.problem):
         which = np.flatnonzero(samples.problem == number)
-        problem = DirectProblem(1, 1, **{name: int(described[f"problem {name}"][which[0]]) for name in PROBLEM_FIELDS})
-        which = which[problem.flops / samples.seconds[which] <= machine.peak_flops["fp32"]]
+        facts = DirectFacts(1, 1, **{name: int(described[f"problem {name}"][which[0]]) for name in PROBLEM_FIELDS})
+        which = which[facts.flops / samples.seconds[which] <= machine.peak_flops["fp32"]]
         some, times = take(rows, which), samples.seconds[which]
         seconds.append(times)
-        tightness.append(lower_bound(DIRECT, problem, some, machine).seconds / times)
-        exceeding.append(problem.flops / times / np.maximum(printed_limit(DIRECT, some, problem, machine).flops(machine), 1e-9))
+        tightness.append(lower_bound(DIRECT, facts, some, machine).seconds / times)
+        exceeding.append(facts.flops / times / np.maximum(printed_limit(DIRECT, facts, some, machine).flops(machine), 1e-9))
     return CheckedFile(f"{path.parent.name}/{path.name}", *(np.concatenate(parts) for parts in (seconds, tightness, exceeding)))
 
 

@@ -42,7 +42,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.counted import counted_cost
-from tilewright.kernels.gpu.direct.counts import direct_counts
+from tilewright.kernels.gpu.direct.counts import variant_counts
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
 from tilewright.kernels.gpu.features import described as columns_of
 from tilewright.selection.learned.hybrid import (
@@ -129,19 +129,19 @@ def _samples(table: np.ndarray, kind: str, stride: int, machine: Machine) -> Sam
     for column in (outputs, height, width, channels, filter_size, one * stride):
         numbers = numbers * 4099 + column.astype(np.int64)
     described = columns_of(DIRECT, rows, problem)
-    return Samples(described, direct_counts(as_numbered(rows), problem, machine, PUBLISHED), table[:, -1] * 1e-3, numbers)
+    return Samples(described, variant_counts(as_numbered(rows), problem, machine, PUBLISHED), table[:, -1] * 1e-3, numbers)
 
 
-def as_numbered(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def as_numbered(candidates: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The rows with the warps that a block really has where its threads are numbered along K first, then along the row: 32 of them in a row, or all
     that lie along K and more of the row. Rows for which that is no whole tile stay as they are."""
-    along_k, along_x = rows["warp_k"] * rows["block_k"], rows["warp_x"] * rows["block_x"]
+    along_k, along_x = candidates["warp_k"] * candidates["block_k"], candidates["warp_x"] * candidates["block_x"]
     warp_k = np.gcd(along_k.astype(np.int64), 32)
     warp_x = 32 // warp_k
-    whole = (rows["warp_y"] == 1) & ((along_k <= 32) | (warp_k == 32)) & (along_k % warp_k == 0) & (along_x % warp_x == 0)
+    whole = (candidates["warp_y"] == 1) & ((along_k <= 32) | (warp_k == 32)) & (along_k % warp_k == 0) & (along_x % warp_x == 0)
     whole &= (along_k % 32 == 0) | (warp_k == along_k)
     real = {"warp_k": warp_k, "warp_x": warp_x, "block_k": along_k / warp_k, "block_x": along_x / warp_x}
-    return rows | {name: np.where(whole, column, rows[name]) for name, column in real.items()}
+    return candidates | {name: np.where(whole, column, candidates[name]) for name, column in real.items()}
 
 
 def read_folder(folder: Path, machine: Machine) -> tuple[Samples, dict[str, dict[str, Samples]], dict[str, int]]:

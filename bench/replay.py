@@ -7,7 +7,8 @@ Each commit plans the zoo's networks and the operator cases of its tests for `TA
 choices that were kept are not read. Of each region it writes down the space, the schedule, the predicted time and its terms, the models' first few
 candidates (of which code is read on some CPUs), the calls, the storage and the text of the kernels. What the other commit wrote is kept beside the
 kernels and read again the next time. Names of kernels are digests of what they do; where only comments in a kernel's text differ, that is a
-difference of its own. Exit status 1 where anything differs.
+difference of its own. Exit status 1 where anything differs. Where names changed between the commits, `--renamed` puts the new ones into what the
+other commit wrote: what then differs is more than a name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -63,7 +65,7 @@ Plain = dict[str, Any]
 # --- what one commit does ---------------------------------------------------------------------------------------------
 
 
-def units() -> list[str]:
+def cases() -> list[str]:
     """Names of the models: the zoo's, largest first, then the families of operators."""
     from tests.operator_cases import FAMILIES
     from tilewright import zoo
@@ -238,6 +240,15 @@ def differences(before: Mapping[str, Plain], after: Mapping[str, Plain], targets
                             yield kind, f"{target}, {name}, {place}", old.get(place, ""), new.get(place, "")
 
 
+def renamed(decided: dict[str, Plain], pairs: Sequence[tuple[str, str]]) -> dict[str, Plain]:
+    """The same with regular expressions replaced in all texts, one after another."""
+    text = json.dumps(decided)
+    for pattern, new in pairs:
+        text = re.sub(pattern, new, text)
+    result: dict[str, Plain] = json.loads(text)
+    return result
+
+
 def compare(before: Mapping[str, Plain], after: Mapping[str, Plain], targets: Sequence[str], shown: int) -> dict[str, int]:
     """Prints how many texts differ by kind and the first few as text; returns the counts."""
     counts = dict.fromkeys(KINDS, 0)
@@ -262,11 +273,14 @@ def main() -> None:
     parser.add_argument("--targets", help=f"some of {', '.join(TARGETS)} (default: all)")
     parser.add_argument("--show", type=int, default=2, help="differences of each kind that are printed (default: %(default)s)")
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write down what this tree decides, and compare nothing")
+    parser.add_argument(
+        "--renamed", nargs=2, action="append", default=[], metavar=("REGEX", "TEXT"), help="replaced in what the other commit wrote, as JSON"
+    )
     options = parser.parse_args()
     sys.path.append(str(HERE))
-    wanted = options.models.split(",") if options.models else units()
+    wanted = options.models.split(",") if options.models else cases()
     targets = options.targets.split(",") if options.targets else list(TARGETS)
-    if unknown := {*(set(wanted) - set(units())), *(set(targets) - set(TARGETS))}:
+    if unknown := {*(set(wanted) - set(cases())), *(set(targets) - set(TARGETS))}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     if options.dump:
         dump_all(options.dump, wanted, targets)
@@ -279,6 +293,7 @@ def main() -> None:
     with checkout(found.stdout.strip()) as tree, tempfile.TemporaryDirectory() as fresh:
         before = replayed(tree, kept(found.stdout.strip()), wanted, targets)
         after = replayed(HERE, Path(fresh), wanted, targets)
+    before = renamed(before, options.renamed)
     sys.exit(any(compare(before, after, targets, options.show).values()))
 
 

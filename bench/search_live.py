@@ -35,8 +35,8 @@ BATCH = 16
 
 def axes_of(ranking: Ranking) -> np.ndarray:
     """[candidates, axes of any schema], NaN where a schema lacks an axis."""
-    names = list(dict.fromkeys(name for part in ranking.parts for name in part.rows))
-    columns = [[np.broadcast_to(part.rows.get(name, np.nan), part.estimate.seconds.shape) for part in ranking.parts] for name in names]
+    names = list(dict.fromkeys(name for part in ranking.parts for name in part.candidates))
+    columns = [[np.broadcast_to(part.candidates.get(name, np.nan), part.estimate.seconds.shape) for part in ranking.parts] for name in names]
     return np.stack([np.concatenate(column).astype(float) for column in columns], axis=1)
 
 

@@ -36,10 +36,10 @@ Row = Mapping[str, float]
 """Counts of one kernel by name, and its time as SECONDS."""
 
 
-def predicted_counts(part: Part, rows: Columns, machine: Machine) -> dict[str, np.ndarray]:
+def predicted_counts(part: Part, candidates: Columns, machine: Machine) -> dict[str, np.ndarray]:
     """Wavefronts of shared memory, sectors between level 2 and processors, and occupancy in percent of these candidates of the part's schema (of
     Winograd's algorithm those of its product alone); nothing for a schema whose volumes are not counted."""
-    found = described(estimated(part.schema, part.facts, rows, machine, Options()), machine)
+    found = described(estimated(part.schema, part.facts, candidates, machine, Options()), machine)
     if found is None:
         return {}
     v = found.counts
@@ -99,7 +99,7 @@ def rows_of(measured: Sequence[Measured], machine: Machine) -> list[Row]:
     found: list[Row] = []
     for part in ranking.parts:
         some = [m for m in measured if part_of(ranking, m.schedule) is part]
-        rows = {name: np.array([getattr(m.schedule, name) for m in some]) for name in part.rows}
+        rows = {name: np.array([getattr(m.schedule, name) for m in some]) for name in part.candidates}
         if not some or not (counts := predicted_counts(part, rows, machine)):
             continue
         for at in range(length(rows)):

@@ -21,7 +21,7 @@ from bench.processes import PATIENCE, RIGHT, ended, files_left, processes_left, 
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
 from tilewright.system.scratch import Scratch
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
@@ -57,13 +57,13 @@ def _tunes(folder: Path) -> None:
 
     def note(done: int, total: int, outcome: Outcome | None) -> None:
         if outcome is not None:
-            line = f"{key_of(outcome.job.problem)} {plain.schedule_text(outcome.job.schedule)}\n"
+            line = f"{key_of(outcome.job.problem)} {serialisation.schedule_text(outcome.job.schedule)}\n"
             with open(folder / "noted", "ab", buffering=0) as file:
                 file.write(line.encode())
 
     with Records(folder / "records.sqlite") as records:
         tuned = tune(_problems(), native, TRIALS, records, threads=1, report=note, start=stand_ins)
-    candidates = tuned.known + tuned.measured + tuned.failed + tuned.hopeless
+    candidates = tuned.known + tuned.measured + tuned.failed + tuned.bounded_out
     assert tuned.failed == 0 and candidates == TRIALS * len(_problems()), tuned
 
 

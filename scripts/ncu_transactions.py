@@ -270,7 +270,7 @@ def parts_of(name: str, target: str) -> tuple[Any, ...]:
 
 def predicted(name: str, parameters: Mapping[str, int], target: str) -> dict[str, float]:
     """What the models count of one candidate; nothing for a schema without such counts."""
-    part = next((part for part in parts_of(name, target) if set(part.rows) == set(parameters)), None)
+    part = next((part for part in parts_of(name, target) if set(part.candidates) == set(parameters)), None)
     rows = {axis: np.array([value]) for axis, value in parameters.items()}
     counts = predicted_counts(part, rows, find_machine(target)) if part is not None else {}
     return {count: float(column[0]) for count, column in counts.items()}

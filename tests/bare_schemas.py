@@ -22,9 +22,9 @@ def bare(schedule: Callable[..., Any], name: str = "bare") -> AnySchema:
     return Schema(name, ("contraction",), schedule, never, never, never, never, never)  # type: ignore[arg-type]
 
 
-def part(schedule: Callable[..., Any], rows: Mapping[str, np.ndarray], seconds: Any) -> Part:
+def part(schedule: Callable[..., Any], candidates: Mapping[str, np.ndarray], seconds: Any) -> Part:
     """Candidates of a schema of their own that take so many seconds."""
-    return Part(bare(schedule), None, rows, counted(len(np.asarray(seconds)), 0, 0, 0), Estimate({"all": np.asarray(seconds, dtype=float)}))
+    return Part(bare(schedule), None, candidates, counted(len(np.asarray(seconds)), 0, 0, 0), Estimate({"all": np.asarray(seconds, dtype=float)}))
 
 
 def ranking_of(*parts: Part) -> Ranking:

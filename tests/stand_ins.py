@@ -17,7 +17,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.problems import convolution_problem, key_of, text_of
 from tilewright.tuning.records import Records
@@ -41,7 +41,7 @@ def measurement(problem: Problem = SMALL, position: int = 0, seconds: float = 1e
     """Of a candidate of the ranking, as it would be recorded."""
     choice = next(islice(rank(problem, H200), position, None))
     entry = Measurement(
-        key_of(problem), problem.region.kind, text_of(problem), plain.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
+        key_of(problem), problem.region.kind, text_of(problem), serialisation.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
         "nvrtc", "network", current_code(problem, choice.schedule, H200) or "", "of another day", "measured", "", seconds, 0.9 * seconds, 1.1 * seconds, 4, False, 1e-7,
         '{"kernel": {"registers": 32}}', "2026-01-02T03:04:05.678+00:00",
     )  # fmt: skip

@@ -16,7 +16,7 @@ from bench.gpu_analysis import lowered
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Launch
-from tilewright.tuning import dataset, plain
+from tilewright.tuning import dataset, serialisation
 
 H200 = machine("h200")
 
@@ -85,7 +85,7 @@ def test_predicted_times_are_near_measured_ones() -> None:
     problem, errors = dataset.layer_problem(measured.layer), []
     for text in texts:
         try:
-            found = analysed(lowered(problem, H200, plain.schedule_of(text)), H200, 16)
+            found = analysed(lowered(problem, H200, serialisation.schedule_of(text)), H200, 16)
         except CompilerMissing as error:
             pytest.skip(str(error))
         errors.append(abs(np.log(predicted_seconds(found, H200) / times[text])))

@@ -30,9 +30,9 @@ from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.cpu.amx.lower import amx_form
-from tilewright.kernels.cpu.amx.space import CpuAmxProblem, CpuAmxSchedule, cpu_amx_space, schedule_of
+from tilewright.kernels.cpu.amx.space import CpuAmxFacts, CpuAmxSchedule, cpu_amx_space, schedule_of
 from tilewright.kernels.registry import lower
-from tilewright.partition.storage import BFLOAT16_ISA
+from tilewright.partition.precision import BFLOAT16_ISA
 from tilewright.runtime.packing import pack, prepared, unpack
 from tilewright.selection.choice import rank
 
@@ -169,10 +169,10 @@ def check(case: Case, lowered: Lowered) -> None:
 def examine(case: Case, threads: int, seed: int) -> None:
     """One schedule of the case's space."""
     _, problem = amx_form(case.problem, XEON)
-    rows, _ = cpu_amx_space(problem, threads)
-    if length(rows):
-        position = int(np.random.default_rng(seed).integers(length(rows)))
-        check(case, lower(case.problem, schedule_of(16, **row(rows, position)), XEON))
+    candidates, _ = cpu_amx_space(problem, threads)
+    if length(candidates):
+        position = int(np.random.default_rng(seed).integers(length(candidates)))
+        check(case, lower(case.problem, schedule_of(16, **row(candidates, position)), XEON))
 
 
 CONVOLUTIONS = dict(
@@ -269,22 +269,22 @@ def test_tiles_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_space_keeps_its_rules() -> None:
-    problem = CpuAmxProblem(1, 14, 14, 256, 3, 768, 32, 16, 0, 0)
-    rows, rejected = cpu_amx_space(problem, 2)
-    m, n = rows["pixel_tiles"], rows["channel_tiles"]
-    assert length(rows) and np.all(m * n + m + n <= 8) and np.all(rows["pixel_parts"] * rows["channel_parts"] == 2)
+    facts = CpuAmxFacts(1, 14, 14, 256, 3, 768, 32, 16, 0, 0)
+    candidates, rejected = cpu_amx_space(facts, 2)
+    m, n = candidates["pixel_tiles"], candidates["channel_tiles"]
+    assert length(candidates) and np.all(m * n + m + n <= 8) and np.all(candidates["pixel_parts"] * candidates["channel_parts"] == 2)
     assert "more than 8 tiles" in rejected
-    over = rows["over_rows"] == 1
-    assert set(rows["pixels"][~over]) == {14} and set(rows["pixels"][over]) == {16}
+    over = candidates["over_rows"] == 1
+    assert set(candidates["pixels"][~over]) == {14} and set(candidates["pixels"][over]) == {16}
 
 
 def test_more_threads_than_blocks_are_no_obstacle() -> None:
     case = convolution(channels=32, outputs=24, size=(5, 5))
     _, problem = amx_form(case.problem, XEON)
-    rows, _ = cpu_amx_space(problem, 56)
-    assert length(rows)
-    at = int(np.argmax(rows["channel_parts"]))
-    check(case, lower(case.problem, schedule_of(16, **row(rows, at)), XEON))
+    candidates, _ = cpu_amx_space(problem, 56)
+    assert length(candidates)
+    at = int(np.argmax(candidates["channel_parts"]))
+    check(case, lower(case.problem, schedule_of(16, **row(candidates, at)), XEON))
 
 
 def test_tiles_take_the_place_of_vectors_where_factors_are_bfloat16() -> None:

@@ -20,7 +20,7 @@ from tilewright.hardware import host_cpu, machine
 from tilewright.ir.graph import Value
 from tilewright.ir.region import Region
 from tilewright.partition.plan import lay_out, plan_program
-from tilewright.partition.storage import BFLOAT16_ISA, Precision
+from tilewright.partition.precision import BFLOAT16_ISA, Precision
 from tilewright.runtime import cpu
 
 XEON = machine("xeon-sapphire-rapids")
@@ -111,7 +111,7 @@ def test_models_are_as_good_as_autocast(number: int) -> None:
     fresh = [torch.randn_like(x) for x in inputs]
     assert_as_good_as_autocast(module, fresh, executable(*fresh))
     assert_as_good_as_autocast(module, inputs, executable(*inputs))
-    if not any(row.kind == "scan" for row in executable.plan.rows):
+    if not any(row.kind == "loop" for row in executable.plan.rows):
         verified = executable.verify(*fresh)
         assert verified.first_wrong is None, str(verified)
 

@@ -22,10 +22,10 @@ from tilewright.hardware import machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.bounds import lower_bound, memory_share
-from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem
+from tilewright.kernels.gpu.direct.schedule import RS, DirectFacts
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.map.schema import MAP
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
@@ -43,8 +43,8 @@ def contraction_rows(**axes: int) -> Columns:
     return {name: np.array([value]) for name, value in {**defaults, **axes}.items()}
 
 
-def contraction_problem(m: int, n: int, r: int) -> ContractionProblem:
-    return ContractionProblem(1, m, n, r, Operand("r", 4, 4 * m * r), Operand("own", 4, 4 * n * r), 4, 4 * m * n)
+def contraction_facts(m: int, n: int, r: int) -> ContractionFacts:
+    return ContractionFacts(1, m, n, r, Operand("r", 4, 4 * m * r), Operand("own", 4, 4 * n * r), 4, 4 * m * n)
 
 
 def direct_rows(**axes: int) -> Columns:
@@ -92,7 +92,7 @@ def test_a_data_set_of_measured_layers_is_checked(tmp_path: Path) -> None:
 
 
 def test_implicit_gemm_by_hand() -> None:
-    estimate = lower_bound(GEMM, contraction_problem(1024, 1024, 1024), contraction_rows(), H200)
+    estimate = lower_bound(GEMM, contraction_facts(1024, 1024, 1024), contraction_rows(), H200)
     # 256 blocks of 8 warps: two of them, 16 warps, on some processor, 4 on a scheduler, 64 steps of 16 * 16 multiply-adds
     assert estimate.terms["fma"] == pytest.approx(65536 / 1.98e9)
     # two loads of four for every eight elements, and one copy of four of A and of B each a thread and step
@@ -103,7 +103,7 @@ def test_implicit_gemm_by_hand() -> None:
 
 
 def test_a_split_adds_a_launch_unless_a_cluster_adds_the_parts() -> None:
-    problem = contraction_problem(1024, 1024, 1024)
+    problem = contraction_facts(1024, 1024, 1024)
     apart = lower_bound(GEMM, problem, contraction_rows(split=2), H200)
     together = lower_bound(GEMM, problem, contraction_rows(split=2, cluster=1), H200)
     assert apart.seconds - together.seconds == pytest.approx(H200.launch_seconds)
@@ -113,7 +113,7 @@ def test_a_split_adds_a_launch_unless_a_cluster_adds_the_parts() -> None:
 
 def test_warps_do_not_leave_their_scheduler() -> None:
     # one block of two warps on a processor: two of its four schedulers are idle
-    estimate = lower_bound(GEMM, contraction_problem(32, 32, 1024), contraction_rows(block_m=32, block_n=32), H200)
+    estimate = lower_bound(GEMM, contraction_facts(32, 32, 1024), contraction_rows(block_m=32, block_n=32), H200)
     assert estimate.terms["fma"] == pytest.approx(64 * 16 * 16 / 1.98e9)
 
 
@@ -127,7 +127,7 @@ def test_no_distribution_of_blocks_and_warps_beats_the_bound(tiles: int, split: 
         return
     rows = contraction_rows(block_m=block, block_n=32, thread_m=4, thread_n=4, split=split, cluster=int(split > 1))
     warps = block * 32 // 16 // 32
-    estimate = lower_bound(GEMM, contraction_problem(tiles * block, 32, steps * 16), rows, small)
+    estimate = lower_bound(GEMM, contraction_facts(tiles * block, 32, steps * 16), rows, small)
     pieces = parts * tiles
     best = min(_longest(pieces, places, processors, schedulers, warps) for places in product(range(processors), repeat=len(pieces)))
     assert estimate.terms["fma"][0] <= best * 16 * 16 / small.clock_hz * (1 + 1e-9)
@@ -147,23 +147,23 @@ def _longest(pieces: list[int], places: tuple[int, ...], processors: int, schedu
 
 def test_direct_convolution_by_hand() -> None:
     # 8 x 2 x 4 outputs a block of one warp, 2 a thread; 16 x 132 rows of 8 channels: two blocks on each processor
-    problem = DirectProblem(1, 1, 8, 16, 2 * 264, 4, 3, 3)
-    estimate = lower_bound(DIRECT, problem, direct_rows(register_y=2), H200)
+    facts = DirectFacts(1, 1, 8, 16, 2 * 264, 4, 3, 3)
+    estimate = lower_bound(DIRECT, facts, direct_rows(register_y=2), H200)
     assert estimate.terms["fma"] == pytest.approx(1 * 16 * 9 * 2 / 1.98e9)
     # of a channel 4 x 3 inputs and 9 weights, by fours
     assert estimate.terms["issue"] == pytest.approx(16 * (18 + (12 + 9) / 4) / 1.98e9)
     assert estimate.terms["chain"] == pytest.approx(16 * 9 * 4 / 1.98e9)
-    crowded = lower_bound(DIRECT, replace(problem, height=2 * 132 * 8 + 2), direct_rows(register_y=2), H200)
+    crowded = lower_bound(DIRECT, replace(facts, height=2 * 132 * 8 + 2), direct_rows(register_y=2), H200)
     assert crowded.terms["fma"] == pytest.approx(3 * 16 * 9 * 2 / 1.98e9)
 
 
 def test_what_no_thread_stores_counts_as_nothing() -> None:
     # four rows a thread, of which two exist; of three chunks of four channels all ten
-    problem = DirectProblem(1, 1, 8, 10, 2, 4, 3, 3)
-    estimate = lower_bound(DIRECT, problem, direct_rows(register_y=4), H200)
+    facts = DirectFacts(1, 1, 8, 10, 2, 4, 3, 3)
+    estimate = lower_bound(DIRECT, facts, direct_rows(register_y=4), H200)
     assert estimate.terms["fma"] == pytest.approx(3 * 4 * 9 * 2 / 1.98e9)
     # a tile of 16 rows with 8 a thread, of which 7 exist: the second four of each thread lie beyond
-    one = lower_bound(GEMM, contraction_problem(7, 64, 1024), contraction_rows(block_m=16, thread_m=8), H200)
+    one = lower_bound(GEMM, contraction_facts(7, 64, 1024), contraction_rows(block_m=16, thread_m=8), H200)
     assert one.terms["fma"] == pytest.approx(64 * 16 * 4 * 4 / 1.98e9)
 
 
@@ -172,35 +172,35 @@ def test_every_bound_covers_the_arithmetic() -> None:
         for part in ranking_of(layer(name), H200).parts:
             if part.schema.bound is None:
                 continue
-            seconds = lower_bound(part.schema, part.facts, part.rows, H200).seconds
-            assert seconds.shape == (length(part.rows),)
-            saved: np.ndarray | float = np.where(part.rows["output_tile"] == 4, 4, 2.25) if part.schema in MINIMAL else 1
+            seconds = lower_bound(part.schema, part.facts, part.candidates, H200).seconds
+            assert seconds.shape == (length(part.candidates),)
+            saved: np.ndarray | float = np.where(part.candidates["output_tile"] == 4, 4, 2.25) if part.schema in MINIMAL else 1
             assert (seconds >= part.facts.flops / saved / H200.peak_flops["fp32"] * 0.99).all()
 
 
 def test_winograd_is_three_kernels() -> None:
     part = next(part for part in ranking_of(layer("R2"), H200).parts if part.schema is WINOGRAD)
-    estimate = lower_bound(part.schema, part.facts, part.rows, H200, rotated_bytes=1e12)
+    estimate = lower_bound(part.schema, part.facts, part.candidates, H200, rotated_bytes=1e12)
     assert (estimate.terms["launch"] >= 3 * H200.launch_seconds * 0.999).all()
-    product = lower_bound(GEMM, part.facts.products[0], part.rows, H200)
-    first = part.rows["output_tile"] == 2
+    product = lower_bound(GEMM, part.facts.products[0], part.candidates, H200)
+    first = part.candidates["output_tile"] == 2
     # the transforms of a layer this small are two launches
     assert estimate.terms["fma"][first] == pytest.approx(product.terms["fma"][first] + 2 * H200.launch_seconds)
-    problem = part.facts
-    moved = problem.bytes_read + 4 * 16 * 64 * 64 + problem.bytes_written + problem.epilogue_bytes
+    facts = part.facts
+    moved = facts.bytes_read + 4 * 16 * 64 * 64 + facts.bytes_written + facts.epilogue_bytes
     assert estimate.terms["memory"][first] == pytest.approx(memory_share(H200, 1e12) * moved / 4.8e12)
 
 
 def test_winograd_in_one_kernel() -> None:
     part = next(part for part in ranking_of(layer("R9"), H200).parts if part.schema is WINOGRAD)
-    problem = part.facts
-    rows, _ = fused_winograd_space(problem, H200)
-    estimate = lower_bound(WINOGRAD_FUSED, problem, rows, H200)
-    saved = np.where(rows["output_tile"] == 4, 4, 2.25)
-    assert length(rows) and (estimate.seconds >= problem.flops / saved / H200.peak_flops["fp32"]).all()
+    facts = part.facts
+    candidates, _ = fused_winograd_space(facts, H200)
+    estimate = lower_bound(WINOGRAD_FUSED, facts, candidates, H200)
+    saved = np.where(candidates["output_tile"] == 4, 4, 2.25)
+    assert length(candidates) and (estimate.seconds >= facts.flops / saved / H200.peak_flops["fp32"]).all()
     # F(2x2): 49 tiles, 256 outputs in blocks of 16 x 32: 32 blocks of 16 warps, 4 on a scheduler, each 32 steps of 8 channels and 4 x 4 sums a thread
     some = {"output_tile": 2, "tiles": 16, "outputs": 32, "channels": 8, "thread_m": 4, "thread_n": 4, "split": 1}
-    one = lower_bound(WINOGRAD_FUSED, problem, {name: np.array([value]) for name, value in some.items()}, H200)
+    one = lower_bound(WINOGRAD_FUSED, facts, {name: np.array([value]) for name, value in some.items()}, H200)
     assert one.terms["fma"] == pytest.approx(4 * 32 * 8 * 16 / 1.98e9)
 
 
@@ -209,7 +209,7 @@ def test_memory_counts_what_level_2_cannot_hold() -> None:
     assert level2 is not None
     assert memory_share(H200, 0) == 0 and memory_share(H200, level2.bytes) == 0
     assert memory_share(H200, 4 * level2.bytes) == 0.75
-    problem = contraction_problem(64, 4096, 4096)
+    problem = contraction_facts(64, 4096, 4096)
     cold = lower_bound(GEMM, problem, contraction_rows(), H200, rotated_bytes=4 * level2.bytes)
     assert cold.terms["memory"] == pytest.approx(0.75 * 4 * (64 * 4096 + 4096 * 4096 + 64 * 4096) / 4.8e12)
 
@@ -221,22 +221,22 @@ def test_a_schema_without_a_bound_says_so() -> None:
 
 def test_deepcuts_formulas_as_printed() -> None:
     # 131 blocks: the balance ratio that the paper prints
-    limit = printed_limit(GEMM, contraction_rows(), contraction_problem(64 * 131, 64, 1024), H200)
+    limit = printed_limit(GEMM, contraction_facts(64 * 131, 64, 1024), contraction_rows(), H200)
     assert limit.balance == pytest.approx(1 / 132)
     # 2 * 64 * 64 * 16 operations for 64 + 16 * 2 transactions of 128 bytes; 13.9 operations a byte at the peak
     assert limit.memory == pytest.approx(2 * 64 * 64 * 16 / (128 * 96) / (66.9e12 / 4.8e12))
     # 2 * 4 * 16 * 4 operations for 128 loads: 4 of 41 cycles hidden
     assert limit.shared == pytest.approx(4 / 41)
     assert limit.resources == 1 and limit.share_of_peak == limit.memory * limit.shared * limit.balance
-    direct = printed_limit(DIRECT, direct_rows(register_y=2), DirectProblem(1, 1, 8, 16, 264, 4, 3, 3), H200)
+    direct = printed_limit(DIRECT, DirectFacts(1, 1, 8, 16, 264, 4, 3, 3), direct_rows(register_y=2), H200)
     # 4 x 3 inputs of each channel and 9 of 32 transactions' weights, as table 7 has it
     assert direct.shared == pytest.approx(2 * 16 * 2 * 9 / (16 * 4 * 3 + 16 * 9 / 32) / 41)
     with pytest.raises(Unsuitable):
-        printed_limit(GEMV, {"columns": np.ones(1)}, contraction_problem(1, 64, 64), H200)
+        printed_limit(GEMV, contraction_facts(1, 64, 64), {"columns": np.ones(1)}, H200)
 
 
 def test_a_layer_s_rows_keep_their_order() -> None:
     part = ranking_of(layer("R12"), H200).parts[0]
-    few = take(part.rows, np.array([5, 0]))
-    whole = lower_bound(part.schema, part.facts, part.rows, H200).seconds
+    few = take(part.candidates, np.array([5, 0]))
+    whole = lower_bound(part.schema, part.facts, part.candidates, H200).seconds
     assert lower_bound(part.schema, part.facts, few, H200).seconds.tolist() == [whole[5], whole[0]]

@@ -92,7 +92,7 @@ def test_an_axis_that_the_space_leaves_out_has_its_default() -> None:
     ranking, measured = synthetic()
     first = ranking.parts[0]
     (name, default), *_ = [(axis.name, axis.default) for axis in fields(ContractionSchedule) if axis.default is not MISSING]
-    fewer = replace(first, rows={axis: column for axis, column in first.rows.items() if axis != name})
+    fewer = replace(first, candidates={axis: column for axis, column in first.candidates.items() if axis != name})
     columns = dict(measured.schemas["ContractionSchedule"])
     columns[name] = np.array([default + 1, default, default])
     layer = replace(measured, schemas={"ContractionSchedule": columns})

@@ -19,8 +19,8 @@ from tilewright.cli import main
 from tilewright.errors import InvalidModel, UnknownModel, UnsupportedOption
 from tilewright.ir.graph import place_text
 from tilewright.report.explanation import explanation, layout_text
-from tilewright.report.figures import program_figures
 from tilewright.report.units import scaled, seconds_text
+from tilewright.report.work import program_work
 
 MODULE_TEXT = """
 import torch
@@ -355,7 +355,7 @@ def test_wrong_options_of_a_model() -> None:
 
 def test_figures_of_a_linear_layer() -> None:
     executable = tilewright.compile(nn.Linear(16, 8, bias=False), (torch.randn(4, 16),))
-    figures = program_figures(executable.image.program)
+    figures = program_work(executable.image.program)
     assert figures.flops == 2 * 4 * 16 * 8
     assert figures.bytes_read == 4 * (4 * 16 + 16 * 8) and figures.bytes_written == 4 * 4 * 8
     assert explanation(executable.image, "linear").startswith("linear for native")

@@ -26,7 +26,7 @@ from tilewright.selection.code_score import coefficients_of, linear
 from tilewright.selection.ranking import Choice
 from tilewright.toolchain.cache import KernelCache, kernel_key
 from tilewright.toolchain.compilers import CCompiler
-from tilewright.tuning import choices, code_choice, plain
+from tilewright.tuning import choices, code_choice, serialisation
 from tilewright.tuning.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.score_worker import Server
@@ -64,7 +64,7 @@ def terms_of(problem: Problem, target: Machine, choice: Choice, threads: int) ->
 
 
 def choice_text(choice: Choice) -> str:
-    return plain.schedule_text(choice.schedule)
+    return serialisation.schedule_text(choice.schedule)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -219,7 +219,7 @@ def test_the_benchmark_takes_favourites_and_others() -> None:
 
 
 def test_the_benchmark_takes_contractions_that_nothing_disturbed() -> None:
-    small, large = (plain.encode(replace(machine("x86-avx512"), processors=count)) for count in (2, 16))
+    small, large = (serialisation.encode(replace(machine("x86-avx512"), processors=count)) for count in (2, 16))
     names = ("conv2d:64,32,20,20,3,1", "depthwise:48,14,3,1", "R2", "W3", "B1")
     lines = [{"layer": name, "machine": small} for name in names] + [{"layer": "R2", "machine": large}]
     assert [cpu_score.suits(line) for line in lines] == [True, False, True, False, True, False]

@@ -22,7 +22,7 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.cpu.depthwise.lower import depthwise_form
 from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
-from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseProblem, CpuDepthwiseSchedule, cpu_depthwise_space, filters_held, schedule_of
+from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseFacts, CpuDepthwiseSchedule, cpu_depthwise_space, filters_held, schedule_of
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Options
 from tilewright.selection.choice import estimated, rank
@@ -63,9 +63,9 @@ def examine(target: Any, vectors: Any, size: Any, filter_size: int, stride: int,
     except Unsuitable:
         assert filter_size == 1  # no taps: a map
         return
-    rows, _ = cpu_depthwise_space(problem, target)
-    position = int(np.random.default_rng(seed).integers(length(rows)))
-    check(case, lower(case.problem, schedule_of(target.vector_lanes(), **row(rows, position)), target))
+    candidates, _ = cpu_depthwise_space(problem, target)
+    position = int(np.random.default_rng(seed).integers(length(candidates)))
+    check(case, lower(case.problem, schedule_of(target.vector_lanes(), **row(candidates, position)), target))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, phases=(Phase.generate,))
@@ -109,16 +109,16 @@ def test_pooling_is_declined() -> None:
 
 @pytest.mark.parametrize("channels, size, stride", [(32, 112, 1), (96, 56, 2), (144, 56, 1), (192, 28, 1), (384, 14, 1), (960, 7, 1)])
 def test_the_space_of_a_typical_layer(channels: int, size: int, stride: int) -> None:
-    problem = CpuDepthwiseProblem(1, size, size, channels // 16, (3, 3), (stride, 3), (stride, 3), 4 * channels * (size * stride) ** 2, 4 * channels * size**2)
-    rows, rejected = cpu_depthwise_space(problem, AVX512)
-    assert length(rows) >= 50 and rejected
-    for number in range(length(rows)):
-        schedule = schedule_of(16, **row(rows, number))
-        assert schedule.tile_rows * schedule.tile_columns + 2 <= AVX512.vector_registers and problem.vectors % schedule.vectors == 0
-    seconds = estimated(DEPTHWISE, problem, rows, AVX512, Options(2)).estimate.seconds
+    facts = CpuDepthwiseFacts(1, size, size, channels // 16, (3, 3), (stride, 3), (stride, 3), 4 * channels * (size * stride) ** 2, 4 * channels * size**2)
+    candidates, rejected = cpu_depthwise_space(facts, AVX512)
+    assert length(candidates) >= 50 and rejected
+    for number in range(length(candidates)):
+        schedule = schedule_of(16, **row(candidates, number))
+        assert schedule.tile_rows * schedule.tile_columns + 2 <= AVX512.vector_registers and facts.vectors % schedule.vectors == 0
+    seconds = estimated(DEPTHWISE, facts, candidates, AVX512, Options(2)).estimate.seconds
     assert (seconds > 0).all() and len(np.unique(seconds)) > 10
     small = {"tile_rows": np.array([1]), "tile_columns": np.array([2]), "vectors": np.array([1]), "order": np.array([0])}
-    assert filters_held(small, problem, AVX512).all() and not filters_held({**small, "vectors": np.array([2])}, problem, AVX512).any()
+    assert filters_held(facts, small, AVX512).all() and not filters_held(facts, {**small, "vectors": np.array([2])}, AVX512).any()
 
 
 def test_a_whole_network_of_them() -> None:

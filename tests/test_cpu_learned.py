@@ -23,7 +23,7 @@ from tilewright.selection.learned import cpu as cpu_learned
 from tilewright.selection.learned.cpu import corrected, file_of, forest_of, record, table
 from tilewright.selection.learned.forest import fit, save
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
 
 SAPPHIRE_RAPIDS = machine("xeon-sapphire-rapids")
@@ -81,7 +81,7 @@ def test_what_it_has_not_seen_is_no_part() -> None:
     part = before.parts[0]
     assert record(part, SAPPHIRE_RAPIDS, 2) is not None
     special = (replace(part.facts, whole_rows=True), replace(part.facts, images=4), replace(part.facts, outer=1, rows=1, columns=1))
-    for unknown in (*(replace(part, facts=facts) for facts in special), bare_schemas.part(dict, part.rows, part.estimate.seconds)):
+    for unknown in (*(replace(part, facts=facts) for facts in special), bare_schemas.part(dict, part.candidates, part.estimate.seconds)):
         assert record(unknown, SAPPHIRE_RAPIDS, 2) is None
         assert corrected(Ranking(SAPPHIRE_RAPIDS, (part, unknown)), SAPPHIRE_RAPIDS, 2).predicted is None
 
@@ -99,7 +99,7 @@ def test_a_forest_learns_what_the_models_are_off_by(tmp_path: Path, monkeypatch:
     forest_of.cache_clear()
     found = corrected(rankings[1], SAPPHIRE_RAPIDS, 5)
     count = len(rankings[1].parts[0].estimate.seconds)
-    expected = np.where(rankings[1].parts[0].rows["vectors"] < 2, 2.0, 1.0)
+    expected = np.where(rankings[1].parts[0].candidates["vectors"] < 2, 2.0, 1.0)
     assert np.allclose(found.seconds[:count] / rankings[1].seconds[:count], expected, rtol=0.05)
     forest_of.cache_clear()
 
@@ -138,11 +138,11 @@ def test_what_judges_is_not_drawn(kind: str, judges: str, monkeypatch: pytest.Mo
 
 def test_a_line_gives_the_times_of_candidates_that_there_are_still() -> None:
     ranking, _ = both(LAYERS[0], SAPPHIRE_RAPIDS)
-    texts = [plain.schedule_text(ranking.choice(position).schedule) for position in range(12)]
+    texts = [serialisation.schedule_text(ranking.choice(position).schedule) for position in range(12)]
     stranger = texts[0].replace("16", "17")
     assert stranger not in texts
     times = {text: 1e-3 + 1e-5 * number for number, text in enumerate(texts)} | {stranger: 1.0}
-    layer = training.measured({"layer": "conv2d:64,32,20,20,3,1", "machine": plain.encode(SAPPHIRE_RAPIDS), "times": times})
+    layer = training.measured({"layer": "conv2d:64,32,20,20,3,1", "machine": serialisation.encode(SAPPHIRE_RAPIDS), "times": times})
     assert np.flatnonzero(np.isfinite(layer.seconds)).tolist() == list(range(12))
     assert layer.seconds[3] == pytest.approx(1.03e-3)
     right, wrong = (training.judged(layer, order)[0] for order in (np.arange(1.0, 1 + ranking.candidates), -np.arange(float(ranking.candidates))))
@@ -164,8 +164,8 @@ def test_ways_to_convolve_alone() -> None:
 
 def test_lines_of_one_way_are_judged_and_not_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     direct = cpu_choice.of_way(both(LAYERS[0], SAPPHIRE_RAPIDS)[0], "direct")
-    times = {plain.schedule_text(direct.choice(position).schedule): 1e-3 + 1e-5 * position for position in range(12)}
-    line = {"layer": "conv2d:64,32,20,20,3,1", "machine": plain.encode(SAPPHIRE_RAPIDS), "only": "direct", "times": times}
+    times = {serialisation.schedule_text(direct.choice(position).schedule): 1e-3 + 1e-5 * position for position in range(12)}
+    line = {"layer": "conv2d:64,32,20,20,3,1", "machine": serialisation.encode(SAPPHIRE_RAPIDS), "only": "direct", "times": times}
     layer = training.measured(line)
     (row,) = training.judged(layer, direct.seconds)
     assert row["kind"] == "direct conv2d" and np.isfinite(layer.seconds).sum() == 12

@@ -16,7 +16,7 @@ from tilewright.hardware import machine
 from tilewright.selection.choice import rank
 from tilewright.toolchain import SourceFile
 from tilewright.toolchain.compilers import CCompiler
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.compile_worker import Server as Compiler
 from tilewright.tuning.cpu_trial_worker import CpuServer, Loaded, Replay
 from tilewright.tuning.problems import convolution_problem, key_of
@@ -38,12 +38,12 @@ def spread(count: int) -> list[object]:
 def prepared(schedule: object, folder: Path) -> tuple[CpuServer, dict[str, Any]]:
     """A measuring server that knows SMALL, and the compiling server's answer for the schedule."""
     compiler, server = Compiler(), CpuServer(1)
-    problem = plain.encode(SMALL)
-    compiler({"do": "machine", "machine": plain.encode(NATIVE)})
+    problem = serialisation.encode(SMALL)
+    compiler({"do": "machine", "machine": serialisation.encode(NATIVE)})
     compiler({"do": "problem", "problem": problem})
-    server({"do": "start", "machine": plain.encode(NATIVE)})
+    server({"do": "start", "machine": serialisation.encode(NATIVE)})
     server({"do": "problem", "problem": problem, "seed": 3})
-    return server, compiler({"do": "compile", "schedule": plain.schedule_text(schedule), "folder": str(folder)})
+    return server, compiler({"do": "compile", "schedule": serialisation.schedule_text(schedule), "folder": str(folder)})
 
 
 def test_candidates_are_checked_and_timed() -> None:
@@ -138,9 +138,9 @@ def test_tuning_takes_what_was_fastest(tmp_path: Path) -> None:
         standing = records.standing(key_of(SMALL), recorded_as(NATIVE, 2))
         assert len(standing) == 3 and [entry.seconds for entry in standing] == sorted(entry.seconds for entry in standing)
         ranking = rank(SMALL, NATIVE, threads=2)
-        assert all(ranking.find(plain.schedule_of(entry.schedule)) is not None for entry in standing)
+        assert all(ranking.find(serialisation.schedule_of(entry.schedule)) is not None for entry in standing)
         chosen = from_records(records)(SMALL, NATIVE, 2)
-        assert chosen.measured_seconds == standing[0].seconds and plain.schedule_text(chosen.schedule) == standing[0].schedule
+        assert chosen.measured_seconds == standing[0].seconds and serialisation.schedule_text(chosen.schedule) == standing[0].schedule
         assert from_records(records)(SMALL, NATIVE, 1).measured_seconds is None
 
 

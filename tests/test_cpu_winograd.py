@@ -23,7 +23,7 @@ from tilewright.kernels.columns import length, row
 from tilewright.kernels.cpu.winograd.estimate import transform_operations
 from tilewright.kernels.cpu.winograd.lower import cpu_winograd_form
 from tilewright.kernels.cpu.winograd.schema import WINOGRAD
-from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
+from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, CpuWinogradSchedule, cpu_winograd_space, schedule_of, working_bytes
 from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import Options
 from tilewright.kernels.winograd_transform import OUTPUT_TILES
@@ -32,13 +32,13 @@ from tilewright.selection.choice import estimated, rank
 NEON, AVX2 = machine("neoverse-n1"), machine("x86-avx2")
 
 
-def random_schedule(problem: CpuWinogradProblem, target: Any, output_tile: int, threads: int, seed: int) -> CpuWinogradSchedule | None:
-    rows, _ = cpu_winograd_space(problem, target, threads)
-    allowed = np.flatnonzero(rows["output_tile"] == output_tile)
+def random_schedule(facts: CpuWinogradFacts, target: Any, output_tile: int, threads: int, seed: int) -> CpuWinogradSchedule | None:
+    candidates, _ = cpu_winograd_space(facts, target, threads)
+    allowed = np.flatnonzero(candidates["output_tile"] == output_tile)
     if not len(allowed):
         return None
     position = int(np.random.default_rng(seed).choice(allowed))
-    return schedule_of(target.vector_lanes(), **row(rows, position))
+    return schedule_of(target.vector_lanes(), **row(candidates, position))
 
 
 DRAWN = dict(
@@ -117,16 +117,16 @@ def test_what_is_no_case_for_it(changed: dict[str, int], why: str) -> None:
 
 
 def test_the_space_keeps_its_rules() -> None:
-    problem = CpuWinogradProblem(1, 28, 28, 128, 96)
-    rows, rejected = cpu_winograd_space(problem, AVX2, 2)
-    assert length(rows) and rejected
-    for number in range(length(rows)):
-        schedule = schedule_of(8, **row(rows, number))
+    facts = CpuWinogradFacts(1, 28, 28, 128, 96)
+    candidates, rejected = cpu_winograd_space(facts, AVX2, 2)
+    assert length(candidates) and rejected
+    for number in range(length(candidates)):
+        schedule = schedule_of(8, **row(candidates, number))
         assert (schedule.tile + 1) * schedule.vectors < AVX2.vector_registers
         assert schedule.tile_parts * schedule.panel_parts == 2
-        assert (schedule.blocks - 1) * schedule.tile < problem.tiles(schedule.output_tile)
+        assert (schedule.blocks - 1) * schedule.tile < facts.tiles(schedule.output_tile)
     level_2 = AVX2.cache(2)
-    assert level_2 is not None and working_bytes(rows, problem, 8).max() <= 0.75 * level_2.bytes
+    assert level_2 is not None and working_bytes(facts, candidates, 8).max() <= 0.75 * level_2.bytes
 
 
 def test_operations_of_the_transforms() -> None:
@@ -136,9 +136,9 @@ def test_operations_of_the_transforms() -> None:
 
 
 def test_predictions_grow_with_the_work() -> None:
-    small, large = CpuWinogradProblem(1, 28, 28, 64, 64), CpuWinogradProblem(1, 28, 28, 128, 128)
-    rows, _ = cpu_winograd_space(small, AVX2, 2)
-    first, second = (estimated(WINOGRAD, problem, rows, AVX2, Options(2)).estimate for problem in (small, large))
+    small, large = CpuWinogradFacts(1, 28, 28, 64, 64), CpuWinogradFacts(1, 28, 28, 128, 128)
+    candidates, _ = cpu_winograd_space(small, AVX2, 2)
+    first, second = (estimated(WINOGRAD, problem, candidates, AVX2, Options(2)).estimate for problem in (small, large))
     assert (second.seconds > first.seconds).all() and (first.seconds > 0).all()
 
 

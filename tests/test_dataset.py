@@ -19,7 +19,7 @@ from tilewright.errors import InvalidInput
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule
 from tilewright.kernels.registry import schedule_types
 from tilewright.selection.learned.gpu import described
-from tilewright.tuning import dataset, plain
+from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.collecting import collect, favourites_of, ranking_of, sample_of
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer
 from tilewright.tuning.trials import Job, Outcome
@@ -59,7 +59,7 @@ def test_layers_come_back(tmp_path: Path) -> None:
     assert len(found) == 2 and same(found[0], first) and same(found[1], second)
     assert found[0].count == 30 and len(found[0].times()) == 30 and found[0].best == min(found[0].times().values())
     texts = set(found[0].times())
-    assert texts == {plain.schedule_text(plain.schedule_of(text)) for text in texts}
+    assert texts == {serialisation.schedule_text(serialisation.schedule_of(text)) for text in texts}
     wrong = Outcome(job, "wrong", "relative error 1", schedule="a schedule")
     assert dataset.from_outcomes(SMALL, "h200", [wrong]).failures == (("a schedule", "wrong: relative error 1"),)
 
@@ -72,12 +72,12 @@ def test_the_same_layers_are_the_same_bytes(tmp_path: Path) -> None:
 
 def test_what_was_replayed_more_often_counts() -> None:
     schedule, another = ContractionSchedule(16, 16, 8, 2, 2, 1, 2), ContractionSchedule(32, 16, 8, 2, 2, 1, 2)
-    text = plain.schedule_text(schedule)
+    text = serialisation.schedule_text(schedule)
     rough, careful, later = one(schedule, 3e-6, 4), one(schedule, 2e-6, 9), one(schedule, 2.5e-6, 9)
     for order, expected in (((rough, careful), 2e-6), ((careful, rough), 2e-6), ((careful, later), 2.5e-6), ((later, careful), 2e-6)):
         assert dataset.merged(*order).times() == {text: expected}
     both = dataset.merged(rough, one(another, 1e-6))
-    assert both.times() == {text: 3e-6, plain.schedule_text(another): 1e-6}
+    assert both.times() == {text: 3e-6, serialisation.schedule_text(another): 1e-6}
     failing = replace(rough, failures=(("a", "failed"),))
     assert dataset.merged(failing, replace(careful, failures=(("a", "failed"), ("b", "failed")))).failures == (("a", "failed"), ("b", "failed"))
     later_counts = dataset.from_outcomes(SMALL, "h200", [outcome(Job(dataset.layer_problem(SMALL), schedule), s) for s in (1e-6, 5e-6)])
@@ -222,7 +222,7 @@ def test_collecting_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert [m.layer for m in found] == layers and sum(m.count for m in found) == counted == 18
     assert seen[0] == (SMALL["name"], 1, 0, 0) and seen[-1] == (SMALL["name"], 6, 0, 1)
     for entry in found:
-        schedules = {plain.schedule_text(schedule) for schedule in choose(entry.layer, dataset.layer_problem(entry.layer))}
+        schedules = {serialisation.schedule_text(schedule) for schedule in choose(entry.layer, dataset.layer_problem(entry.layer))}
         assert set(entry.times()) == schedules and len(schedules) == 6
         for text, seconds in entry.times().items():
             assert seconds == pytest.approx(seconds_of(text), rel=0.01)
@@ -231,7 +231,7 @@ def test_collecting_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 def test_failures_are_collected_too(tmp_path: Path) -> None:
     choose = sample_of(6, 7, H200)
-    texts = [plain.schedule_text(schedule) for schedule in choose(SMALL, dataset.layer_problem(SMALL))]
+    texts = [serialisation.schedule_text(schedule) for schedule in choose(SMALL, dataset.layer_problem(SMALL))]
     faults = {texts[0]: "crash", texts[1]: "wrong", texts[2]: "refuse", texts[3]: "hang"}
     with processes(faults, trial_seconds=2.0) as trials:
         assert collect(trials, H200, [SMALL], choose, tmp_path / "data") == 2

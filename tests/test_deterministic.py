@@ -29,7 +29,7 @@ from tilewright.runtime.artifact import read as read_artifact
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.choice import rank as gpu_rank
 from tilewright.selection.ranking import Choice, Ranking
-from tilewright.tuning import plain, trials
+from tilewright.tuning import serialisation, trials
 from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
@@ -56,7 +56,7 @@ def trials_to_atomic(problem: Problem) -> int:
 
 
 def record_of(problem: Problem, choice: Choice, seconds: float) -> Measurement:
-    text = plain.schedule_text(choice.schedule)
+    text = serialisation.schedule_text(choice.schedule)
     code = current_code(problem, choice.schedule, H200) or ""
     return replace(measurement(problem), schedule=text, description=str(choice.schedule), code=code, median=seconds, lower=seconds, upper=seconds)
 
@@ -102,7 +102,7 @@ def test_tuning_measures_them_on_request_alone(tmp_path: Path) -> None:
             tune([SPLIT], H200, trials_to_atomic(SPLIT), records, atomics=atomics, start=stand_ins)
             measured = {entry.schedule for entry in records.standing(key_of(SPLIT), "h200")}
         wanted = list(islice(rank(SPLIT, H200, atomics=atomics), trials_to_atomic(SPLIT)))
-        assert measured == {plain.schedule_text(choice.schedule) for choice in wanted}
+        assert measured == {serialisation.schedule_text(choice.schedule) for choice in wanted}
         assert any(choice.schema.unordered(choice.schedule) for choice in wanted) == atomics
 
 

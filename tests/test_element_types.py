@@ -23,7 +23,7 @@ from tilewright.ir.expr import Const, Load, Var, index_const
 from tilewright.ir.kernel import Buffer, For, Kernel, Launch, Store, thread_variable
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, Operand, shared_bytes_of
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, Operand, shared_bytes_of
 from tilewright.runtime.verify import TOLERANCES
 
 PACKAGE = Path(tilewright.__file__).parent
@@ -83,10 +83,10 @@ def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
     """Of 64 x 64 x 16 with two buffers: A in elements of two bytes takes half of what it takes in four."""
     rows = {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4)).items()}
     a, b = Operand("own", 4, 4 * 512 * 512), Operand("own", 4, 4 * 512 * 512)
-    problem = ContractionProblem(1, 512, 512, 512, a, b, 4, 4 * 512 * 512)
-    narrow = dataclasses.replace(problem, a=dataclasses.replace(a, element_bytes=2))
-    assert shared_bytes_of(rows, problem) == 2 * 16 * (64 * 4 + 64 * 4) and shared_bytes_of(rows, narrow) == 2 * 16 * (64 * 2 + 64 * 4)
-    bound, half = (contraction_bound(rows, one, contraction_counts(rows, one, H200), H200, 0.0).terms["shared"] for one in (problem, narrow))
+    facts = ContractionFacts(1, 512, 512, 512, a, b, 4, 4 * 512 * 512)
+    narrow = dataclasses.replace(facts, a=dataclasses.replace(a, element_bytes=2))
+    assert shared_bytes_of(facts, rows) == 2 * 16 * (64 * 4 + 64 * 4) and shared_bytes_of(narrow, rows) == 2 * 16 * (64 * 2 + 64 * 4)
+    bound, half = (contraction_bound(one, rows, contraction_counts(one, rows, H200), H200, 0.0).terms["shared"] for one in (facts, narrow))
     assert half < bound
 
 

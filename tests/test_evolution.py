@@ -24,8 +24,8 @@ from tilewright.selection.search import rescored
 ROWS = product_of({"a": (1, 2, 4, 8), "b": range(10), "c": (0, 1), "one": (7,)})
 
 
-def bowl(rows: dict[str, np.ndarray]) -> np.ndarray:
-    return (np.log2(rows["a"]) - 2) ** 2 + (rows["b"] - 6) ** 2 / 9 + 0.5 * (rows["c"] == 1)
+def bowl(candidates: dict[str, np.ndarray]) -> np.ndarray:
+    return (np.log2(candidates["a"]) - 2) ** 2 + (candidates["b"] - 6) ** 2 / 9 + 0.5 * (candidates["c"] == 1)
 
 
 def test_coordinates_are_positions_on_the_axes() -> None:
@@ -52,34 +52,34 @@ def test_utilities_follow_the_ranks_only() -> None:
 def test_no_candidate_twice_and_no_more_than_allowed(extents: list[int], kept: float, budget: int, seed: int, broken: float, population: int) -> None:
     """Spaces with holes, and candidates that turn out to be infeasible: NaN and infinity."""
     generator = np.random.default_rng(seed)
-    rows = product_of({f"axis{number}": range(extent) for number, extent in enumerate(extents)})
-    rows = take(rows, np.unique(np.concatenate([[0], np.flatnonzero(generator.random(length(rows)) < kept)])))
-    scores = generator.random(length(rows))
-    scores[generator.random(length(rows)) < broken] = generator.choice([np.nan, np.inf])
+    candidates = product_of({f"axis{number}": range(extent) for number, extent in enumerate(extents)})
+    candidates = take(candidates, np.unique(np.concatenate([[0], np.flatnonzero(generator.random(length(candidates)) < kept)])))
+    scores = generator.random(length(candidates))
+    scores[generator.random(length(candidates)) < broken] = generator.choice([np.nan, np.inf])
     asked: list[int] = []
 
     def score(positions: np.ndarray) -> np.ndarray:
         asked.extend(positions.tolist())
         return scores[positions]
 
-    found = evolve(rows, score, budget, seed, Strategy(population))
-    assert len(asked) == len(set(asked)) == min(budget, length(rows))
+    found = evolve(candidates, score, budget, seed, Strategy(population))
+    assert len(asked) == len(set(asked)) == min(budget, length(candidates))
     assert found.positions.tolist() == asked
     expected = np.where(np.isnan(scores), np.inf, scores)
     assert (found.scores == expected[asked]).all()
     assert expected[found.best] == expected[asked].min() == found.best_so_far[-1]
-    again = evolve(rows, lambda positions: scores[positions], budget, seed, Strategy(population))
+    again = evolve(candidates, lambda positions: scores[positions], budget, seed, Strategy(population))
     assert (again.positions == found.positions).all()
 
 
 def test_the_mean_moves_to_the_best() -> None:
     """The last generations are nearer to the best than the first: a search that does not learn fails."""
-    rows = product_of({name: range(12) for name in "abcd"})
+    candidates = product_of({name: range(12) for name in "abcd"})
     target = np.array([2, 9, 5, 7])
-    scores = sum((rows[name] - target[number]) ** 2 for number, name in enumerate("abcd")).astype(float)
+    scores = sum((candidates[name] - target[number]) ** 2 for number, name in enumerate("abcd")).astype(float)
     losses = []
     for seed in range(5):
-        found = evolve(rows, lambda positions: scores[positions], 300, seed)
+        found = evolve(candidates, lambda positions: scores[positions], 300, seed)
         assert scores[found.positions[-100:]].mean() < 0.5 * scores[found.positions[:32]].mean()
         losses.append(scores[found.best])
     assert np.mean(losses) <= 2  # of 20,736 candidates with scores up to 280, 300 were looked at
@@ -109,10 +109,10 @@ def ranking(bias: float) -> Ranking:
     """Two schemas; the cheap estimate prefers what `expensive` does not by as much as `bias`."""
     parts = []
     for lanes in (4, 8):
-        rows = product_of({"tile_rows": range(1, 9), "tile_columns": range(1, 13), "vectors": (1, 2, 3, 4), "order": (0, 1)})
-        seconds = np.array([expensive(schedule_of(lanes, **{k: int(v[i]) for k, v in rows.items()})) for i in range(length(rows))])
-        seconds = np.where(np.isfinite(seconds), seconds, 5) + bias * (rows["vectors"] % 3)
-        parts.append(part(partial(schedule_of, lanes), rows, seconds))
+        candidates = product_of({"tile_rows": range(1, 9), "tile_columns": range(1, 13), "vectors": (1, 2, 3, 4), "order": (0, 1)})
+        seconds = np.array([expensive(schedule_of(lanes, **{k: int(v[i]) for k, v in candidates.items()})) for i in range(length(candidates))])
+        seconds = np.where(np.isfinite(seconds), seconds, 5) + bias * (candidates["vectors"] % 3)
+        parts.append(part(partial(schedule_of, lanes), candidates, seconds))
     return ranking_of(*parts)
 
 

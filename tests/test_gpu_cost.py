@@ -13,7 +13,7 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.gemm.schema import GEMM
-from tilewright.kernels.gpu.gemm.space import AXES, ContractionProblem, ContractionSchedule, Operand, contraction_space
+from tilewright.kernels.gpu.gemm.space import AXES, ContractionFacts, ContractionSchedule, Operand, contraction_space
 from tilewright.kernels.gpu.gemv.schema import GEMV
 from tilewright.kernels.gpu.gemv.space import GemvSchedule
 from tilewright.kernels.registry import lower
@@ -24,9 +24,9 @@ from tilewright.selection.ranking import Ranking
 H200 = machine("h200")
 
 
-def layer(k: int, c: int, o: int, f: int = 3) -> ContractionProblem:
+def layer(k: int, c: int, o: int, f: int = 3) -> ContractionFacts:
     a, b = Operand("r", 4, 4 * c * o * o, 2), Operand("own", 4, 4 * k * c * f * f)
-    return ContractionProblem(1, o * o, k, c * f * f, a, b, 4, 4 * o * o * k)
+    return ContractionFacts(1, o * o, k, c * f * f, a, b, 4, 4 * o * o * k)
 
 
 def columns(*schedules: ContractionSchedule) -> dict[str, np.ndarray]:
@@ -50,12 +50,12 @@ def test_occupancy(threads: int, registers: int, shared: int, blocks: int) -> No
 
 def test_terms_are_named_seconds_for_every_row() -> None:
     problem = layer(128, 128, 28)
-    rows, rejected = contraction_space(problem, H200)
-    estimate = estimated(GEMM, problem, rows, H200, Options()).estimate
-    assert length(rows) + sum(rejected.values()) >= 6000
+    candidates, rejected = contraction_space(problem, H200)
+    estimate = estimated(GEMM, problem, candidates, H200, Options()).estimate
+    assert length(candidates) + sum(rejected.values()) >= 6000
     assert set(estimate.terms) == {"launch", "compute", "memory", "drain", "split"}
     for term in (*estimate.terms.values(), estimate.seconds):
-        assert term.shape == (length(rows),) and np.isfinite(term).all() and (term >= 0).all()
+        assert term.shape == (length(candidates),) and np.isfinite(term).all() and (term >= 0).all()
     bound = np.maximum(estimate.terms["compute"], estimate.terms["memory"])
     assert (estimate.seconds >= bound).all()
     assert (estimate.seconds >= problem.flops / H200.peak_flops["fp32"]).all()
@@ -77,14 +77,14 @@ def test_larger_thread_tiles_pay_where_work_abounds() -> None:
 
 def test_few_rows_are_bound_by_the_weights() -> None:
     a, b = Operand("r", 4, 4 * 4096), Operand("own", 4, 4 * 4096 * 4096)
-    problem = ContractionProblem(1, 1, 4096, 4096, a, b, 4, 4 * 4096)
-    ranking = candidates(candidates(Ranking(H200), GEMM, problem, Options()), GEMV, problem, Options())
+    facts = ContractionFacts(1, 1, 4096, 4096, a, b, 4, 4 * 4096)
+    ranking = candidates(candidates(Ranking(H200), GEMM, facts, Options()), GEMV, facts, Options())
     best = ranking.first()
     assert isinstance(best.schedule, GemvSchedule)
     assert best.seconds >= 4 * 4096 * 4096 / H200.memory_bandwidth
-    names = ("columns", "sharers", "split")
+    names = ("columns", "threads_along_r", "split")
     idle = {name: np.array([value]) for name, value in zip(names, (32, 1, 1), strict=True)}
-    assert estimated(GEMV, problem, idle, H200, Options()).estimate.seconds[0] > best.seconds
+    assert estimated(GEMV, facts, idle, H200, Options()).estimate.seconds[0] > best.seconds
 
 
 def test_choice_is_the_first_of_the_ranking_and_is_lowered() -> None:

@@ -22,7 +22,7 @@ from tilewright.kernels.gpu.direct.schedule import (
     REGISTERS,
     RS,
     SHARED,
-    DirectProblem,
+    DirectFacts,
     DirectSchedule,
     S,
     blocks_of,
@@ -116,8 +116,8 @@ def test_many_random_convolutions_and_schedules(first: int) -> None:
     assert sum(check_seed(seed) for seed in range(first, first + 40)) > 20
 
 
-def problem_of(case: Case) -> DirectProblem:
-    return direct_form(case.problem).problem
+def problem_of(case: Case) -> DirectFacts:
+    return direct_form(case.problem).facts
 
 
 def layer(channels: int, outputs: int, size: int, filters: int = 3, stride: int = 1) -> Case:
@@ -171,9 +171,9 @@ def test_atomic_additions_go_to_one_sum(epilogue: bool) -> None:
 def test_a_matrix_product_may_add_its_parts_by_atomics_too() -> None:
     case = matmul_case(batch=(2,), m=20, n=37, r=64)
     check(case, lower(case, ContractionSchedule(16, 32, 8, 2, 4, 3, 2, 0, 1)))
-    problem = product_form(case.problem).problem
-    rows, _ = contraction_space(problem, H200, atomics=True)
-    assert rows["atomics"].any() and not (rows["atomics"] & rows["cluster"]).any()
+    problem = product_form(case.problem).facts
+    candidates, _ = contraction_space(problem, H200, atomics=True)
+    assert candidates["atomics"].any() and not (candidates["atomics"] & candidates["cluster"]).any()
     assert not contraction_space(problem, H200)[0]["atomics"].any()
 
 
@@ -190,23 +190,23 @@ SIZES = ((64, 64, 56, 3, 1), (64, 128, 28, 3, 2), (512, 512, 7, 3, 1), (3, 64, 1
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_space_is_feasible_and_says_what_it_rejects(size: tuple[int, ...]) -> None:
     problem = problem_of(layer(*size))
-    rows, rejected = direct_space(problem, H200)
-    assert 300 < length(rows) < 60_000
+    candidates, rejected = direct_space(problem, H200)
+    assert 300 < length(candidates) < 60_000
     assert any("another arrangement" in reason for reason in rejected) and sum(rejected.values()) > 1000
-    assert (threads_of(rows) <= H200.threads_per_block).all()
-    assert (shared_bytes_of(rows, problem) <= H200.shared_bytes_per_block).all()
-    assert (registers_of(rows, problem) * threads_of(rows) <= H200.registers_per_processor).all()
-    assert (rows["warp_k"] * rows["warp_y"] * rows["warp_x"] == 32).all()
-    assert not rows["atomics"].any()
-    distinct = np.unique(np.stack(list(rows.values())), axis=1)
-    assert distinct.shape[1] == length(rows)
+    assert (threads_of(candidates) <= H200.threads_per_block).all()
+    assert (shared_bytes_of(problem, candidates) <= H200.shared_bytes_per_block).all()
+    assert (registers_of(problem, candidates) * threads_of(candidates) <= H200.registers_per_processor).all()
+    assert (candidates["warp_k"] * candidates["warp_y"] * candidates["warp_x"] == 32).all()
+    assert not candidates["atomics"].any()
+    distinct = np.unique(np.stack(list(candidates.values())), axis=1)
+    assert distinct.shape[1] == length(candidates)
 
 
 def test_atomics_are_offered_on_request() -> None:
     problem = problem_of(layer(*SIZES[0]))
-    rows, _ = direct_space(problem, H200, atomics=True)
-    assert (rows["split"][rows["atomics"] > 0] > 1).all() and rows["atomics"].any()
-    assert not (rows["cluster"] & rows["atomics"]).any()
+    candidates, _ = direct_space(problem, H200, atomics=True)
+    assert (candidates["split"][candidates["atomics"] > 0] > 1).all() and candidates["atomics"].any()
+    assert not (candidates["cluster"] & candidates["atomics"]).any()
     case = layer(*SIZES[0])
     fixed, free = (rank(case.problem, H200, atomics=atomics) for atomics in (False, True))
     assert free.candidates > fixed.candidates
@@ -215,8 +215,8 @@ def test_atomics_are_offered_on_request() -> None:
 
 
 def test_machines_without_copies_or_clusters_are_offered_neither() -> None:
-    rows, _ = direct_space(problem_of(layer(*SIZES[0])), machine("v100"))
-    assert length(rows) > 100 and (rows["stages"] == 1).all() and not rows["cluster"].any()
+    candidates, _ = direct_space(problem_of(layer(*SIZES[0])), machine("v100"))
+    assert length(candidates) > 100 and (candidates["stages"] == 1).all() and not candidates["cluster"].any()
 
 
 def test_candidates_of_the_space_are_right() -> None:
@@ -224,9 +224,9 @@ def test_candidates_of_the_space_are_right() -> None:
     choose = np.random.default_rng(3)
     for given in (Convolution(16, 24, (10, 9), (3, 3)), Convolution(12, 16, (15, 13), (3, 3), (2, 2), groups=2), Convolution(8, 32, (8, 8), (5, 5), padding=(2, 2))):
         case = convolution(given)
-        rows, _ = direct_space(problem_of(case), H200, atomics=True)
-        for position in choose.choice(length(rows), 4, replace=False):
-            check(case, lower(case, DirectSchedule(**row(rows, int(position)))))
+        candidates, _ = direct_space(problem_of(case), H200, atomics=True)
+        for position in choose.choice(length(candidates), 4, replace=False):
+            check(case, lower(case, DirectSchedule(**row(candidates, int(position)))))
 
 
 @pytest.mark.slow
@@ -234,19 +234,19 @@ def test_candidates_of_the_space_are_right() -> None:
 def test_more_candidates_of_the_space_are_right(seed: int) -> None:
     choose = random.Random(5000 + seed)
     case = convolution(any_convolution(choose))
-    rows, _ = direct_space(problem_of(case), H200, atomics=True)
-    for position in choose.sample(range(length(rows)), min(10, length(rows))):
-        check(case, lower(case, DirectSchedule(**row(rows, position))))
+    candidates, _ = direct_space(problem_of(case), H200, atomics=True)
+    for position in choose.sample(range(length(candidates)), min(10, length(candidates))):
+        check(case, lower(case, DirectSchedule(**row(candidates, position))))
 
 
 def test_the_cost_counts_what_a_larger_problem_takes() -> None:
     small, large = problem_of(layer(64, 64, 56)), problem_of(layer(128, 64, 56))
-    rows, _ = direct_space(small, H200)
-    some = take(rows, np.arange(0, length(rows), 50))
+    candidates, _ = direct_space(small, H200)
+    some = take(candidates, np.arange(0, length(candidates), 50))
     first, second = (estimated(DIRECT, problem, some, H200, Options()).estimate for problem in (small, large))
     assert (second.terms["compute"] > 1.5 * first.terms["compute"]).all()
     assert (first.seconds > small.flops / H200.peak_flops["fp32"]).all()
-    assert (blocks_of(some, small) > 0).all()
+    assert (blocks_of(small, some) > 0).all()
 
 
 def test_a_convolution_is_ranked_with_direct_candidates() -> None:
@@ -274,6 +274,6 @@ def test_typical_kernels_compile_without_spills(schedule: DirectSchedule, tmp_pa
     found = compiled(lower(case, schedule), tmp_path)
     for resources in found.values():
         assert resources.spill_bytes == 0 and resources.stack_bytes == 0
-    estimate = int(registers_of(columns_of(schedule), problem_of(case))[0])
+    estimate = int(registers_of(problem_of(case), columns_of(schedule))[0])
     taken = max(resources.registers for resources in found.values())
     assert 0.6 * estimate < taken < 1.6 * estimate

@@ -26,8 +26,8 @@ from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule, contraction_space
 from tilewright.kernels.gpu.gemv.space import GemvSchedule, gemv_space
 from tilewright.kernels.gpu.map.space import MapSchedule
-from tilewright.kernels.gpu.row_reduction.space import RowsSchedule
-from tilewright.kernels.gpu.scan.space import PrefixSchedule
+from tilewright.kernels.gpu.row_reduction.space import RowReductionSchedule
+from tilewright.kernels.gpu.scan.space import ScanSchedule
 from tilewright.kernels.gpu.window.lower import window_form
 from tilewright.kernels.gpu.window.space import TiledLoad, WindowSchedule
 from tilewright.toolchain.binary import SourceFile
@@ -57,7 +57,7 @@ def softmax_case(*shape: int, axis: int = -1) -> Case:
     (most,) = b.reduce("max", rows, (shape[axis],), lambda *i: tx(*at(i[:-1], i[-1])))
     (total,) = b.reduce("sum", rows, (shape[axis],), lambda *i: exp(tx(*at(i[:-1], i[-1])) - most(*i[:-1])))
     out = b.map(shape, lambda *i: exp(tx(*i) - most(*without(i))) / total(*without(i)))
-    return make_case("rows", b, out, {"x": x}, torch.softmax(double(x), axis).numpy())
+    return make_case("row reduction", b, out, {"x": x}, torch.softmax(double(x), axis).numpy())
 
 
 def group_norm_case(batch: int, groups: int, inner: int, size: int, last: bool) -> Case:
@@ -89,7 +89,7 @@ def group_norm_case(batch: int, groups: int, inner: int, size: int, last: bool) 
     )
     expected = F.group_norm(double(x), groups, double(scale))
     layout = channels_last(x.shape) if last else row_major(x.shape)
-    return make_case("rows", b, out, {"x": x, "scale": scale}, expected.numpy(), {"x": layout, "out": layout})
+    return make_case("row reduction", b, out, {"x": x, "scale": scale}, expected.numpy(), {"x": layout, "out": layout})
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.generate,))
@@ -110,7 +110,7 @@ def test_map_with_broadcast(shape: tuple[int, int, int], threads: int, items: in
     for lanes in (1, 2, 4):
         from tilewright.kernels.gpu.map.lower import map_form
 
-        if lanes <= map_form(case.problem).problem.lanes:
+        if lanes <= map_form(case.problem).facts.vector_width:
             check(case, lower(case, MapSchedule(threads, items, lanes)))
 
 
@@ -121,7 +121,7 @@ def test_map_is_vectorised_where_it_can_be() -> None:
     from tilewright.kernels.gpu.map.lower import map_form
 
     case = make_case("map", b, out, {"x": x}, x.astype(np.float64) * 2)
-    assert map_form(case.problem).problem.lanes == 4
+    assert map_form(case.problem).facts.vector_width == 4
 
 
 def test_map_of_a_reshape_and_transposition() -> None:
@@ -159,7 +159,7 @@ def test_depthwise_convolution(channels: int, size: int, stride: int, last: bool
     place = channels_last if last else row_major
     layouts = {"x": place(x.shape), "out": place(total.shape)}
     case = make_case("window", b, total, {"x": x, "w": w}, expected, layouts, frozenset({"w"}))
-    widest = window_form(case.problem).problem.lanes
+    widest = window_form(case.problem).facts.vector_width
     if last and channels % 4 == 0:
         assert widest == 4
     for lanes in {1, widest}:
@@ -171,7 +171,7 @@ def test_windows_of_a_tile_share_their_loads(size: int, stride: int, rows: int, 
     """The PTX has as many loads as the problem counts; tiles that do not divide the extent share less, behind guards."""
     given = convolution_problem(16, 16, 12, 12, size, stride, groups=16)
     assert given.region.kind == "window"
-    problem = window_form(given).problem
+    problem = window_form(given).facts
     assert problem.loads[0] == TiledLoad(1, (stride, size), (stride, size)) and problem.loads[1] == TiledLoad(size * size, (0, 1), (0, 1))
     made = registry.lower(given, WindowSchedule(64, items, 4, rows), H200)
     try:
@@ -205,44 +205,44 @@ def test_max_pooling_with_padding(last: bool) -> None:
     shape=st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(1, 70)),
     axis=st.integers(0, 2),
     rows=st.sampled_from([1, 2, 8]),
-    sharers=st.sampled_from([1, 4, 32]),
+    threads_per_row=st.sampled_from([1, 4, 32]),
     lanes=st.sampled_from([1, 4]),
 )
-def test_softmax(shape: tuple[int, int, int], axis: int, rows: int, sharers: int, lanes: int) -> None:
+def test_softmax(shape: tuple[int, int, int], axis: int, rows: int, threads_per_row: int, lanes: int) -> None:
     case = softmax_case(*shape, axis=axis)
-    check(case, lower(case, RowsSchedule(rows, sharers, lanes)))
+    check(case, lower(case, RowReductionSchedule(rows, threads_per_row, lanes)))
 
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("inner", [1, 4])
 def test_group_norm(last: bool, inner: int) -> None:
     case = group_norm_case(2, 3, inner, 5, last)
-    check(case, lower(case, RowsSchedule(2, 16, 4)))
+    check(case, lower(case, RowReductionSchedule(2, 16, 4)))
 
 
-@pytest.mark.parametrize("rows, sharers", [(1, 64), (32, 4), (16, 1)])
-def test_spatial_mean_of_channels_last(rows: int, sharers: int) -> None:
+@pytest.mark.parametrize("rows, threads_per_row", [(1, 64), (32, 4), (16, 1)])
+def test_spatial_mean_of_channels_last(rows: int, threads_per_row: int) -> None:
     x = random(1, 2, 20, 6, 7)
     tx = tensor("x", x)
     b = StepBuilder("mean")
     (total,) = b.reduce("sum", (2, 20), (6, 7), lambda n, c, y, z: tx(n, c, y, z))
     out = b.map((2, 20), lambda n, c: total(n, c) * (1 / 42))
-    case = make_case("rows", b, out, {"x": x}, double(x).mean((2, 3)).numpy(), {"x": channels_last(x.shape)})
-    from tilewright.kernels.gpu.row_reduction.lower import rows_form
+    case = make_case("row reduction", b, out, {"x": x}, double(x).mean((2, 3)).numpy(), {"x": channels_last(x.shape)})
+    from tilewright.kernels.gpu.row_reduction.lower import row_reduction_form
 
-    assert rows_form(case.problem).problem.row_contiguous
-    check(case, lower(case, RowsSchedule(rows, sharers, 1)))
+    assert row_reduction_form(case.problem).facts.row_contiguous
+    check(case, lower(case, RowReductionSchedule(rows, threads_per_row, 1)))
 
 
-@pytest.mark.parametrize("sharers", [1, 8])
-def test_argmax(sharers: int) -> None:
+@pytest.mark.parametrize("threads_per_row", [1, 8])
+def test_argmax(threads_per_row: int) -> None:
     x = random(1, 7, 33)
     x[2, 5] = x[2, 9] = 100.0
     b = StepBuilder("arg")
     _, where = b.reduce("argmax", (7,), (33,), lambda i, r: (tensor("x", x)(i, r), r))
     out = b.map((7,), lambda i: where(i))
-    case = make_case("rows", b, out, {"x": x}, x.argmax(1).astype(np.int64))
-    check(case, lower(case, RowsSchedule(4, sharers, 1)))
+    case = make_case("row reduction", b, out, {"x": x}, x.argmax(1).astype(np.int64))
+    check(case, lower(case, RowReductionSchedule(4, threads_per_row, 1)))
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
@@ -250,15 +250,15 @@ def test_argmax(sharers: int) -> None:
     shape=st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 5)),
     axis=st.integers(0, 2),
     rows=st.sampled_from([1, 4]),
-    sharers=st.sampled_from([1, 2, 8]),
+    threads_per_row=st.sampled_from([1, 2, 8]),
 )
-def test_cumulative_sum(shape: tuple[int, int, int], axis: int, rows: int, sharers: int) -> None:
+def test_cumulative_sum(shape: tuple[int, int, int], axis: int, rows: int, threads_per_row: int) -> None:
     x = random(1, *shape)
     b = StepBuilder("cumsum")
     (total,) = b.scan("sum", shape, axis, lambda *i: tensor("x", x)(*i))
     out = b.map(shape, lambda *i: total(*i) * 2.0)
-    case = make_case("prefix", b, out, {"x": x}, 2 * double(x).cumsum(axis).numpy())
-    check(case, lower(case, PrefixSchedule(rows, sharers)))
+    case = make_case("scan", b, out, {"x": x}, 2 * double(x).cumsum(axis).numpy())
+    check(case, lower(case, ScanSchedule(rows, threads_per_row)))
 
 
 SCHEDULES = (
@@ -326,7 +326,7 @@ def test_convolution(channels: int, outputs: int, size: Any, filter_size: int, s
         epilogue=epilogue,
         constant=constant,
     )
-    problem = product_form(case.problem).problem
+    problem = product_form(case.problem).facts
     if schedule.split > -(-problem.r // schedule.block_k):
         return
     check(case, lower(case, schedule))
@@ -358,30 +358,30 @@ def test_matrix_product(batch: tuple[int, ...], m: int, n: int, r: int, transpos
     transpose_b=st.booleans(),
     constant=st.booleans(),
     columns=st.sampled_from([1, 8]),
-    sharers=st.sampled_from([4, 32]),
+    threads_along_r=st.sampled_from([4, 32]),
     split=st.sampled_from([1, 2]),
 )
-def test_few_rows(m: int, n: int, r: int, transpose_b: bool, constant: Any, columns: int, sharers: int, split: int) -> None:
+def test_few_rows(m: int, n: int, r: int, transpose_b: bool, constant: Any, columns: int, threads_along_r: int, split: int) -> None:
     case = matmul_case(m=m, n=n, r=r, transpose_b=transpose_b, constant=constant)
-    check(case, lower(case, GemvSchedule(columns, sharers, split)))
+    check(case, lower(case, GemvSchedule(columns, threads_along_r, split)))
 
 
 def test_every_kind_of_candidate_is_lowered_correctly() -> None:
     """A sample over the whole space of one convolution, wherever feasibility lets it."""
     case = convolution_case(channels=16, outputs=40, size=(6, 7))
-    problem = product_form(case.problem).problem
-    rows, rejected = contraction_space(problem, H200)
-    assert length(rows) > 50 and sum(rejected.values()) > 1000
-    for position in np.random.default_rng(0).choice(length(rows), 12, replace=False):
-        check(case, lower(case, ContractionSchedule(**row(rows, int(position)))))
+    problem = product_form(case.problem).facts
+    candidates, rejected = contraction_space(problem, H200)
+    assert length(candidates) > 50 and sum(rejected.values()) > 1000
+    for position in np.random.default_rng(0).choice(length(candidates), 12, replace=False):
+        check(case, lower(case, ContractionSchedule(**row(candidates, int(position)))))
 
 
 def test_gemv_space_is_for_few_rows() -> None:
     case = matmul_case(m=1, n=256, r=512, constant=True)
-    problem = product_form(case.problem).problem
+    problem = product_form(case.problem).facts
     assert length(gemv_space(problem, H200)[0]) > 10
     case = matmul_case(m=36, n=64, r=64, constant=True)
-    problem = product_form(case.problem).problem
+    problem = product_form(case.problem).facts
     assert length(gemv_space(problem, H200)[0]) == 0
 
 
@@ -412,8 +412,8 @@ def test_typical_kernels_compile_without_spills(schedule: ContractionSchedule, t
 def test_every_schema_compiles(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     lowerings = [
-        lower(softmax_case(8, 64, 128), RowsSchedule(4, 32, 4)),
-        lower(group_norm_case(2, 3, 4, 5, True), RowsSchedule(2, 16, 4)),
+        lower(softmax_case(8, 64, 128), RowReductionSchedule(4, 32, 4)),
+        lower(group_norm_case(2, 3, 4, 5, True), RowReductionSchedule(2, 16, 4)),
         lower(matmul_case(m=2, n=40, r=64, constant=True), GemvSchedule(8, 32, 2)),
         lower(matmul_case(batch=(2,), m=36, n=40, r=32, transpose_b=True), ContractionSchedule(32, 32, 8, 4, 4)),
     ]

@@ -25,7 +25,7 @@ from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.kernels import registry
 from tilewright.kernels.columns import length, row
-from tilewright.kernels.gpu.winograd.lower import winograd_problem
+from tilewright.kernels.gpu.winograd.lower import winograd_facts
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd.space import AXES, TRANSFORM_AXES, WinogradSchedule, winograd_space
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
@@ -49,7 +49,7 @@ def lower(case: Case, schedule: WinogradSchedule | FusedWinogradSchedule) -> Low
 
 
 def problem_of(case: Case) -> Any:
-    return winograd_problem(case.problem, winograd_form(case.problem))
+    return winograd_facts(case.problem, winograd_form(case.problem))
 
 
 def with_epilogue(case: Case, kind: str) -> Case:
@@ -73,11 +73,11 @@ SMALL = dict(block_m=16, block_n=32, block_k=8, thread_m=2, thread_n=4)
 
 def examine(case: Case, output_tile: int, threads: int, lanes: int, seed: int) -> None:
     """Checks the case under a random schedule of its space with the given transforms."""
-    rows, _ = winograd_space(problem_of(case), H200)
-    allowed = np.flatnonzero((rows["output_tile"] == output_tile) & (rows["transform_threads"] == threads) & (rows["transform_lanes"] == lanes))
+    candidates, _ = winograd_space(problem_of(case), H200)
+    allowed = np.flatnonzero((candidates["output_tile"] == output_tile) & (candidates["transform_threads"] == threads) & (candidates["transform_vector"] == lanes))
     if len(allowed):
         position = int(np.random.default_rng(seed).choice(allowed))
-        check(case, lower(case, WinogradSchedule(**row(rows, position))))
+        check(case, lower(case, WinogradSchedule(**row(candidates, position))))
 
 
 DRAWN = dict(
@@ -89,7 +89,7 @@ DRAWN = dict(
     epilogue=st.booleans(),
     output_tile=st.sampled_from(OUTPUT_TILES),
     threads=st.sampled_from(TRANSFORM_AXES["transform_threads"]),
-    lanes=st.sampled_from(TRANSFORM_AXES["transform_lanes"]),
+    lanes=st.sampled_from(TRANSFORM_AXES["transform_vector"]),
     seed=st.integers(0, 1000),
 )
 
@@ -226,12 +226,12 @@ def test_the_space_is_bounded_and_its_cost_positive(name: str, extents: tuple[in
     outputs, channels, size = extents
     problem = problem_of(convolution_case(channels=channels, outputs=outputs, size=(size, size), epilogue=False))
     target = machine(name)
-    rows, rejected = winograd_space(problem, target)
-    assert tuple(rows) == AXES and 100 < length(rows) <= 20_000
-    assert len({tuple(column[i] for column in rows.values()) for i in range(length(rows))}) == length(rows)
+    candidates, rejected = winograd_space(problem, target)
+    assert tuple(candidates) == AXES and 100 < length(candidates) <= 20_000
+    assert len({tuple(column[i] for column in candidates.values()) for i in range(length(candidates))}) == length(candidates)
     assert all(count > 0 for count in rejected.values())
-    assert set(rows["output_tile"]) == set(OUTPUT_TILES)
-    estimate = estimated(WINOGRAD, problem, rows, target, Options()).estimate
+    assert set(candidates["output_tile"]) == set(OUTPUT_TILES)
+    estimate = estimated(WINOGRAD, problem, candidates, target, Options()).estimate
     seconds = estimate.seconds
     assert np.all(np.isfinite(seconds)) and np.all(seconds > 3 * target.launch_seconds)
     assert all(np.all(term >= 0) for term in estimate.terms.values())
@@ -240,8 +240,8 @@ def test_the_space_is_bounded_and_its_cost_positive(name: str, extents: tuple[in
 
 def test_workspaces_fit_into_memory() -> None:
     problem = problem_of(convolution_case(channels=8, outputs=8, epilogue=False))  # 9 x 9: 25 tiles of 16 points, 9 tiles of 36
-    rows, rejected = winograd_space(problem, replace(H200, memory_bytes=8 * (16 * 25 * 16 * 4 - 4)))
-    assert set(rows["output_tile"]) == {4} and rejected["the workspaces exceed an eighth of the memory"] > 0
+    candidates, rejected = winograd_space(problem, replace(H200, memory_bytes=8 * (16 * 25 * 16 * 4 - 4)))
+    assert set(candidates["output_tile"]) == {4} and rejected["the workspaces exceed an eighth of the memory"] > 0
 
 
 def test_a_large_layer_takes_three_kernels_and_a_small_one_takes_one() -> None:
@@ -361,12 +361,12 @@ FUSED_DRAWN = dict(
 
 def random_fused_case(batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, seed: int) -> Any:
     case = convolution_case(batch=batch, channels=channels, outputs=outputs, size=size, padding=padding, epilogue=epilogue, seed=seed)
-    rows, _ = fused_winograd_space(problem_of(case), H200)
+    candidates, _ = fused_winograd_space(problem_of(case), H200)
     generator = np.random.default_rng(seed)
     for output_tile in OUTPUT_TILES:  # there are fewer candidates of F(4x4)
-        allowed = np.flatnonzero(rows["output_tile"] == output_tile)
+        allowed = np.flatnonzero(candidates["output_tile"] == output_tile)
         if len(allowed):
-            check(case, lower(case, FusedWinogradSchedule(**row(rows, int(generator.choice(allowed))))))
+            check(case, lower(case, FusedWinogradSchedule(**row(candidates, int(generator.choice(allowed))))))
 
 
 @settings(max_examples=6, deadline=None, derandomize=True, phases=(Phase.generate,))
@@ -398,14 +398,14 @@ def test_channels_that_do_not_divide_are_refused() -> None:
 def test_the_space_of_one_kernel(name: str, some: bool) -> None:
     target = machine(name)
     problem = problem_of(convolution_case(channels=64, outputs=64, size=(28, 28), epilogue=False))
-    rows, rejected = fused_winograd_space(problem, target)
-    assert tuple(rows) == tuple(FUSED_AXES) and (length(rows) > 50) == some
-    assert length(rows) + sum(rejected.values()) == np.prod([len(values) for values in FUSED_AXES.values()])
+    candidates, rejected = fused_winograd_space(problem, target)
+    assert tuple(candidates) == tuple(FUSED_AXES) and (length(candidates) > 50) == some
+    assert length(candidates) + sum(rejected.values()) == np.prod([len(values) for values in FUSED_AXES.values()])
     if not some:
         assert set(rejected) == {"no asynchronous copies"}
         return
-    assert target.compute_capability >= (9, 0) or set(rows["split"]) == {1}
-    estimate = estimated(WINOGRAD_FUSED, problem, rows, target, Options()).estimate
+    assert target.compute_capability >= (9, 0) or set(candidates["split"]) == {1}
+    estimate = estimated(WINOGRAD_FUSED, problem, candidates, target, Options()).estimate
     assert np.all(np.isfinite(estimate.seconds)) and np.all(estimate.seconds > target.launch_seconds)
 
 
@@ -418,5 +418,5 @@ def test_one_kernel_compiles_without_spills(output_tile: int, block: tuple[int, 
     (found,) = compiled(lowered, tmp_path).values()
     assert found.spill_bytes == 0 and found.stack_bytes == 0
     assert found.registers * schedule.threads <= H200.registers_per_processor
-    shared = int(fused_shared_bytes_of({name: np.array([getattr(schedule, name)]) for name in FUSED_AXES}, problem_of(case))[0])
+    shared = int(fused_shared_bytes_of(problem_of(case), {name: np.array([getattr(schedule, name)]) for name in FUSED_AXES})[0])
     assert shared_bytes(lowered.kernels[0]) == shared

@@ -87,7 +87,7 @@ def breaks_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
 PLACES: dict[str, tuple[Any, str]] = {
     "partition": (plan, "partition"),
     "layouts": (plan, "assign_layouts"),
-    "pitch": (plan, "set_apart"),
+    "pitch": (plan, "with_cache_padding"),
     "judging a join": (joining.RowJudge, "__call__"),
     "choosing": (plan, "choose"),
     "lowering": (plan, "lower"),

@@ -21,14 +21,14 @@ from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.columns import length, take
 from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.kernels.gpu.counts import TileCounts, row_sectors
-from tilewright.kernels.gpu.direct.counts import GENERATED, bank_conflicts, direct_counts, direct_registers, input_extent
+from tilewright.kernels.gpu.direct.counts import GENERATED, bank_conflicts, direct_registers, input_extent, variant_counts
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
-from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem, DirectSchedule, S
+from tilewright.kernels.gpu.direct.schedule import RS, DirectFacts, DirectSchedule, S
 from tilewright.kernels.gpu.features import RECORDS, VERSION, features
 from tilewright.kernels.gpu.features import described as of_axes
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
 from tilewright.kernels.gpu.gemm.features import NUMBER as CONTRACTION
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand, contraction_space
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand, contraction_space
 from tilewright.selection.learned import forest as trees
 from tilewright.selection.learned import hybrid
 from tilewright.selection.learned.hybrid import Recipe, Samples, loss_of_performance
@@ -82,9 +82,9 @@ def test_rs_counts_against_a_walk_over_one_block(data: st.DataObject) -> None:
     stride, size, split = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3])), draw(st.sampled_from([1, 2]))
     k, y, x, block_y, block_x = (draw(st.integers(1, 3)) for _ in range(5))
     tiles_k, tiles_y, tiles_x, channels = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3)), 4
-    problem = DirectProblem(1, 1, 32 * k * tiles_k, channels, y * block_y * tiles_y, x * block_x * tiles_x, size, size, stride, stride)
-    rows = columns_of(rs_schedule(k, y, x, block_y, block_x, split))
-    counted = direct_counts(rows, problem, V100, PUBLISHED)
+    facts = DirectFacts(1, 1, 32 * k * tiles_k, channels, y * block_y * tiles_y, x * block_x * tiles_x, size, size, stride, stride)
+    candidates = columns_of(rs_schedule(k, y, x, block_y, block_x, split))
+    counted = variant_counts(candidates, facts, V100, PUBLISHED)
 
     in_y, in_x = (y * block_y - 1) * stride + size, (x * block_x - 1) * stride + size
     # a warp's reads, thread by thread: all 32 of a warp are along K, so that they read one word of the input together
@@ -110,7 +110,7 @@ def test_rs_counts_against_a_walk_over_one_block(data: st.DataObject) -> None:
     assert counted.shared_bytes[0] == 4 * (in_y * in_x + y * block_y * x * block_x * 33)
     # with whole tiles every multiply-add is of the problem
     total = counted.blocks * counted.steps * counted.warps * 32 * counted.step_multiply_adds
-    assert 2 * total[0] == counted.flops[0] == counted.padded_flops[0] == problem.flops
+    assert 2 * total[0] == counted.flops[0] == counted.padded_flops[0] == facts.flops
     stores = sum(-(-x * block_x // 32) for _ in range(32 * k) for _ in range(y * block_y))
     assert counted.store_instructions[0] == stores
 
@@ -119,8 +119,8 @@ def test_rs_counts_against_a_walk_over_one_block(data: st.DataObject) -> None:
 def test_s_counts_against_a_warps_words(register_k: int, warp_k: int, register_x: int) -> None:
     warp_x = 32 // warp_k
     schedule = DirectSchedule(S, register_k, 1, register_x, warp_k, 1, warp_x, 1, 1, 1, channels=1, stages=2)
-    problem = DirectProblem(1, 1, register_k * warp_k, 8, 4, register_x * warp_x, 3, 3)
-    counted = direct_counts(columns_of(schedule), problem, V100, PUBLISHED)
+    facts = DirectFacts(1, 1, register_k * warp_k, 8, 4, register_x * warp_x, 3, 3)
+    counted = variant_counts(columns_of(schedule), facts, V100, PUBLISHED)
     lanes = [(lane % warp_k, lane // warp_k) for lane in range(32)]
     expected = 0
     for _row in range(3):
@@ -135,44 +135,44 @@ def test_s_counts_against_a_warps_words(register_k: int, warp_k: int, register_x
 
 
 def test_padding_is_counted() -> None:
-    problem = DirectProblem(1, 1, 40, 8, 5, 7, 3, 3)
-    counted = direct_counts(columns_of(rs_schedule(1, 2, 2, 1, 1)), problem, V100, PUBLISHED)
+    facts = DirectFacts(1, 1, 40, 8, 5, 7, 3, 3)
+    counted = variant_counts(columns_of(rs_schedule(1, 2, 2, 1, 1)), facts, V100, PUBLISHED)
     assert counted.blocks[0] == 2 * 3 * 4
     assert counted.padded_flops[0] / counted.flops[0] == pytest.approx(64 * 6 * 8 / (40 * 5 * 7))
 
 
 def test_registers_follow_equations_2_and_3() -> None:
-    rows = columns_of(rs_schedule(4, 2, 5), replace(rs_schedule(4, 1, 5), slice=S, filters=0))
-    problem = DirectProblem(1, 1, 128, 8, 20, 20, 3, 3)
-    assert list(direct_registers(rows, problem, replace(PUBLISHED, spare_registers=0))) == [40 + 4 * 7 + 1, 20 + 7 + 1]
+    candidates = columns_of(rs_schedule(4, 2, 5), replace(rs_schedule(4, 1, 5), slice=S, filters=0))
+    facts = DirectFacts(1, 1, 128, 8, 20, 20, 3, 3)
+    assert list(direct_registers(candidates, facts, replace(PUBLISHED, spare_registers=0))) == [40 + 4 * 7 + 1, 20 + 7 + 1]
 
 
 def test_a_problem_as_columns_is_as_one_problem() -> None:
-    problem = DirectProblem(1, 1, 64, 16, 12, 12, 3, 3, bytes_read=1)
-    rows = columns_of(rs_schedule(), rs_schedule(1, 1, 6, 1, 1), rs_schedule(2, 3, 3, 2, 2, 4))
-    as_columns = {spec.name: np.full(3, getattr(problem, spec.name)) for spec in fields(DirectProblem)}
-    one, many = (direct_counts(rows, given, V100, PUBLISHED) for given in (problem, as_columns))
+    facts = DirectFacts(1, 1, 64, 16, 12, 12, 3, 3, bytes_read=1)
+    candidates = columns_of(rs_schedule(), rs_schedule(1, 1, 6, 1, 1), rs_schedule(2, 3, 3, 2, 2, 4))
+    as_columns = {spec.name: np.full(3, getattr(facts, spec.name)) for spec in fields(DirectFacts)}
+    one, many = (variant_counts(candidates, given, V100, PUBLISHED) for given in (facts, as_columns))
     for spec in fields(TileCounts):
         np.testing.assert_array_equal(getattr(one, spec.name), getattr(many, spec.name), err_msg=spec.name)
 
 
-def contraction_candidates() -> tuple[dict[str, np.ndarray], ContractionProblem]:
-    problem = ContractionProblem(1, 784, 128, 1152, Operand("r", 4, 4 * 128 * 900, 2), Operand("own", 4, 4 * 128 * 1152), 4, 4 * 784 * 128)
-    rows, _ = contraction_space(problem, find_machine("h200"))
-    return rows, problem
+def contraction_candidates() -> tuple[dict[str, np.ndarray], ContractionFacts]:
+    facts = ContractionFacts(1, 784, 128, 1152, Operand("r", 4, 4 * 128 * 900, 2), Operand("own", 4, 4 * 128 * 1152), 4, 4 * 784 * 128)
+    candidates, _ = contraction_space(facts, find_machine("h200"))
+    return candidates, facts
 
 
 def test_contraction_counts() -> None:
-    rows, problem = contraction_candidates()
-    rows = take(rows, np.arange(0, length(rows), 97))
-    counted = contraction_counts(rows, problem, find_machine("h200"))
+    candidates, facts = contraction_candidates()
+    candidates = take(candidates, np.arange(0, length(candidates), 97))
+    counted = contraction_counts(facts, candidates, find_machine("h200"))
     for position in range(0, len(counted), 11):
-        m, n, k, split = (int(rows[name][position]) for name in ("block_m", "block_n", "block_k", "split"))
+        m, n, k, split = (int(candidates[name][position]) for name in ("block_m", "block_n", "block_k", "split"))
         assert counted.blocks[position] == len(range(0, 784, m)) * len(range(0, 128, n)) * split
         steps = -(-len(range(0, 1152, k)) // split)
         assert counted.steps[position] == steps
         assert counted.padded_flops[position] == 2 * counted.blocks[position] * m * n * k * steps
-        threads = (m // int(rows["thread_m"][position])) * (n // int(rows["thread_n"][position]))
+        threads = (m // int(candidates["thread_m"][position])) * (n // int(candidates["thread_n"][position]))
         # a is read along r, block_k words a row; b along n
         assert counted.step_sectors[position] == m * max(k / 8, 1) + k * max(n / 8, 1)
         assert counted.step_fill[position] * 32 * 4 == pytest.approx((m + n) * k)
@@ -206,10 +206,10 @@ def some_rows(count: int = 200) -> tuple[dict[str, np.ndarray], dict[str, np.nda
 @pytest.mark.parametrize("target", ["v100", "rtx2080ti", "h200"])
 def test_times_and_features_are_finite(target: str) -> None:
     machine = find_machine(target)
-    rows, problem = some_rows()
+    candidates, facts = some_rows()
     tiled, product = contraction_candidates()
-    direct = (of_axes(DIRECT, rows, problem), direct_counts(rows, problem, machine, GENERATED))
-    implicit = (of_axes(CONTRACTION, tiled, {}), contraction_counts(tiled, product, machine))
+    direct = (of_axes(DIRECT, candidates, facts), variant_counts(candidates, facts, machine, GENERATED))
+    implicit = (of_axes(CONTRACTION, tiled, {}), contraction_counts(product, tiled, machine))
     for described, volumes in (direct, implicit):
         estimate = counted_cost(volumes, machine)
         assert all((term >= 0).all() for term in estimate.terms.values())
@@ -230,9 +230,9 @@ def test_relative_features_do_not_change_with_the_clock() -> None:
     """A machine on which everything takes half as many seconds ranks as before: no feature sees seconds."""
     quick = replace(V100, clock_hz=2 * V100.clock_hz, memory_bandwidth=2 * V100.memory_bandwidth, launch_seconds=V100.launch_seconds / 2)
     quick = replace(quick, peak_flops={"fp32": 2 * V100.peak_flops["fp32"]})
-    rows, problem = some_rows()
-    described = of_axes(DIRECT, rows, problem)
-    one, other = [features("relative", described, direct_counts(rows, problem, machine, PUBLISHED), machine, OVERHEADS) for machine in (V100, quick)]
+    candidates, facts = some_rows()
+    described = of_axes(DIRECT, candidates, facts)
+    one, other = [features("relative", described, variant_counts(candidates, facts, machine, PUBLISHED), machine, OVERHEADS) for machine in (V100, quick)]
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
@@ -375,11 +375,11 @@ def test_a_file_that_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def synthetic(count: int = 1200) -> Samples:
-    rows, problem = some_rows(count)
-    volumes = direct_counts(rows, problem, V100, PUBLISHED)
-    seconds = counted_cost(volumes, V100).seconds * (1 + 0.3 * (rows["register_k"] == 8) + 0.1 * (rows["block_x"] == 2))
-    numbers = np.unique(np.stack([problem["outputs"], problem["height"]]), axis=1, return_inverse=True)[1].ravel()
-    return Samples(of_axes(DIRECT, rows, problem), volumes, seconds, numbers)
+    candidates, facts = some_rows(count)
+    volumes = variant_counts(candidates, facts, V100, PUBLISHED)
+    seconds = counted_cost(volumes, V100).seconds * (1 + 0.3 * (candidates["register_k"] == 8) + 0.1 * (candidates["block_x"] == 2))
+    numbers = np.unique(np.stack([facts["outputs"], facts["height"]]), axis=1, return_inverse=True)[1].ravel()
+    return Samples(of_axes(DIRECT, candidates, facts), volumes, seconds, numbers)
 
 
 SMALL = {"max_iter": 60, "min_samples_leaf": 5}

@@ -83,7 +83,7 @@ def test_whole_networks_convert_their_input_alone(network: str) -> None:
 def test_views_are_never_stored() -> None:
     graph, result = laid_out(lambda x: F.softmax(x.permute(1, 0, 2).reshape(3, -1) * 2, 1), normal(2, 3, 4))
     (region,) = result.regions
-    assert region.kind == "rows" and {node.operator for node in region.nodes} >= {"permute", "reshape", "mul", "softmax"}
+    assert region.kind == "row reduction" and {node.operator for node in region.nodes} >= {"permute", "reshape", "mul", "softmax"}
     assert region.inputs == graph.inputs and region.outputs == graph.outputs
 
 
@@ -119,9 +119,9 @@ def test_kinds_of_reductions() -> None:
     for function, shape, kind in (
         (lambda x: F.max_pool2d(x, 2), (1, 3, 4, 4), "window"),
         (lambda x: x.sum(1), (3, 4, 5), "window"),
-        (lambda x: x.sum(1), (3, 400), "rows"),
-        (lambda x: F.layer_norm(x, (40,)), (3, 40), "rows"),
-        (lambda x: x.cumsum(0), (3, 40), "prefix"),
+        (lambda x: x.sum(1), (3, 400), "row reduction"),
+        (lambda x: F.layer_norm(x, (40,)), (3, 40), "row reduction"),
+        (lambda x: x.cumsum(0), (3, 40), "scan"),
         (lambda x: x @ x.T, (3, 40), "contraction"),
         (lambda x: x * 2, (3, 40), "map"),
     ):

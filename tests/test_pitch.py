@@ -10,7 +10,7 @@ import tilewright
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
-from tilewright.partition.pitch import set_apart
+from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.plan import lay_out
 
 
@@ -18,7 +18,7 @@ def pitches(channels: int, target: str) -> set[int]:
     """Elements from pixel to pixel of what lies between two pointwise convolutions."""
     module = nn.Sequential(nn.Conv2d(16, channels, 1), nn.ReLU(), nn.Conv2d(channels, 16, 1))
     graph, _ = simplify(read(module, (torch.zeros(1, 16, 7, 7),)).graph)
-    laid_out = set_apart(graph, lay_out(graph), find_machine(target))
+    laid_out = with_cache_padding(graph, lay_out(graph), find_machine(target))
     return {layout.strides[-2] for name, layout in laid_out.layouts.items() if laid_out.values[name].shape == (1, channels, 7, 7)}
 
 

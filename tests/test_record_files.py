@@ -32,7 +32,7 @@ from tilewright.files import lines_of
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
-from tilewright.tuning import plain, record_file
+from tilewright.tuning import record_file, serialisation
 from tilewright.tuning.measurement import COLUMNS, Measurement, checked
 from tilewright.tuning.record_file import SCHEMA, Damaged, set_aside
 from tilewright.tuning.records import Records, default_path
@@ -443,9 +443,9 @@ def test_every_candidate_of_ours_passes() -> None:
     """Also those of schemas and parameters that another release has."""
     for problem in (SMALL, OTHER):
         for choice in rank(problem, H200):
-            plain.check_schedule_text(plain.schedule_text(choice.schedule))
+            serialisation.check_schedule_text(serialisation.schedule_text(choice.schedule))
     for text in ('{"type": "AbacusSchedule", "beads": 0}', '{"type": "ContractionSchedule", "colour": "red", "shape": [1, 2]}'):
-        plain.check_schedule_text(text)
+        serialisation.check_schedule_text(text)
 
 
 def test_an_interrupted_export_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,13 +466,13 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path: Path, monkeypatch
 
 STRANGE = {
     "another type of number": {"block_m": True}, "text": {"block_m": "16"}, "huge": {"block_m": (1 << 31) - 1, "block_n": (1 << 31) - 1}, "odd": {"block_m": 7},
-    "a list": {"stages": [1, 2]}, "many stages": {"stages": 1 << 20}, "an unknown parameter": {"colour": 1}, "another schema": {"type": "RowsSchedule"},
+    "a list": {"stages": [1, 2]}, "many stages": {"stages": 1 << 20}, "an unknown parameter": {"colour": 1}, "another schema": {"type": "RowReductionSchedule"},
 }  # fmt: skip
 
 
 @lru_cache
 def tiled() -> str:
-    return next(plain.schedule_text(c.schedule) for c in rank(SMALL, H200) if type(c.schedule).__name__ == "ContractionSchedule")
+    return next(serialisation.schedule_text(c.schedule) for c in rank(SMALL, H200) if type(c.schedule).__name__ == "ContractionSchedule")
 
 
 def test_schedules_outside_the_space_are_never_lowered(tmp_path: Path) -> None:
@@ -494,7 +494,7 @@ def test_schedules_outside_the_space_are_never_lowered(tmp_path: Path) -> None:
     with Records(tmp_path / "all.sqlite") as records:
         records.add(everything)
         tuned = tune([SMALL], H200, 3, records, start=stand_ins)
-        assert tuned.measured + tuned.known + tuned.hopeless == 3 and tuned.failed == 0 and tuned.measured > 0
+        assert tuned.measured + tuned.known + tuned.bounded_out == 3 and tuned.failed == 0 and tuned.measured > 0
 
 
 def test_a_stranger_that_locks_the_folder_is_waited_for(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
-from tilewright.tuning import plain, trials
+from tilewright.tuning import serialisation, trials
 from tilewright.tuning.measurement import Measurement
 from tilewright.tuning.problems import generator, key_of
 from tilewright.tuning.records import Records, default_path
@@ -180,7 +180,7 @@ def test_records_of_other_code_or_schemas_are_not_used(tmp_path: Path) -> None:
                 measurement(problem, 4, 1e-6, code="contraction_000000000000"),
                 measurement(problem, 5, 1e-6, schedule='{"type": "AbacusSchedule", "beads": 10}'),
                 measurement(problem, 6, 1e-6, schedule='{"type": "ContractionSchedule", "colour": 3}'),
-                measurement(problem, 7, 1e-6, schedule=plain.schedule_text(replace(tiled, block_m=77))),
+                measurement(problem, 7, 1e-6, schedule=serialisation.schedule_text(replace(tiled, block_m=77))),
                 measurement(problem, 8, 1e-6, machine="a100"),
                 measurement(problem, 9, 1e-6, mode="warm"),
             ]
@@ -267,7 +267,7 @@ def test_trials_need_the_target(tmp_path: Path) -> None:
 
 def test_what_cannot_beat_a_record_is_not_measured(tmp_path: Path) -> None:
     ranking = rank(SMALL, H200)
-    bounds = np.concatenate([lower_bound(part.schema, part.facts, part.rows, H200).seconds for part in ranking.parts])
+    bounds = np.concatenate([lower_bound(part.schema, part.facts, part.candidates, H200).seconds for part in ranking.parts])
     first = np.argsort(ranking.seconds, kind="stable")[:12]
     known = float(np.median(bounds[first]))
     np.testing.assert_array_equal(may_beat(ranking, H200, known), bounds < known)
@@ -275,10 +275,10 @@ def test_what_cannot_beat_a_record_is_not_measured(tmp_path: Path) -> None:
     with Records(tmp_path / "records.sqlite") as records:
         records.add([measurement(position=11, seconds=known)])
         tuned = tune([SMALL], H200, 12, records, start=stand_ins)
-        assert tuned.hopeless == (bounds[first] >= known).sum() > 0
+        assert tuned.bounded_out == (bounds[first] >= known).sum() > 0
         measured = {entry.schedule for entry in records.of(key_of(SMALL), "h200")}
         for at in first[:11]:
-            assert (plain.schedule_text(ranking.choice(int(at)).schedule) in measured) == (bounds[at] < known)
+            assert (serialisation.schedule_text(ranking.choice(int(at)).schedule) in measured) == (bounds[at] < known)
 
 
 def test_tuning_measures_records_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_tuning_measures_records_and_goes_on_where_it_stopped(tmp_path: Path) ->
         assert reports[0] == (5, total) and reports[-1] == (total, total) and len(reports) == total - 5 + 1
         for problem in problems:
             standing = records.standing(key_of(problem), "h200")
-            wanted = {plain.schedule_text(choice.schedule) for choice in islice(rank(problem, H200), 4)}
+            wanted = {serialisation.schedule_text(choice.schedule) for choice in islice(rank(problem, H200), 4)}
             assert {entry.schedule for entry in standing} == wanted
             near = [entry for entry in standing[:4] if seconds_of(entry.schedule) < 1.05 * seconds_of(standing[0].schedule)]
             assert len(near) == 1 or all(entry.count == 9 for entry in near)
@@ -311,9 +311,9 @@ def test_tuning_measures_records_and_goes_on_where_it_stopped(tmp_path: Path) ->
         assert (again.known, again.measured) == (total, 0)
         more = tune(problems[1:2], H200, 6, records, start=stand_ins)
         assert (more.known, more.measured) == (4, 2)
-    fastest = {min((plain.schedule_text(c.schedule) for c in islice(rank(p, H200), 4)), key=seconds_of) for p in problems[2:]}
+    fastest = {min((serialisation.schedule_text(c.schedule) for c in islice(rank(p, H200), 4)), key=seconds_of) for p in problems[2:]}
     with Records(tmp_path / "records.sqlite") as records:
-        chosen = {plain.schedule_text(from_records(records)(p, H200, 1).schedule) for p in problems[2:]}
+        chosen = {serialisation.schedule_text(from_records(records)(p, H200, 1).schedule) for p in problems[2:]}
     assert chosen == fastest
 
 
@@ -322,7 +322,7 @@ def never() -> Trials:
 
 
 def test_failures_are_recorded_and_not_tried_again(tmp_path: Path) -> None:
-    texts = [plain.schedule_text(choice.schedule) for choice in islice(rank(SMALL, H200), 3)]
+    texts = [serialisation.schedule_text(choice.schedule) for choice in islice(rank(SMALL, H200), 3)]
     faults = {texts[0]: "crash", texts[1]: "refuse", texts[2]: "wrong"}
     with Records(tmp_path / "records.sqlite") as records:
         tuned = tune([SMALL], H200, 3, records, start=partial(stand_ins, faults))

@@ -98,7 +98,7 @@ def joined(regions: list[Region]) -> list[Region]:
 def test_one_kernel_computes_product_and_rows(name: str) -> None:
     regions = [lowered.region for lowered in planned(JOINING[name]).regions]
     (region,) = joined(regions)
-    assert not any(other.kind in ("rows", "window") for other in regions)
+    assert not any(other.kind in ("row reduction", "window") for other in regions)
     assert any("one tile owns the row of" in reason for reason in region.reasons)
 
 

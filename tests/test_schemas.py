@@ -31,7 +31,7 @@ from tilewright.kernels.registry import lower, registered, schedule_types, schem
 from tilewright.kernels.schema import Form, Options, Schema, form_of
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.choices import remembered
 from tilewright.tuning.problems import convolution_problem
 
@@ -63,8 +63,8 @@ def match(problem: Problem, here: Machine) -> Form[ScalarFacts, None]:
 
 
 def space(facts: ScalarFacts, here: Machine, options: Options) -> tuple[Columns, dict[str, int]]:
-    rows = product_of({"unrolled": (0, 1)})
-    return reject(rows, [("the innermost loop is too long to be unrolled", (rows["unrolled"] > 0) & (facts.innermost > 8))])
+    candidates = product_of({"unrolled": (0, 1)})
+    return reject(candidates, [("the innermost loop is too long to be unrolled", (candidates["unrolled"] > 0) & (facts.innermost > 8))])
 
 
 def lower_scalars(problem: Problem, form: Form[ScalarFacts, None], schedule: ScalarSchedule, here: Machine) -> Lowered:
@@ -94,7 +94,7 @@ def test_a_schema_from_outside_is_chosen_and_compiled() -> None:
         executable = tilewright.compile(model, x, threads=1)
         assert [region.schedule for region in executable.image.program.regions] == ["scalars unrolled=1"]
         torch.testing.assert_close(executable(x), model(x))
-        assert plain.schedule_of(plain.schedule_text(ScalarSchedule(1))) == ScalarSchedule(1)
+        assert serialisation.schedule_of(serialisation.schedule_text(ScalarSchedule(1))) == ScalarSchedule(1)
     executable = tilewright.compile(model, x, threads=1)
     assert "scalars" not in executable.image.program.regions[0].schedule
     assert "ScalarSchedule" not in schedule_types()
@@ -186,9 +186,9 @@ def test_registrations_may_end_in_any_order() -> None:
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
 def test_each_schema_says_what_it_is(target: str) -> None:
     here = machine(target)
-    every = {schema for kind in ("map", "window", "rows", "prefix", "contraction") for schema in schemas(here, kind)}
+    every = {schema for kind in ("map", "window", "row reduction", "scan", "contraction") for schema in schemas(here, kind)}
     assert len({schema.name for schema in every}) == len(every)
-    for kind in ("map", "window", "rows", "prefix", "contraction"):
+    for kind in ("map", "window", "row reduction", "scan", "contraction"):
         own = schemas(here, kind)
         assert len({schema.schedule for schema in own}) == len(own) > 0
 

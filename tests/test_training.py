@@ -70,13 +70,13 @@ def test_samples_are_what_the_ranking_says_of_the_same_schedules() -> None:
 def test_rows_of_a_part_need_not_be_in_its_space() -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
     for part in ranking.parts:
-        again = part_of(part, part.rows, H200)
+        again = part_of(part, part.candidates, H200)
         assert again is not None
         np.testing.assert_allclose(again.estimate.seconds, part.estimate.seconds, rtol=1e-12)
     first = ranking.parts[0]
-    outside = {**take(first.rows, np.arange(3)), "split": np.array([7, 7, 7])}
+    outside = {**take(first.candidates, np.arange(3)), "split": np.array([7, 7, 7])}
     elsewhere = part_of(first, outside, H200)
-    assert elsewhere is not None and length(elsewhere.rows) == 3 and (elsewhere.estimate.seconds > 0).all()
+    assert elsewhere is not None and length(elsewhere.candidates) == 3 and (elsewhere.estimate.seconds > 0).all()
 
 
 def test_schemas_that_the_model_does_not_know_are_left_out() -> None:
@@ -134,10 +134,10 @@ def test_the_candidates_kept_have_the_models_times_and_others_come_behind(model:
         assert known is not None
         expected.append(model.predicted(known.columns, known.counts, H200, known.analytical))
     kept = np.isclose(found.seconds, np.concatenate(expected), rtol=1e-9)
-    starts = np.cumsum([0, *(length(part.rows) for part in ranking.parts)])
+    starts = np.cumsum([0, *(length(part.candidates) for part in ranking.parts)])
     for number, part in enumerate(ranking.parts):
         mine = kept[starts[number] : starts[number + 1]]
-        assert mine.sum() >= min(learned.KEPT_EACH, length(part.rows))
+        assert mine.sum() >= min(learned.KEPT_EACH, length(part.candidates))
         assert part.estimate.seconds[mine].max() <= part.estimate.seconds[~mine].min(initial=np.inf)
     assert kept[seconds <= np.sort(seconds)[300]].all() and not kept.all()
     assert found.seconds[~kept].min() > found.seconds[kept].max()

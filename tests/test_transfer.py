@@ -12,7 +12,7 @@ from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.counted import counted_cost
-from tilewright.kernels.gpu.direct.counts import direct_counts
+from tilewright.kernels.gpu.direct.counts import variant_counts
 from tilewright.kernels.gpu.direct.features import NUMBER as DIRECT
 from tilewright.kernels.gpu.features import described as columns_of
 from tilewright.selection.learned.hybrid import Recipe, Samples, join, train, train_together
@@ -31,7 +31,7 @@ def measured(machine: Machine, seed: int, problems: int = 12, each: int = 50) ->
         axes = {"slice": [1, 2], "register_k": [1, 2, 4], "register_y": [1, 2], "register_x": [1, 2, 4, 7], "warp_k": [4, 8], "block_k": [1, 2]}
         axes |= {"warp_y": [1, 2], "warp_x": [2, 4], "block_y": [1, 2, 4], "block_x": [1, 2], "channels": [2, 4, 8], "split": [1, 2, 4]}
         rows = {name: generator.choice(values, each) for name, values in axes.items()}
-        volumes = direct_counts(rows, {name: np.full(each, value) for name, value in problem.items()}, machine)
+        volumes = variant_counts(rows, {name: np.full(each, value) for name, value in problem.items()}, machine)
         wrong = np.exp(1.5 * (1 - volumes.flops / volumes.padded_flops) + 0.02 * generator.standard_normal(each))
         seconds = counted_cost(volumes, machine, gpu_calibration(machine).counted).seconds * wrong
         parts.append(Samples(columns_of(DIRECT, rows, problem), volumes, seconds, np.full(each, number)))

@@ -28,7 +28,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.partition.canonical import canonical
 from tilewright.selection.choice import rank
-from tilewright.tuning import plain, trial_processes
+from tilewright.tuning import serialisation, trial_processes
 from tilewright.tuning.measure import tensor_error
 from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
@@ -44,31 +44,31 @@ def jobs_of(problem: Problem, count: int) -> list[Job]:
 
 
 def text(job: Job) -> str:
-    return plain.schedule_text(job.schedule)
+    return serialisation.schedule_text(job.schedule)
 
 
 # Plain forms and problems
 
 
 def test_plain_forms_come_back() -> None:
-    data = json.loads(json.dumps(plain.encode(SMALL)))
-    problem = plain.decode(data)
+    data = json.loads(json.dumps(serialisation.encode(SMALL)))
+    problem = serialisation.decode(data)
     for part in ("region", "layouts", "values", "constants"):
         assert getattr(problem, part) == getattr(SMALL, part)
-    assert plain.decode(plain.encode(H200)).digest == H200.digest
+    assert serialisation.decode(serialisation.encode(H200)).digest == H200.digest
     shared = len({id(node) for step in SMALL.region.steps for node in step.axes})
     assert sum(name == "Var" for name, _ in data["rows"]) >= shared
     with pytest.raises(TypeError, match="no plain form"):
-        plain.encode(object())
+        serialisation.encode(object())
     with pytest.raises(ValueError, match="not known"):
-        plain.decode({"rows": [["Popen", {}]], "root": {"row": 0}})
+        serialisation.decode({"rows": [["Popen", {}]], "root": {"row": 0}})
 
 
 def test_schedules_come_back() -> None:
     for choice in islice(rank(SMALL, H200), 0, 3000, 500):
-        assert plain.schedule_of(plain.schedule_text(choice.schedule)) == choice.schedule
+        assert serialisation.schedule_of(serialisation.schedule_text(choice.schedule)) == choice.schedule
     with pytest.raises(KeyError):
-        plain.schedule_of('{"type": "AbacusSchedule"}')
+        serialisation.schedule_of('{"type": "AbacusSchedule"}')
 
 
 def test_equal_problems_have_equal_keys_whatever_their_names() -> None:
@@ -85,10 +85,10 @@ def test_equal_problems_have_equal_keys_whatever_their_names() -> None:
 
 
 def renamed_copy(problem: Problem, prefix: str) -> Problem:
-    data = json.dumps(plain.encode(problem))
+    data = json.dumps(serialisation.encode(problem))
     for name in (*problem.region.inputs, *problem.region.outputs):
         data = data.replace(f'"{name}"', f'"{prefix}{name}"')
-    return plain.decode(json.loads(data))
+    return serialisation.decode(json.loads(data))
 
 
 # The reference
@@ -278,7 +278,7 @@ def test_three_in_a_row_that_fail_do_not_stop_tuning(fault: str, words: str, tmp
         failed = {entry.schedule: entry.reason for entry in records.all() if entry.status == "failed"}
         assert failed.keys() == faults.keys() and all(words in reason for reason in failed.values())
         chosen = from_records(records)(SMALL, H200, 1)
-        assert chosen.measured_seconds is not None and plain.schedule_text(chosen.schedule) not in faults
+        assert chosen.measured_seconds is not None and serialisation.schedule_text(chosen.schedule) not in faults
 
 
 def test_several_gpus_share_the_problems() -> None:

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from tilewright import settings
-    from tilewright.partition.storage import check_precision
+    from tilewright.partition.precision import check_precision
     from tilewright.runtime.artifact import check_path
     from tilewright.tuning.batch import LIMIT_SECONDS, Job, check_jobs, compile_all, connected
 

@@ -37,7 +37,7 @@ def check_options(options: argparse.Namespace) -> None:
     if options.vendor:
         raise UnsupportedOption("--vendor: library kernels are not offered yet", "leave it out")
     from tilewright.hardware import machine
-    from tilewright.partition.storage import check_precision
+    from tilewright.partition.precision import check_precision
 
     check_precision(options.precision, machine(options.target))
 

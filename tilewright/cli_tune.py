@@ -115,7 +115,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
     console.print(_table(problems, machine, records, atomics, threads))
     console.print(
         f"{tuned.problems} regions: {tuned.measured} candidates measured, {tuned.failed} failed, {tuned.known} known before, "
-        f"{tuned.hopeless} that cannot beat what is known; records in {records.path}",
+        f"{tuned.bounded_out} that cannot beat what is known; records in {records.path}",
         soft_wrap=True,
     )
     return 0
@@ -259,7 +259,7 @@ def _table(problems: dict[str, Problem], machine: Machine, records: Records, ato
 
     from tilewright.report.units import seconds_text
     from tilewright.selection.choice import rank
-    from tilewright.tuning import plain
+    from tilewright.tuning import serialisation
     from tilewright.tuning.problems import key_of
     from tilewright.tuning.tuning import recorded_as, recorded_choice
 
@@ -273,7 +273,7 @@ def _table(problems: dict[str, Problem], machine: Machine, records: Records, ato
         if not standing:
             table.add_row(name, "0", "-", "-", "-", "-")
             continue
-        best, favourite = standing[0], plain.schedule_text(ranking.first().schedule)
+        best, favourite = standing[0], serialisation.schedule_text(ranking.first().schedule)
         own = next((entry.seconds for entry in standing if entry.schedule == favourite), None)
         loss = "-" if own is None else f"{100 * (own / best.seconds - 1):.1f} %"
         table.add_row(name, str(len(standing)), best.description, seconds_text(best.seconds), "-" if own is None else seconds_text(own), loss)

@@ -23,7 +23,7 @@ from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
-from tilewright.partition.storage import check_precision
+from tilewright.partition.precision import check_precision
 from tilewright.runtime.executable import Executable, check_threads, executable_of
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.runtime.signature import CONSTANT_TYPES, described

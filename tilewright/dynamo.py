@@ -25,7 +25,7 @@ from tilewright.compile import compile as compile_model
 from tilewright.errors import TargetNotPresent, TilewrightError, UnsupportedOption
 from tilewright.hardware import is_present
 from tilewright.hardware import machine as find_machine
-from tilewright.partition.storage import check_precision
+from tilewright.partition.precision import check_precision
 from tilewright.runtime.executable import Executable
 
 LOG = logging.getLogger(__name__)

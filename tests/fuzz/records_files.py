@@ -26,7 +26,7 @@ from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import lower
 from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning import dataset, plain, tuning
+from tilewright.tuning import dataset, serialisation, tuning
 from tilewright.tuning.measurement import COLUMNS, Measurement
 from tilewright.tuning.problems import code_of, convolution_problem, key_of, text_of
 from tilewright.tuning.records import Records, default_path
@@ -51,7 +51,7 @@ def measurements(count: int = 2 * KNOWN) -> tuple[Measurement, ...]:
         code = code_of(lower(PROBLEM, choice.schedule, H200))
         found.append(
             Measurement(
-                key_of(PROBLEM), "contraction", text_of(PROBLEM), plain.schedule_text(choice.schedule), str(choice.schedule), "h200", "GPU", "13.0", "nvrtc",
+                key_of(PROBLEM), "contraction", text_of(PROBLEM), serialisation.schedule_text(choice.schedule), str(choice.schedule), "h200", "GPU", "13.0", "nvrtc",
                 "network", code, "of another day", "measured", "", 1e-5 + 1e-7 * number, 9e-6, 1.1e-4, 4, False, 1e-7, '{"kernel": {"registers": 32}}',
                 "2026-01-02T03:04:05.678+00:00",
             )
@@ -176,7 +176,7 @@ def pages(draw: Any) -> Case:
 SQL_VALUES = st.sampled_from(
     ["NULL", "0", "-1", "1e999", "-9223372036854775808", "9223372036854775807", "1e-320", "''", "x'00'", "x'ff'", "CAST(x'ff' AS TEXT)", "zeroblob(100000)",
      "hex(zeroblob(300000))", "hex(zeroblob(4500000))", "char(27) || '[2J'", "char(0)", "replace(schedule, '16', '0')", "replace(schedule, '8', '1.5')",
-     "replace(schedule, '1', '99999999999999999999')", "'{\"type\": \"RowsSchedule\"}'", "replace(hex(zeroblob(40000)), '0', '[')", "date || 'x'", "schedule", "reason"]
+     "replace(schedule, '1', '99999999999999999999')", "'{\"type\": \"RowReductionSchedule\"}'", "replace(hex(zeroblob(40000)), '0', '[')", "date || 'x'", "schedule", "reason"]
 )  # fmt: skip
 SCHEMAS = (
     "CREATE VIEW more AS SELECT * FROM measurements", "CREATE TABLE sqlite_stat9 (a)", "CREATE TABLE music (name TEXT)", "ANALYZE",
@@ -235,7 +235,7 @@ def prepare() -> None:
     warnings.simplefilter("ignore")
     known, lowered = {entry.schedule: entry.code for entry in measurements()}, tuning.current_code
     tuning.rank = lambda *problem: ranking()  # type: ignore[attr-defined]
-    tuning.current_code = lambda problem, schedule, target: known.get(plain.schedule_text(schedule)) or lowered(problem, schedule, target)  # type: ignore[assignment]
+    tuning.current_code = lambda problem, schedule, target: known.get(serialisation.schedule_text(schedule)) or lowered(problem, schedule, target)  # type: ignore[assignment]
 
 
 def run() -> None:

@@ -69,7 +69,7 @@ def assemble(
     lines = (parameter(buffer, layouts[name], roles.get(name, "")) for buffer, name in zip(parameters, arguments, strict=True))
     last = (f"{FAULTS}: indices out of range, by place",) if faults else ()
     text = "\n".join(line for line in (header, *lines, *last) if line)
-    return replace(kernel, name=f"{kind}_{_digest(kernel)}", header=text), (*arguments, *(buffer.name for buffer in faults))
+    return replace(kernel, name=f"{kind.replace(' ', '_')}_{_digest(kernel)}", header=text), (*arguments, *(buffer.name for buffer in faults))
 
 
 def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:

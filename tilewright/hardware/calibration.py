@@ -159,7 +159,7 @@ class CpuDepthwise:
     """Of `kernels.cpu.depthwise`."""
 
     tile_overhead_cycles: float
-    unit_overhead_cycles: float
+    task_overhead_cycles: float
     visible: float
     scattered: float
     wide_tile: float

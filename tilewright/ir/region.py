@@ -27,10 +27,23 @@ class IndexCheck:
     extent: int
 
 
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "contraction": "a sum of products and what is done with it",
+        "window": "small reductions, one of which a thread or a vector lane computes alone",
+        "row reduction": "reductions over whole rows, and the maps between them",
+        "scan": "cumulative sums and their like",
+        "map": "each element by itself",
+        "loop": "a loop over a program of its own",
+        "torch": "what runs through PyTorch",
+    }
+)
+"""What kinds of region there are, and what regions of each kind compute."""
+
+
 @dataclass(frozen=True)
 class Region:
-    """kind: "contraction" (sum of products), "window" (small reductions, one output element a lane), "rows" (reductions over whole rows and
-    the maps between them), "map", "scan" (a loop over a body program), "torch" (runs through PyTorch).
+    """Operators that one call computes. kind: one of `KINDS`.
 
     `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel. `checks` says of each
     site of checked indices in the steps what it is."""

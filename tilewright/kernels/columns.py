@@ -17,32 +17,32 @@ def product_of(axes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
     return {name: grid.ravel() for name, grid in zip(axes, mesh, strict=True)}
 
 
-def length(rows: Columns) -> int:
-    return len(next(iter(rows.values())))
+def length(candidates: Columns) -> int:
+    return len(next(iter(candidates.values())))
 
 
-def take(rows: Columns, which: np.ndarray) -> dict[str, np.ndarray]:
+def take(candidates: Columns, which: np.ndarray) -> dict[str, np.ndarray]:
     """The rows of a mask or of an index array."""
-    return {name: column[which] for name, column in rows.items()}
+    return {name: column[which] for name, column in candidates.items()}
 
 
-def reject(rows: Columns, rules: Sequence[tuple[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def reject(candidates: Columns, rules: Sequence[tuple[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """The rows that no rule rejects, and how many rows each reason rejected (a row counts for the first reason that holds).
 
     A rule is a reason and a mask of the rows that it rejects."""
-    alive = np.ones(length(rows), dtype=bool)
+    alive = np.ones(length(candidates), dtype=bool)
     counts: dict[str, int] = {}
     for reason, bad in rules:
         hit = alive & bad
         if hit.any():
             counts[reason] = counts.get(reason, 0) + int(hit.sum())
             alive &= ~bad
-    return take(rows, alive), counts
+    return take(candidates, alive), counts
 
 
-def row(rows: Columns, position: int) -> dict[str, int]:
+def row(candidates: Columns, position: int) -> dict[str, int]:
     """One candidate as plain numbers."""
-    return {name: int(column[position]) for name, column in rows.items()}
+    return {name: int(column[position]) for name, column in candidates.items()}
 
 
 def ceil_divided(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:

@@ -41,7 +41,7 @@ def taken(counts: Counted, which: np.ndarray) -> Counted:
     return type(counts)(**{entry.name: getattr(counts, entry.name)[which] for entry in fields(counts)})
 
 
-def joined(parts: Sequence[Counted]) -> Counted:
+def concatenated(parts: Sequence[Counted]) -> Counted:
     """The counts of several sets of candidates, at least one, one after another."""
     return type(parts[0])(**{entry.name: np.concatenate([getattr(part, entry.name) for part in parts]) for entry in fields(parts[0])})
 

@@ -31,7 +31,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JoinDecision:
     """Whether something joins, and why (or why not)."""
 
     joins: bool
@@ -62,7 +62,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     made: the schedule of a candidate's axes; where it is not given, its type is called with them.
     bound: seconds that no kernel can beat where so large a share of the distinct bytes comes through memory; None: no bound.
     features: what learned models read besides counts and estimate, by name; None, or a result that is None: they know no such candidates.
-    joined: for a region in which reductions of its result follow a sum of products, on so many threads: whether one kernel is faster than two.
+    joins: for a region in which reductions of its result follow a sum of products, on so many threads: whether one kernel is faster than two.
     unordered: whether a schedule adds the parts of a sum in no fixed order, so that results differ in their last bits from run to run.
     alone: where it has candidates, no schema after it is asked.
     scored: the coefficients that score compiled code (`selection.code_score`) were fitted to its kernels."""
@@ -78,7 +78,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     made: Callable[[Mapping[str, int], Machine], Schedule] | None = None
     bound: Callable[[Facts, Columns, Counted, Machine, float], Estimate] | None = None
     features: Callable[[Facts, Columns, Machine, Options], dict[str, np.ndarray] | None] | None = None
-    joined: Callable[[Problem, Machine, int], Verdict] | None = None
+    joins: Callable[[Problem, Machine, int], JoinDecision] | None = None
     unordered: Callable[[Schedule], bool] = lambda schedule: False
     alone: bool = False
     scored: bool = False

@@ -30,7 +30,7 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import Region
 from tilewright.ir.scalar import OPERATIONS
 from tilewright.partition.inline import inline_step, slice_for
-from tilewright.partition.joining import Verdict, owns_rows, with_rows
+from tilewright.partition.joining import JoinDecision, owns_rows, with_rows
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 
 # Beyond this many points a single reduction is worth the cooperation of several threads or lanes.
@@ -63,7 +63,7 @@ class Partition:
     values: Mapping[str, Value]
 
 
-RowJudgement: TypeAlias = Callable[[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...], Mapping[str, Value]], Verdict]
+RowJudgement: TypeAlias = Callable[[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...], Mapping[str, Value]], JoinDecision]
 
 
 def partition(
@@ -129,7 +129,7 @@ class _Partitioner:
         for node in self.graph.nodes:
             found = self.computations[node.name]
             if found is None:
-                kind = "scan" if node.operator == "scan" else "torch"
+                kind = "loop" if node.operator == "scan" else "torch"
                 for output in node.outputs[:1]:
                     self.groups[output] = _Group(kind, [node], (), output, [str(node.attributes.get("reason", ""))] if kind == "torch" else [])
                 continue
@@ -153,7 +153,7 @@ class _Partitioner:
         else:
             self._absorb_maps(group, node)
             group.kind = self._kind(group)
-            if group.kind in ("rows", "window"):
+            if group.kind in ("row reduction", "window"):
                 self._join_contraction(group, node)
         self.groups[output] = group
 
@@ -172,7 +172,7 @@ class _Partitioner:
         hosts: list[_Group] = []
         for name in dict.fromkeys(load.buffer for load in loads(step.bodies[0])):
             host = self.groups.get(name)
-            if host is None or host.kind not in ("contraction", "window", "rows"):
+            if host is None or host.kind not in ("contraction", "window", "row reduction"):
                 continue
             refusal = self._refuse_epilogue(name, node, step)
             if refusal:
@@ -239,14 +239,16 @@ class _Partitioner:
             joined = form(host.steps, name, group.steps, self.constants) if not refusal else refusal
             if not isinstance(joined, str) and self.judge_rows is not None:
                 judge = partial(self.judge_rows, joined, host.steps, group.steps, self.values)
-                verdict = contained(node.described, f"does not join {name}", judge, lambda why: Verdict(False, f"a fault inside Tilewright: {why}"))
-                if verdict.joins:
+                decision = contained(
+                    node.described, f"does not join {name}", judge, lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}")
+                )
+                if decision.joins:
                     del self.groups[name]
                     group.kind, group.steps = host.kind, joined
-                    group.reasons = host.reasons + group.reasons + [f"{node.operator} {node.name} joins {name}: {verdict.reason}"]
+                    group.reasons = host.reasons + group.reasons + [f"{node.operator} {node.name} joins {name}: {decision.reason}"]
                     group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
                     return
-                joined = verdict.reason
+                joined = decision.reason
             if isinstance(joined, str):
                 group.reasons.append(f"not joined to {name}: {joined}")
 
@@ -324,7 +326,7 @@ class _Partitioner:
                 continue
             for group in readers:
                 group.steps = _summing(group.steps[0], name, host.steps)
-                group.kind = "rows"
+                group.kind = "row reduction"
                 group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
                 group.reasons.append(f"sums its own columns of {name}: with {found.size_m} rows no tile would reuse the weights")
             del self.groups[name]
@@ -337,20 +339,20 @@ class _Partitioner:
     def _kind(self, group: _Group) -> str:
         reduces = [step for step in group.steps if step.kind != "map"]
         if any(step.kind == "scan" for step in reduces):
-            return "prefix" if len(reduces) == 1 and _reads_at_own_axes(group.steps) else "unfused"
+            return "scan" if len(reduces) == 1 and _reads_at_own_axes(group.steps) else "unfused"
         if len(reduces) == 1 and contraction(reduces[0], self.constants) is not None and _reads_at_own_axes(group.steps):
             return "contraction"
         if len(reduces) == 1 and _reads_at_own_axes(group.steps):
             points = prod(axis.extent or 0 for axis in reduces[0].reduction)
-            return "rows" if points > WINDOW_POINTS else "window"
+            return "row reduction" if points > WINDOW_POINTS else "window"
         steps = split_divided_rows(group.steps)
         if rows_of(steps) is not None:
             group.steps = steps
-            return "rows"
+            return "row reduction"
         return "unfused"
 
     def _finish(self, group: _Group) -> list[Region]:
-        if group.kind in ("torch", "scan"):
+        if group.kind in ("torch", "loop"):
             node = group.nodes[0]
             return [Region(node.name, group.kind, (node,), (), node.inputs, node.outputs, tuple(r for r in group.reasons if r))]
         if group.kind != "unfused":

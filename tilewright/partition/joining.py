@@ -2,7 +2,7 @@
 rows, and whether a machine gains by it.
 
 A reduction needs a whole row, so it joins only where one tile of the contraction's kernel holds all output channels of its pixels. A schema that has
-a judgement of its own (`Schema.joined`) decides; else the predictions for one kernel and for two are compared. The form of sums over pixels:
+a judgement of its own (`Schema.joins`) decides; else the predictions for one kernel and for two are compared. The form of sums over pixels:
 `pixel_joining`.
 """
 
@@ -21,7 +21,7 @@ from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.registry import schemas
-from tilewright.kernels.schema import Verdict
+from tilewright.kernels.schema import JoinDecision
 from tilewright.selection.choice import rank
 
 COMBINERS = ("sum", "prod", "max", "min")
@@ -117,36 +117,36 @@ class RowJudge:
 
     def __call__(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
-    ) -> Verdict:
+    ) -> JoinDecision:
         """Compares, for the host's and the rows' steps and what `with_rows` or `with_pixels` makes of them, the best tiles of whole rows (or
         images) with the best tiles and a stored result. Layouts are not known yet, so all are taken as row-major."""
         if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
-            return Verdict(False, "there is nothing to compute")
+            return JoinDecision(False, "there is nothing to compute")
         found = anchor(steps, self.constants)
         assert found is not None
-        judged = next((schema.joined for schema in schemas(self.machine, "contraction") if schema.joined is not None), None)
+        judged = next((schema.joins for schema in schemas(self.machine, "contraction") if schema.joins is not None), None)
         if judged is not None:
             return judged(self._problem("contraction", steps, values), self.machine, self.threads)
         if sums_pixels(steps, found):
             pixels = prod(axis.extent or 0 for axis in steps[1].reduction)
             owns = "a block owns one tile of pixels by channels, not whole images"
-            return Verdict(False, f"reduces {pixels} pixels of {found.size_n} channels, and {owns}")
+            return JoinDecision(False, f"reduces {pixels} pixels of {found.size_n} channels, and {owns}")
         return self._compared(steps, host, rows, values, found.size_n)
 
     def _compared(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value], length: int
-    ) -> Verdict:
-        parts = (("contraction", steps), ("contraction", host), ("rows", rows))
+    ) -> JoinDecision:
+        parts = (("contraction", steps), ("contraction", host), ("row reduction", rows))
         problems = (self._problem(kind, part, values) for kind, part in parts)
         try:
             # rows are nothing that a learned model has seen: both sides are compared by formulas
             whole, product, stored = (rank(problem, self.machine, learned=False).first().seconds for problem in problems)
         except Unsuitable as reason:
-            return Verdict(False, f"a row of {length} is not reduced in a block: {reason}")
+            return JoinDecision(False, f"a row of {length} is not reduced in a block: {reason}")
         compared = f"{1e6 * whole:.1f} us, with a stored result {1e6 * product:.1f} + {1e6 * stored:.1f} us"
         if whole > product + stored:
-            return Verdict(False, f"a row of {length} fits one block, but that costs {compared}")
-        return Verdict(True, f"one block owns the row of {length}: {compared}")
+            return JoinDecision(False, f"a row of {length} fits one block, but that costs {compared}")
+        return JoinDecision(True, f"one block owns the row of {length}: {compared}")
 
     def _problem(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Problem:
         """The steps as a region of their own, all that it reads and stores row-major."""
@@ -157,4 +157,4 @@ class RowJudge:
         return Problem(region, layouts, values, self.constants)
 
 
-__all__ = ["RowJudge", "Verdict", "owns_rows", "with_rows"]
+__all__ = ["RowJudge", "JoinDecision", "owns_rows", "with_rows"]

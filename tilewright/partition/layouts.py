@@ -3,7 +3,7 @@
 Rules, in execution order: what enters and leaves the model is row-major, as PyTorch passes it; a contraction stores its N axis (output channels)
 innermost; everything else follows the largest input of its rank. A value whose every zero-padded reader is a contraction gets a halo as wide
 as they need; a graph input or other value that cannot have one is copied once into a padded buffer. Which type a value has is decided before
-(`partition.storage`).
+(`partition.precision`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
 from tilewright.ir.region import Region
 from tilewright.partition.fusion import Partition
-from tilewright.partition.storage import AS_COMPUTED, Precision, reading, with_types
+from tilewright.partition.precision import AS_COMPUTED, Precision, reading, with_types
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
     """Values whose storage is not ours to choose: what enters and leaves the model, constants, and what PyTorch nodes and loops read or write."""
     fixed = {*graph.inputs, *graph.outputs, *graph.constants}
     for region in regions:
-        if region.kind in ("torch", "scan"):
+        if region.kind in ("torch", "loop"):
             fixed |= {*region.inputs, *region.outputs}
     return fixed
 

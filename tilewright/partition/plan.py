@@ -19,13 +19,13 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Program, Region, Storage
 from tilewright.ir.space import SpaceCounts
 from tilewright.kernels.registry import lower
+from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, named
 from tilewright.partition.fusion import Partition, partition
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.layouts import LaidOut, assign_layouts
-from tilewright.partition.pitch import set_apart
+from tilewright.partition.precision import AS_COMPUTED, PRECISIONS, Precision, check_precision
 from tilewright.partition.scans import unfold, without_copies
-from tilewright.partition.storage import AS_COMPUTED, PRECISIONS, Precision, check_precision
 from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
 
@@ -82,11 +82,11 @@ def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser 
 def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision) -> LaidOut:
     judge = RowJudge(machine, threads, frozenset(graph.constants)) if precision.whole_rows else None
     laid_out = lay_out(graph, judge, precision)
-    return laid_out if machine.is_gpu else set_apart(graph, laid_out, machine)
+    return laid_out if machine.is_gpu else with_cache_padding(graph, laid_out, machine)
 
 
 def _lowered(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered] | str:
-    return lower_loop(region, context, laid_out) if region.kind == "scan" else [lower_region(region, context)]
+    return lower_loop(region, context, laid_out) if region.kind == "loop" else [lower_region(region, context)]
 
 
 def unfused(graph: Graph) -> LaidOut:
@@ -195,7 +195,7 @@ def through_torch(program: Program, positions: Mapping[int, Sequence[str]]) -> P
     """The program with the regions at some positions run by PyTorch or by their operators' definitions, for the reasons given."""
     graph = program.graph
     lost = {index: list(why) for index, why in positions.items()}
-    loops = {index: _loop_parts(program, lowered.region) for index, lowered in enumerate(program.regions) if lowered.region.kind == "scan"}
+    loops = {index: _loop_parts(program, lowered.region) for index, lowered in enumerate(program.regions) if lowered.region.kind == "loop"}
     skipped: set[int] = set()
     for index, parts in loops.items():
         why = list(dict.fromkeys(reason for part in parts for reason in lost.pop(part, [])))

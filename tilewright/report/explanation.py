@@ -8,8 +8,8 @@ from tilewright.frontend.imported import unsupported
 from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
 from tilewright.ir.space import SpaceCounts
-from tilewright.report.figures import program_figures, region_figures
 from tilewright.report.units import scaled, seconds_text
+from tilewright.report.work import program_work, region_work
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import CPU_ALIGNMENT, GPU_ALIGNMENT, plan_memory
@@ -28,13 +28,13 @@ def explanation(image: Image, name: str = "model") -> str:
 
 def _totals(image: Image, name: str) -> Iterator[str]:
     program, machine = image.program, image.machine
-    figures = program_figures(program)
+    work = program_work(program)
     predicted = sum(region.predicted_seconds for region in program.regions)
     without = sum(1 for region in program.regions if region.calls and not region.predicted_seconds)
     calls = sum(len(region.calls) * region.repeat for region in program.regions)
     yield f"{name} for {machine.name} ({machine.architecture}): {len(program.regions)} regions, {len(program.kernels)} kernels, {calls} kernel calls"
-    moved = scaled(figures.bytes_read + figures.bytes_written, "B")
-    yield f"  {scaled(figures.flops, 'flop')}, {moved} read and written by the regions"
+    moved = scaled(work.bytes_read + work.bytes_written, "B")
+    yield f"  {scaled(work.flops, 'flop')}, {moved} read and written by the regions"
     note = f" ({without} regions have no prediction and count as nothing)" if without and predicted else ""
     yield f"  predicted {seconds_text(predicted)}{note}"
 
@@ -99,9 +99,9 @@ def _time(region: LoadableRegion) -> list[str]:
 
 
 def _work(program: LoadableProgram, region: LoadableRegion) -> str:
-    figures = region_figures(program, region)
-    work = "not counted" if region.kind == "torch" else scaled(figures.flops, "flop")
-    return f"{work}, {scaled(figures.bytes_read, 'B')} read, {scaled(figures.bytes_written, 'B')} written"
+    work = region_work(program, region)
+    operations = "not counted" if region.kind == "torch" else scaled(work.flops, "flop")
+    return f"{operations}, {scaled(work.bytes_read, 'B')} read, {scaled(work.bytes_written, 'B')} written"
 
 
 def _layouts(program: LoadableProgram, region: LoadableRegion) -> list[str]:

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.ir.graph import Node
-from tilewright.report.figures import program_figures, region_figures
 from tilewright.report.units import scaled, seconds_text
+from tilewright.report.work import program_work, region_work
 from tilewright.runtime.executable import Image
 from tilewright.runtime.verify import Verification
 from tilewright.tuning.measure import Outcome
@@ -19,7 +19,7 @@ def plan_table(image: Image, title: str = "") -> Table:
     """One row a region, and the totals; "candidates" are the feasible schedules among which one was chosen."""
     program = image.program
     table = Table(title=title or None, show_footer=True)
-    total = program_figures(program)
+    total = program_work(program)
     predicted = sum(region.predicted_seconds for region in program.regions)
     table.add_column("", str(len(program.regions)), justify="right")
     table.add_column("kind", "regions")
@@ -33,7 +33,7 @@ def plan_table(image: Image, title: str = "") -> Table:
         table.add_column("measured", justify="right", no_wrap=True)
     for number, region in enumerate(program.regions, 1):
         operators = ", ".join(_operator(program.nodes[name]) for name in region.nodes)
-        flops = region_figures(program, region).flops
+        flops = region_work(program, region).flops
         work = scaled(flops, "") if flops else "-"
         candidates = f"{region.space.feasible:,}" if region.space.generated else "-"
         cells = (str(number), region.kind, operators or region.name, region.schedule, candidates, work, seconds_text(region.predicted_seconds))

@@ -45,7 +45,7 @@ from tilewright.runtime.soundness import check
 from tilewright.toolchain.elf import check_cubin, check_shared_object
 
 FORMAT = "tilewright executable"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """The only one that is read: the versions 1 and 2 do not say what kernels touch, so that nothing in them can be checked."""
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.sha256"

@@ -19,7 +19,7 @@ from tilewright.hardware import Cache, Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.layout import Layout
-from tilewright.ir.region import Call, IndexCheck, Storage
+from tilewright.ir.region import KINDS, Call, IndexCheck, Storage
 from tilewright.ir.space import SpaceCounts
 from tilewright.runtime.fields import CONTROL, Field
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion, check
@@ -30,7 +30,6 @@ MOST_ELEMENTS = 1 << 40
 MOST_RANK = 32
 MOST_REPEATS = 1 << 20
 """Steps of a loop."""
-KINDS = ("contraction", "window", "rows", "prefix", "map", "scan", "torch")
 MOST_SCALARS = 16
 LARGEST_MATRIX = 64
 """Rows or columns of a matrix that maps a constant; Winograd's have at most 36."""

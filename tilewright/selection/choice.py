@@ -43,14 +43,14 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = F
 
 def candidates(ranking: Ranking, schema: AnySchema, facts: object, options: Options) -> Ranking:
     """The ranking with the candidates of one more schema for a problem of these facts, and their estimates."""
-    rows, rejected = schema.space(facts, ranking.machine, options)
-    return ranking.joined(estimated(schema, facts, rows, ranking.machine, options), rejected)
+    candidates, rejected = schema.space(facts, ranking.machine, options)
+    return ranking.with_part(estimated(schema, facts, candidates, ranking.machine, options), rejected)
 
 
-def estimated(schema: AnySchema, facts: object, rows: Columns, machine: Machine, options: Options) -> Part:
+def estimated(schema: AnySchema, facts: object, candidates: Columns, machine: Machine, options: Options) -> Part:
     """These candidates of a schema, counted and estimated."""
-    counts = schema.counts(facts, rows, machine)
-    return Part(schema, facts, rows, counts, schema.estimate(facts, rows, counts, machine, options))
+    counts = schema.counts(facts, candidates, machine)
+    return Part(schema, facts, candidates, counts, schema.estimate(facts, candidates, counts, machine, options))
 
 
 def choose(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = False) -> Choice:

@@ -42,7 +42,7 @@ class Part:
 
     schema: AnySchema
     facts: Any
-    rows: Columns
+    candidates: Columns
     counts: Counts
     estimate: Estimate
 
@@ -69,12 +69,12 @@ class Ranking:
 
     @property
     def candidates(self) -> int:
-        return sum(length(part.rows) for part in self.parts)
+        return sum(length(part.candidates) for part in self.parts)
 
     @property
     def starts(self) -> np.ndarray:
         """For each part the position of its first candidate, and last the number of all."""
-        return np.cumsum([0, *(length(part.rows) for part in self.parts)])
+        return np.cumsum([0, *(length(part.candidates) for part in self.parts)])
 
     @property
     def seconds(self) -> np.ndarray:
@@ -83,9 +83,9 @@ class Ranking:
             return self.predicted
         return np.concatenate([np.zeros(0), *(part.estimate.seconds for part in self.parts)])
 
-    def joined(self, part: Part, rejected: Mapping[str, int]) -> Ranking:
+    def with_part(self, part: Part, rejected: Mapping[str, int]) -> Ranking:
         """With the candidates of another schema, if there are any, and how many it rejected. Predictions are the models'."""
-        parts = (*self.parts, part) if length(part.rows) else self.parts
+        parts = (*self.parts, part) if length(part.candidates) else self.parts
         return Ranking(self.machine, parts, {**self.rejections, part.schema.name: rejected})
 
     def __iter__(self) -> Iterator[Choice]:
@@ -118,18 +118,18 @@ class Ranking:
         if self.predicted is not None:
             terms["learned correction"] = float(self.predicted[position]) - seconds
             seconds = float(self.predicted[position])
-        schedule = part.schema.schedule_of(row(part.rows, at), self.machine)
+        schedule = part.schema.schedule_of(row(part.candidates, at), self.machine)
         return Choice(part.schema, schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates)
 
     def find(self, schedule: Any) -> Choice | None:
         """The candidate of a schedule, or None where it is none of these."""
         start = 0
         for part in self.parts:
-            count = length(part.rows)
+            count = length(part.candidates)
             if part.schema.schedule is type(schedule):
                 # an axis may count what the schedule names; a space may lack an axis that the schedule has: then its value must be the default
-                axes = {name: getattr(schedule, name) for name in part.rows if isinstance(getattr(schedule, name, None), int)}
-                same = np.all([part.rows[name] == value for name, value in axes.items()], axis=0)
+                axes = {name: getattr(schedule, name) for name in part.candidates if isinstance(getattr(schedule, name, None), int)}
+                same = np.all([part.candidates[name] == value for name, value in axes.items()], axis=0)
                 for position in np.flatnonzero(same):
                     choice = self.choice(start + int(position))
                     if choice.schedule == schedule:

@@ -29,7 +29,7 @@ from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.system.private_files import make_folder, read_private, require_private
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.code_choice import CodeScores, tools
 from tilewright.tuning.problems import digest_of_files, generator, key_of
 
@@ -86,7 +86,7 @@ def _read(path: Path, problem: Problem, machine: Machine) -> Choice | None:
             return None
         terms = {str(name): float(seconds) for name, seconds in content["terms"].items()}
         rejected = {str(reason): int(count) for reason, count in content["rejected"].items()}
-        schedule = plain.schedule_of(content["schedule"])
+        schedule = serialisation.schedule_of(content["schedule"])
         schema = schema_of(schedule, machine, problem.region.kind)
         return Choice(schema, schedule, float(content["seconds"]), MappingProxyType(terms), rejected, int(content["candidates"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Unsuitable):
@@ -101,7 +101,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 def _write(path: Path, choice: Choice) -> None:
     """Keeps a choice, whole or not at all; a full or read-only disk costs time only."""
     content = {
-        "schedule": plain.schedule_text(choice.schedule), "seconds": choice.seconds, "terms": dict(choice.terms),
+        "schedule": serialisation.schedule_text(choice.schedule), "seconds": choice.seconds, "terms": dict(choice.terms),
         "rejected": dict(choice.rejected), "candidates": choice.candidates,
     }  # fmt: skip
     with suppress(OSError):

@@ -24,7 +24,7 @@ from tilewright.selection.code_score import MODELS, coefficients_of, linear
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.selection.search import rescored
 from tilewright.toolchain.compilers import CCompiler, identity_of
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.trial_processes import Child
 from tilewright.tuning.workers import Message, WorkerLost
 
@@ -64,10 +64,10 @@ class ScoringProcess(Child):
 
     def terms(self, problem: Problem, choice: Choice, threads: int) -> Message:
         """The answer to a candidate; see `score_worker`."""
-        worker, wrong = self.prepared(problem, {"do": "machine", "machine": plain.encode(self.machine)}, {})
+        worker, wrong = self.prepared(problem, {"do": "machine", "machine": serialisation.encode(self.machine)}, {})
         if wrong:
             return {"error": wrong}
-        question = {"do": "score", "schedule": plain.schedule_text(choice.schedule), "threads": threads}
+        question = {"do": "score", "schedule": serialisation.schedule_text(choice.schedule), "threads": threads}
         return worker.ask({**question, "seconds": choice.seconds, "terms": dict(choice.terms)}, SCORE_SECONDS)
 
 

@@ -16,7 +16,7 @@ from tilewright.selection.choice import rank
 from tilewright.selection.learned.gpu import refined
 from tilewright.selection.learned.hybrid import Learned
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning import dataset, plain
+from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.sampling import evenly, towards_the_best
 from tilewright.tuning.trials import Job, Outcome, Trials
 
@@ -52,7 +52,7 @@ def favourites_of(model: Learned, each: int, known: Sequence[dataset.MeasuredLay
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
         ranking = refined(ranking_of(problem, machine), machine, model)
-        new = (choice.schedule for choice in ranking if plain.schedule_text(choice.schedule) not in texts.get(str(layer["name"]), ()))
+        new = (choice.schedule for choice in ranking if serialisation.schedule_text(choice.schedule) not in texts.get(str(layer["name"]), ()))
         return list(islice(new, each))
 
     return choose

@@ -22,7 +22,7 @@ from tilewright.kernels.registry import lower
 from tilewright.runtime.loadable import loadable_kernel
 from tilewright.toolchain.binary import SourceFile, parse_resources
 from tilewright.toolchain.compilers import Compiler, compiler_for, language_of
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.problems import code_of
 from tilewright.tuning.workers import Message, serve
 
@@ -36,7 +36,7 @@ def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
         "binary": binary,
         "kernels": {kernel.name: asdict(loadable_kernel(kernel)) if kernel.is_gpu else {} for kernel in lowered.kernels},
         "calls": [[call.kernel, list(call.arguments)] for call in lowered.calls],
-        "storage": plain.encode(dict(sorted(lowered.storage.items()))),
+        "storage": serialisation.encode(dict(sorted(lowered.storage.items()))),
     }
 
 
@@ -49,10 +49,10 @@ class Server:
 
     def __call__(self, message: Message) -> Message:
         if message["do"] == "machine":
-            self._machine = plain.decode(message["machine"])
+            self._machine = serialisation.decode(message["machine"])
             return {"compiler": self.identity(self._machine)}
         if message["do"] == "problem":
-            self._problem = plain.decode(message["problem"])
+            self._problem = serialisation.decode(message["problem"])
             return {}
         return self.compile(message["schedule"], Path(message["folder"]))
 
@@ -71,7 +71,7 @@ class Server:
         assert self._machine is not None and self._problem is not None
         start = time.perf_counter()
         try:
-            lowered = lower(self._problem, plain.schedule_of(schedule), self._machine)
+            lowered = lower(self._problem, serialisation.schedule_of(schedule), self._machine)
         except Unsuitable as error:
             return {"error": f"not lowered: {error}"}
         middle = time.perf_counter()

@@ -24,7 +24,7 @@ from tilewright.hardware.host import read_cpu_identity
 from tilewright.hardware.machine import Machine
 from tilewright.runtime.cpu import permit_tiles, share_openmp
 from tilewright.system.libraries import mapped
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.trial_worker import CACHE_SIZES, Server
 from tilewright.tuning.workers import Message, serve
 
@@ -81,7 +81,7 @@ class CpuServer(Server):
         """Every call has waited already, and one that fails without ending the process leaves nothing behind."""
 
     def start(self, message: Message) -> Message:
-        machine: Machine = plain.decode(message["machine"])
+        machine: Machine = serialisation.decode(message["machine"])
         openmp = share_openmp()
         if openmp is not None:
             openmp.omp_set_num_threads(self.threads)

@@ -21,7 +21,7 @@ from tilewright.errors import InvalidInput
 from tilewright.files import first_line, json_of, lines_of, reading, regular, written
 from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import schedule_types
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.trials import Outcome
 
@@ -63,19 +63,19 @@ class MeasuredLayer:
         return min(float(columns["seconds"].min()) for columns in self.schemas.values() if len(columns["seconds"]))
 
     def times(self) -> dict[str, float]:
-        """Seconds by the schedule's text (`plain.schedule_text`)."""
+        """Seconds by the schedule's text (`serialisation.schedule_text`)."""
         found: dict[str, float] = {}
         for kind, columns in self.schemas.items():
             made = schedule_types()[kind]
             axes = [entry.name for entry in fields(made)]
             for at, seconds in enumerate(columns["seconds"]):
-                found[plain.schedule_text(made(*(int(columns[axis][at]) for axis in axes)))] = float(seconds)
+                found[serialisation.schedule_text(made(*(int(columns[axis][at]) for axis in axes)))] = float(seconds)
         return found
 
 
 def from_outcomes(layer: Mapping[str, Any], machine: str, outcomes: Iterable[Outcome]) -> MeasuredLayer:
     """A layer's outcomes as columns; of a schedule that occurs twice the later outcome counts."""
-    last: dict[str, Outcome] = {plain.schedule_text(outcome.job.schedule): outcome for outcome in outcomes}
+    last: dict[str, Outcome] = {serialisation.schedule_text(outcome.job.schedule): outcome for outcome in outcomes}
     schemas: dict[str, dict[str, list[float]]] = {}
     failures: list[tuple[str, str]] = []
     environment: Mapping[str, str] = {}
@@ -189,7 +189,7 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredLayer:
     schemas: dict[str, dict[str, np.ndarray]] = {}
     for kind, columns in content["schemas"].items():
         axes = {entry.name: entry.default for entry in fields(schedule_types()[kind])}
-        least = {**plain.least_parameters(kind), **LEAST}
+        least = {**serialisation.least_parameters(kind), **LEAST}
         arrays = {name: _column(name, column, least.get(name, 0)) for name, column in columns.items()}
         # an axis that came later had its default when this was measured
         arrays |= {name: np.full(arrays["seconds"].shape, value) for name, value in axes.items() if name not in arrays and value is not MISSING}

@@ -13,7 +13,7 @@ from typing import Any
 
 from tilewright.files import json_of
 from tilewright.hardware.machine import Machine
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.problems import generator, key_of, text_of
 from tilewright.tuning.trials import MODES, Outcome
 
@@ -27,9 +27,10 @@ REGION, NAME = re.compile(r"[0-9a-f]{8,64}"), re.compile(r"[ -~]{1,200}")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement of one candidate. `region` is `problems.key_of`, `schedule` the text of `plain.schedule_text`; `problem` and `description`
-    say the same for people. `code` names the generated code, `generator` what made it (`problems.generator`); `resources` is the compiler's
-    report by kernel, as JSON. Times are seconds of a call, None unless `status` is "measured"; `stopped`: timed once only. `date` is UTC."""
+    """One measurement of one candidate. `region` is `problems.key_of`, `schedule` the text of `serialisation.schedule_text`; `problem` and
+    `description` say the same for people. `code` names the generated code, `generator` what made it (`problems.generator`); `resources` is the
+    compiler's report by kernel, as JSON. Times are seconds of a call, None unless `status` is "measured"; `stopped`: timed once only. `date` is
+    UTC."""
 
     region: str
     kind: str
@@ -77,7 +78,7 @@ def measurement_of(outcome: Outcome, machine: Machine, name: str, date: str | No
         region=key_of(problem),
         kind=problem.region.kind,
         problem=text_of(problem),
-        schedule=plain.schedule_text(outcome.job.schedule),
+        schedule=serialisation.schedule_text(outcome.job.schedule),
         description=outcome.schedule,
         machine=name,
         gpu=known.get("gpu", ""),
@@ -120,7 +121,7 @@ def checked(values: Mapping[str, Any]) -> Measurement:
         raise ValueError(f"status {entry.status[:40]!r}, mode {entry.mode[:40]!r}")
     if not REGION.fullmatch(entry.region) or not NAME.fullmatch(entry.machine):
         raise ValueError(f"region {entry.region[:40]!r}, machine {entry.machine[:40]!r}")
-    plain.check_schedule_text(entry.schedule)
+    serialisation.check_schedule_text(entry.schedule)
     if not isinstance(json_of(entry.resources), dict):
         raise ValueError("resources are no JSON object")
     datetime.fromisoformat(entry.date)

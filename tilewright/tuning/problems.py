@@ -16,7 +16,7 @@ from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Region
 from tilewright.partition.canonical import canonical
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 
 
 def key_of(problem: Problem) -> str:
@@ -38,7 +38,7 @@ def _digest_of(problem: Problem) -> str:
             for name in sorted(problem.layouts)
         ],
     )
-    return plain.digest(facts)
+    return serialisation.digest(facts)
 
 
 def text_of(problem: Problem) -> str:

@@ -17,7 +17,7 @@ from tilewright.files import regular
 from tilewright.system.private_files import make_folder
 from tilewright.tuning.measurement import COLUMNS, NUMBERS
 
-VERSION = 1
+VERSION = 2
 """Of the table's and the lines' form."""
 WRITE_SECONDS, READ_SECONDS = 60.0, 5.0
 """How long to wait for a lock that another process holds."""

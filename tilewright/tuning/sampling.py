@@ -106,7 +106,7 @@ def evenly(ranking: Ranking, count: int, seed: int) -> np.ndarray:
 
     What a schema with few candidates leaves goes to the others."""
     generator = np.random.default_rng(seed)
-    sizes = [length(part.rows) for part in ranking.parts]
+    sizes = [length(part.candidates) for part in ranking.parts]
     starts = ranking.starts
     picked: list[np.ndarray] = []
     left, schemas = count, len(sizes)

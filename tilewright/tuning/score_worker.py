@@ -24,7 +24,7 @@ from tilewright.kernels.registry import lower
 from tilewright.runtime.kernel_source import kernel_source
 from tilewright.selection.code_score import code_terms
 from tilewright.toolchain import Binary, compile_kernels
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.workers import Message, serve
 
 COMPILER_SECONDS = 45.0
@@ -41,10 +41,10 @@ class Server:
 
     def __call__(self, message: Message) -> Message:
         if message["do"] == "machine":
-            self._machine = plain.decode(message["machine"])
+            self._machine = serialisation.decode(message["machine"])
             return {}
         if message["do"] == "problem":
-            self._problem = plain.decode(message["problem"])
+            self._problem = serialisation.decode(message["problem"])
             return {}
         try:
             return {"terms": self.terms(message["schedule"], message["threads"], message["seconds"], message["terms"])}
@@ -55,7 +55,7 @@ class Server:
         """Of one candidate."""
         assert self._machine is not None and self._problem is not None
         machine = self._machine
-        lowered = lower(self._problem, plain.schedule_of(schedule), machine)
+        lowered = lower(self._problem, serialisation.schedule_of(schedule), machine)
         key = (str(threads), *(call.kernel for call in lowered.calls))
         if key in self._known:  # schedules that differ in nothing that this problem shows
             return self._known[key]

@@ -37,9 +37,9 @@ HICCUP = 3.0
 """A time of a single replay that is so many times the analytical one says how late the host was, not how slow the kernel."""
 
 
-def part_of(part: Part, rows: Columns, machine: Machine) -> Part:
+def part_of(part: Part, candidates: Columns, machine: Machine) -> Part:
     """Other candidates of the part's schema and problem, whether its space has them or not."""
-    return estimated(part.schema, part.facts, rows, machine, Options())
+    return estimated(part.schema, part.facts, candidates, machine, Options())
 
 
 def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]]:

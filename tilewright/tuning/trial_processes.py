@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.workers import FATAL, Message, Worker, WorkerLost
 
@@ -56,7 +56,7 @@ class Child:
                 self.refuse(answer["error"])
             self.facts = {name: str(fact) for name, fact in answer.items()}
         if self._problem != key_of(problem):
-            answer = self._worker.ask({"do": "problem", "problem": plain.encode(problem), **more}, PROBLEM_SECONDS)
+            answer = self._worker.ask({"do": "problem", "problem": serialisation.encode(problem), **more}, PROBLEM_SECONDS)
             if "error" in answer:
                 return self._worker, f"the problem cannot be set up: {answer['error']}"
             self._problem = key_of(problem)
@@ -75,10 +75,10 @@ class CompilingProcess(Child):
 
     def compile(self, problem: Problem, schedule: Any, folder: Path) -> Message:
         """The answer to a candidate; see `compile_worker`. Raises WorkerLost where there is none."""
-        worker, wrong = self.prepared(problem, {"do": "machine", "machine": plain.encode(self.machine)}, {})
+        worker, wrong = self.prepared(problem, {"do": "machine", "machine": serialisation.encode(self.machine)}, {})
         if wrong:
             return {"error": wrong}
-        question = {"do": "compile", "schedule": plain.schedule_text(schedule), "folder": str(folder)}
+        question = {"do": "compile", "schedule": serialisation.schedule_text(schedule), "folder": str(folder)}
         return {**worker.ask(question, COMPILE_SECONDS), "compiler": self.facts.get("compiler", "")}
 
 
@@ -107,7 +107,7 @@ class MeasuringProcess(Child):
         if key_of(problem) in self._refused:
             return {"error": self._refused[key_of(problem)]}
         try:
-            worker, wrong = self.prepared(problem, {"do": "start", "machine": plain.encode(self.machine)}, {"seed": self.seed})
+            worker, wrong = self.prepared(problem, {"do": "start", "machine": serialisation.encode(self.machine)}, {"seed": self.seed})
             if wrong:
                 self._refused[key_of(problem)] = wrong
                 return {"error": wrong}

@@ -43,7 +43,7 @@ from tilewright.runtime.gpu import ParameterBlock, node_params
 from tilewright.runtime.loadable import LoadableKernel
 from tilewright.runtime.packing import prepared, unpack, write
 from tilewright.runtime.verify import TOLERANCES
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.measure import tensor_error
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.workers import Fatal, Message, serve
@@ -209,7 +209,7 @@ class Server:
         torch.cuda.synchronize(self.device)
 
     def start(self, message: Message) -> Message:
-        machine: Machine = plain.decode(message["machine"])
+        machine: Machine = serialisation.decode(message["machine"])
         torch.cuda.set_device(self.device)
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.cuda.set_stream(torch.cuda.Stream(self.device))
@@ -225,7 +225,7 @@ class Server:
 
     def set_problem(self, message: Message) -> Message:
         self.problem = None  # its memory is free before the next one's is taken
-        self.problem = DeviceProblem(plain.decode(message["problem"]), message["seed"], self.device, self.cold_bytes)
+        self.problem = DeviceProblem(serialisation.decode(message["problem"]), message["seed"], self.device, self.cold_bytes)
         self.finish()
         return {"sets": self.problem.sets}
 
@@ -288,7 +288,7 @@ class Server:
     def buffers(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The program with its storage, and the copies of every buffer; workspaces and first outputs are poisoned."""
         assert self.problem is not None
-        program = {**data, "storage": plain.decode(data["storage"])}
+        program = {**data, "storage": serialisation.decode(data["storage"])}
         rows = {name: self.problem.rows(name, program) for _, arguments in data["calls"] for name in arguments}
         for name, entry in rows.items():
             if name in program["storage"] and program["storage"][name].source is None:

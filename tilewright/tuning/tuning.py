@@ -25,7 +25,7 @@ from tilewright.kernels.registry import lower
 from tilewright.partition.plan import Chooser, plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
-from tilewright.tuning import plain
+from tilewright.tuning import serialisation
 from tilewright.tuning.choices import remembered
 from tilewright.tuning.code_choice import CodeScores, reads_code
 from tilewright.tuning.measurement import Measurement, measurement_of
@@ -43,13 +43,14 @@ OUTSIDE = "recorded, and no candidate of this region"
 
 @dataclass(frozen=True)
 class Tuned:
-    """How many problems there were, and what became of their candidates: `known` were in the records before, `hopeless` cannot beat what is there."""
+    """How many problems there were, and what became of their candidates: `known` were in the records before, `bounded_out` cannot beat what
+    is there by their bounds."""
 
     problems: int
     known: int
     measured: int
     failed: int
-    hopeless: int = 0
+    bounded_out: int = 0
 
 
 def distinct_problems(graph: Graph, machine: Machine, threads: int, precision: str = "fp32") -> list[Problem]:
@@ -83,7 +84,7 @@ def is_current(problem: Problem, entry: Measurement, machine: Machine) -> bool:
     if entry.generator == generator(machine):
         return True
     try:
-        return current_code(problem, plain.schedule_of(entry.schedule), machine) == entry.code
+        return current_code(problem, serialisation.schedule_of(entry.schedule), machine) == entry.code
     except (ValueError, KeyError, TypeError):  # of a schema or parameter that there is no more
         return False
 
@@ -110,7 +111,7 @@ def from_records(records: Records, atomics: bool = False, models: Chooser | None
             found = models(problem, machine, threads) if models is not None else ranking.first()
             return replace(found, rejected=rejected)
         for choice in ranking:
-            known = failed.get(plain.schedule_text(choice.schedule), ())
+            known = failed.get(serialisation.schedule_text(choice.schedule), ())
             if not any(is_current(problem, entry, machine) for entry in known):
                 return replace(choice, rejected=rejected)
         return replace(ranking.first(), rejected=rejected)
@@ -121,7 +122,7 @@ def from_records(records: Records, atomics: bool = False, models: Chooser | None
 def recorded_choice(entry: Measurement, ranking: Ranking) -> Choice | None:
     """The candidate that was measured, or None where it is none of these."""
     try:
-        return ranking.find(plain.schedule_of(entry.schedule))
+        return ranking.find(serialisation.schedule_of(entry.schedule))
     except (ValueError, KeyError, TypeError, AttributeError):  # of a schema or parameter that there is no more
         return None
 
@@ -162,7 +163,7 @@ def tune(
     Raises:
         TargetNotPresent: where something has to be measured and the machine is not here.
     """
-    hopeless, place = 0, recorded_as(machine, threads)
+    bounded_out, place = 0, recorded_as(machine, threads)
     wanted: list[tuple[Problem, Any]] = []
     strange: dict[str, set[str]] = {}
 
@@ -177,7 +178,7 @@ def tune(
         first = np.argsort(ranking.seconds, kind="stable")[:trials]
         promising = first[may_beat(ranking, machine, _fastest(problem, machine, standing(problem)))[first]]
         wanted += [(problem, ranking.choice(int(position)).schedule) for position in promising]
-        hopeless += len(first) - len(promising)
+        bounded_out += len(first) - len(promising)
     jobs = [Job(problem, schedule) for problem, schedule in wanted if not _is_known(problem, schedule, machine, records, place)]
     tell = report or (lambda done, total, outcome: None)
     known, measured, failed = len(wanted) - len(jobs), 0, 0
@@ -193,11 +194,11 @@ def tune(
                     failed += outcome.status != "measured"
                     tell(done, len(wanted), outcome)
             for problem in problems:  # those that an earlier, interrupted run left, or that came near the best of one
-                finalists = [Job(problem, plain.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, standing(problem))]
+                finalists = [Job(problem, serialisation.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, standing(problem))]
                 if finalists:
                     again = processes.remeasure(finalists, mode=TUNING_MODE)
                     records.add(measurement_of(outcome, machine, place) for outcome in again if outcome.timing)
-    return Tuned(len(problems), known, measured, failed, hopeless)
+    return Tuned(len(problems), known, measured, failed, bounded_out)
 
 
 def may_beat(ranking: Ranking, machine: Machine, seconds: float) -> np.ndarray:
@@ -205,7 +206,7 @@ def may_beat(ranking: Ranking, machine: Machine, seconds: float) -> np.ndarray:
     bounds = [np.zeros(0)]
     for part in ranking.parts:
         known = part.schema.bound is not None
-        bounds.append(lower_bound(part.schema, part.facts, part.rows, machine).seconds if known else np.zeros(length(part.rows)))
+        bounds.append(lower_bound(part.schema, part.facts, part.candidates, machine).seconds if known else np.zeros(length(part.candidates)))
     return np.concatenate(bounds) < seconds
 
 
@@ -216,7 +217,7 @@ def _fastest(problem: Problem, machine: Machine, standing: Iterable[Measurement]
 
 def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records, place: str) -> bool:
     """Whether the records have the schedule with the code that it has today, measured or failed."""
-    text = plain.schedule_text(schedule)
+    text = serialisation.schedule_text(schedule)
     found = [entry for entry in records.of(key_of(problem), place) if entry.schedule == text and entry.code]
     return any(is_current(problem, entry, machine) for entry in found)
 

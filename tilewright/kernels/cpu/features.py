@@ -7,9 +7,9 @@ import numpy as np
 from tilewright.kernels.columns import ceil_divided
 
 
-def balance(units: np.ndarray, threads: int) -> np.ndarray:
-    """Mean over most work of the threads that share so many units."""
-    share: np.ndarray = units / (ceil_divided(units, threads) * threads)
+def balance(tasks: np.ndarray, threads: int) -> np.ndarray:
+    """Mean over most work of the threads that share so many tasks."""
+    share: np.ndarray = tasks / (ceil_divided(tasks, threads) * threads)
     return share
 
 

@@ -30,7 +30,7 @@ WIDEST = 4
 """Elements that one instruction loads at most (16 bytes: PTX ISA, vector loads)."""
 
 
-def lower_bound(schema: AnySchema, facts: Any, rows: Columns, machine: Machine, rotated_bytes: float = 0.0) -> Estimate:
+def lower_bound(schema: AnySchema, facts: Any, candidates: Columns, machine: Machine, rotated_bytes: float = 0.0) -> Estimate:
     """Seconds below which no call under these candidates runs, in a chain of dependent kernels: the longest of the terms.
 
     `rotated_bytes`: bytes that are touched between two calls with the same buffers, those of one call included; where that is more than level 2
@@ -41,7 +41,7 @@ def lower_bound(schema: AnySchema, facts: Any, rows: Columns, machine: Machine, 
     """
     if schema.bound is None:
         raise Unsuitable(f"the schema {schema.name} has no bound")
-    return schema.bound(facts, rows, schema.counts(facts, rows, machine), machine, memory_share(machine, rotated_bytes))
+    return schema.bound(facts, candidates, schema.counts(facts, candidates, machine), machine, memory_share(machine, rotated_bytes))
 
 
 def memory_share(machine: Machine, rotated_bytes: float) -> float:

@@ -40,19 +40,19 @@ RELATIVE = (
 )  # fmt: skip
 ANALYTIC = ("seconds", "loop seconds", "drain seconds", "step cycles alone")
 HYBRID = BLACK_BOX + COUNTS + ANALYTIC + tuple(name for name in RELATIVE[:-1] if name not in COUNTS)
-OWN_TILES = ("cluster", "filters", "output_tile", "transform_threads", "transform_lanes")
+OWN_TILES = ("cluster", "filters", "output_tile", "transform_threads", "transform_vector")
 CANDIDATE = HYBRID + tuple(f"tile {name}" for name in OWN_TILES) + ("own seconds",)
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
 RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "candidate": CANDIDATE, "own black box": OWN_BLACK_BOX}
 )
-def described(number: int, rows: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, int]) -> dict[str, np.ndarray]:
+def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, int]) -> dict[str, np.ndarray]:
     """The columns that `BLACK_BOX` reads: the schema's number, which stays what models were trained with, sizes of the problem and axes of the
     schedule by name; those that a schema lacks count as 1."""
-    one = np.ones(length(rows))
+    one = np.ones(length(candidates))
     columns = {f"problem {name}": np.asarray(problem.get(name, 1)) * one for name in PROBLEM}
-    columns |= {f"tile {name}": np.asarray(rows.get(name, 1)) * one for name in TILES}
-    columns |= {f"tile {name}": np.asarray(rows.get(name, 0)) * one for name in OWN_TILES}
+    columns |= {f"tile {name}": np.asarray(candidates.get(name, 1)) * one for name in TILES}
+    columns |= {f"tile {name}": np.asarray(candidates.get(name, 0)) * one for name in OWN_TILES}
     return columns | {"schema": number * one}
 
 

@@ -78,7 +78,7 @@ def in_one_or_two(
         form, kernel, call = assembled(first)
         threads = 64 if _elements(work) // split < 64 * 4 * machine.processors else 256
         added = window_form(adding)
-        second = lower_window(adding, added, WindowSchedule(threads, 1, added.problem.lanes), machine)
+        second = lower_window(adding, added, WindowSchedule(threads, 1, added.facts.vector_width), machine)
     kernels: tuple[Kernel, ...] = (kernel,)
     calls: tuple[Call, ...] = (call,)
     if zeroing is not None:
@@ -143,7 +143,7 @@ def _zeroing(problem: Problem) -> Problem:
 def _mapped(problem: Problem) -> Lowered:
     """A map in vectors as wide as its accesses allow, one a thread."""
     form = map_form(problem)
-    return lower_map(problem, form, MapSchedule(256, 1, form.problem.lanes))
+    return lower_map(problem, form, MapSchedule(256, 1, form.facts.vector_width))
 
 
 def _elements(work: Mapping[str, Storage]) -> int:

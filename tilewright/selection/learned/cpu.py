@@ -31,7 +31,7 @@ MISSING = -64.0
 
 def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
     """Features by name, a column for each; None for a part that the forest does not know. Sizes and times are logarithms (base 2)."""
-    schema, rows = part.schema, part.rows
+    schema, rows = part.schema, part.candidates
     own = schema.features(part.facts, rows, machine, Options(threads)) if schema.features is not None else None
     if own is None:
         return None

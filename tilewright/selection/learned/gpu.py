@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, take
-from tilewright.kernels.counts import joined as counts_of
+from tilewright.kernels.counts import concatenated as counts_of
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.schema import Options
@@ -55,7 +55,7 @@ def refined(
     for start, part in zip(ranking.starts, ranking.parts, strict=False):
         analytical = part.estimate.seconds
         which = np.flatnonzero(analytical <= max(limit, _nth(analytical, KEPT_EACH)))
-        chosen = replace(part, rows=take(part.rows, which), counts=taken(part.counts, which), estimate=_rows_of(part.estimate, which))
+        chosen = replace(part, candidates=take(part.candidates, which), counts=taken(part.counts, which), estimate=_rows_of(part.estimate, which))
         found = described(chosen, machine)
         if found is not None:
             behind[start : start + len(analytical)] = True
@@ -64,7 +64,7 @@ def refined(
     if not known:
         return ranking
     # all schemas at once: what a forest takes depends on its trees more than on the rows
-    together = joined(known)
+    together = concatenated(known)
     predicted = model.predicted(together.columns, together.counts, machine, together.analytical, stages)
     passed = ~np.isnan(predicted)
     positions = np.concatenate(looked_at)[passed]
@@ -86,14 +86,14 @@ class Described:
 def described(part: Part, machine: Machine) -> Described | None:
     """What the learned model reads of one part of a ranking; None for candidates that it does not know."""
     schema = part.schema
-    columns = schema.features(part.facts, part.rows, machine, Options()) if schema.features is not None else None
+    columns = schema.features(part.facts, part.candidates, machine, Options()) if schema.features is not None else None
     if columns is None or not isinstance(part.counts, TileCounts):
         return None
     seconds = part.estimate.seconds
     return Described({**columns, "own seconds": seconds}, part.counts, seconds)
 
 
-def joined(parts: Sequence[Described]) -> Described:
+def concatenated(parts: Sequence[Described]) -> Described:
     """The candidates of several schemas one after another."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     return Described(columns, counts_of([part.counts for part in parts]), np.concatenate([part.analytical for part in parts]))

@@ -18,7 +18,7 @@ from tilewright.errors import InvalidModel, UnsupportedOption
 from tilewright.hardware.calibration import Overheads
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, take
-from tilewright.kernels.counts import joined as counts_of
+from tilewright.kernels.counts import concatenated as counts_of
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.kernels.gpu.counts import TileCounts

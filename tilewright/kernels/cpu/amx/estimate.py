@@ -17,7 +17,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.amx.counts import step_bytes
-from tilewright.kernels.cpu.amx.space import CpuAmxProblem
+from tilewright.kernels.cpu.amx.space import CpuAmxFacts
 
 LOAD_CYCLES = 8.0
 """Of a tile load that hits level 1 (the same, TILELOADD)."""
@@ -29,42 +29,42 @@ SINGLE_STORE_CYCLES = 2.0
 """Of one result that does not lie beside its neighbours."""
 
 
-def estimate_amx(problem: CpuAmxProblem, rows: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
+def amx_estimate(facts: CpuAmxFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the part that has most blocks."""
     fitted = cpu_calibration(machine).amx
-    pixels, m, n = rows["pixels"], rows["pixel_tiles"], rows["channel_tiles"]
-    over_rows, pixel_parts, channel_parts = rows["over_rows"], rows["pixel_parts"], rows["channel_parts"]
-    blocks = ceil_divided(problem.outer * ceil_divided(problem.tiles(over_rows, pixels), m), pixel_parts)
-    panels = ceil_divided(ceil_divided(problem.n, n * TILE_CHANNELS), channel_parts)
-    chunks = problem.steps * (problem.depth // problem.chunk)
+    pixels, m, n = candidates["pixels"], candidates["pixel_tiles"], candidates["channel_tiles"]
+    over_rows, pixel_parts, channel_parts = candidates["over_rows"], candidates["pixel_parts"], candidates["channel_parts"]
+    blocks = ceil_divided(facts.outer * ceil_divided(facts.tiles(over_rows, pixels), m), pixel_parts)
+    panels = ceil_divided(ceil_divided(facts.n, n * TILE_CHANNELS), channel_parts)
+    chunks = facts.steps * (facts.depth // facts.chunk)
 
     l2 = machine.cache(2)
     assert l2 is not None, f"{machine.name} lacks the facts about its caches"
     level_2 = fitted.level_2_share * machine.cache_bandwidth(2) / machine.processors / machine.clock_hz  # bytes a cycle
-    step = np.maximum(np.maximum(m * n * fitted.product_cycles, (m + n) * LOAD_CYCLES), step_bytes(problem, rows, machine) / level_2)
+    step = np.maximum(np.maximum(m * n * fitted.product_cycles, (m + n) * LOAD_CYCLES), step_bytes(facts, candidates, machine) / level_2)
     products = blocks * panels * chunks * step
 
-    run = problem.run(over_rows)
+    run = facts.run(over_rows)
     vectors = m * n * pixels * TILE_CHANNELS / machine.vector_lanes()
-    each = SINGLE_STORE_CYCLES * machine.vector_lanes() if problem.single_stores else fitted.epilogue_cycles
-    stored = problem.rows * problem.columns / (run * np.where(over_rows, 1, problem.rows))
+    each = SINGLE_STORE_CYCLES * machine.vector_lanes() if facts.single_stores else fitted.epilogue_cycles
+    stored = facts.rows * facts.columns / (run * np.where(over_rows, 1, facts.rows))
     epilogue = vectors * each * stored + m * pixels * PIXEL_CYCLES * np.where(over_rows, 3, 1) + m * n * STORE_CYCLES + fitted.block_cycles
 
     # every part reads its share of both factors from beyond its level 2, A once more for every panel where that does not hold it
     beyond = machine.cache_bandwidth(3) / machine.processors if machine.cache(3) is not None else machine.memory_bandwidth / threads
     supply = fitted.streamed_share * beyond
-    a_share, b_share = problem.a_bytes / pixel_parts, problem.b_bytes / channel_parts
-    a_passes = np.where((rows["pixels_first"] == 0) & (a_share > 0.5 * l2.bytes), panels, 1)
-    b_passes = np.where((rows["pixels_first"] == 1) & (b_share > 0.5 * l2.bytes), blocks, 1)
-    results = (counts.result_bytes + problem.epilogue_bytes) / threads
-    scattered = np.where((rows["pixels_first"] == 0) & (panels * channel_parts > 1), fitted.strided, 1.0)
+    a_share, b_share = facts.a_bytes / pixel_parts, facts.b_bytes / channel_parts
+    a_passes = np.where((candidates["pixels_first"] == 0) & (a_share > 0.5 * l2.bytes), panels, 1)
+    b_passes = np.where((candidates["pixels_first"] == 1) & (b_share > 0.5 * l2.bytes), blocks, 1)
+    results = (counts.result_bytes + facts.epilogue_bytes) / threads
+    scattered = np.where((candidates["pixels_first"] == 0) & (panels * channel_parts > 1), fitted.strided, 1.0)
     streamed = a_share * a_passes + b_share * b_passes + results * scattered
     return Estimate(
         {
             "products": products / machine.clock_hz,
             "beyond level 2": streamed / supply,
             "epilogue": blocks * panels * epilogue / machine.clock_hz,
-            "memory": np.full(len(pixels), problem.b_bytes / machine.memory_bandwidth),
+            "memory": np.full(len(pixels), facts.b_bytes / machine.memory_bandwidth),
             "dispatch": np.full(len(pixels), machine.dispatch_seconds),
         },
         overlapped=("beyond level 2", "memory"),

@@ -58,7 +58,7 @@ from tilewright.ir.kernel import (
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Storage, Unsuitable
-from tilewright.kernels.cpu.amx.space import CHUNK, CpuAmxProblem, CpuAmxSchedule
+from tilewright.kernels.cpu.amx.space import CHUNK, CpuAmxFacts, CpuAmxSchedule
 from tilewright.kernels.cpu.common import accumulated, wide_epilogue
 from tilewright.kernels.cpu.loops.map import lower_map
 from tilewright.kernels.cpu.loops.space import LoopSchedule
@@ -68,7 +68,7 @@ from tilewright.kernels.cpu.loops.space import LoopSchedule
 class AmxForm:
     """The contraction in flat form. `outer` axes of the result lie outside of `rows` (of extent 1 where there is one M axis) and `columns`; `a` is
     A's flat offset, in which `reduced`, outermost first, have the offsets of their strides and the innermost `inner`, that many adjacent axes, make
-    up `depth` elements. `b_axes` orders the packed B; its `leading` axes are outside of the panels. `pitch`: see `CpuAmxProblem`."""
+    up `depth` elements. `b_axes` orders the packed B; its `leading` axes are outside of the panels. `row_pixels`: see `CpuAmxFacts`."""
 
     found: Contraction
     outer: tuple[Var, ...]
@@ -83,7 +83,7 @@ class AmxForm:
     epilogue: Expr
     leading: tuple[Var, ...]
     b_axes: tuple[Var, ...]
-    pitch: int
+    row_pixels: int
 
     @property
     def chunk(self) -> int:
@@ -91,7 +91,7 @@ class AmxForm:
         return next((size for size in range(CHUNK, 0, -2) if self.depth % size == 0), 0)
 
 
-def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem]:
+def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:
     """The form and what the choice of a schedule depends on.
 
     Raises:
@@ -119,8 +119,8 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem
         raise Unsuitable("A is no value stored in bfloat16")
     axes, (a, offset, epilogue) = merge_axes(storage_order(found.m, offset), [a, offset, epilogue])
     assert isinstance(a, Load)
-    units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
-    at, offset, epilogue = (substitute(e, units) for e in (a.index[0], offset, epilogue))
+    unit_axes: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
+    at, offset, epilogue = (substitute(e, unit_axes) for e in (a.index[0], offset, epilogue))
     if not all(isinstance(atom, Var) for atom, _ in linear(at).terms) or not found.r:
         raise Unsuitable("A's offset is not linear")
     columns = axes[-1] if axes else Var("m", 1)
@@ -130,17 +130,17 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem
     reduced, depth = _adjacent(ordered, at, layouts[a.buffer])
     leading = tuple(v for v in (*found.batch, *(v for v in found.n if v != n)) if v.extent != 1)
     stride, row_stride = coefficient(at, columns) or 0, coefficient(at, rows) or 0
-    pitch = row_stride // stride if stride > 0 and row_stride % stride == 0 and row_stride // stride >= (columns.extent or 1) else 0
+    row_pixels = row_stride // stride if stride > 0 and row_stride % stride == 0 and row_stride // stride >= (columns.extent or 1) else 0
     outer = (*leading, *axes[:-2])
     known = variables(found.b)
     packed = tuple(v for v in leading if v in known)
-    form = AmxForm(found, outer, rows, columns, n, reduced, depth, a.buffer, at, offset, epilogue, packed, (*packed, *ordered, n), pitch)
+    form = AmxForm(found, outer, rows, columns, n, reduced, depth, a.buffer, at, offset, epilogue, packed, (*packed, *ordered, n), row_pixels)
     if form.chunk < 2:
         raise Unsuitable(f"{depth} adjacent elements of the reduction are no even number")
     steps = prod(axis.extent or 0 for axis in reduced)
     b_bytes = size_of(tiles.FACTOR) * prod(axis.extent or 0 for axis in form.b_axes)
     touched = bytes_touched([epilogue], found.step.axes, values)
-    facts = CpuAmxProblem(
+    facts = CpuAmxFacts(
         prod(axis.extent or 0 for axis in outer),
         rows.extent or 1,
         columns.extent or 1,
@@ -148,7 +148,7 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxProblem
         steps,
         depth,
         form.chunk,
-        pitch,
+        row_pixels,
         size_of(values[a.buffer].dtype) * layouts[a.buffer].size,
         b_bytes,
         touched,
@@ -188,7 +188,7 @@ def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:
     return Layout(tuple(sizes), order)
 
 
-def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxProblem, schedule: CpuAmxSchedule, machine: Machine) -> Lowered:
+def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxFacts, schedule: CpuAmxSchedule, machine: Machine) -> Lowered:
     """Kernels of a contraction: (where B is no constant) one that packs B, and the product."""
     region = problem.region
     b = form.found.b
@@ -219,14 +219,14 @@ class _Blocks:
 
     region: Region
     form: AmxForm
-    problem: CpuAmxProblem
+    facts: CpuAmxFacts
     schedule: CpuAmxSchedule
     packed: str
     packed_layout: Layout
 
     @property
     def run(self) -> int:
-        return int(self.problem.run(self.schedule.over_rows))
+        return int(self.facts.run(self.schedule.over_rows))
 
     @property
     def row_tiles(self) -> int:
@@ -236,17 +236,17 @@ class _Blocks:
     @property
     def tiles(self) -> int:
         """Tiles of pixels of one outer index."""
-        return int(self.problem.tiles(self.schedule.over_rows, self.schedule.pixels))
+        return int(self.facts.tiles(self.schedule.over_rows, self.schedule.pixels))
 
     @property
     def panels(self) -> int:
-        return -(-self.problem.n // TILE_CHANNELS)
+        return -(-self.facts.n // TILE_CHANNELS)
 
     def parts(self) -> Statement:
         """All of it: a part has a range of blocks of channels and one of blocks of pixels."""
         s, form = self.schedule, self.form
         pixel_blocks = -(-self.tiles // s.pixel_tiles)
-        items, channel_blocks = self.problem.outer * pixel_blocks, -(-self.panels // s.channel_tiles)
+        items, channel_blocks = self.facts.outer * pixel_blocks, -(-self.panels // s.channel_tiles)
         items_each, channels_each = -(-items // s.pixel_parts), -(-channel_blocks // s.channel_parts)
         part = Var("part", s.pixel_parts * s.channel_parts)
         along, within = Var("along", channels_each), Var("within", items_each)
@@ -276,20 +276,20 @@ class _Blocks:
         return tiles.tile(f"sums{i}_{j}", self.schedule.pixels, TILE_CHANNELS, tiles.SUM)
 
     def _a(self, i: int) -> Buffer:
-        return tiles.tile(f"a{i}", self.schedule.pixels, self.problem.chunk, tiles.FACTOR)
+        return tiles.tile(f"a{i}", self.schedule.pixels, self.facts.chunk, tiles.FACTOR)
 
     def _b(self, j: int) -> Buffer:
-        return tiles.tile(f"b{j}", self.problem.chunk // 2, 2 * TILE_CHANNELS, tiles.FACTOR)
+        return tiles.tile(f"b{j}", self.facts.chunk // 2, 2 * TILE_CHANNELS, tiles.FACTOR)
 
     def _start(self, tile: Expr) -> tuple[Expr, Expr]:
         """Row and column of a tile's first pixel; of a tile that is not there, those of one that is."""
         last = index_const(self.run - self.schedule.pixels)
-        if self.schedule.over_rows or self.problem.rows == 1:
+        if self.schedule.over_rows or self.facts.rows == 1:
             first = tile * self.schedule.pixels
             return ZERO, first if self.tiles % self.schedule.pixel_tiles == 0 and self.run % self.schedule.pixels == 0 else binary("min", first, last)
         row, first = tile // self.row_tiles, tile % self.row_tiles * self.schedule.pixels
         if self.tiles % self.schedule.pixel_tiles:
-            row = binary("min", row, index_const(self.problem.rows - 1))
+            row = binary("min", row, index_const(self.facts.rows - 1))
         return row, first if self.run % self.schedule.pixels == 0 else binary("min", first, last)
 
     def _block(self, pixel_block: Expr, channel_block: Expr) -> Statement:
@@ -348,11 +348,11 @@ class _Blocks:
 
     def _outputs(self, pixel_block: Expr, channel_block: Expr) -> Statement:
         """The epilogue of the block's sums, pixel after pixel."""
-        s, form, problem = self.schedule, self.form, self.problem
+        s, form, facts = self.schedule, self.form, self.facts
         i, j, v = Var("i", s.pixel_tiles), Var("j", s.pixels), Var("v", s.channel_tiles)
         tile: Expr = pixel_block * s.pixel_tiles + i
         row, start = self._start(tile)
-        rows_in_one = s.over_rows or problem.rows == 1
+        rows_in_one = s.over_rows or facts.rows == 1
         first = (tile if rows_in_one else tile % self.row_tiles) * s.pixels
         whole = self.run % s.pixels == 0
         at = Var("at", self.run)
@@ -360,14 +360,14 @@ class _Blocks:
         column: Expr = at
         inside = TRUE
         if s.over_rows:
-            row, column = at // problem.pitch, at % problem.pitch
-            inside = compare("lt", column, index_const(problem.columns))
-        y, x = Var("y", problem.rows), Var("x", problem.columns)
+            row, column = at // facts.row_pixels, at % facts.row_pixels
+            inside = compare("lt", column, index_const(facts.columns))
+        y, x = Var("y", facts.rows), Var("x", facts.columns)
         place: dict[Var, Expr] = {form.rows: y, form.columns: x, **{axis: ZERO for axis in form.outer if axis.extent == 1}}
         channel = (channel_block * s.channel_tiles + v) * TILE_CHANNELS
         store = self._store(place, held * s.panel + v * TILE_CHANNELS, channel)
         if self.panels % s.channel_tiles:
-            store = If(compare("lt", channel, index_const(problem.n)), store)
+            store = If(compare("lt", channel, index_const(facts.n)), store)
         channels = For(v, index_const(s.channel_tiles), store, "unroll")
         pixel: Statement = block(Let(y, row), Let(x, column), If(inside, channels) if inside != TRUE else channels)
         lets = [Let(at, first + j)] if whole else [Let(Var("start", self.run), start), Let(at, first + j)]
@@ -386,8 +386,8 @@ class _Blocks:
         narrow = rewrite(substitute(form.epilogue, here), lambda x: Load("sums", (at + lane,), dtype) if x == accumulated(dtype) else x)
         lets, (value, offset) = bind_shared([narrow, substitute(form.offset, here)])
         left: Expr = index_const(TILE_CHANNELS)
-        if self.problem.n % TILE_CHANNELS:
-            left = binary("min", left, index_const(self.problem.n) - channel)
+        if self.facts.n % TILE_CHANNELS:
+            left = binary("min", left, index_const(self.facts.n) - channel)
         singly: Statement = For(lane, left, block(lets, Store(target, offset, value)))
         if wide is None:
             return singly
@@ -398,9 +398,9 @@ class _Blocks:
             one = rewrite(substitute(wide, here), lambda x: sums if x == accumulated(dtype, lanes) else x)  # noqa: B023 - called at once
             lets, (value, offset) = bind_shared([one, substitute(form.offset, here)])
             vectors.append(block(lets, Store(target, offset, value)))
-        if self.problem.n % TILE_CHANNELS == 0:
+        if self.facts.n % TILE_CHANNELS == 0:
             return block(*vectors)
-        return If(compare("le", channel + TILE_CHANNELS, index_const(self.problem.n)), block(*vectors), singly)
+        return If(compare("le", channel + TILE_CHANNELS, index_const(self.facts.n)), block(*vectors), singly)
 
 
 __all__ = ["AmxForm", "amx_form", "lower_amx", "packed_pairs"]

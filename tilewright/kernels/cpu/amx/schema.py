@@ -5,13 +5,13 @@ from __future__ import annotations
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.cpu.amx.counts import amx_counts
-from tilewright.kernels.cpu.amx.estimate import estimate_amx
+from tilewright.kernels.cpu.amx.estimate import amx_estimate
 from tilewright.kernels.cpu.amx.lower import AmxForm, amx_form, lower_amx
-from tilewright.kernels.cpu.amx.space import CpuAmxProblem, CpuAmxSchedule, cpu_amx_space, schedule_of
+from tilewright.kernels.cpu.amx.space import CpuAmxFacts, CpuAmxSchedule, cpu_amx_space, schedule_of
 from tilewright.kernels.schema import Form, Schema
 
 
-def match(problem: Problem, machine: Machine) -> Form[CpuAmxProblem, AmxForm]:
+def match(problem: Problem, machine: Machine) -> Form[CpuAmxFacts, AmxForm]:
     """Raises Unsuitable as `amx_form`."""
     form, facts = amx_form(problem, machine)
     return Form(facts, form)
@@ -25,7 +25,7 @@ AMX = Schema(
     match=match,
     space=lambda facts, machine, options: cpu_amx_space(facts, options.threads),
     counts=amx_counts,
-    estimate=lambda facts, rows, counts, machine, options: estimate_amx(facts, rows, counts, machine, options.threads),
+    estimate=lambda facts, candidates, counts, machine, options: amx_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_amx(problem, form.parts, form.facts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     alone=True,

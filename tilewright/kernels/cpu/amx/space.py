@@ -19,11 +19,11 @@ CHUNK = 32
 
 
 @dataclass(frozen=True)
-class CpuAmxProblem:
+class CpuAmxFacts:
     """What the choice depends on: the two innermost M extents, all outside of them, N; `steps` of the reduction outside of its innermost `depth`
     adjacent elements, of which a tile takes `chunk`.
 
-    `pitch`: pixels from one row to the next as A is stored, so that a tile may go on over the end of a row; 0 where it may not. `a_bytes`,
+    `row_pixels`: pixels from one row to the next as A is stored, so that a tile may go on over the end of a row; 0 where it may not. `a_bytes`,
     `b_bytes`: all of each factor once; `epilogue_bytes`: all else that is read; `single_stores`: results do not lie along N."""
 
     outer: int
@@ -33,7 +33,7 @@ class CpuAmxProblem:
     steps: int
     depth: int
     chunk: int
-    pitch: int
+    row_pixels: int
     a_bytes: int
     b_bytes: int
     epilogue_bytes: int = 0
@@ -41,7 +41,7 @@ class CpuAmxProblem:
 
     def run(self, over_rows: np.ndarray | int) -> np.ndarray:
         """Neighbouring pixels that tiles divide: of a row, or of all rows and what lies between them."""
-        return np.where(over_rows, (self.rows - 1) * self.pitch + self.columns, self.columns)
+        return np.where(over_rows, (self.rows - 1) * self.row_pixels + self.columns, self.columns)
 
     def tiles(self, over_rows: np.ndarray | int, pixels: np.ndarray | int) -> np.ndarray:
         """Tiles of `pixels` pixels that cover the pixels of one outer index."""
@@ -75,34 +75,34 @@ class CpuAmxSchedule:
         return f"amx {blocks}, {first} outermost, threads {self.pixel_parts}x{self.channel_parts}"
 
 
-def cpu_amx_space(problem: CpuAmxProblem, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns named as the schedule's fields but `lanes`; and how many were rejected by reason. Of many threads
     some may have no work."""
     splits = [part for part in range(1, threads + 1) if threads % part == 0]
-    rows = product_of(
+    candidates = product_of(
         {
             "pixels": range(1, TILE_PIXELS + 1),
             "pixel_tiles": range(1, 5),
             "channel_tiles": range(1, 5),
-            "over_rows": (0, 1) if problem.pitch and problem.rows > 1 else (0,),
+            "over_rows": (0, 1) if facts.row_pixels and facts.rows > 1 else (0,),
             "pixels_first": (0, 1),
             "pixel_parts": splits,
         }
     )
-    rows["channel_parts"] = threads // rows["pixel_parts"]
-    run = problem.run(rows["over_rows"])
-    tiles = problem.outer * problem.tiles(rows["over_rows"], rows["pixels"])
-    panels = -(-problem.n // TILE_CHANNELS)
-    m, n = rows["pixel_tiles"], rows["channel_tiles"]
+    candidates["channel_parts"] = threads // candidates["pixel_parts"]
+    run = facts.run(candidates["over_rows"])
+    tiles = facts.outer * facts.tiles(candidates["over_rows"], candidates["pixels"])
+    panels = -(-facts.n // TILE_CHANNELS)
+    m, n = candidates["pixel_tiles"], candidates["channel_tiles"]
     even = -(-run // -(-run // TILE_PIXELS))
     return reject(
-        rows,
+        candidates,
         [
-            ("more pixels a tile than there are", rows["pixels"] > run),
-            ("tiles that are neither full nor equal", (rows["pixels"] != np.minimum(run, TILE_PIXELS)) & (rows["pixels"] != even)),
+            ("more pixels a tile than there are", candidates["pixels"] > run),
+            ("tiles that are neither full nor equal", (candidates["pixels"] != np.minimum(run, TILE_PIXELS)) & (candidates["pixels"] != even)),
             (f"more than {TILES} tiles", m * n + m + n > TILES),
-            ("more tiles in a block than there are", (m > problem.tiles(rows["over_rows"], rows["pixels"])) | (n > panels)),
-            ("the same in the other order", (rows["pixels_first"] == 1) & ((panels <= n) | (tiles <= m))),
+            ("more tiles in a block than there are", (m > facts.tiles(candidates["over_rows"], candidates["pixels"])) | (n > panels)),
+            ("the same in the other order", (candidates["pixels_first"] == 1) & ((panels <= n) | (tiles <= m))),
         ],
     )
 

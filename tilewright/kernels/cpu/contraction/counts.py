@@ -7,39 +7,39 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts, counted
-from tilewright.kernels.cpu.contraction.space import CpuContractionProblem
+from tilewright.kernels.cpu.contraction.space import CpuContractionFacts
 
 
-def contraction_counts(problem: CpuContractionProblem, rows: Columns, machine: Machine) -> Counts:
+def contraction_counts(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> Counts:
     """From level 2 comes A once for each panel with those outermost, else once; and B's panel for each tile where it does not stay in level 1."""
-    level2 = b_reads(problem, rows, machine) + problem.a_bytes * a_passes(problem, rows, machine)
-    points = problem.outer * problem.rows * problem.columns
-    results = float(problem.element_bytes) * (problem.images or points) * problem.n
-    flops = 2.0 * points * problem.n * problem.r + problem.row_operations
-    return counted(len(level2), flops, problem.a_bytes + problem.b_bytes + problem.epilogue_bytes, results, level2)
+    level2 = b_reads(facts, candidates, machine) + facts.a_bytes * a_passes(facts, candidates, machine)
+    points = facts.outer * facts.rows * facts.columns
+    results = float(facts.element_bytes) * (facts.images or points) * facts.n
+    flops = 2.0 * points * facts.n * facts.r + facts.row_operations
+    return counted(len(level2), flops, facts.a_bytes + facts.b_bytes + facts.epilogue_bytes, results, level2)
 
 
-def b_reads(problem: CpuContractionProblem, rows: Columns, machine: Machine) -> np.ndarray:
+def b_reads(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> np.ndarray:
     """Bytes of B that come from level 2 again and again; 0 where a panel stays in level 1 beside A's tile."""
     l1 = machine.cache(1)
     assert l1 is not None, f"{machine.name} lacks the facts about its caches"
-    element = float(problem.element_bytes)
-    panel = rows["vectors"] * machine.vector_lanes() * problem.r * element
-    near = panel + rows["tile_rows"] * rows["tile_columns"] * problem.r * element <= l1.bytes
-    return np.where(near, 0.0, panel * tiles_of(problem, rows) * problem.outer * panels_of(problem, rows, machine))
+    element = float(facts.element_bytes)
+    panel = candidates["vectors"] * machine.vector_lanes() * facts.r * element
+    near = panel + candidates["tile_rows"] * candidates["tile_columns"] * facts.r * element <= l1.bytes
+    return np.where(near, 0.0, panel * tiles_of(facts, candidates) * facts.outer * panels_of(facts, candidates, machine))
 
 
-def tiles_of(problem: CpuContractionProblem, rows: Columns) -> np.ndarray:
+def tiles_of(facts: CpuContractionFacts, candidates: Columns) -> np.ndarray:
     """Tiles of pixels for one outer index, partial ones included."""
-    tiles: np.ndarray = ceil_divided(problem.rows, rows["tile_rows"]) * ceil_divided(problem.columns, rows["tile_columns"])
+    tiles: np.ndarray = ceil_divided(facts.rows, candidates["tile_rows"]) * ceil_divided(facts.columns, candidates["tile_columns"])
     return tiles
 
 
-def panels_of(problem: CpuContractionProblem, rows: Columns, machine: Machine) -> np.ndarray:
+def panels_of(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> np.ndarray:
     """Panels of output channels."""
-    return ceil_divided(problem.n, rows["vectors"] * machine.vector_lanes())
+    return ceil_divided(facts.n, candidates["vectors"] * machine.vector_lanes())
 
 
-def a_passes(problem: CpuContractionProblem, rows: Columns, machine: Machine) -> np.ndarray:
+def a_passes(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> np.ndarray:
     """How often A is read: once a panel (n outermost) or once (m outermost)."""
-    return np.where(rows["order"] == 0, panels_of(problem, rows, machine), 1.0)
+    return np.where(candidates["order"] == 0, panels_of(facts, candidates, machine), 1.0)

@@ -32,7 +32,7 @@ from tilewright.ir.region import Call, Lowered
 from tilewright.kernels.cpu.common import SERIAL_WORK, common_origin
 from tilewright.kernels.cpu.contraction.nest import Nest
 from tilewright.kernels.cpu.contraction.second_factor import SecondFactor, depends_on, how_b_lies, second_factor
-from tilewright.kernels.cpu.contraction.space import CpuContractionProblem, CpuContractionSchedule
+from tilewright.kernels.cpu.contraction.space import CpuContractionFacts, CpuContractionSchedule
 from tilewright.kernels.cpu.contraction.tile_stores import Pixels, TileStores, over_pixels
 
 LINE_BYTES = 64
@@ -41,7 +41,7 @@ SHORT = 8
 """Iterations of an innermost loop below which a longer one in its place was measured to be faster (gcc 12, 7 x 7 filters)."""
 
 
-def contraction_problem(problem: Problem, nest: Nest) -> CpuContractionProblem:
+def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
     """The extents that the schedule's choice depends on."""
     region, layouts = problem.region, problem.layouts
     # as wide as they are multiplied: the models were fitted so, and know no narrower storage
@@ -54,7 +54,7 @@ def contraction_problem(problem: Problem, nest: Nest) -> CpuContractionProblem:
     b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
     operations = sum(step.flops() for step in region.steps[1:]) if nest.stages or nest.final is not None else 0
     others = {load.buffer for step in region.steps[1:] for load in loads(*step.bodies)} & layouts.keys()
-    return CpuContractionProblem(
+    return CpuContractionFacts(
         outer,
         rows,
         nest.columns.extent or 0,

@@ -87,8 +87,8 @@ def flat_nest(problem: Problem) -> Nest:
         held[step.name] = result if result is not None else accumulated(found.dtype)
     ordered = storage_order(found.m, offset)
     axes, merged = merge_axes(ordered, [a, offset, *(stage.body for stage in stages)])
-    units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
-    merged = tuple(substitute(e, units) for e in merged)
+    unit_axes: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
+    merged = tuple(substitute(e, unit_axes) for e in merged)
     columns = axes[-1] if axes else Var("m", 1)
     rows = axes[-2] if len(axes) > 1 else None
     n = max(found.n, key=lambda axis: axis.extent or 0)
@@ -115,8 +115,8 @@ def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> N
     # images and the pixels of one image run in different loops, so that they are not merged with each other
     outer, merged = merge_axes(images, [a, offset, element, final])
     pixels, merged = merge_axes(summed, merged)
-    units: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
-    a, offset, element, final = (substitute(e, units) for e in merged)
+    unit_axes: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
+    a, offset, element, final = (substitute(e, unit_axes) for e in merged)
     columns = pixels[-1] if pixels else Var("m", 1)
     rows = pixels[-2] if len(pixels) > 1 else None
     n = max(found.n, key=lambda axis: axis.extent or 0)

@@ -62,8 +62,8 @@ def second_factor(
     if extent % panel == 0 and how_b_lies(problem, found, n) == ALONG_N:
         flat = flatten(found.b, problem.layouts)
         assert isinstance(flat, Load)
-        units: dict[Var, Expr] = {axis: index_const(0) for axis in (*found.batch, *found.n) if axis.extent == 1}
-        return SecondFactor(found.b.buffer, substitute(flat.index[0], units))
+        unit_axes: dict[Var, Expr] = {axis: index_const(0) for axis in (*found.batch, *found.n) if axis.extent == 1}
+        return SecondFactor(found.b.buffer, substitute(flat.index[0], unit_axes))
     name = f"{found.b.buffer}@{problem.region.name}"
     axes = (*leading, *found.r, n)
     sizes = tuple(axis.extent or 0 for axis in axes)

@@ -14,7 +14,7 @@ CONSTANT, ALONG_N, ACROSS_N = "constant", "along n", "across n"
 
 
 @dataclass(frozen=True)
-class CpuContractionProblem:
+class CpuContractionFacts:
     """What the choice depends on: the two innermost M extents (rows may be 1), everything outside them, N and the reduction's size.
 
     `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32. With `whole_rows` reductions over N
@@ -62,31 +62,31 @@ ORDERS = ("n", "m")
 VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
-def cpu_contraction_space(problem: CpuContractionProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def cpu_contraction_space(facts: CpuContractionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and how many were rejected by reason."""
     registers = machine.vector_registers
     lanes = machine.vector_lanes()
-    vectors = {*VECTORS, -(-problem.n // lanes)} if problem.whole_rows else VECTORS
-    rows = product_of(
+    vectors = {*VECTORS, -(-facts.n // lanes)} if facts.whole_rows else VECTORS
+    candidates = product_of(
         {
-            "tile_rows": range(1, min(problem.rows, 8) + 1),
-            "tile_columns": range(1, min(problem.columns, registers) + 1),
+            "tile_rows": range(1, min(facts.rows, 8) + 1),
+            "tile_columns": range(1, min(facts.columns, registers) + 1),
             "vectors": sorted(vectors),
             "order": range(len(ORDERS)),
         }
     )
-    accumulators = rows["tile_rows"] * rows["tile_columns"] * rows["vectors"]
+    accumulators = candidates["tile_rows"] * candidates["tile_columns"] * candidates["vectors"]
     # accumulators, one vector of B each, and the broadcast element of A
-    needed = accumulators + rows["vectors"] + 1
-    part_of_a_row = (rows["vectors"] * lanes < problem.n) & problem.whole_rows
+    needed = accumulators + candidates["vectors"] + 1
+    part_of_a_row = (candidates["vectors"] * lanes < facts.n) & facts.whole_rows
     return reject(
-        rows,
+        candidates,
         [
             (f"more than {registers} vector registers", needed > registers),
-            ("more channels a tile than there are", (rows["vectors"] > 1) & ((rows["vectors"] - 1) * lanes >= problem.n)),
+            ("more channels a tile than there are", (candidates["vectors"] > 1) & ((candidates["vectors"] - 1) * lanes >= facts.n)),
             ("a tile would hold a part of a row that is reduced", part_of_a_row),
-            ("pixels that are summed stay with one thread", (rows["order"] == ORDERS.index("m")) & (problem.images > 0)),
-            ("two rows a tile while one is not filled", (rows["tile_rows"] > 1) & (rows["tile_columns"] < problem.columns)),
+            ("pixels that are summed stay with one thread", (candidates["order"] == ORDERS.index("m")) & (facts.images > 0)),
+            ("two rows a tile while one is not filled", (candidates["tile_rows"] > 1) & (candidates["tile_columns"] < facts.columns)),
         ],
     )
 

@@ -7,12 +7,12 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import Counts, counted
-from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseProblem, reach
+from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseFacts, reach
 
 
-def depthwise_counts(problem: CpuDepthwiseProblem, rows: Columns, machine: Machine) -> Counts:
+def depthwise_counts(facts: CpuDepthwiseFacts, candidates: Columns, machine: Machine) -> Counts:
     """Neighbouring rows of tiles read some rows of the input both."""
-    again = np.maximum(reach(problem.input_rows, rows["tile_rows"]) / (rows["tile_rows"] * max(problem.input_rows[0], 1)), 1.0)
-    points = problem.images * problem.rows * problem.columns * problem.vectors * machine.vector_lanes()
-    flops = 2.0 * points * problem.taps[0] * problem.taps[1]
-    return counted(len(again), flops, problem.bytes_read, problem.bytes_written, problem.bytes_read * again)
+    again = np.maximum(reach(facts.input_rows, candidates["tile_rows"]) / (candidates["tile_rows"] * max(facts.input_rows[0], 1)), 1.0)
+    points = facts.images * facts.rows * facts.columns * facts.vectors * machine.vector_lanes()
+    flops = 2.0 * points * facts.taps[0] * facts.taps[1]
+    return counted(len(again), flops, facts.bytes_read, facts.bytes_written, facts.bytes_read * again)

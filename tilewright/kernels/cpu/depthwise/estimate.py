@@ -13,19 +13,19 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
-from tilewright.kernels.cpu.depthwise.space import ORDERS, CpuDepthwiseProblem, filters_held, reach
+from tilewright.kernels.cpu.depthwise.space import ORDERS, CpuDepthwiseFacts, filters_held, reach
 
 
-def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
+def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the thread that takes most."""
     fitted = cpu_calibration(machine).depthwise
-    tile_rows, tile_columns, vectors, order = rows["tile_rows"], rows["tile_columns"], rows["vectors"], rows["order"]
-    taps = problem.taps[0] * problem.taps[1]
-    held = filters_held(rows, problem, machine)
+    tile_rows, tile_columns, vectors, order = candidates["tile_rows"], candidates["tile_columns"], candidates["vectors"], candidates["order"]
+    taps = facts.taps[0] * facts.taps[1]
+    held = filters_held(facts, candidates, machine)
     stores = max(machine.store_ports, 1.0)
 
     def tile(down: np.ndarray, across: np.ndarray) -> np.ndarray:
-        size, lines, span = down * across, reach(problem.input_rows, down), reach(problem.input_columns, across)
+        size, lines, span = down * across, reach(facts.input_rows, down), reach(facts.input_columns, across)
         # sums and a row of the input beyond the registers: each is stored and loaded once more for every row
         beyond = np.maximum(size + span + 1 - machine.vector_registers, 0)
         loads = (lines * (span + 2 * beyond) + np.where(held, 0, down * taps)) / machine.load_ports
@@ -33,24 +33,24 @@ def estimate_depthwise(problem: CpuDepthwiseProblem, rows: Columns, counts: Coun
         return np.where(size > 0, work + size / stores + fitted.tile_overhead_cycles, 0.0)
 
     def unit(down: np.ndarray) -> np.ndarray:
-        rest = problem.columns % tile_columns
-        cycles: np.ndarray = vectors * (problem.columns // tile_columns * tile(down, tile_columns) + tile(down, rest))
+        rest = facts.columns % tile_columns
+        cycles: np.ndarray = vectors * (facts.columns // tile_columns * tile(down, tile_columns) + tile(down, rest))
         return cycles
 
-    full, rest = problem.rows // tile_rows, problem.rows % tile_rows
-    along = ceil_divided(problem.rows, tile_rows)
-    units = problem.images * (problem.vectors // vectors) * along
+    full, rest = facts.rows // tile_rows, facts.rows % tile_rows
+    along = ceil_divided(facts.rows, tile_rows)
+    tasks = facts.images * (facts.vectors // vectors) * along
     # with rows outermost the last row of tiles, which is not filled, is one thread's
     mean = (full * unit(tile_rows) + unit(rest)) / along
     one = np.where(order == ORDERS.index("c"), mean, np.where(full > 0, unit(tile_rows), unit(rest)))
-    instructions = ceil_divided(units, threads) * (one + fitted.unit_overhead_cycles) / machine.clock_hz
+    instructions = ceil_divided(tasks, threads) * (one + fitted.task_overhead_cycles) / machine.clock_hz
 
     level_2 = counts.level2_bytes / (machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors))
-    moved, level_3 = problem.bytes_read + problem.bytes_written, machine.cache(3)
+    moved, level_3 = facts.bytes_read + facts.bytes_written, machine.cache(3)
     supply = machine.cache_bandwidth(3) if level_3 is not None and moved < level_3.bytes else machine.memory_bandwidth
     # prefetchers follow neighbouring lines: a block's vectors, or whole rows where it has all channels. A wide tile leaves each row for long
-    whole = problem.vectors == vectors
-    stream = vectors * np.where(whole, reach(problem.input_columns, tile_columns), 1)
+    whole = facts.vectors == vectors
+    stream = vectors * np.where(whole, reach(facts.input_columns, tile_columns), 1)
     jumps = np.where((order == ORDERS.index("c")) & ~whole, fitted.scattered, 1.0) * (1 + 1 / stream + (tile_columns - 1) / fitted.wide_tile)
     terms = {"instructions": fitted.visible * instructions, "L2 to registers": level_2, "memory": moved / supply * jumps}
     return Estimate({**terms, "dispatch": np.full(len(tile_rows), machine.dispatch_seconds)})

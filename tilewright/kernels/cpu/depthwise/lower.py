@@ -30,7 +30,7 @@ from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statemen
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.kernels.cpu.common import SERIAL_WORK, loops
-from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseProblem, CpuDepthwiseSchedule, filters_held
+from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseFacts, CpuDepthwiseSchedule, filters_held
 from tilewright.kernels.cpu.loops.window import packed_along
 
 
@@ -65,7 +65,7 @@ class DepthwiseForm:
         return (coefficient(self.source.index[0], axis) or 0) if axis is not None else 0
 
 
-def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, CpuDepthwiseProblem]:
+def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, CpuDepthwiseFacts]:
     """The form and what the choice of a schedule depends on.
 
     Raises:
@@ -89,10 +89,10 @@ def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, C
     own = Load(step.name, tuple(step.axes), body.dtype)
     element = flatten(final.bodies[0], layouts) if final is not step else own
     axes, (body, offset, element) = merge_axes(storage_order(step.axes, offset), [body, offset, element])
-    units: dict[Var, Expr] = {axis: ZERO for axis in (*axes, *step.reduction) if axis.extent == 1}
-    axes = tuple(axis for axis in axes if axis not in units)
-    body, offset, element = (substitute(e, units) for e in (body, offset, element))
-    taps = [axis for axis in step.reduction if axis not in units]
+    unit_axes: dict[Var, Expr] = {axis: ZERO for axis in (*axes, *step.reduction) if axis.extent == 1}
+    axes = tuple(axis for axis in axes if axis not in unit_axes)
+    body, offset, element = (substitute(e, unit_axes) for e in (body, offset, element))
+    taps = [axis for axis in step.reduction if axis not in unit_axes]
     if not (isinstance(body, Apply) and body.operation == "mul" and all(isinstance(arg, Load) for arg in body.args)) or len(axes) < 2 or not taps:
         raise Unsuitable(f"region {region.name} is not a sum of an unguarded input times a filter")
     wide = vectorise(body, axes[-1], lanes)
@@ -115,7 +115,7 @@ def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, C
         MappingProxyType(storage),
     )  # fmt: skip
     extents = [axis.extent or 1 if axis is not None else 1 for axis in (rows, columns, row_tap, column_tap)]
-    facts = CpuDepthwiseProblem(
+    facts = CpuDepthwiseFacts(
         prod(axis.extent or 1 for axis in axes[:-3]),
         extents[0],
         extents[1],
@@ -137,10 +137,10 @@ def _span(form: DepthwiseForm, pixels: Var | None, taps: Var | None) -> tuple[in
     return form.step_of(pixels) // unit, width
 
 
-def lower_depthwise(form: DepthwiseForm, facts: CpuDepthwiseProblem, schedule: CpuDepthwiseSchedule, machine: Machine) -> Lowered:
+def lower_depthwise(form: DepthwiseForm, facts: CpuDepthwiseFacts, schedule: CpuDepthwiseSchedule, machine: Machine) -> Lowered:
     """One kernel, and the filter packed with channels innermost."""
     axes = {"tile_rows": schedule.tile_rows, "tile_columns": schedule.tile_columns, "vectors": schedule.vectors}
-    held = bool(filters_held(axes, facts, machine))  # type: ignore[arg-type]
+    held = bool(filters_held(facts, axes, machine))  # type: ignore[arg-type]
     body = _Tiles(form, facts, schedule, held).loops()
     lowered = single(form.packed, schedule, body)
     return replace(lowered, storage=form.storage)
@@ -151,16 +151,16 @@ class _Tiles:
     """Emits the loops over blocks and rows of tiles, and the tiles."""
 
     form: DepthwiseForm
-    problem: CpuDepthwiseProblem
+    facts: CpuDepthwiseFacts
     schedule: CpuDepthwiseSchedule
     held: bool
 
     def loops(self) -> Statement:
         """All of it."""
-        s, form, problem = self.schedule, self.form, self.problem
-        blocks = Var("channel_block", problem.vectors // s.vectors)
-        tile_row = Var("tile_row", -(-problem.rows // s.tile_rows))
-        full, rest = divmod(problem.rows, s.tile_rows)
+        s, form, facts = self.schedule, self.form, self.facts
+        blocks = Var("channel_block", facts.vectors // s.vectors)
+        tile_row = Var("tile_row", -(-facts.rows // s.tile_rows))
+        full, rest = divmod(facts.rows, s.tile_rows)
         inside: Statement = self._row_of_tiles(blocks, tile_row * s.tile_rows, s.tile_rows)
         if rest:
             last = self._row_of_tiles(blocks, index_const(full * s.tile_rows), rest)
@@ -172,7 +172,7 @@ class _Tiles:
 
     def _row_of_tiles(self, blocks: Var, row: Expr, rows: int) -> Block:
         s = self.schedule
-        full, rest = divmod(self.problem.columns, s.tile_columns)
+        full, rest = divmod(self.facts.columns, s.tile_columns)
         start = self._filters(blocks) if self.held else []
         parts: list[Statement] = []
         if full:
@@ -199,14 +199,14 @@ class _Tiles:
 
     def _filters(self, blocks: Var) -> list[Statement]:
         """The whole filter of one vector of channels, in registers."""
-        lanes, (height, width) = self.schedule.lanes, self.problem.taps
+        lanes, (height, width) = self.schedule.lanes, self.facts.taps
         y, x = Var("fy", height), Var("fx", width)
         load = Store("w", (y * width + x) * lanes, self._filter(blocks * lanes, y, x))
         return [Allocate(Buffer("w", self.form.dtype, height * width * lanes, "register", lanes)), _unrolled(load, y, x)]
 
     def _tile(self, channel: Expr, row: Expr, rows: int, column: Expr, columns: int) -> Block:
         form, lanes, dtype = self.form, self.schedule.lanes, self.form.dtype
-        (height, width), (row_step, _), (column_step, _) = self.problem.taps, self.problem.input_rows, self.problem.input_columns
+        (height, width), (row_step, _), (column_step, _) = self.facts.taps, self.facts.input_rows, self.facts.input_columns
         row_unit = gcd(form.step_of(form.rows), form.step_of(form.row_tap)) or 1
         column_unit = gcd(form.step_of(form.columns), form.step_of(form.column_tap)) or 1
         row_jump, column_jump = form.step_of(form.row_tap) // row_unit, form.step_of(form.column_tap) // column_unit

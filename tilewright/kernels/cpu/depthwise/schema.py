@@ -5,14 +5,14 @@ from __future__ import annotations
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.cpu.depthwise.counts import depthwise_counts
-from tilewright.kernels.cpu.depthwise.estimate import estimate_depthwise
+from tilewright.kernels.cpu.depthwise.estimate import depthwise_estimate
 from tilewright.kernels.cpu.depthwise.features import depthwise_features
 from tilewright.kernels.cpu.depthwise.lower import DepthwiseForm, depthwise_form, lower_depthwise
-from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseProblem, CpuDepthwiseSchedule, cpu_depthwise_space, schedule_of
+from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseFacts, CpuDepthwiseSchedule, cpu_depthwise_space, schedule_of
 from tilewright.kernels.schema import Form, Schema
 
 
-def match(problem: Problem, machine: Machine) -> Form[CpuDepthwiseProblem, DepthwiseForm]:
+def match(problem: Problem, machine: Machine) -> Form[CpuDepthwiseFacts, DepthwiseForm]:
     """Raises Unsuitable as `depthwise_form`."""
     form, facts = depthwise_form(problem, machine)
     return Form(facts, form)
@@ -26,9 +26,9 @@ DEPTHWISE = Schema(
     match=match,
     space=lambda facts, machine, options: cpu_depthwise_space(facts, machine),
     counts=depthwise_counts,
-    estimate=lambda facts, rows, counts, machine, options: estimate_depthwise(facts, rows, counts, machine, options.threads),
+    estimate=lambda facts, candidates, counts, machine, options: depthwise_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_depthwise(form.parts, form.facts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
-    features=lambda facts, rows, machine, options: depthwise_features(facts, rows, machine.vector_lanes(), options.threads),
+    features=lambda facts, candidates, machine, options: depthwise_features(facts, candidates, machine.vector_lanes(), options.threads),
     alone=True,
 )

@@ -19,7 +19,7 @@ MOST_PRODUCTS = 1024
 
 
 @dataclass(frozen=True)
-class CpuDepthwiseProblem:
+class CpuDepthwiseFacts:
     """`images` outside of the rows and columns of the result, whole vectors of channels, and taps: rows and columns of the filter.
 
     `input_rows` and `input_columns`: (step, reach) along the image, in units of what taps and pixels have in common: tiles of n pixels need
@@ -58,27 +58,28 @@ def reach(span: tuple[int, int], count: np.ndarray) -> np.ndarray:
     return (count - 1) * step + width
 
 
-def filters_held(rows: Columns, problem: CpuDepthwiseProblem, machine: Machine) -> np.ndarray:
+def filters_held(facts: CpuDepthwiseFacts, candidates: Columns, machine: Machine) -> np.ndarray:
     """Whether the filter stays in registers while a row of tiles is computed: one vector of channels, and room beside sums and a row of inputs."""
-    needed = rows["tile_rows"] * rows["tile_columns"] + reach(problem.input_columns, rows["tile_columns"]) + problem.taps[0] * problem.taps[1]
-    held: np.ndarray = (rows["vectors"] == 1) & (needed <= machine.vector_registers)
+    tile_rows, tile_columns = candidates["tile_rows"], candidates["tile_columns"]
+    needed = tile_rows * tile_columns + reach(facts.input_columns, tile_columns) + facts.taps[0] * facts.taps[1]
+    held: np.ndarray = (candidates["vectors"] == 1) & (needed <= machine.vector_registers)
     return held
 
 
-def cpu_depthwise_space(problem: CpuDepthwiseProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def cpu_depthwise_space(facts: CpuDepthwiseFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and how many were rejected by reason."""
-    vectors = sorted({*VECTORS, problem.vectors})
-    rows = product_of({"tile_rows": TILE_ROWS, "tile_columns": TILE_COLUMNS, "vectors": vectors, "order": range(len(ORDERS))})
-    sums = rows["tile_rows"] * rows["tile_columns"]
+    vectors = sorted({*VECTORS, facts.vectors})
+    candidates = product_of({"tile_rows": TILE_ROWS, "tile_columns": TILE_COLUMNS, "vectors": vectors, "order": range(len(ORDERS))})
+    sums = candidates["tile_rows"] * candidates["tile_columns"]
     return reject(
-        rows,
+        candidates,
         [
-            ("a tile larger than the image", (rows["tile_rows"] > problem.rows) | (rows["tile_columns"] > problem.columns)),
-            ("the same with all channels in one block", (rows["order"] == ORDERS.index("c")) & (rows["vectors"] == problem.vectors)),
-            ("channels are no multiple of the block", problem.vectors % rows["vectors"] != 0),
+            ("a tile larger than the image", (candidates["tile_rows"] > facts.rows) | (candidates["tile_columns"] > facts.columns)),
+            ("the same with all channels in one block", (candidates["order"] == ORDERS.index("c")) & (candidates["vectors"] == facts.vectors)),
+            ("channels are no multiple of the block", facts.vectors % candidates["vectors"] != 0),
             # sums, one element of the filter and one of the input
             (f"more than {machine.vector_registers} vector registers", sums + 2 > machine.vector_registers),
-            ("a tile with too many multiply-adds to unroll", sums * problem.taps[0] * problem.taps[1] > MOST_PRODUCTS),
+            ("a tile with too many multiply-adds to unroll", sums * facts.taps[0] * facts.taps[1] > MOST_PRODUCTS),
         ],
     )
 

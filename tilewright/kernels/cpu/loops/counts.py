@@ -13,12 +13,12 @@ from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.counts import Counts, counted
 
 
-def loop_counts(problem: Problem, rows: Columns, machine: Machine) -> Counts:
+def loop_counts(problem: Problem, candidates: Columns, machine: Machine) -> Counts:
     """Every input passes the caches' outer edge once, and so does every output."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     read = sum(min(layouts[name].size, _loaded(region, name)) * size_of(values[name].dtype) for name in region.inputs if name in layouts)
     written = sum(layouts[name].size * size_of(values[name].dtype) for name in region.outputs)
-    return counted(length(rows), region.flops(), read, written)
+    return counted(length(candidates), region.flops(), read, written)
 
 
 def _loaded(region: Region, name: str) -> int:

@@ -9,7 +9,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.counts import Counts
 
 
-def estimate_loops(counts: Counts, machine: Machine, threads: int) -> Estimate:
+def loop_estimate(counts: Counts, machine: Machine, threads: int) -> Estimate:
     """Seconds of a region without tiles (map, window, rows, prefix): each input and the output pass the caches' outer edge once, and the
     arithmetic runs at half the vector peak (no multiply-add pairs).
 

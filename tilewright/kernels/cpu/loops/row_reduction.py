@@ -24,7 +24,7 @@ LANE_BLOCK = 64
 """Neighbouring rows that one thread reduces side by side."""
 
 
-def lower_rows(problem: Problem, schedule: LoopSchedule) -> Lowered:
+def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
     """Reductions over whole rows and the maps between them. Where neighbouring rows lie side by side in memory they fill the vector
     lanes; otherwise the lanes divide each row."""
     region, layouts = problem.region, problem.layouts

@@ -13,7 +13,7 @@ from tilewright.kernels.cpu.common import SERIAL_WORK, combined, loops, with_res
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 
-def lower_prefix(problem: Problem, schedule: LoopSchedule) -> Lowered:
+def lower_scan(problem: Problem, schedule: LoopSchedule) -> Lowered:
     """An inclusive scan: rows in parallel, serial along the scanned axis."""
     region, layouts = problem.region, problem.layouts
     step = region.steps[0]

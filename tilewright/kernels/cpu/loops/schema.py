@@ -9,10 +9,10 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.loops.counts import loop_counts
-from tilewright.kernels.cpu.loops.estimate import estimate_loops
+from tilewright.kernels.cpu.loops.estimate import loop_estimate
 from tilewright.kernels.cpu.loops.map import lower_map
-from tilewright.kernels.cpu.loops.row_reduction import lower_rows
-from tilewright.kernels.cpu.loops.scan import lower_prefix
+from tilewright.kernels.cpu.loops.row_reduction import lower_row_reduction
+from tilewright.kernels.cpu.loops.scan import lower_scan
 from tilewright.kernels.cpu.loops.space import LoopSchedule, loop_space
 from tilewright.kernels.cpu.loops.window import lower_window
 from tilewright.kernels.schema import Form, Schema
@@ -23,23 +23,23 @@ def match(problem: Problem, machine: Machine) -> Form[Problem, None]:
     return Form(problem, None)
 
 
-def loops(name: str, kind: str, lower: Callable[[Problem, LoopSchedule], Lowered]) -> Schema[Problem, None, LoopSchedule, Counts]:
+def loops(kind: str, lower: Callable[[Problem, LoopSchedule], Lowered]) -> Schema[Problem, None, LoopSchedule, Counts]:
     """The schema for one kind of region."""
     return Schema(
-        name=name,
+        name=kind,
         kinds=(kind,),
         schedule=LoopSchedule,
         match=match,
         space=lambda facts, machine, options: loop_space(machine),
         counts=loop_counts,
-        estimate=lambda facts, rows, counts, machine, options: estimate_loops(counts, machine, options.threads),
+        estimate=lambda facts, candidates, counts, machine, options: loop_estimate(counts, machine, options.threads),
         lower=lambda problem, form, schedule, machine: lower(problem, schedule),
     )
 
 
 LOOPS = (
-    loops("map", "map", lower_map),
-    loops("window", "window", lower_window),
-    loops("row reduction", "rows", lower_rows),
-    loops("scan", "prefix", lower_prefix),
+    loops("map", lower_map),
+    loops("window", lower_window),
+    loops("row reduction", lower_row_reduction),
+    loops("scan", lower_scan),
 )

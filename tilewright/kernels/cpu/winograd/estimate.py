@@ -17,7 +17,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.ir.expr import Apply, Var, walk
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
-from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem
+from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides
 
 SINGLE_STORE_CYCLES = 2.0
@@ -35,32 +35,32 @@ def transform_operations(output_tile: int) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def estimate_winograd(problem: CpuWinogradProblem, rows: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
+def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
     """Seconds of each candidate: those of the part that has most blocks and panels."""
     fitted = cpu_calibration(machine).winograd
     lanes = machine.vector_lanes()
-    size, tile, vectors = rows["output_tile"], rows["tile"], rows["vectors"]
-    points, tiles, panel = (size + FILTER - 1) ** 2, tile * rows["blocks"], vectors * lanes
-    blocks = ceil_divided(ceil_divided(problem.tiles(size), tiles), rows["tile_parts"])
-    panels = ceil_divided(ceil_divided(problem.outputs, panel), rows["panel_parts"])
+    size, tile, vectors = candidates["output_tile"], candidates["tile"], candidates["vectors"]
+    points, tiles, panel = (size + FILTER - 1) ** 2, tile * candidates["blocks"], vectors * lanes
+    blocks = ceil_divided(ceil_divided(facts.tiles(size), tiles), candidates["tile_parts"])
+    panels = ceil_divided(ceil_divided(facts.outputs, panel), candidates["panel_parts"])
     operations = np.array([transform_operations(m) for m in OUTPUT_TILES])[np.searchsorted(OUTPUT_TILES, size)]
     stores = max(machine.store_ports, 1.0)
 
     step = np.maximum(np.maximum(tile * vectors / machine.fma_ports, (tile + vectors) / machine.load_ports), machine.fma_latency_cycles)
-    one = problem.channels * step + fitted.tile_overhead_cycles + tile * vectors / stores
-    products = blocks * panels * points * rows["blocks"] * one
+    one = facts.channels * step + fitted.tile_overhead_cycles + tile * vectors / stores
+    products = blocks * panels * points * candidates["blocks"] * one
     # loads, arithmetic and stores of a transform wait for one another: registers do not hold a tile and what becomes of it
-    inputs = blocks * tiles * (problem.channels // lanes) * (points / machine.load_ports + operations[:, 0] / machine.fma_ports + points / stores)
-    stored = size**2 * (SINGLE_STORE_CYCLES * lanes if problem.single_stores else 1 / stores)
+    inputs = blocks * tiles * (facts.channels // lanes) * (points / machine.load_ports + operations[:, 0] / machine.fma_ports + points / stores)
+    stored = size**2 * (SINGLE_STORE_CYCLES * lanes if facts.single_stores else 1 / stores)
     outputs = blocks * panels * tiles * vectors * (points / machine.load_ports + operations[:, 1] / machine.fma_ports + stored)
 
     level_2 = machine.cache(2)
     assert level_2 is not None, f"{machine.name} lacks the facts about its caches"
-    element = float(problem.element_bytes)
-    own = element * points * problem.channels * problem.outputs / rows["panel_parts"]
+    element = float(facts.element_bytes)
+    own = element * points * facts.channels * facts.outputs / candidates["panel_parts"]
     beyond = machine.cache_bandwidth(3) / machine.processors if machine.cache(3) is not None else machine.memory_bandwidth / threads
     supply = fitted.streamed_share * beyond
-    stay = own + element * points * tiles * (problem.channels + panel) < 0.75 * level_2.bytes
+    stay = own + element * points * tiles * (facts.channels + panel) < 0.75 * level_2.bytes
     filters = own / supply * np.where(stay, 1, blocks)
     return Estimate(
         {

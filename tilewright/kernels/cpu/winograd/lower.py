@@ -48,12 +48,12 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
 from tilewright.kernels.cpu.contraction.lower import LINE_BYTES
 from tilewright.kernels.cpu.contraction.second_factor import packed_panels
-from tilewright.kernels.cpu.winograd.space import CpuWinogradProblem, CpuWinogradSchedule
+from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts, CpuWinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors, winograd_form
 from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides, filter_matrix
 
 
-def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm, CpuWinogradProblem]:
+def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm, CpuWinogradFacts]:
     """The form and what the choice of a schedule depends on.
 
     Raises:
@@ -65,7 +65,7 @@ def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm,
         raise Unsuitable(f"{form.channels} or {form.outputs} channels are no multiple of {lanes}")
     single, touched = _wide_element(form, lanes) is None, bytes_touched([form.element], form.axes, problem.values)
     extents = extent_of(form.images), form.height, form.width, form.channels, form.outputs
-    return form, CpuWinogradProblem(*extents, touched, single, size_of(form.dtype))
+    return form, CpuWinogradFacts(*extents, touched, single, size_of(form.dtype))
 
 
 def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
@@ -76,7 +76,7 @@ def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
     return None if wide is None else as_lanes(wide, lanes)
 
 
-def lower_winograd(problem: Problem, form: WinogradForm, facts: CpuWinogradProblem, schedule: CpuWinogradSchedule) -> Lowered:
+def lower_winograd(problem: Problem, form: WinogradForm, facts: CpuWinogradFacts, schedule: CpuWinogradSchedule) -> Lowered:
     """One kernel, workspaces for V and M, and the filters transformed and packed."""
     parts = schedule.tile_parts * schedule.panel_parts
     points, sums, filters = (f"{problem.region.name}#{name}" for name in ("points", "sums", "filters"))
@@ -104,7 +104,7 @@ class _Block:
     """Emits the loops over parts, blocks and panels, and the steps within."""
 
     form: WinogradForm
-    problem: CpuWinogradProblem
+    facts: CpuWinogradFacts
     schedule: CpuWinogradSchedule
     layouts: Mapping[str, Layout]
     points: str
@@ -118,12 +118,12 @@ class _Block:
     @property
     def count(self) -> int:
         """Tiles of all images."""
-        return int(self.problem.tiles(self.schedule.output_tile))
+        return int(self.facts.tiles(self.schedule.output_tile))
 
     def loops(self) -> Statement:
         """All of it."""
         s = self.schedule
-        blocks, panels = -(-self.count // s.tiles), -(-self.problem.outputs // s.panel)
+        blocks, panels = -(-self.count // s.tiles), -(-self.facts.outputs // s.panel)
         blocks_each, panels_each = -(-blocks // s.tile_parts), -(-panels // s.panel_parts)
         part, at, within = Var("part", s.tile_parts * s.panel_parts), Var("at", blocks_each), Var("within", panels_each)
         tile_part = part // s.panel_parts
@@ -158,7 +158,7 @@ class _Block:
     def _inputs(self, part: Expr, first: Expr) -> Statement:
         """V = B^T d B."""
         size, lanes, form = self.schedule.output_tile, self.schedule.lanes, self.form
-        matrix, layout, channels = TRANSFORMS[size].inputs, self.layouts[form.source.buffer], self.problem.channels
+        matrix, layout, channels = TRANSFORMS[size].inputs, self.layouts[form.source.buffer], self.facts.channels
         span = len(matrix)
 
         def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
@@ -180,7 +180,7 @@ class _Block:
 
     def _multiply(self, part: Expr, panel: Expr) -> Statement:
         """M = V U for the panel, point after point, a register tile at a time."""
-        s, channels, dtype = self.schedule, self.problem.channels, self.form.dtype
+        s, channels, dtype = self.schedule, self.facts.channels, self.form.dtype
         point, group, c = Var("point", s.points), Var("group", s.blocks), Var("c", channels)
         i, v, k = Var("row", s.tile), Var("v", s.vectors), Var("k", s.tile * s.vectors)
         zero = Apply("broadcast", (Const(0.0, dtype),), dtype, s.lanes)
@@ -205,7 +205,7 @@ class _Block:
 
     def _prefetch(self, point: Var, group: Var, c: Var, panel: Expr) -> list[Statement]:
         """While the register tiles of one point are computed, the panel of the next point comes from beyond level 2, a share with each tile."""
-        s, channels = self.schedule, self.problem.channels
+        s, channels = self.schedule, self.facts.channels
         line = LINE_BYTES // size_of(self.form.dtype)
         lines = s.panel // line
         if s.panel % line:
@@ -221,7 +221,7 @@ class _Block:
         matrix = TRANSFORMS[s.output_tile].outputs
         span = len(matrix[0])
         wide = _wide_element(form, s.lanes)
-        whole = self.problem.outputs % s.panel == 0
+        whole = self.facts.outputs % s.panel == 0
 
         def body(i: Var, number: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
             v = Var("v", s.vectors)
@@ -238,7 +238,7 @@ class _Block:
             stores = store_vectors(form, self.tiles, wide, where, rows) if wide is not None else self._single_stores(rows, where)
             made: Statement = block(reads, lets, stores)
             if not whole:
-                made = If(channel < self.problem.outputs, made)
+                made = If(channel < self.facts.outputs, made)
             vectors = For(v, index_const(s.vectors), made)
             return [vectors if self.count % s.tiles == 0 else If(number < self.count, vectors)]
 
@@ -253,7 +253,7 @@ class _Block:
         at = {**where, form.y: y, form.x: x, form.k: where[form.k] + lane}
         held = Load("spill", ((i * size + j) * lanes + lane,), self.form.dtype)
         shared, (offset, what) = bind_shared([substitute(form.offset, at), substitute(replace_loads(form.element, {form.step.name: held}), at)])
-        inside = logical_and(compare("lt", y, index_const(self.problem.height)), compare("lt", x, index_const(self.problem.width)))
+        inside = logical_and(compare("lt", y, index_const(self.facts.height)), compare("lt", x, index_const(self.facts.width)))
         body: Statement = block(*shared, Store(form.output, offset, what))
         if inside != TRUE:
             body = If(inside, body)

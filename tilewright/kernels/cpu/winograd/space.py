@@ -22,7 +22,7 @@ BLOCKS = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True)
-class CpuWinogradProblem:
+class CpuWinogradFacts:
     """Extents of the output, channels of the input; distinct bytes that the epilogue reads beside the sums. `single_stores`: results do not lie along
     the output channels, so that they are stored one by one."""
 
@@ -74,37 +74,38 @@ class CpuWinogradSchedule:
         return f"winograd F({size}x{size},3x3) tile {self.tile} by {self.vectors}x{self.lanes} channels, {self.tiles} tiles a block, {parts}"
 
 
-def working_bytes(rows: Columns, problem: CpuWinogradProblem, lanes: int) -> np.ndarray:
+def working_bytes(facts: CpuWinogradFacts, candidates: Columns, lanes: int) -> np.ndarray:
     """What a block keeps in level 2: its points, the sums of a panel, and the filters of one point and panel."""
-    points = (rows["output_tile"] + FILTER - 1) ** 2
-    tiles, panel = rows["tile"] * rows["blocks"], rows["vectors"] * lanes
-    needed: np.ndarray = problem.element_bytes * (points * tiles * (problem.channels + panel) + problem.channels * panel)
+    points = (candidates["output_tile"] + FILTER - 1) ** 2
+    tiles, panel = candidates["tile"] * candidates["blocks"], candidates["vectors"] * lanes
+    needed: np.ndarray = facts.element_bytes * (points * tiles * (facts.channels + panel) + facts.channels * panel)
     return needed
 
 
-def cpu_winograd_space(problem: CpuWinogradProblem, machine: Machine, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def cpu_winograd_space(facts: CpuWinogradFacts, machine: Machine, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns named as the schedule's fields but `lanes`; and how many were rejected by reason."""
     lanes = machine.vector_lanes()
-    rows = product_of({"output_tile": OUTPUT_TILES, "tile": REGISTER_TILES, "blocks": BLOCKS, "vectors": VECTORS, "by_panel": (0, 1)})
-    by_panel = rows.pop("by_panel")
-    rows["tile_parts"], rows["panel_parts"] = np.where(by_panel, 1, threads), np.where(by_panel, threads, 1)
+    candidates = product_of({"output_tile": OUTPUT_TILES, "tile": REGISTER_TILES, "blocks": BLOCKS, "vectors": VECTORS, "by_panel": (0, 1)})
+    by_panel = candidates.pop("by_panel")
+    candidates["tile_parts"], candidates["panel_parts"] = np.where(by_panel, 1, threads), np.where(by_panel, threads, 1)
     level_2 = machine.cache(2)
     capacity = level_2.bytes if level_2 is not None else 0
-    tiles, block = problem.tiles(rows["output_tile"]), rows["tile"] * rows["blocks"]
-    panels = -(-problem.outputs // (rows["vectors"] * lanes))
+    tile, tiles = candidates["tile"], facts.tiles(candidates["output_tile"])
+    block = tile * candidates["blocks"]
+    panels = -(-facts.outputs // (candidates["vectors"] * lanes))
     return reject(
-        rows,
+        candidates,
         [
-            (f"more than {machine.vector_registers} vector registers", (rows["tile"] + 1) * rows["vectors"] + 1 > machine.vector_registers),
-            ("more channels a panel than there are", (rows["vectors"] > 1) & ((rows["vectors"] - 1) * lanes >= problem.outputs)),
-            ("a block larger than the tiles of a thread", (rows["blocks"] > 1) & (block - rows["tile"] >= -(-tiles // rows["tile_parts"]))),
-            ("a thread without work", (rows["tile_parts"] > tiles) | (rows["panel_parts"] > panels)),
+            (f"more than {machine.vector_registers} vector registers", (tile + 1) * candidates["vectors"] + 1 > machine.vector_registers),
+            ("more channels a panel than there are", (candidates["vectors"] > 1) & ((candidates["vectors"] - 1) * lanes >= facts.outputs)),
+            ("a block larger than the tiles of a thread", (candidates["blocks"] > 1) & (block - tile >= -(-tiles // candidates["tile_parts"]))),
+            ("a thread without work", (candidates["tile_parts"] > tiles) | (candidates["panel_parts"] > panels)),
             ("the same as sharing the tiles", (by_panel == 1) & (threads == 1)),
-            ("a block does not stay in level 2", working_bytes(rows, problem, lanes) > 0.75 * capacity),
+            ("a block does not stay in level 2", working_bytes(facts, candidates, lanes) > 0.75 * capacity),
         ],
     )
 
 
 def schedule_of(lanes: int, **axes: int) -> CpuWinogradSchedule:
-    """The schedule of one row of the space on a machine with vectors of so many lanes."""
+    """The schedule of one candidate on a machine with vectors of so many lanes."""
     return CpuWinogradSchedule(**axes, lanes=lanes)

@@ -9,30 +9,30 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, live, longest_of, steps_of_busiest
 from tilewright.kernels.gpu.counts import TileCounts
-from tilewright.kernels.gpu.direct.schedule import SHARED, DirectProblem, extents_of, patch_of
+from tilewright.kernels.gpu.direct.schedule import SHARED, DirectFacts, extents_of, patch_of
 
 
-def direct_bound(rows: Columns, problem: DirectProblem, counts: TileCounts, machine: Machine, share: float) -> Estimate:
+def direct_bound(facts: DirectFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
     """Direct convolution: a thread computes register_k x register_y x register_x outputs, of `channels` input channels in each step.
 
     Tiles and chunks of channels that reach past the end are computed whole, as in `contraction_bound`, whose terms these are, with F filter elements
     and c channels a step. fma: c F outputs a warp step.  issue: those, one load of at most four for each four inputs of a channel that a
     thread's outputs need, and for each four of its c F register_k weights.  chain: c F a step.  shared: the loads of inputs, and of weights where
     they are staged; what is written is the patch of the block with its halo, and the staged weights."""
-    k, y, x = extents_of(rows)
-    split, channels = rows["split"], rows["channels"]
+    k, y, x = extents_of(candidates)
+    split, channels = candidates["split"], candidates["channels"]
     warps = counts.warps
     steps, block_steps, warp_steps = steps_of_busiest(counts, machine)
-    area = problem.filter_y * problem.filter_x
-    live_k = live(problem.outputs, k, rows["register_k"])
-    live_y, live_x = live(problem.height, y, rows["register_y"]), live(problem.width, x, rows["register_x"])
+    area = facts.filter_y * facts.filter_x
+    live_k = live(facts.outputs, k, candidates["register_k"])
+    live_y, live_x = live(facts.height, y, candidates["register_y"]), live(facts.width, x, candidates["register_x"])
     products = channels * area * live_k * live_y * live_x
-    needed_y = _inputs_needed(live_y, problem.filter_y, problem.stride_y, problem.dilation_y)
-    needed_x = _inputs_needed(live_x, problem.filter_x, problem.stride_x, problem.dilation_x)
+    needed_y = _inputs_needed(live_y, facts.filter_y, facts.stride_y, facts.dilation_y)
+    needed_x = _inputs_needed(live_x, facts.filter_x, facts.stride_x, facts.dilation_x)
     inputs, weights = -(-channels * needed_y * needed_x // WIDEST), -(-channels * area * live_k // WIDEST)
-    staged = rows["filters"] == SHARED
-    patch_y, patch_x = patch_of(rows, problem)
-    written = channels * (patch_y * patch_x + np.where(staged, area * k, 0)) * problem.element_bytes / machine.shared_bytes_per_cycle
+    staged = candidates["filters"] == SHARED
+    patch_y, patch_x = patch_of(facts, candidates)
+    written = channels * (patch_y * patch_x + np.where(staged, area * k, 0)) * facts.element_bytes / machine.shared_bytes_per_cycle
     return longest_of(
         machine,
         fma=warp_steps * products * fma_cycles(machine),
@@ -40,7 +40,7 @@ def direct_bound(rows: Columns, problem: DirectProblem, counts: TileCounts, mach
         chain=steps * channels * area * machine.fma_latency_cycles,
         shared=block_steps * (warps * (inputs + np.where(staged, weights, 0)) + written),
         moved=share * counts.memory_bytes,
-        others=machine.launch_seconds * ((split > 1) & (rows["cluster"] == 0) & (rows["atomics"] == 0)),
+        others=machine.launch_seconds * ((split > 1) & (candidates["cluster"] == 0) & (candidates["atomics"] == 0)),
     )
 
 

@@ -11,15 +11,15 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts, ceil_div, row_sectors
-from tilewright.kernels.gpu.direct.schedule import RS, DirectProblem, registers_of, shared_bytes_of
+from tilewright.kernels.gpu.direct.schedule import RS, DirectFacts, registers_of, shared_bytes_of
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
-Problem: TypeAlias = DirectProblem | Columns
+Problem: TypeAlias = DirectFacts | Columns
 """One problem, or the same fields as columns: one problem a row."""
 
 
 @dataclass(frozen=True)
-class DirectForm:
+class Variant:
     """What the axes of a direct schedule leave open. `channels_last`: input and result have channels innermost, else columns of the image.
     `staged_result`: results pass through shared memory (padded by one column) to be stored in rows. `spare_registers`: a thread's registers
     above those of equations 2 and 3."""
@@ -29,14 +29,14 @@ class DirectForm:
     spare_registers: int = 24
 
 
-GENERATED = DirectForm()
+GENERATED = Variant()
 
 
 def problem_columns(problem: Problem, count: int) -> dict[str, np.ndarray]:
     """The fields of a problem as float64: columns of `count` rows, or numbers where all rows have one problem."""
-    if isinstance(problem, DirectProblem):
+    if isinstance(problem, DirectFacts):
         return {name: np.asarray(value, dtype=np.float64) for name, value in asdict(problem).items()}
-    plain = asdict(DirectProblem(1, 1, 1, 1, 1, 1, 1, 1))
+    plain = asdict(DirectFacts(1, 1, 1, 1, 1, 1, 1, 1))
     return {name: np.asarray(problem.get(name, default), dtype=np.float64) * np.ones(count) for name, default in plain.items()}
 
 
@@ -47,21 +47,21 @@ def input_extent(outputs: np.ndarray, filter_size: np.ndarray, stride: np.ndarra
     return inputs
 
 
-def direct_registers(rows: Columns, problem: Problem, form: DirectForm) -> np.ndarray:
+def direct_registers(candidates: Columns, problem: Problem, form: Variant) -> np.ndarray:
     """Registers of a thread: its results, its slice of the input, one filter element, and the form's spare ones.
 
     CNNOpt's equations 2 and 3, a thread's part. Equation 2 is printed with (Ry + Fy - 1) + (Rx + Fx - 1) for the slice; a two-dimensional slice
     holds the product (the text before it, and the script of the paper's artifact, have the product)."""
-    p = problem_columns(problem, len(rows["slice"]))
-    along_y = input_extent(rows["register_y"], p["filter_y"], p["stride_y"], p["dilation_y"])
-    along_x = input_extent(rows["register_x"], p["filter_x"], p["stride_x"], p["dilation_x"])
-    held = np.where(rows["slice"] == RS, along_y * along_x, along_x)
-    accumulators = rows["register_k"] * rows["register_y"] * rows["register_x"]
+    p = problem_columns(problem, len(candidates["slice"]))
+    along_y = input_extent(candidates["register_y"], p["filter_y"], p["stride_y"], p["dilation_y"])
+    along_x = input_extent(candidates["register_x"], p["filter_x"], p["stride_x"], p["dilation_x"])
+    held = np.where(candidates["slice"] == RS, along_y * along_x, along_x)
+    accumulators = candidates["register_k"] * candidates["register_y"] * candidates["register_x"]
     return accumulators + held + 1 + form.spare_registers
 
 
-def direct_counts(
-    rows: Columns, problem: Problem, machine: Machine, form: DirectForm = GENERATED, resources: tuple[np.ndarray, np.ndarray] | None = None
+def variant_counts(
+    candidates: Columns, problem: Problem, machine: Machine, form: Variant = GENERATED, resources: tuple[np.ndarray, np.ndarray] | None = None
 ) -> TileCounts:
     """Direct convolution, RS and S kernels (CNNOpt, sections 3 and 4.3). Columns `slice`, `register_*`, `warp_*`, `block_*`, `channels`, `split`,
     `stages`, `filters` as in `DirectSchedule`. `resources`: registers of a thread and bytes of shared memory of a block, where they are known.
@@ -72,9 +72,9 @@ def direct_counts(
     starts anywhere and a tile is not contiguous. Shared memory to registers, a warp: every element of its input slice once, as many wavefronts
     as it has distinct words in the widest bank (threads along K read one word together), and the filter elements F F register_k. The paper
     multiplies these by warps, blocks and channels, as we do; it counts a filter read as one transaction, which it is only for 32 words."""
-    count = len(rows["slice"])
+    count = len(candidates["slice"])
     p = problem_columns(problem, count)
-    r = {name: np.asarray(column, dtype=np.float64) for name, column in rows.items()}
+    r = {name: np.asarray(column, dtype=np.float64) for name, column in candidates.items()}
     one = np.ones(count)
     stages, filters = r.get("stages", one), r.get("filters", 0 * one)
     tile_k, tile_y, tile_x = (r[f"register_{axis}"] * r[f"warp_{axis}"] * r[f"block_{axis}"] for axis in ("k", "y", "x"))
@@ -95,13 +95,13 @@ def direct_counts(
     # fill of shared memory
     if form.channels_last:
         runs, run = in_y * in_x, r["channels"]
-        fill = ceil_div(tile_words / p["input_lanes"], machine.warp_size)
+        fill = ceil_div(tile_words / p["input_vector"], machine.warp_size)
     else:
         runs, run = in_y * r["channels"], in_x
         # a row is a warp's work in RS; in S, whose tiles span the image, the tile is one run of pairs
         fill = np.where(r["slice"] == RS, runs * ceil_div(in_x, machine.warp_size), ceil_div(tile_words, 2 * machine.warp_size))
     staged_filters = filters == 0
-    fill = fill + np.where(staged_filters, r["channels"] * filter_size * ceil_div(tile_k, machine.warp_size * p["filter_lanes"]), 0)
+    fill = fill + np.where(staged_filters, r["channels"] * filter_size * ceil_div(tile_k, machine.warp_size * p["filter_vector"]), 0)
     filter_sectors = r["channels"] * filter_size * row_sectors(tile_k)
     sectors = runs * row_sectors(run) + filter_sectors
 
@@ -131,11 +131,11 @@ def direct_counts(
         drain = accumulators * warps + store_instructions
     else:
         shared_result = 0 * one
-        store_instructions = warps * accumulators / np.minimum(p["store_lanes"], r["register_k"])
+        store_instructions = warps * accumulators / np.minimum(p["store_vector"], r["register_k"])
         store_sectors = tile_points * row_sectors(tile_k)
         drain = 0 * one
     shared_words = stages * (tile_words + np.where(staged_filters, filter_words, 0)) + shared_result
-    registers, shared_bytes = resources or (direct_registers(rows, problem, form), p["element_bytes"] * shared_words)
+    registers, shared_bytes = resources or (direct_registers(candidates, problem, form), p["element_bytes"] * shared_words)
     height = input_extent(p["height"], p["filter_y"], p["stride_y"], p["dilation_y"])
     width = input_extent(p["width"], p["filter_x"], p["stride_x"], p["dilation_x"])
     read = one * p["element_bytes"] * p["groups"] * (p["images"] * p["channels"] * height * width + p["outputs"] * p["channels"] * filter_size)
@@ -172,15 +172,15 @@ def direct_counts(
     )
 
 
-def own_counts(rows: Columns, problem: DirectProblem, machine: Machine) -> TileCounts:
-    """`direct_counts` with what it estimates of any kernel as it is in ours: resources of a block, and distinct bytes as they lie in memory."""
-    one = np.ones(len(rows["slice"]))
-    resources = registers_of(rows, problem) * one, shared_bytes_of(rows, problem) * one
-    counts = direct_counts(rows, problem, machine, GENERATED, resources)
+def direct_counts(facts: DirectFacts, candidates: Columns, machine: Machine) -> TileCounts:
+    """`variant_counts` with what it estimates of any kernel as it is in ours: resources of a block, and distinct bytes as they lie in memory."""
+    one = np.ones(len(candidates["slice"]))
+    resources = registers_of(facts, candidates) * one, shared_bytes_of(facts, candidates) * one
+    counts = variant_counts(candidates, facts, machine, GENERATED, resources)
     return replace(
         counts,
-        read_bytes=one * (problem.bytes_read + problem.filter_bytes + problem.epilogue_bytes),
-        result_bytes=one * problem.bytes_written,
+        read_bytes=one * (facts.bytes_read + facts.filter_bytes + facts.epilogue_bytes),
+        result_bytes=one * facts.bytes_written,
     )
 
 

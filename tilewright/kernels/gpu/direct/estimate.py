@@ -18,12 +18,12 @@ from tilewright.kernels.gpu.direct.schedule import (
     REGISTERS,
     RS,
     SHARED,
-    DirectProblem,
+    DirectFacts,
     extents_of,
     fetches_of,
     multiply_adds_of,
     patch_of,
-    read_lanes_of,
+    read_vector_of,
     slice_of,
     stretch_of,
     wavefronts_of,
@@ -37,7 +37,7 @@ STRETCH_INSTRUCTIONS = 5
 """Loop control and addresses of one unrolled stretch of channels."""
 
 
-def direct_cost(rows: Columns, problem: DirectProblem, counts: TileCounts, machine: Machine) -> Estimate:
+def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """For one step (a chunk of C channels under T taps) of one block of W warps that computes K x Y x X outputs, in cycles of a processor:
 
     issue = C T K Y X / lanes + W (C loads + copies + loop control) / schedulers, loads of a channel being T Rk / 4 of filters and
@@ -52,20 +52,20 @@ def direct_cost(rows: Columns, problem: DirectProblem, counts: TileCounts, machi
     four schedulers, and shared memory, without conflicts, 18 + 4 + 4 = 26."""
     fitted = gpu_calibration(machine)
     own, instructions, latencies = fitted.direct, fitted.instructions, fitted.steps
-    split, channels = rows["split"], rows["channels"]
-    taps = problem.filter_y * problem.filter_x
+    split, channels = candidates["split"], candidates["channels"]
+    taps = facts.filter_y * facts.filter_x
     threads, warps = counts.threads, counts.warps
-    size_k, size_y, size_x = extents_of(rows)
-    products = multiply_adds_of(rows, problem)
+    size_k, size_y, size_x = extents_of(candidates)
+    products = multiply_adds_of(facts, candidates)
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
     fma = counts.step_multiply_adds * threads / machine.fp32_lanes_per_processor / efficiency
 
-    filter_loads, input_loads, wavefronts = _reads(rows, problem, own.cached_cycles)
-    elements, lanes, vectors = fetches_of(rows, problem)
-    copied = rows["stages"] > 1
+    filter_loads, input_loads, wavefronts = _reads(facts, candidates, own.cached_cycles)
+    elements, lanes, vectors = fetches_of(facts, candidates)
+    copied = candidates["stages"] > 1
     fetch = np.where(copied, COPY_INSTRUCTIONS * (elements + vectors), elements * (1 + instructions.address / lanes) + 4 * vectors)
-    moves = np.where(rows["filters"] == REGISTERS, channels * taps * rows["register_k"], 0)
-    control = STRETCH_INSTRUCTIONS * channels / stretch_of(rows, problem) + moves
+    moves = np.where(candidates["filters"] == REGISTERS, channels * taps * candidates["register_k"], 0)
+    control = STRETCH_INSTRUCTIONS * channels / stretch_of(facts, candidates) + moves
     # multiply-adds take issue slots themselves: what else is issued adds to them
     others = warps * (channels * (filter_loads + input_loads) + fetch + control + instructions.step) / machine.schedulers_per_processor
     # a copy of four bytes also looks up the lines of level 1, one for each pixel that the warp touches
@@ -75,46 +75,48 @@ def direct_cost(rows: Columns, problem: DirectProblem, counts: TileCounts, machi
 
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None
-    patch_rows, patch_columns = patch_of(rows, problem)
-    partial = SECTOR_BYTES / np.minimum(SECTOR_BYTES, channels * problem.element_bytes)
+    patch_rows, patch_columns = patch_of(facts, candidates)
+    partial = SECTOR_BYTES / np.minimum(SECTOR_BYTES, channels * facts.element_bytes)
     moved = patch_rows * patch_columns * (1 + partial) / 2 + taps * size_k
-    level2 = moved * channels * problem.element_bytes / cache2.bandwidth
+    level2 = moved * channels * facts.element_bytes / cache2.bandwidth
 
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first reads of a channel, and filters that come by the read-only path are in level 2 at first
-    late = np.where(rows["filters"] == CACHED, cache2.latency_cycles / 2, latencies.fragment_latencies * cache1.latency_cycles)
-    late = np.where(rows["filters"] == REGISTERS, cache2.latency_cycles, late)
+    late = np.where(candidates["filters"] == CACHED, cache2.latency_cycles / 2, latencies.fragment_latencies * cache1.latency_cycles)
+    late = np.where(candidates["filters"] == REGISTERS, cache2.latency_cycles, late)
     chain = products * latencies.multiply_add_cycles
-    inner = channels * np.where(rows["filters"] == CACHED, chain + late, np.maximum(chain, late)) + cache1.latency_cycles
-    latency = latencies.loaded_latency * machine.memory_latency_cycles / np.maximum(rows["stages"] - 1, 1)
+    inner = channels * np.where(candidates["filters"] == CACHED, chain + late, np.maximum(chain, late)) + cache1.latency_cycles
+    latency = latencies.loaded_latency * machine.memory_latency_cycles / np.maximum(candidates["stages"] - 1, 1)
     step = BlockStep(np.zeros(len(threads)), fma + others, shared, level2, np.maximum(inner, latency), barrier, own.overlap)
     ends = latencies.end_latencies * machine.memory_latency_cycles + counts.accumulators * warps / 4
-    work = on_processors(step, counts, ends, rows["cluster"], machine)
+    work = on_processors(step, counts, ends, candidates["cluster"], machine)
     tile = size_k * size_y * size_x
-    results = problem.images * problem.groups * problem.outputs * problem.height * problem.width
+    results = facts.images * facts.groups * facts.outputs * facts.height * facts.width
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,
         "memory": counts.memory_bytes / bandwidth(machine),
         "drain": work.drain_seconds,
-        "split": split_seconds(split, rows["cluster"], rows["atomics"], results, problem.element_bytes, tile, work, counts.resident, machine),
+        "split": split_seconds(
+            split, candidates["cluster"], candidates["atomics"], results, facts.element_bytes, tile, work, counts.resident, machine
+        ),
     }
     return Estimate(terms, overlapped=("compute", "memory"))
 
 
-def _reads(rows: Columns, problem: DirectProblem, cached_cycles: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _reads(facts: DirectFacts, candidates: Columns, cached_cycles: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of one channel: loads of filters and of the slice by a warp, and the cycles of shared memory (or level 1) that they take in all."""
-    taps = problem.filter_y * problem.filter_x
-    width = np.minimum(4, rows["register_k"])
-    filter_loads = taps * rows["register_k"] // width
-    filter_cycles = np.maximum(1.0, rows["warp_k"] * width / BANKS)
-    filter_cycles = np.where(rows["filters"] == SHARED, filter_cycles, cached_cycles * filter_cycles)
-    lanes = read_lanes_of(rows, problem)
-    slice_rows, slice_columns = slice_of(rows, problem)
-    read_rows = np.where(rows["slice"] == RS, slice_rows, rows["register_y"] * problem.filter_y)
+    taps = facts.filter_y * facts.filter_x
+    width = np.minimum(4, candidates["register_k"])
+    filter_loads = taps * candidates["register_k"] // width
+    filter_cycles = np.maximum(1.0, candidates["warp_k"] * width / BANKS)
+    filter_cycles = np.where(candidates["filters"] == SHARED, filter_cycles, cached_cycles * filter_cycles)
+    lanes = read_vector_of(facts, candidates)
+    slice_rows, slice_columns = slice_of(facts, candidates)
+    read_rows = np.where(candidates["slice"] == RS, slice_rows, candidates["register_y"] * facts.filter_y)
     whole, rest = slice_columns // lanes, slice_columns % lanes
     input_loads = read_rows * (whole + (rest % 2) + (rest // 2))
-    conflicts = wavefronts_of(rows, problem)
+    conflicts = wavefronts_of(facts, candidates)
     # what remains of a row meets the banks as the vectors do, with fewer words
     narrow = np.maximum(1.0, conflicts * (rest / lanes)) * ((rest % 2) + (rest // 2))
     input_cycles = read_rows * (whole * conflicts + narrow)

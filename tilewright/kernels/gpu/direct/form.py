@@ -11,7 +11,7 @@ from tilewright.graph.contraction import anchor
 from tilewright.ir.expr import Expr, Load, Var, coefficient, index_const, linear, substitute
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
-from tilewright.kernels.gpu.direct.schedule import DirectProblem
+from tilewright.kernels.gpu.direct.schedule import DirectFacts
 from tilewright.kernels.gpu.gemm.form import ProductForm, product_form
 
 
@@ -61,17 +61,17 @@ class DirectForm:
     channel_pitch: int
     row_pitch: int
     column_pitch: int
-    problem: DirectProblem
+    facts: DirectFacts
 
     @property
     def rows(self) -> int:
         """Rows of the input that are read."""
-        p = self.problem
+        p = self.facts
         return (p.height - 1) * p.stride_y + (p.filter_y - 1) * p.dilation_y + 1
 
     @property
     def columns(self) -> int:
-        p = self.problem
+        p = self.facts
         return (p.width - 1) * p.stride_x + (p.filter_x - 1) * p.dilation_x + 1
 
 
@@ -126,7 +126,7 @@ def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
         raise Unsuitable("rows of channels are reduced behind the sum")
     if not isinstance(product.a, Load) or len(product.a.index) != 1:
         raise Unsuitable("the input is computed, or guarded, while it is read")
-    if not product.storage or len(product.n) != 1 or product.problem.b.along != "own":
+    if not product.storage or len(product.n) != 1 or product.facts.b.along != "own":
         raise Unsuitable("the filters are not a constant that can be packed with output channels innermost")
     offset = product.a.index[0]
     dimensions, rest = _dimensions(product, axes, offset)
@@ -141,10 +141,10 @@ def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
     if channel_pitch is None or channel_pitch < 0:
         raise Unsuitable("the input's offset is not linear in its channels")
     zero = {axis: index_const(0) for axis in (y, x, filter_y, filter_x, channel)}
-    facts = DirectProblem(
+    facts = DirectFacts(
         images=extent_of(rest),
-        groups=product.problem.batch,
-        outputs=product.problem.n,
+        groups=product.facts.batch,
+        outputs=product.facts.n,
         channels=_extent(channel),
         height=_extent(y),
         width=_extent(x),
@@ -154,15 +154,15 @@ def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
         stride_x=stride_x,
         dilation_y=dilation_y,
         dilation_x=dilation_x,
-        input_lanes=widest(product.a, channel, product.layouts) if channel_pitch == 1 else 1,
-        filter_lanes=product.problem.b.lanes,
-        store_lanes=product.problem.store_lanes,
-        bytes_read=product.problem.a.bytes,
-        filter_bytes=product.problem.b.bytes,
-        bytes_written=product.problem.bytes_written,
-        epilogue_bytes=product.problem.epilogue_bytes,
-        epilogue_flops=product.problem.epilogue_flops,
-        element_bytes=product.problem.element_bytes,
+        input_vector=widest(product.a, channel, product.layouts) if channel_pitch == 1 else 1,
+        filter_vector=product.facts.b.vector_width,
+        store_vector=product.facts.store_vector,
+        bytes_read=product.facts.a.bytes,
+        filter_bytes=product.facts.b.bytes,
+        bytes_written=product.facts.bytes_written,
+        epilogue_bytes=product.facts.epilogue_bytes,
+        epilogue_flops=product.facts.epilogue_flops,
+        element_bytes=product.facts.element_bytes,
     )
     base = substitute(offset, zero)
     return DirectForm(product, axes, rest, y, x, filter_y, filter_x, channel, product.a.buffer, base, channel_pitch, row_pitch, column_pitch, facts)

@@ -31,7 +31,7 @@ from tilewright.kernels.gpu.direct.schedule import (
     columns_of,
     pitch_of,
     plane_of,
-    read_lanes_of,
+    read_vector_of,
     slice_of,
     stretch_of,
     taps_are_unrolled,
@@ -59,7 +59,7 @@ def lower_direct(problem: Problem, form: DirectForm, schedule: DirectSchedule, m
         machine,
         lambda product: convolution(form_of(product, axes), schedule),
         lambda part: product_form(part, axes.order, axes.apart),
-        lambda product: blocks_to_ask_for(schedule, form_of(product, axes).problem, machine),
+        lambda product: blocks_to_ask_for(schedule, form_of(product, axes).facts, machine),
         split=schedule.split,
         cluster=bool(schedule.cluster),
         atomics=bool(schedule.atomics),
@@ -77,20 +77,20 @@ class Threads:
 
 def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Launch]:
     """The body of the kernel. A form whose offset knows a variable `part` stores the parts of a split reduction."""
-    problem, product = form.problem, form.product
+    facts, product = form.facts, form.product
     size_k, size_y, size_x = _extents(schedule)
-    taps = problem.filter_y * problem.filter_x
-    steps_in_all = -(-problem.channels // schedule.channels)
+    taps = facts.filter_y * facts.filter_x
+    steps_in_all = -(-facts.channels // schedule.channels)
     steps_each = -(-steps_in_all // schedule.split)
     if (schedule.split - 1) * steps_each >= steps_in_all:
         raise Unsuitable(f"a split by {schedule.split} would leave a block nothing of {steps_in_all} steps")
     if schedule.cluster and steps_in_all % schedule.split:
         raise Unsuitable(f"a cluster of {schedule.split} does not divide {steps_in_all} steps evenly")
-    if schedule.cluster and size_k * size_y * size_x % (schedule.split * min(problem.store_lanes, size_k)):
+    if schedule.cluster and size_k * size_y * size_x % (schedule.split * min(facts.store_vector, size_k)):
         raise Unsuitable(f"a cluster of {schedule.split} does not divide its tile evenly")
     counts = (
-        schedule.split, problem.groups, problem.images,
-        -(-problem.height // size_y), -(-problem.width // size_x), -(-problem.outputs // size_k),
+        schedule.split, facts.groups, facts.images,
+        -(-facts.height // size_y), -(-facts.width // size_x), -(-facts.outputs // size_k),
     )  # fmt: skip
     launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
@@ -109,8 +109,8 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
     first_channel = part * (steps_each * schedule.channels)
     buffers = buffers_of(schedule.stages, steps_each)
     shape = columns_of(schedule)
-    pitch, plane, lanes = (int(of(shape, problem)[0]) for of in (pitch_of, plane_of, read_lanes_of))
-    origin = (tile_y * size_y * problem.stride_y, tile_x * size_x * problem.stride_x)
+    pitch, plane, lanes = (int(of(facts, shape)[0]) for of in (pitch_of, plane_of, read_vector_of))
+    origin = (tile_y * size_y * facts.stride_y, tile_x * size_x * facts.stride_x)
     setup, staged_patch = patch(form, schedule, bind, thread, origin, first_channel, (pitch, plane), buffers)
     root += [*setup, *ids]
     tile = _filter_tile(form, schedule, bind, size_k)
@@ -119,7 +119,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
         setup, load = loader(tile, tile_k * size_k, product, thread, part * (steps_each * schedule.channels * taps), tile.depth)
         root += setup
         if schedule.stages == 1:
-            root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.lanes, "register", tile.lanes)))
+            root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.vector_width, "register", tile.vector_width)))
         root.append(Allocate(Buffer(tile.tile, tile.dtype, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
     sums = schedule.register_k * schedule.register_y * schedule.register_x
@@ -140,9 +140,9 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
 
     def at_row(row: Expr, body: RowBody) -> list[Statement]:
         def columns(y: Var) -> list[Statement]:
-            return below(tile_x * size_x + row % size_x, problem.width, "x", lambda x: body({form.y: y, form.x: x}))
+            return below(tile_x * size_x + row % size_x, facts.width, "x", lambda x: body({form.y: y, form.x: x}))
 
-        return below(tile_y * size_y + row // size_x, problem.height, "y", columns)
+        return below(tile_y * size_y + row // size_x, facts.height, "y", columns)
 
     result = BlockResult(product, bind, size_y * size_x, size_k, tile_k * size_k, at_row)
     width = schedule.register_x
@@ -193,9 +193,9 @@ def _positions(thread: Var, schedule: DirectSchedule) -> tuple[Threads, list[Sta
 
 def _filter_tile(form: DirectForm, schedule: DirectSchedule, bind: Mapping[Var, Expr], size_k: int) -> Tile:
     """The filters of a chunk of channels, [channel, tap][output channel]."""
-    lanes = min(form.problem.filter_lanes, size_k)
-    depth = schedule.channels * form.problem.filter_y * form.problem.filter_x
-    operand = replace(form.product.problem.b, lanes=lanes)
+    lanes = min(form.facts.filter_vector, size_k)
+    depth = schedule.channels * form.facts.filter_y * form.facts.filter_x
+    operand = replace(form.product.facts.b, vector_width=lanes)
     tile = Tile("filter", substitute(form.product.b, bind), form.product.b_n, operand, size_k, depth, schedule.threads, schedule.stages)
     if schedule.filters == SHARED and (tile.run > schedule.threads or schedule.threads % tile.run):
         raise Unsuitable(f"{schedule.threads} threads do not share the load of {size_k} output channels evenly")
@@ -219,7 +219,7 @@ class _Inner:
 
     def before(self, first_channel: Expr) -> list[Statement]:
         """Names that all channels share, and the filters of the first channel where they are fetched one channel ahead."""
-        s, p = self.schedule, self.form.problem
+        s, p = self.schedule, self.form.facts
         start = (self.threads.y * (s.register_y * p.stride_y)) * self.pitch + self.threads.x * (s.register_x * p.stride_x)
         statements: list[Statement] = [Let(Var("slice_at", self.plane), start)]
         if s.filters != SHARED:
@@ -237,7 +237,7 @@ class _Inner:
     def channels(self, buffers: Sequence[Expr], first_channel: Expr) -> list[Statement]:
         """acc[y, x, k] += patch[c, y, x] * filters[c, k] over the taps and the channels of the chunk whose buffers are at these offsets."""
         s = self.schedule
-        stretch = int(stretch_of(columns_of(s), self.form.problem)[0])
+        stretch = int(stretch_of(self.form.facts, columns_of(s))[0])
         outer, inner = Var("channels", s.channels // stretch), Var("channel", stretch)
         c = outer * stretch + inner if stretch < s.channels else inner
         body: list[Statement] = []
@@ -254,8 +254,8 @@ class _Inner:
 
     def _rs(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str) -> list[Statement]:
         """The two-dimensional slice, then each tap."""
-        s, p = self.schedule, self.form.problem
-        rows, columns = (int(extent[0]) for extent in slice_of(columns_of(s), p))
+        s, p = self.schedule, self.form.facts
+        rows, columns = (int(extent[0]) for extent in slice_of(p, columns_of(s)))
         fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
         tap, y, x = self._tap_and_place(fy, fx)
         body: list[Statement] = []
@@ -270,8 +270,8 @@ class _Inner:
 
     def _s(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str) -> list[Statement]:
         """For each row of taps their filters, and then a row of the input for each row of outputs."""
-        s, p = self.schedule, self.form.problem
-        columns = int(slice_of(columns_of(s), p)[1][0])
+        s, p = self.schedule, self.form.facts
+        columns = int(slice_of(p, columns_of(s))[1][0])
         fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
         tap, y, x = self._tap_and_place(fy, fx)
         body: list[Statement] = []
@@ -283,11 +283,11 @@ class _Inner:
         products = For(fx, index_const(p.filter_x), self._multiply(Load("slice", (place,), self._dtype), source, tap, (None, x), y), "unroll")
         row = [*self._slice(buffers[0], c, y * p.stride_y + fy * p.dilation_y, 1, columns), products]
         body.append(For(y, index_const(s.register_y), block(row), "unroll"))
-        unrolled = bool(taps_are_unrolled(columns_of(s), p)[0])
+        unrolled = bool(taps_are_unrolled(p, columns_of(s))[0])
         return [For(fy, index_const(p.filter_y), block(body), "unroll" if unrolled else "serial")]
 
     def _tap_and_place(self, fy: Var, fx: Var) -> tuple[Expr, Var, Var]:
-        return fy * self.form.problem.filter_x + fx, Var("y", self.schedule.register_y), Var("x", self.schedule.register_x)
+        return fy * self.form.facts.filter_x + fx, Var("y", self.schedule.register_y), Var("x", self.schedule.register_x)
 
     def _multiply(self, value: Load, source: str, tap: Expr, loops: tuple[Var | None, Var], y: Var | None = None) -> Statement:
         """acc[y, x, k] += value * filter[tap, k], in loops over y (where it is not fixed), x and k."""
@@ -318,7 +318,7 @@ class _Inner:
         self, target: str, at: Expr | int, buffers: Sequence[Expr], c: Expr, first_channel: Expr, fy: Expr, fx: Expr
     ) -> list[Statement]:
         """Reads the thread's filters under one tap into the registers `target`, as the tap of number `at` there."""
-        s, p = self.schedule, self.form.problem
+        s, p = self.schedule, self.form.facts
         statements: list[Statement] = []
         for number in range(0, s.register_k, self._width):
             if s.filters == SHARED:
@@ -332,7 +332,7 @@ class _Inner:
 
     def _fetch_all(self, target: str, channel: Expr) -> list[Statement]:
         """Reads the thread's filters of a channel under every tap."""
-        p, s = self.form.problem, self.schedule
+        p, s = self.form.facts, self.schedule
         fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
         body = [
             Store(target, (fy * p.filter_x + fx) * s.register_k + number, self._stored(channel, fy, fx, number))
@@ -342,7 +342,7 @@ class _Inner:
 
     def _stored(self, channel: Expr, fy: Expr, fx: Expr, number: int) -> Expr:
         """Filters as they are stored; beyond the last channel those of the last (the input is zero there)."""
-        product, last = self.form.product, self.form.problem.channels - 1
+        product, last = self.form.product, self.form.facts.channels - 1
         axis = product.b_n[-1]
         wide = vectors_fit(self.tile.expr, axis, self._width, product.layouts)
         assert wide is not None
@@ -364,4 +364,4 @@ class _Inner:
 
     @property
     def _taps(self) -> int:
-        return self.form.problem.filter_y * self.form.problem.filter_x
+        return self.form.facts.filter_y * self.form.facts.filter_x

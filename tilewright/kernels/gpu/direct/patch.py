@@ -69,11 +69,11 @@ def patch(
 ) -> tuple[list[Statement], Staged]:
     """Statements before the loop over chunks of channels, and how the patch of a chunk is fetched. `origin` is the input's row and column of the
     patch's first element, `pitches` the elements between rows and between channels in shared memory."""
-    problem, dtype = form.problem, form.product.dtype
-    rows, columns = (int(extent[0]) for extent in patch_of(columns_of(schedule), problem))
+    facts, dtype = form.facts, form.product.dtype
+    rows, columns = (int(extent[0]) for extent in patch_of(facts, columns_of(schedule)))
     pitch, plane = pitches
     adjacent = form.channel_pitch == 1 or form.column_pitch != 1
-    lanes = gcd(problem.input_lanes, schedule.channels) if schedule.stages == 1 and adjacent else 1
+    lanes = gcd(facts.input_vector, schedule.channels) if schedule.stages == 1 and adjacent else 1
     passes, setup = _passes(thread, schedule, rows, columns, lanes, adjacent)
     elements = schedule.channels * plane
     many = len(passes.distances)
@@ -120,8 +120,8 @@ def patch(
                 compare("lt", origin[0] + row, index_const(form.rows)),
                 compare("lt", origin[1] + passes.column + across, index_const(form.columns)),
             ]
-            if problem.channels % schedule.channels:
-                conditions.append(compare("lt", first_channel + step * schedule.channels + channel, index_const(problem.channels)))
+            if facts.channels % schedule.channels:
+                conditions.append(compare("lt", first_channel + step * schedule.channels + channel, index_const(facts.channels)))
             value = select(logical_and(*conditions), Load(form.source, (where,), dtype, lanes), as_lanes(Const(0.0, dtype), lanes))
             one: Statement = Store(FETCHED, index_const(number * lanes), value)
             if schedule.stages > 1:

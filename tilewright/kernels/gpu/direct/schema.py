@@ -5,20 +5,20 @@ from __future__ import annotations
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.direct.bound import direct_bound
-from tilewright.kernels.gpu.direct.counts import own_counts
-from tilewright.kernels.gpu.direct.estimate import direct_cost
+from tilewright.kernels.gpu.direct.counts import direct_counts
+from tilewright.kernels.gpu.direct.estimate import direct_estimate
 from tilewright.kernels.gpu.direct.features import direct_features
 from tilewright.kernels.gpu.direct.form import DirectForm, direct_form
 from tilewright.kernels.gpu.direct.lower import lower_direct
-from tilewright.kernels.gpu.direct.schedule import DirectProblem, DirectSchedule
+from tilewright.kernels.gpu.direct.schedule import DirectFacts, DirectSchedule
 from tilewright.kernels.gpu.direct.space import direct_space
 from tilewright.kernels.schema import Form, Schema
 
 
-def match(problem: Problem, machine: Machine) -> Form[DirectProblem, DirectForm]:
+def match(problem: Problem, machine: Machine) -> Form[DirectFacts, DirectForm]:
     """Raises Unsuitable as `direct_form`."""
     form = direct_form(problem)
-    return Form(form.problem, form)
+    return Form(form.facts, form)
 
 
 DIRECT = Schema(
@@ -27,10 +27,10 @@ DIRECT = Schema(
     schedule=DirectSchedule,
     match=match,
     space=lambda facts, machine, options: direct_space(facts, machine, options.atomics),
-    counts=lambda facts, rows, machine: own_counts(rows, facts, machine),
-    estimate=lambda facts, rows, counts, machine, options: direct_cost(rows, facts, counts, machine),
+    counts=direct_counts,
+    estimate=lambda facts, candidates, counts, machine, options: direct_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_direct(problem, form.parts, schedule, machine),
-    bound=lambda facts, rows, counts, machine, share: direct_bound(rows, facts, counts, machine, share),
-    features=lambda facts, rows, machine, options: direct_features(facts, rows),
+    bound=direct_bound,
+    features=lambda facts, candidates, machine, options: direct_features(facts, candidates),
     unordered=lambda schedule: bool(schedule.atomics),
 )

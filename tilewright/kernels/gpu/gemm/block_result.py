@@ -50,7 +50,7 @@ class BlockResult:
             shared, (where, what) = bind_shared([substitute(offset, everything), substitute(element, everything)])
             return [*lets, *shared, (AtomicAdd if atomic else Store)(self.form.output, where, what)]
 
-        return below(self.first_n + column, self.form.problem.n, "n", at)
+        return below(self.first_n + column, self.form.facts.n, "n", at)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ThreadSums:
 
 def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> list[Statement]:
     """Stores the thread's elements, in vectors along n where the output allows it; `atomic`: adds them to what is there."""
-    lanes = sums.lanes(result.form.problem.store_lanes)
+    lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
     held = Load("acc", (i * sums.columns + j * lanes,), result.form.dtype, lanes)
@@ -101,7 +101,7 @@ def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> li
 def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int) -> list[Statement]:
     """Each block of the cluster adds up and stores its share of the tile, in vectors along n where the output allows it."""
     size = result.rows * result.columns
-    lanes = next(lanes for lanes in (4, 2, 1) if lanes <= result.form.problem.store_lanes and result.columns % lanes == 0)
+    lanes = next(lanes for lanes in (4, 2, 1) if lanes <= result.form.facts.store_vector and result.columns % lanes == 0)
     share = size // (split * lanes)
     element, offset = result.parts(lanes)
     turn = Var("turn", -(-share // threads))

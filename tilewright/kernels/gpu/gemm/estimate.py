@@ -9,12 +9,12 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts
-from tilewright.kernels.gpu.gemm.space import ContractionProblem
+from tilewright.kernels.gpu.gemm.space import ContractionFacts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 
 
-def contraction_cost(rows: Columns, problem: ContractionProblem, counts: TileCounts, machine: Machine) -> Estimate:
+def contraction_estimate(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """Implicit GEMM. For one step of one block, in cycles of a processor:
 
     fma = BM BN BK / lanes;  issue = warps (BK (TM TN + LDS) + loads, stores, addresses) / schedulers;  shared = wavefronts of LDS and STS;
@@ -30,18 +30,18 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, counts: TileCou
     schedulers 6 warps, of which two schedulers have two: a third more, less what `scheduler_imbalance` leaves."""
     fitted = gpu_calibration(machine)
     instructions, latencies = fitted.instructions, fitted.steps
-    bm, bn, bk, tm, tn, split = (rows[name] for name in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
-    copies = rows["stages"] > 1
+    bm, bn, bk, tm, tn, split = (candidates[name] for name in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
+    copies = candidates["stages"] > 1
     threads, warps = counts.threads, counts.warps
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
     fma = counts.step_multiply_adds * threads / machine.fp32_lanes_per_processor / efficiency
     reads = -(-tm // 4) + -(-tn // 4)
     fetch = np.zeros(len(threads))
     stores = np.zeros(len(threads))
-    for operand, extent in ((problem.a, bm), (problem.b, bn)):
-        vectors = extent * bk / (threads * operand.lanes)
+    for operand, extent in ((facts.a, bm), (facts.b, bn)):
+        vectors = extent * bk / (threads * operand.vector_width)
         address = instructions.address + operand.taps * instructions.division / 2 + (8 if operand.guarded else 0)
-        pieces = np.where(copies, 0, operand.lanes if operand.along == "r" else 1)
+        pieces = np.where(copies, 0, operand.vector_width if operand.along == "r" else 1)
         fetch = fetch + vectors * (1 + address + pieces)
         # a transposed store is scalar, and half of its banks collide
         transposed = (operand.along == "r") & ~copies
@@ -56,12 +56,13 @@ def contraction_cost(rows: Columns, problem: ContractionProblem, counts: TileCou
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
     # a warp alone waits for its first fragments and for its own chain of multiply-adds
     inner = bk * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
-    least = np.maximum(inner, latency / np.maximum(rows["stages"] - 1, 1))
+    least = np.maximum(inner, latency / np.maximum(candidates["stages"] - 1, 1))
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
     ends = latencies.end_latencies * machine.memory_latency_cycles + tm * tn * warps / 4
-    work = on_processors(step, counts, ends, rows["cluster"], machine)
-    results = problem.batch * problem.m * problem.n
-    combine = split_seconds(split, rows["cluster"], rows["atomics"], results, problem.element_bytes, bm * bn, work, counts.resident, machine)
+    work = on_processors(step, counts, ends, candidates["cluster"], machine)
+    results = facts.batch * facts.m * facts.n
+    cluster, atomics = candidates["cluster"], candidates["atomics"]
+    combine = split_seconds(split, cluster, atomics, results, facts.element_bytes, bm * bn, work, counts.resident, machine)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,

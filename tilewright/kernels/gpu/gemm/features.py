@@ -8,26 +8,26 @@ import numpy as np
 
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.features import described
-from tilewright.kernels.gpu.gemm.space import ContractionProblem
+from tilewright.kernels.gpu.gemm.space import ContractionFacts
 
 NUMBER = 2
 
 
-def contraction_features(problem: ContractionProblem, rows: Columns) -> dict[str, np.ndarray] | None:
+def contraction_features(facts: ContractionFacts, candidates: Columns) -> dict[str, np.ndarray] | None:
     """None where rows are reduced behind the sum: no model was trained with such products."""
-    if problem.row_stages:
+    if facts.row_stages:
         return None
-    return of_product(NUMBER, rows, {"outputs": problem.n, "height": problem.batch, "width": problem.m, "channels": problem.r})
+    return of_product(NUMBER, candidates, {"outputs": facts.n, "height": facts.batch, "width": facts.m, "channels": facts.r})
 
 
-def of_product(number: int, rows: Columns, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+def of_product(number: int, candidates: Columns, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Of candidates with the axes of a `ContractionSchedule`."""
     tiles = {
-        **rows,
-        "register_k": rows["thread_n"],
-        "register_x": rows["thread_m"],
-        "block_k": rows["block_n"] // rows["thread_n"],
-        "block_x": rows["block_m"] // rows["thread_m"],
-        "channels": rows["block_k"],
+        **candidates,
+        "register_k": candidates["thread_n"],
+        "register_x": candidates["thread_m"],
+        "block_k": candidates["block_n"] // candidates["thread_n"],
+        "block_x": candidates["block_m"] // candidates["thread_m"],
+        "channels": candidates["block_k"],
     }
     return described(number, tiles, sizes)

@@ -29,7 +29,7 @@ from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Storage, Unsuitable
 from tilewright.kernels.gpu.gemm.row_epilogue import FIRST, RowStage
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, Operand
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ProductForm:
     offset: Expr
     layouts: Mapping[str, Layout]
     storage: Mapping[str, Storage]
-    problem: ContractionProblem
+    facts: ContractionFacts
     row_stages: tuple[RowStage, ...] = ()
 
     @property
@@ -104,15 +104,15 @@ def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: fr
     stored_n = (stored_axis(b_flat, n[-1], layouts),) if len(n) == 1 else n[-1:]
     b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
     everything = (*step.axes, *step.reduction)
-    store_lanes = widest(element, n[-1], layouts, offset) if n and not row_stages else 1
-    facts = ContractionProblem(
+    store_vector = widest(element, n[-1], layouts, offset) if n and not row_stages else 1
+    facts = ContractionFacts(
         extent_of(batch),
         extent_of(m),
         extent_of(n),
         extent_of(r),
         a=_operand(packed, a_flat, m, r, everything),
         b=_operand(packed, b_flat, (*n[:-1], *stored_n), r, everything),
-        store_lanes=store_lanes,
+        store_vector=store_vector,
         bytes_written=values[output].bytes,
         epilogue_bytes=bytes_touched([element, *bodies], (*batch, *m, *n), values),
         epilogue_flops=expression_flops(element) + sum(expression_flops(body) + 1 for body in bodies),

@@ -66,7 +66,7 @@ def lower_contraction(problem: Problem, form: ProductForm, schedule: Contraction
         schedule,
         machine,
         lambda form: tiles(form, schedule),
-        occupancy=lambda form: blocks_to_ask_for(schedule, form.problem, machine),
+        occupancy=lambda form: blocks_to_ask_for(schedule, form.facts, machine),
         split=schedule.split,
         cluster=bool(schedule.cluster),
         atomics=bool(schedule.atomics),
@@ -75,12 +75,12 @@ def lower_contraction(problem: Problem, form: ProductForm, schedule: Contraction
 
 def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Launch]:
     """The body of the tiled kernel. A form whose offset knows a variable `part` stores the parts of a split reduction."""
-    problem = form.problem
+    facts = form.facts
     bm, bn, bk = schedule.block_m, schedule.block_n, schedule.block_k
     tm, tn = schedule.thread_m, schedule.thread_n
-    steps_in_all = -(-problem.r // bk)
+    steps_in_all = -(-facts.r // bk)
     steps_each = -(-steps_in_all // schedule.split)
-    counts = (schedule.split, problem.batch, -(-problem.m // bm), -(-problem.n // bn))
+    counts = (schedule.split, facts.batch, -(-facts.m // bm), -(-facts.n // bn))
     if schedule.cluster and steps_in_all % schedule.split:
         raise Unsuitable(f"a cluster of {schedule.split} does not divide {steps_in_all} steps evenly")
     launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
@@ -95,10 +95,10 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     batch_lets, batch_values = named(decode(batch_, form.batch))
     root += batch_lets
     bind = {**batch_values, **({part: part_} if part in where else {})}
-    a = Tile("a", substitute(form.a, bind), form.m, problem.a, bm, bk, schedule.threads, schedule.stages)
-    b = Tile("b", substitute(form.b, bind), form.b_n, problem.b, bn, bk, schedule.threads, schedule.stages)
+    a = Tile("a", substitute(form.a, bind), form.m, facts.a, bm, bk, schedule.threads, schedule.stages)
+    b = Tile("b", substitute(form.b, bind), form.b_n, facts.b, bn, bk, schedule.threads, schedule.stages)
     buffers = buffers_of(schedule.stages, steps_each)
-    if schedule.stages > 1 and not (problem.a.plain and problem.b.plain):
+    if schedule.stages > 1 and not (facts.a.plain and facts.b.plain):
         raise Unsuitable("a factor is computed while it is read: it cannot be copied asynchronously")
     first = tile_m_ * bm, tile_n_ * bn
     staged = []
@@ -106,7 +106,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
         setup, load = loader(tile, start, form, thread, part_ * (steps_each * bk), bk)
         root += setup
         if schedule.stages == 1:
-            root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.lanes, "register", tile.lanes)))
+            root.append(Allocate(Buffer(tile.stage, tile.dtype, tile.passes * tile.vector_width, "register", tile.vector_width)))
         root.append(Allocate(Buffer(tile.tile, tile.dtype, buffers * tile.elements, "shared")))
         staged.append(staged_tile(tile, load, thread))
     root.append(Allocate(Buffer("acc", form.dtype, tm * tn, "register")))
@@ -128,7 +128,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
             lets, mapping = named(decode(m, form.m))
             return [*lets, *body(mapping)]
 
-        return below(first[0] + row, problem.m, "m", inside)
+        return below(first[0] + row, facts.m, "m", inside)
 
     result = BlockResult(form, bind, bm, bn, first[1], at_row)
     width = 1 if b.deep else min(4, tn)
@@ -217,16 +217,16 @@ def _whole_rows(
 ) -> list[Statement]:
     """Reductions over n, for which the block holds whole rows, and then the store."""
     tm, tn = schedule.thread_m, schedule.thread_n
-    if schedule.block_n < form.problem.n or schedule.split > 1:
+    if schedule.block_n < form.facts.n or schedule.split > 1:
         raise Unsuitable("a block does not hold whole rows")
     i, j = Var("i", tm), Var("j", tn)
 
     def spill(place: Callable[[Expr, Expr], Expr]) -> Statement:
         column = pair[1].spread(j, thread_n, tn)
         store = Store(TILE, place(pair[0].spread(i, thread_m, tm), column), Load("acc", (i * tn + j,), form.dtype))
-        held: Statement = store if schedule.block_n == form.problem.n else If(compare("lt", column, index_const(form.problem.n)), store)
+        held: Statement = store if schedule.block_n == form.facts.n else If(compare("lt", column, index_const(form.facts.n)), store)
         return For(i, index_const(tm), For(j, index_const(tn), held, "unroll"), "unroll")
 
-    at = RowBlock(form.step.name, form.dtype, schedule.block_m, form.problem.n, schedule.threads, form.problem.m, first[0], form.m, form.n, thread)
+    at = RowBlock(form.step.name, form.dtype, schedule.block_m, form.facts.n, schedule.threads, form.facts.m, first[0], form.m, form.n, thread)
     stages = [replace(stage, body=substitute(stage.body, bind)) for stage in form.row_stages]
     return row_epilogue(at, stages, substitute(form.element, bind), substitute(form.offset, bind), form.output, spill)

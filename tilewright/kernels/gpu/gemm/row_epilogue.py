@@ -59,7 +59,7 @@ class RowBlock:
         return self.columns + 1
 
     @property
-    def sharers(self) -> int:
+    def threads_per_row(self) -> int:
         """Threads that share a row: a power of two."""
         return 1 << max(0, (self.threads // self.rows).bit_length() - 1)
 
@@ -128,14 +128,14 @@ def _over(turn: Var, body: Sequence[Statement]) -> Statement:
 
 def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> list[Statement]:
     """The total of every row of the tile in the shared buffer `stage.result`. Rows past the end repeat the last one."""
-    sharers, combiner = at.sharers, stage.step.combiner or ""
-    together = at.threads // sharers
-    lane, group = Var("lane", sharers), Var("group", together)
+    threads_per_row, combiner = at.threads_per_row, stage.step.combiner or ""
+    together = at.threads // threads_per_row
+    lane, group = Var("lane", threads_per_row), Var("group", together)
     part, row = Var("pass", -(-at.rows // together)), Var("row", at.rows)
     accumulator = f"row_sum{number}"
     held = Load(accumulator, (index_const(0),), at.dtype)
     (start,) = identity(stage.step)
-    turn = Var("turn", -(-at.columns // sharers))
+    turn = Var("turn", -(-at.columns // threads_per_row))
 
     m = Var("m", at.m)
     m_lets, m_axes = named(decode(m, at.m_axes))
@@ -148,7 +148,7 @@ def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> li
         return [*lets, *shared, Store(accumulator, index_const(0), total)]
 
     clamped = binary("min", at.start + row, index_const(at.m - 1))
-    loop = _over(turn, below(turn * sharers + lane, at.columns, "column", column))
+    loop = _over(turn, below(turn * threads_per_row + lane, at.columns, "column", column))
     serial: list[Statement] = [
         Let(m, clamped), *m_lets,
         Allocate(Buffer(accumulator, at.dtype, 1, "register")),
@@ -156,14 +156,14 @@ def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> li
         loop,
     ]  # fmt: skip
     root: list[Statement] = [Allocate(Buffer(stage.result, at.dtype, at.rows, "shared"))]
-    root += [Let(lane, at.thread % sharers), Let(group, at.thread // sharers)]
-    if sharers == 1:
+    root += [Let(lane, at.thread % threads_per_row), Let(group, at.thread // threads_per_row)]
+    if threads_per_row == 1:
         one = block(below(part * together + group, at.rows, "row", lambda _: [*serial, Store(stage.result, row, held)]))
         return [block(root), For(part, index_const(part.extent or 1), one)]
     parts = f"row_part{number}"
     root += [Allocate(Buffer(parts, at.dtype, at.threads, "shared")), Let(row, binary("min", group, index_const(at.rows - 1))), *serial]
     root.append(Store(parts, at.thread, held))
-    stride = sharers // 2
+    stride = threads_per_row // 2
     while stride:
         (total,) = combine(combiner, (Load(parts, (at.thread,), at.dtype),), (Load(parts, (at.thread + stride,), at.dtype),))
         fresh = Var("fresh", None, at.dtype)

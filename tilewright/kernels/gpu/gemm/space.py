@@ -26,7 +26,7 @@ class Operand:
     computed with what is loaded, so that copies to shared memory need no registers. `element_bytes`: of an element as it is staged."""
 
     along: str
-    lanes: int
+    vector_width: int
     bytes: int
     taps: int = 0
     guarded: bool = False
@@ -35,8 +35,8 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class ContractionProblem:
-    """Sizes of the matrix product and how its operands and result are accessed; `store_lanes`: width of stores along n."""
+class ContractionFacts:
+    """Sizes of the matrix product and how its operands and result are accessed; `store_vector`: width of stores along n."""
 
     batch: int
     m: int
@@ -44,7 +44,7 @@ class ContractionProblem:
     r: int
     a: Operand
     b: Operand
-    store_lanes: int
+    store_vector: int
     bytes_written: int
     epilogue_bytes: int = 0
     epilogue_flops: float = 0.0
@@ -104,38 +104,38 @@ AXES = (*TILE_AXES, "split", "stages", "cluster", "atomics")
 
 
 def contraction_space(
-    problem: ContractionProblem, machine: Machine, atomics: bool = False
+    facts: ContractionFacts, machine: Machine, atomics: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES; and how many were rejected by reason (tiles that are rejected count once for each split and stage).
     `atomics`: splits by atomic additions are offered too."""
-    copies = machine.compute_capability >= (8, 0) and problem.a.plain and problem.b.plain
+    copies = machine.compute_capability >= (8, 0) and facts.a.plain and facts.b.plain
     rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1), "atomics": (0, 1) if atomics else (0,)})
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
     possible &= (rest["atomics"] == 0) | ((rest["split"] > 1) & (rest["cluster"] == 0))
     rest = {name: column[possible] for name, column in rest.items()}
     each = len(rest["split"])
     tiles = product_of(TILE_AXES)
-    tiles, rejected = reject(tiles, tile_rules(tiles, problem, machine))
+    tiles, rejected = reject(tiles, tile_rules(facts, tiles, machine))
     count = len(tiles["block_m"])
-    rows = {name: np.repeat(column, each) for name, column in tiles.items()}
-    rows |= {name: np.tile(column, count) for name, column in rest.items()}
-    rows, more = reject(rows, contraction_rules(rows, problem, machine))
-    return rows, {**{reason: number * each for reason, number in rejected.items()}, **more}
+    candidates = {name: np.repeat(column, each) for name, column in tiles.items()}
+    candidates |= {name: np.tile(column, count) for name, column in rest.items()}
+    candidates, more = reject(candidates, contraction_rules(facts, candidates, machine))
+    return candidates, {**{reason: number * each for reason, number in rejected.items()}, **more}
 
 
-def tile_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> list[tuple[str, np.ndarray]]:
+def tile_rules(facts: ContractionFacts, candidates: Columns, machine: Machine) -> list[tuple[str, np.ndarray]]:
     """The reasons for which tiles are infeasible or certainly wasteful whatever the split, with the rows that each rejects."""
-    bm, bn, bk = (rows[k] for k in ("block_m", "block_n", "block_k"))
-    threads = threads_of(rows)
-    a_vectors, b_vectors = bm * bk // problem.a.lanes, bn * bk // problem.b.lanes
-    a_run = np.where(problem.a.along == "r", bk, bm) // problem.a.lanes
-    b_run = np.where(problem.b.along == "r", bk, bn) // problem.b.lanes
+    bm, bn, bk = (candidates[k] for k in ("block_m", "block_n", "block_k"))
+    threads = threads_of(candidates)
+    a_vectors, b_vectors = bm * bk // facts.a.vector_width, bn * bk // facts.b.vector_width
+    a_run = np.where(facts.a.along == "r", bk, bm) // facts.a.vector_width
+    b_run = np.where(facts.b.along == "r", bk, bn) // facts.b.vector_width
     return [
-        ("a block would hold a part of a row that is reduced", (bn < problem.n) & (problem.row_stages > 0)),
+        ("a block would hold a part of a row that is reduced", (bn < facts.n) & (facts.row_stages > 0)),
         ("threads below two warps or above 512", (threads < 64) | (threads > min(512, machine.threads_per_block))),
-        ("tile of m is more than twice the extent", (bm >= 2 * max(problem.m, 8)) & (bm > 16)),
-        ("tile of n is more than twice the extent", (bn >= 2 * max(problem.n, 8)) & (bn > 16)),
-        ("tile of r is more than twice the extent", (bk >= 2 * max(problem.r, 4)) & (bk > 8)),
+        ("tile of m is more than twice the extent", (bm >= 2 * max(facts.m, 8)) & (bm > 16)),
+        ("tile of n is more than twice the extent", (bn >= 2 * max(facts.n, 8)) & (bn > 16)),
+        ("tile of r is more than twice the extent", (bk >= 2 * max(facts.r, 4)) & (bk > 8)),
         (
             "loads of a tile do not divide among the threads",
             ((a_vectors % threads != 0) & (a_vectors > threads))
@@ -146,68 +146,68 @@ def tile_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> 
     ]
 
 
-def contraction_rules(rows: Columns, problem: ContractionProblem, machine: Machine) -> list[tuple[str, np.ndarray]]:
+def contraction_rules(facts: ContractionFacts, candidates: Columns, machine: Machine) -> list[tuple[str, np.ndarray]]:
     """The reasons for which candidates whose tiles pass are infeasible or certainly wasteful, with the rows that each rejects."""
-    threads = threads_of(rows)
-    registers = registers_of(rows, problem)
-    split, stages = rows["split"], rows["stages"]
-    steps = -(-problem.r // rows["block_k"])
+    threads = threads_of(candidates)
+    registers = registers_of(facts, candidates)
+    split, stages = candidates["split"], candidates["stages"]
+    steps = -(-facts.r // candidates["block_k"])
     steps_each = -(-steps // split)
     return [
-        ("shared memory exceeds a block's", shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
+        ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
         ("registers exceed a thread's", registers > machine.registers_per_thread_max),
         ("registers exceed a processor's", registers * threads > machine.registers_per_processor),
-        ("a split block would hold parts of the sums of a row that is reduced", (split > 1) & (problem.row_stages > 0)),
+        ("a split block would hold parts of the sums of a row that is reduced", (split > 1) & (facts.row_stages > 0)),
         ("more stages than steps", (stages > 2) & (stages > steps_each)),
-        ("a cluster does not divide the steps evenly", (rows["cluster"] > 0) & (steps % split != 0)),
+        ("a cluster does not divide the steps evenly", (candidates["cluster"] > 0) & (steps % split != 0)),
         ("a split would have nothing to reduce", (split > 1) & ((split - 1) * steps_each >= steps)),
         ("a split reduces fewer than four steps", (split > 1) & (steps_each < 4)),
     ]
 
 
-def threads_of(rows: Columns) -> np.ndarray:
+def threads_of(candidates: Columns) -> np.ndarray:
     """Threads of a block."""
-    threads: np.ndarray = (rows["block_m"] // rows["thread_m"]) * (rows["block_n"] // rows["thread_n"])
+    threads: np.ndarray = (candidates["block_m"] // candidates["thread_m"]) * (candidates["block_n"] // candidates["thread_n"])
     return threads
 
 
-def shared_bytes_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
+def shared_bytes_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory of a block: as many buffers of both tiles as there are stages (at least two), or one where there is a single step.
 
     Of 64 x 64 x 16 with four stages, A along r and B along n: 4 * 4 * (64 * (16 + 4) + 16 * 64) = 36864."""
-    bm, bn, bk, stages = rows["block_m"], rows["block_n"], rows["block_k"], rows["stages"]
-    steps = -(-problem.r // bk)
-    steps_each = -(-steps // rows["split"])
+    bm, bn, bk, stages = candidates["block_m"], candidates["block_n"], candidates["block_k"], candidates["stages"]
+    steps = -(-facts.r // bk)
+    steps_each = -(-steps // candidates["split"])
     buffers = np.minimum(np.maximum(stages, 2), steps_each)
     staged = np.zeros_like(bm)
-    for operand, extent in ((problem.a, bm), (problem.b, bn)):
+    for operand, extent in ((facts.a, bm), (facts.b, bn)):
         flat = bk * (extent + (PADDING if operand.along == "r" else 0))
         deep = extent * (bk + PADDING)
         staged = staged + operand.element_bytes * np.where((stages > 1) & (operand.along == "r"), deep, flat)
-    row_elements = (bm * (problem.n + 1) + problem.row_stages * (bm + threads_of(rows))) * (problem.row_stages > 0)
-    needed: np.ndarray = buffers * staged + problem.element_bytes * (rows["cluster"] * bm * bn + row_elements)
+    row_elements = (bm * (facts.n + 1) + facts.row_stages * (bm + threads_of(candidates))) * (facts.row_stages > 0)
+    needed: np.ndarray = buffers * staged + facts.element_bytes * (candidates["cluster"] * bm * bn + row_elements)
     return needed
 
 
-def registers_of(rows: Columns, problem: ContractionProblem) -> np.ndarray:
+def registers_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
     """Estimated 32-bit registers of a thread: accumulators, fragments that are read ahead, staged loads, and addresses. Fitted to what
     ptxas 13.0 took for thirty random candidates of three convolutions on sm_90a: mostly within 20 %."""
-    threads = threads_of(rows)
-    copies = rows["stages"] > 1
-    accumulators = 13 * rows["thread_m"] * rows["thread_n"] // 10
-    fragments = 2 * (rows["thread_m"] + rows["thread_n"])
-    for operand, per_thread in ((problem.a, rows["thread_m"]), (problem.b, rows["thread_n"])):
+    threads = threads_of(candidates)
+    copies = candidates["stages"] > 1
+    accumulators = 13 * candidates["thread_m"] * candidates["thread_n"] // 10
+    fragments = 2 * (candidates["thread_m"] + candidates["thread_n"])
+    for operand, per_thread in ((facts.a, candidates["thread_m"]), (facts.b, candidates["thread_n"])):
         fragments = fragments + np.where(copies & (operand.along == "r"), 2 * per_thread, 0)
-    staged_a = -(-rows["block_m"] * rows["block_k"] // threads)
-    staged_b = -(-rows["block_n"] * rows["block_k"] // threads)
-    addresses = 36 + staged_a // problem.a.lanes * (3 if problem.a.guarded else 1) + staged_b // problem.b.lanes
+    staged_a = -(-candidates["block_m"] * candidates["block_k"] // threads)
+    staged_b = -(-candidates["block_n"] * candidates["block_k"] // threads)
+    addresses = 36 + staged_a // facts.a.vector_width * (3 if facts.a.guarded else 1) + staged_b // facts.b.vector_width
     staged = np.where(copies, 0, staged_a + staged_b)
     registers: np.ndarray = np.minimum(accumulators + fragments + staged + addresses, 10_000)
     return registers
 
 
-def blocks_to_ask_for(schedule: ContractionSchedule, problem: ContractionProblem, machine: Machine) -> int:
+def blocks_to_ask_for(schedule: ContractionSchedule, facts: ContractionFacts, machine: Machine) -> int:
     """The occupancy to ask of the assembler: it caps a thread's registers, at half as much again as the estimate. With no cap the assembler
     loads a whole tile's fragments ahead; left to itself it spills accumulators for occupancy that gains nothing."""
-    estimate = registers_of({name: np.array([getattr(schedule, name)]) for name in AXES}, problem)
+    estimate = registers_of(facts, {name: np.array([getattr(schedule, name)]) for name in AXES})
     return max(1, machine.registers_per_processor // (schedule.threads * (int(estimate[0]) * 3 // 2)))

@@ -98,11 +98,11 @@ def _to_shared(tile: Tile, thread: Var, buffer: Expr) -> list[Statement]:
         other = line + number * tile.reach
         inner: list[Statement] = []
         if tile.along_r:
-            for lane in range(tile.lanes):
-                value = Load(tile.stage, (index_const(number * tile.lanes + lane),), tile.dtype)
-                inner.append(Store(tile.tile, base + (run * tile.lanes + lane) * tile.ld + other, value))
+            for lane in range(tile.vector_width):
+                value = Load(tile.stage, (index_const(number * tile.vector_width + lane),), tile.dtype)
+                inner.append(Store(tile.tile, base + (run * tile.vector_width + lane) * tile.ld + other, value))
         else:
-            value = Load(tile.stage, (index_const(number * tile.lanes),), tile.dtype, tile.lanes)
-            inner.append(Store(tile.tile, base + other * tile.ld + run * tile.lanes, value))
+            value = Load(tile.stage, (index_const(number * tile.vector_width),), tile.dtype, tile.vector_width)
+            inner.append(Store(tile.tile, base + other * tile.ld + run * tile.vector_width, value))
         statements += in_tile(tile, line, number, block(inner))
     return statements

@@ -85,13 +85,13 @@ class Tile:
         return index // width * (self.size // groups) + thread * width + index % width
 
     @property
-    def lanes(self) -> int:
-        return self.operand.lanes
+    def vector_width(self) -> int:
+        return self.operand.vector_width
 
     @property
     def run(self) -> int:
         """Threads that load neighbouring vectors."""
-        return (self.depth if self.along_r else self.size) // self.lanes
+        return (self.depth if self.along_r else self.size) // self.vector_width
 
     @property
     def reach(self) -> int:
@@ -122,17 +122,17 @@ Loader: TypeAlias = Callable[[Expr, Expr], list[Statement]]
 def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, bk: int) -> tuple[list[Statement], Loader]:
     """Statements before the loop, and what is done in each step."""
     fastest = form.r[-1] if tile.along_r else tile.own[-1] if tile.own else None
-    expr = vectors_fit(tile.expr, fastest, tile.lanes, form.layouts) if tile.lanes > 1 and fastest else tile.expr
+    expr = vectors_fit(tile.expr, fastest, tile.vector_width, form.layouts) if tile.vector_width > 1 and fastest else tile.expr
     assert expr is not None
     run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
     setup: list[Statement] = [Let(run, thread % tile.run), Let(line, thread // tile.run)]
     extent = prod(axis.extent or 1 for axis in tile.own)
-    own_lanes = 1 if tile.along_r else tile.lanes
+    own_lanes = 1 if tile.along_r else tile.vector_width
     total_r = prod(axis.extent or 1 for axis in form.r)
     # the positions of this thread along m (or n): one for each pass along r, else a single one
     rows: list[Expr] = []
     for number in range(tile.passes if tile.along_r else 1):
-        position = start + (line + number * tile.reach if tile.along_r else run * tile.lanes)
+        position = start + (line + number * tile.reach if tile.along_r else run * tile.vector_width)
         last = extent - own_lanes
         if range_of(position)[1] > last:
             position = binary("min", position, index_const(last))
@@ -147,19 +147,19 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
     def load(step: Expr, buffer: Expr) -> list[Statement]:
         statements: list[Statement] = []
         for number in range(tile.passes):
-            along = run * tile.lanes if tile.along_r else line + number * tile.reach
+            along = run * tile.vector_width if tile.along_r else line + number * tile.reach
             position = first_r + step * bk + along
             value = substitute(rows[number if tile.along_r else 0], decode(position, form.r))
-            value = as_lanes(value, tile.lanes)
+            value = as_lanes(value, tile.vector_width)
             if total_r % bk:
                 value = select(
-                    compare("lt", position, index_const(total_r)), value, as_lanes(Const(0.0, tile.dtype), tile.lanes)
+                    compare("lt", position, index_const(total_r)), value, as_lanes(Const(0.0, tile.dtype), tile.vector_width)
                 )
-            one: Statement = Store(tile.stage, index_const(number * tile.lanes), value)
+            one: Statement = Store(tile.stage, index_const(number * tile.vector_width), value)
             if tile.stages > 1:
-                place = buffer + (line + number * tile.reach) * tile.ld + run * tile.lanes
+                place = buffer + (line + number * tile.reach) * tile.ld + run * tile.vector_width
                 # beyond the end of the reduction nothing is left to load
-                one = copy(tile.tile, place, _one_guard(value, tile.lanes)) if loads(value) else Store(tile.tile, place, value)
+                one = copy(tile.tile, place, _one_guard(value, tile.vector_width)) if loads(value) else Store(tile.tile, place, value)
             statements += in_tile(tile, line, number, one)
         return statements
 

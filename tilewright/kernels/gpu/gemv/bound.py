@@ -9,15 +9,15 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.bounds import fma_cycles, longest_of
 from tilewright.kernels.gpu.counts import LaunchCounts
-from tilewright.kernels.gpu.gemm.space import ContractionProblem
+from tilewright.kernels.gpu.gemm.space import ContractionFacts
 
 
-def gemv_bound(rows: Columns, problem: ContractionProblem, counts: LaunchCounts, machine: Machine, share: float) -> Estimate:
+def gemv_bound(facts: ContractionFacts, candidates: Columns, counts: LaunchCounts, machine: Machine, share: float) -> Estimate:
     """Few rows of m: the products, and one load of at most `lanes` elements of B, spread evenly; no shared memory is certain."""
-    count, split = length(rows), rows["split"]
+    count, split = length(candidates), candidates["split"]
     schedulers = machine.processors * machine.schedulers_per_processor
-    products = problem.batch * problem.m * problem.n * problem.r / machine.warp_size / schedulers
-    loads = problem.batch * problem.n * problem.r / (problem.b.lanes * machine.warp_size) / schedulers
+    products = facts.batch * facts.m * facts.n * facts.r / machine.warp_size / schedulers
+    loads = facts.batch * facts.n * facts.r / (facts.b.vector_width * machine.warp_size) / schedulers
     return longest_of(
         machine,
         fma=np.full(count, products * fma_cycles(machine)),

@@ -45,14 +45,14 @@ def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, mach
 
 def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     """The body for all rows of m and schedule.columns vectors of columns a block."""
-    problem = form.problem
-    along_n = problem.b.along == "own"
-    n_lanes = problem.b.lanes if along_n else 1
-    r_lanes = 1 if along_n else problem.b.lanes
+    facts = form.facts
+    along_n = facts.b.along == "own"
+    n_lanes = facts.b.vector_width if along_n else 1
+    r_lanes = 1 if along_n else facts.b.vector_width
     if r_lanes > 1 and (form.r[-1].extent or 0) % r_lanes:
         r_lanes = 1
     width = schedule.columns * n_lanes
-    counts = (schedule.split, problem.batch, -(-problem.n // width))
+    counts = (schedule.split, facts.batch, -(-facts.n // width))
     launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
     part, batch, tile = Var("part", counts[0]), Var("batch", counts[1]), Var("tile", counts[2])
@@ -62,12 +62,12 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     batch_lets, batch_values = named(decode(batch_, form.batch))
     root += batch_lets
     bind = {**batch_values, **({part: part_} if part in where else {})}
-    column, sharer = Var("column", schedule.columns), Var("sharer", schedule.sharers)
+    column, sharer = Var("column", schedule.columns), Var("sharer", schedule.threads_along_r)
     if along_n:
         root += [Let(column, thread % schedule.columns), Let(sharer, thread // schedule.columns)]
         distance = schedule.columns
     else:
-        root += [Let(column, thread // schedule.sharers), Let(sharer, thread % schedule.sharers)]
+        root += [Let(column, thread // schedule.threads_along_r), Let(sharer, thread % schedule.threads_along_r)]
         distance = 1
     # columns past the end repeat the last one and store nothing
     stored = prod(axis.extent or 1 for axis in form.b_n)
@@ -83,16 +83,16 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     b = vectors_fit(form.b, axis, lanes, form.layouts) if axis is not None else form.b
     assert b is not None
     b = substitute(b, {**bind, **n_values})
-    rows = problem.m
+    rows = facts.m
     root.append(Allocate(Buffer("acc", form.dtype, rows * n_lanes, "register")))
     at = Var("at", rows * n_lanes)
     root.append(For(at, index_const(rows * n_lanes), Store("acc", at, Const(0.0, form.dtype)), "unroll"))
-    steps = problem.r // r_lanes
+    steps = facts.r // r_lanes
     each = -(-steps // schedule.split)
-    turns = -(-each // schedule.sharers)
+    turns = -(-each // schedule.threads_along_r)
 
     def turn_body(turn: Expr) -> list[Statement]:
-        mine = turn * schedule.sharers + sharer
+        mine = turn * schedule.threads_along_r + sharer
         everything = part_ * each + mine
         limit = index_const(steps)
         inner: list[Statement] = []
@@ -117,7 +117,7 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
                     product = factor * Load("b_lanes", (index_const(lane),), form.dtype)
                     inner.append(Store("acc", slot, Load("acc", (slot,), form.dtype) + product))
         conditions = []
-        if each % schedule.sharers:
+        if each % schedule.threads_along_r:
             conditions.append(compare("lt", mine, index_const(each)))
         if steps % each:
             conditions.append(compare("lt", everything, limit))
@@ -138,7 +138,7 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     if turns % chunk:
         rest = Var("rest", turns % chunk)
         root.append(For(rest, index_const(turns % chunk), block(turn_body(rest + chunks * chunk)), "unroll"))
-    if schedule.sharers > 1:
+    if schedule.threads_along_r > 1:
         root += _meet(rows * n_lanes, form.dtype, schedule, thread, sharer, distance)
     root += _store(form, schedule, bind, raw, sharer, n_lanes)
     return block(root), launch
@@ -152,7 +152,7 @@ def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, sharer: Va
     result: list[Statement] = [Allocate(Buffer("meeting", dtype, size * threads, "shared"))]
     put = Store("meeting", place * threads + thread, Load("acc", (place,), dtype))
     result.append(For(place, index_const(size), put, "unroll"))
-    stride = schedule.sharers // 2
+    stride = schedule.threads_along_r // 2
     while stride:
         at = place * threads + thread
         total = Load("meeting", (at,), dtype) + Load("meeting", (at + stride * distance,), dtype)
@@ -167,14 +167,14 @@ def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, sharer: Va
 def _store(
     form: ProductForm, schedule: GemvSchedule, bind: Mapping[Var, Expr], raw: Expr, sharer: Var, n_lanes: int
 ) -> list[Statement]:
-    lanes = min(form.problem.store_lanes, n_lanes)
+    lanes = min(form.facts.store_vector, n_lanes)
     element, offset = substitute(form.element, bind), substitute(form.offset, bind)
     if lanes > 1:
         wide = vectors_fit(element, form.n[-1], lanes, form.layouts)
         assert wide is not None
         element = as_lanes(wide, lanes)
     result: list[Statement] = []
-    for m in range(form.problem.m):
+    for m in range(form.facts.m):
         for start in range(0, n_lanes, lanes):
             held = Load("acc", (index_const(m * n_lanes + start),), form.dtype, lanes)
             here = replace_loads(element, {form.step.name: held})
@@ -185,6 +185,6 @@ def _store(
                 shared, (where, what) = bind_shared([substitute(offset, everything), substitute(here, everything)])
                 return [*lets, *shared, Store(form.output, where, what)]
 
-            result.append(block(below(raw + start, form.problem.n, "n_out", store)))
+            result.append(block(below(raw + start, form.facts.n, "n_out", store)))
     first = compare("lt", sharer, index_const(1))
-    return [If(first, block(result))] if schedule.sharers > 1 else result
+    return [If(first, block(result))] if schedule.threads_along_r > 1 else result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.kernels.gpu.gemm.schema import match
 from tilewright.kernels.gpu.gemv.bound import gemv_bound
 from tilewright.kernels.gpu.gemv.counts import gemv_counts
-from tilewright.kernels.gpu.gemv.estimate import gemv_cost
+from tilewright.kernels.gpu.gemv.estimate import gemv_estimate
 from tilewright.kernels.gpu.gemv.lower import lower_gemv
 from tilewright.kernels.gpu.gemv.space import GemvSchedule, gemv_space
 from tilewright.kernels.schema import Schema
@@ -16,8 +16,8 @@ GEMV = Schema(
     schedule=GemvSchedule,
     match=match,
     space=lambda facts, machine, options: gemv_space(facts, machine),
-    counts=lambda facts, rows, machine: gemv_counts(rows, facts, machine),
-    estimate=lambda facts, rows, counts, machine, options: gemv_cost(rows, facts, counts, machine),
+    counts=lambda facts, candidates, machine: gemv_counts(facts, candidates, machine),
+    estimate=lambda facts, candidates, counts, machine, options: gemv_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_gemv(problem, form.parts, schedule, machine),
-    bound=lambda facts, rows, counts, machine, share: gemv_bound(rows, facts, counts, machine, share),
+    bound=gemv_bound,
 )

@@ -6,12 +6,12 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import counted
 from tilewright.kernels.gpu.counts import LaunchCounts, launch_counts
-from tilewright.kernels.gpu.map.space import PointProblem
+from tilewright.kernels.gpu.map.space import MapFacts
 from tilewright.kernels.gpu.rates import SIMPLE_REGISTERS
 
 
-def map_counts(rows: Columns, problem: PointProblem, machine: Machine) -> LaunchCounts:
+def map_counts(facts: MapFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
     """Everything is read once: what several threads need of it comes from level 1."""
-    vectors = -(-problem.points // (rows["lanes"] * rows["items"]))
-    moved = counted(len(vectors), problem.points * problem.flops, problem.bytes_read, problem.bytes_written)
-    return launch_counts(moved, -(-vectors // rows["threads"]), rows["threads"], SIMPLE_REGISTERS, 0, machine)
+    vectors = -(-facts.points // (candidates["vector_width"] * candidates["items"]))
+    moved = counted(len(vectors), facts.points * facts.flops, facts.bytes_read, facts.bytes_written)
+    return launch_counts(moved, -(-vectors // candidates["threads"]), candidates["threads"], SIMPLE_REGISTERS, 0, machine)

@@ -9,7 +9,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts
-from tilewright.kernels.gpu.map.space import PointProblem
+from tilewright.kernels.gpu.map.space import MapFacts
 from tilewright.kernels.gpu.rates import (
     issue_seconds,
     latency_seconds,
@@ -17,19 +17,19 @@ from tilewright.kernels.gpu.rates import (
 )
 
 
-def point_cost(rows: Columns, problem: PointProblem, counts: LaunchCounts, machine: Machine) -> Estimate:
+def map_estimate(facts: MapFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
     """Map: seconds = launch + latency of the waves + max(memory, issue).
 
     memory = bytes / min(bandwidth, bytes in flight / latency); issue = warp instructions / schedulers."""
-    threads, items, lanes = rows["threads"], rows["items"], rows["lanes"]
+    threads, items, lanes = candidates["threads"], candidates["items"], candidates["vector_width"]
     blocks, resident = counts.blocks, counts.resident
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     waves = -(-blocks // (resident * machine.processors))
-    loads = max(problem.requests - 1, 1)
+    loads = max(facts.requests - 1, 1)
     in_flight = items * lanes * WORD * min(loads, 8)
     memory = streaming_seconds(machine, counts.memory_bytes, at_once, in_flight)
     fitted = gpu_calibration(machine).instructions
-    instructions = problem.requests * (1 + fitted.address / 2) + problem.flops * lanes + 2 * fitted.division
+    instructions = facts.requests * (1 + fitted.address / 2) + facts.flops * lanes + 2 * fitted.division
     issue = issue_seconds(machine, blocks * threads * items * instructions / machine.warp_size)
     rounds = -(-loads // (8 * 4))
     latency = waves * rounds * latency_seconds(machine)

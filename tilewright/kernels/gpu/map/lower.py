@@ -23,7 +23,7 @@ from tilewright.ir.kernel import For, Launch, Statement, Store, block_variable, 
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
-from tilewright.kernels.gpu.map.space import MapSchedule, PointProblem
+from tilewright.kernels.gpu.map.space import MapFacts, MapSchedule
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MapForm:
 
     output: str
     space: Walk
-    problem: PointProblem
+    facts: MapFacts
 
 
 def map_form(problem: Problem) -> MapForm:
@@ -45,9 +45,9 @@ def map_form(problem: Problem) -> MapForm:
     body = flatten(step.bodies[0], layouts)
     space = walk_in_order(step.axes, (offset, body), offset)
     lanes = widest(space.expressions[1], space.fastest, layouts, space.expressions[0]) if space.fastest else 1
-    facts = PointProblem(
+    facts = MapFacts(
         points=space.points,
-        lanes=lanes,
+        vector_width=lanes,
         bytes_read=bytes_touched([body], step.axes, values),
         bytes_written=values[region.outputs[0]].bytes,
         flops=expression_flops(body),
@@ -59,9 +59,9 @@ def map_form(problem: Problem) -> MapForm:
 def lower_map(problem: Problem, form: MapForm, schedule: MapSchedule) -> Lowered:
     """One kernel; raises Unsuitable for a region that is not one map, or vectors that its accesses do not allow."""
     offset, body = form.space.expressions
-    lanes = schedule.lanes
+    lanes = schedule.vector_width
     if lanes > 1:
-        body = wide_or_refuse(body, form.space.fastest, lanes, form.problem.lanes, problem.layouts)
+        body = wide_or_refuse(body, form.space.fastest, lanes, form.facts.vector_width, problem.layouts)
     vectors = form.space.points // lanes
     chunk = schedule.threads * schedule.items
     launch = Launch((max(1, -(-vectors // chunk)), 1, 1), (schedule.threads, 1, 1))
@@ -80,9 +80,9 @@ def lower_map(problem: Problem, form: MapForm, schedule: MapSchedule) -> Lowered
     return single(problem, schedule, root, launch)
 
 
-def wide_or_refuse(expr: Expr, axis: Var | None, lanes: int, widest_lanes: int, stored: Mapping[str, Layout]) -> Expr:
+def wide_or_refuse(expr: Expr, axis: Var | None, lanes: int, widest_vector: int, stored: Mapping[str, Layout]) -> Expr:
     """The expression for a vector along the axis; raises Unsuitable where that is not possible."""
-    wide = vectors_fit(expr, axis, lanes, stored) if axis is not None and lanes <= widest_lanes else None
+    wide = vectors_fit(expr, axis, lanes, stored) if axis is not None and lanes <= widest_vector else None
     if wide is None:
         raise Unsuitable(
             f"vectors of {lanes} along {axis.name if axis else 'no axis'}: accesses are not adjacent or not aligned"

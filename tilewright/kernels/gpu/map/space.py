@@ -11,14 +11,14 @@ from tilewright.kernels.columns import product_of, reject
 
 
 @dataclass(frozen=True)
-class PointProblem:
+class MapFacts:
     """What the cost of one element a thread depends on; map and window have it in common.
 
     `points` counts scalar elements of the output; `lanes` is the widest vector that every access allows; `flops` is for one element.
     Bytes are those that move at least once; `requests` counts loads and stores that one thread makes for one element or vector."""
 
     points: int
-    lanes: int
+    vector_width: int
     bytes_read: int
     bytes_written: int
     flops: float
@@ -32,22 +32,22 @@ class MapSchedule:
 
     threads: int
     items: int
-    lanes: int
+    vector_width: int
 
     def __str__(self) -> str:
-        return f"map threads={self.threads} items={self.items} lanes={self.lanes}"
+        return f"map threads={self.threads} items={self.items} vector_width={self.vector_width}"
 
 
-def map_space(problem: PointProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def map_space(facts: MapFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns threads, items, lanes; and how many were rejected by reason."""
-    rows = product_of({"threads": (64, 128, 256, 512), "items": (1, 2, 4, 8), "lanes": (1, 2, 4)})
-    vectors = -(-problem.points // rows["lanes"])
-    blocks = -(-vectors // (rows["threads"] * rows["items"]))
+    candidates = product_of({"threads": (64, 128, 256, 512), "items": (1, 2, 4, 8), "vector_width": (1, 2, 4)})
+    vectors = -(-facts.points // candidates["vector_width"])
+    blocks = -(-vectors // (candidates["threads"] * candidates["items"]))
     return reject(
-        rows,
+        candidates,
         [
-            ("threads exceed a block", rows["threads"] > machine.threads_per_block),
-            ("accesses are not adjacent or aligned for vectors this wide", rows["lanes"] > problem.lanes),
-            ("several items a thread leave processors idle", (rows["items"] > 1) & (blocks < 4 * machine.processors)),
+            ("threads exceed a block", candidates["threads"] > machine.threads_per_block),
+            ("accesses are not adjacent or aligned for vectors this wide", candidates["vector_width"] > facts.vector_width),
+            ("several items a thread leave processors idle", (candidates["items"] > 1) & (blocks < 4 * machine.processors)),
         ],
     )

@@ -9,18 +9,19 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import counted
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts, launch_counts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES, SIMPLE_REGISTERS
-from tilewright.kernels.gpu.row_reduction.space import RowsProblem
+from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts
 
 
-def rows_counts(rows: Columns, problem: RowsProblem, machine: Machine) -> LaunchCounts:
+def row_reduction_counts(facts: RowReductionFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
     """Every stage reads the rows, and so does what is made of the reductions in the end."""
-    threads = rows["rows"] * rows["sharers"]
-    again = (problem.stages + 1) * sector_waste(rows, problem) * problem.bytes_read
-    moved = counted(len(threads), problem.rows * problem.flops, problem.bytes_read, problem.bytes_written, again)
-    return launch_counts(moved, -(-problem.rows // rows["rows"]), threads, SIMPLE_REGISTERS, threads * problem.accumulator_bytes, machine)
+    threads = candidates["rows"] * candidates["threads_per_row"]
+    again = (facts.stages + 1) * sector_waste(facts, candidates) * facts.bytes_read
+    moved = counted(len(threads), facts.rows * facts.flops, facts.bytes_read, facts.bytes_written, again)
+    return launch_counts(moved, -(-facts.rows // candidates["rows"]), threads, SIMPLE_REGISTERS, threads * facts.accumulator_bytes, machine)
 
 
-def sector_waste(rows: Columns, problem: RowsProblem) -> np.ndarray:
+def sector_waste(facts: RowReductionFacts, candidates: Columns) -> np.ndarray:
     """Bytes of the sectors that neighbouring threads read, over those that they need of them."""
-    adjacent = (rows["rows"] if problem.row_contiguous else rows["sharers"] * np.minimum(rows["lanes"], problem.lanes)) * WORD
+    width = np.minimum(candidates["vector_width"], facts.vector_width)
+    adjacent = (candidates["rows"] if facts.row_contiguous else candidates["threads_per_row"] * width) * WORD
     return np.maximum(1.0, SECTOR_BYTES / adjacent)

@@ -16,34 +16,34 @@ from tilewright.kernels.gpu.rates import (
     streaming_seconds,
 )
 from tilewright.kernels.gpu.row_reduction.counts import sector_waste
-from tilewright.kernels.gpu.row_reduction.space import RowsProblem
+from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts
 
 
-def rows_cost(rows: Columns, problem: RowsProblem, counts: LaunchCounts, machine: Machine) -> Estimate:
+def row_reduction_estimate(facts: RowReductionFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
     """Rows: seconds = launch + waves * (turns of loads and the tree's barriers, for each stage) + max(memory, level 2, issue).
 
     memory counts the data once, level 2 once more for every later stage, each raised by the share of a sector that neighbours leave unused."""
-    owned, sharers = rows["rows"], rows["sharers"]
-    lanes = np.minimum(rows["lanes"], problem.lanes)
+    owned, threads_per_row = candidates["rows"], candidates["threads_per_row"]
+    lanes = np.minimum(candidates["vector_width"], facts.vector_width)
     threads, blocks, resident = counts.threads, counts.blocks, counts.resident
     waves = -(-blocks // (resident * machine.processors))
     at_once = np.minimum(blocks, resident * machine.processors) * threads
-    waste = sector_waste(rows, problem)
+    waste = sector_waste(facts, candidates)
     moved = waste * counts.read_bytes + counts.result_bytes
-    turns = -(-problem.columns // (sharers * lanes))
+    turns = -(-facts.columns // (threads_per_row * lanes))
     flight = np.minimum(turns, LOADS_IN_FLIGHT)
     memory = streaming_seconds(machine, moved, at_once, flight * lanes * WORD)
     # the first pass comes through memory
     level2 = (counts.level2_bytes - waste * counts.read_bytes) / l2_bandwidth(machine)
     cache = machine.cache(1)
     shared_latency = (cache.latency_cycles if cache else 30.0) / machine.clock_hz
-    tree = np.log2(sharers) * 2 * shared_latency * np.maximum(1, threads / 256)
+    tree = np.log2(threads_per_row) * 2 * shared_latency * np.maximum(1, threads / 256)
     latency = waves * (
-        (problem.stages + 1) * -(-turns // LOADS_IN_FLIGHT) * latency_seconds(machine) / 2 + problem.stages * tree
+        (facts.stages + 1) * -(-turns // LOADS_IN_FLIGHT) * latency_seconds(machine) / 2 + facts.stages * tree
     )
-    padded = blocks * owned / max(problem.rows, 1) * (turns * sharers * lanes / max(problem.columns, 1))
-    work = problem.flops * problem.rows * padded + problem.rows * padded * problem.columns / lanes * 8 * (
-        problem.stages + 1
+    padded = blocks * owned / max(facts.rows, 1) * (turns * threads_per_row * lanes / max(facts.columns, 1))
+    work = facts.flops * facts.rows * padded + facts.rows * padded * facts.columns / lanes * 8 * (
+        facts.stages + 1
     )
     issue = issue_seconds(machine, work / machine.warp_size)
     terms = {

@@ -62,7 +62,7 @@ from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.map.lower import element_store
-from tilewright.kernels.gpu.row_reduction.space import RowsProblem, RowsSchedule
+from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts, RowReductionSchedule
 from tilewright.kernels.gpu.window.lower import accumulator
 
 UNROLLED_ITERATIONS = 8
@@ -74,7 +74,7 @@ class RowStage:
 
     step: Step
     space: Walk
-    lanes: int
+    vector_width: int
 
     @property
     def reduces(self) -> bool:
@@ -87,17 +87,17 @@ class RowStage:
 
 
 @dataclass(frozen=True)
-class RowsForm:
+class RowReductionForm:
     """Stages over common row axes. `where` is the store's offset of a region that ends with a reduction (None: the last stage stores)."""
 
     output: str
     rows: tuple[Var, ...]
     stages: tuple[RowStage, ...]
     where: Expr | None
-    problem: RowsProblem
+    facts: RowReductionFacts
 
 
-def rows_form(problem: Problem) -> RowsForm:
+def row_reduction_form(problem: Problem) -> RowReductionForm:
     """Raises Unsuitable where the region's reductions do not share rows."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     steps = split_divided_rows(region.steps)
@@ -151,18 +151,18 @@ def rows_form(problem: Problem) -> RowsForm:
     fastest = leading.space.fastest
     if fastest is not None and coefficient(main, fastest) == 1 and (fastest.extent or 0) > 1:
         contiguous = False
-    facts = RowsProblem(
+    facts = RowReductionFacts(
         rows=prod(axis.extent or 0 for axis in merged_rows),
         columns=max(stage.space.points for stage in stages),
         row_contiguous=contiguous,
-        lanes=max(stage.lanes for stage in stages),
+        vector_width=max(stage.vector_width for stage in stages),
         stages=sum(stage.reduces and not stage.is_single for stage in stages),
         bytes_read=max(bytes_touched([e], axes, values) for e, axes in touched) if touched else 0,
         bytes_written=values[output].bytes,
         flops=sum(stage.space.points * (expression_flops(*stage.space.expressions) + 1) for stage in stages),
         accumulator_bytes=sum(size_of(dtype) for step in reduces for dtype in step.dtypes),
     )
-    return RowsForm(output, merged_rows, tuple(stages), where, facts)
+    return RowReductionForm(output, merged_rows, tuple(stages), where, facts)
 
 
 def _stage_lanes(step: Step, space: Walk, layouts: Mapping[str, Layout]) -> int:
@@ -182,17 +182,17 @@ def _plain_results(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
     )
 
 
-def lower_rows(problem: Problem, form: RowsForm, schedule: RowsSchedule) -> Lowered:
+def lower_row_reduction(problem: Problem, form: RowReductionForm, schedule: RowReductionSchedule) -> Lowered:
     """One kernel; raises Unsuitable for a region whose reductions do not share rows."""
     layouts = problem.layouts
-    total = form.problem.rows
+    total = form.facts.rows
     launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
-    lane, local = Var("lane", schedule.sharers), Var("local_row", schedule.rows)
-    if form.problem.row_contiguous:
+    lane, local = Var("lane", schedule.threads_per_row), Var("local_row", schedule.rows)
+    if form.facts.row_contiguous:
         ids = [Let(lane, thread // schedule.rows), Let(local, thread % schedule.rows)]
     else:
-        ids = [Let(lane, thread % schedule.sharers), Let(local, thread // schedule.sharers)]
+        ids = [Let(lane, thread % schedule.threads_per_row), Let(local, thread // schedule.threads_per_row)]
     raw = block_variable(launch) * schedule.rows + local
     partial = total % schedule.rows != 0
     row = Var("row", total)
@@ -203,7 +203,7 @@ def lower_rows(problem: Problem, form: RowsForm, schedule: RowsSchedule) -> Lowe
     valid = compare("lt", raw, index_const(total))
     results: dict[str, Expr] = {}
     for number, stage in enumerate(form.stages):
-        lanes = min(schedule.lanes, stage.lanes)
+        lanes = min(schedule.vector_width, stage.vector_width)
         expressions = [replace_loads(substitute(e, row_mapping), results) for e in stage.space.expressions]
         if stage.reduces and stage.is_single:
             names = [Var(f"result{number}_{i}", None, e.dtype) for i, e in enumerate(expressions)]
@@ -228,17 +228,17 @@ def _guard(condition: Expr, body: list[Statement]) -> list[Statement]:
     return body if condition == TRUE else [If(condition, block(body))]
 
 
-def _over_columns(stage: RowStage, lanes: int, sharers: int, lane: Var, body: Callable[[Mapping[Var, Expr]], list[Statement]]) -> Statement:
+def _over_columns(stage: RowStage, lanes: int, threads_per_row: int, lane: Var, body: Callable[[Mapping[Var, Expr]], list[Statement]]) -> Statement:
     """The loop of one thread over its share of the columns (vectors of them), `body` given the columns' values."""
     count = stage.space.points // lanes
-    iterations = -(-count // sharers)
+    iterations = -(-count // threads_per_row)
     turn = Var("turn", iterations)
 
     def at(position: Var) -> list[Statement]:
         lets, mapping = named(decode(position, stage.space.axes, lanes))
         return [*lets, *body(mapping)]
 
-    inner = block(below(turn * sharers + lane, count, "column", at))
+    inner = block(below(turn * threads_per_row + lane, count, "column", at))
     if iterations == 1:
         return inner
     return For(turn, index_const(iterations), inner, "unroll" if iterations <= UNROLLED_ITERATIONS else "serial")
@@ -256,7 +256,7 @@ def _widened(exprs: Sequence[Expr], stage: RowStage, lanes: int, layouts: Mappin
 def _columns(
     stage: RowStage,
     lanes: int,
-    schedule: RowsSchedule,
+    schedule: RowReductionSchedule,
     lane: Var,
     offset: Expr,
     element: Expr,
@@ -267,7 +267,7 @@ def _columns(
     return _over_columns(
         stage,
         lanes,
-        schedule.sharers,
+        schedule.threads_per_row,
         lane,
         lambda m: element_store(output, substitute(offset, m), substitute(as_lanes(wide, lanes), m), {}),
     )
@@ -277,8 +277,8 @@ def _reduce(
     stage: RowStage,
     expressions: Sequence[Expr],
     lanes: int,
-    schedule: RowsSchedule,
-    form: RowsForm,
+    schedule: RowReductionSchedule,
+    form: RowReductionForm,
     number: int,
     thread: Var,
     lane: Var,
@@ -292,7 +292,7 @@ def _reduce(
     bodies = _widened(expressions, stage, lanes, layouts)
     statements: list[Statement] = [*start]
     statements.append(
-        _over_columns(stage, lanes, schedule.sharers, lane, lambda m: update([substitute(b, m) for b in bodies]))
+        _over_columns(stage, lanes, schedule.threads_per_row, lane, lambda m: update([substitute(b, m) for b in bodies]))
     )
     assert step.combiner is not None
     # lanes of a vector accumulator, pairwise
@@ -302,14 +302,14 @@ def _reduce(
         parts = [combine(step.combiner, parts[i], parts[i + half]) for i in range(half)]
     totals = list(parts[0])
     results = [Var(f"result{number}_{i}", None, dtype) for i, dtype in enumerate(step.dtypes)]
-    if schedule.sharers == 1:
+    if schedule.threads_per_row == 1:
         statements += [Let(v, total) for v, total in zip(results, totals, strict=True)]
         return statements, dict(zip(step.names, results, strict=True))
     names = [f"shared{number}_{i}" for i in range(len(step.dtypes))]
-    distance = schedule.rows if form.problem.row_contiguous else 1
+    distance = schedule.rows if form.facts.row_contiguous else 1
     statements += [Allocate(Buffer(n, d, schedule.threads, "shared")) for n, d in zip(names, step.dtypes, strict=True)]
     statements += [Store(n, thread, total) for n, total in zip(names, totals, strict=True)]
-    stride = schedule.sharers // 2
+    stride = schedule.threads_per_row // 2
     while stride:
         mine = tuple(Load(n, (thread,), d) for n, d in zip(names, step.dtypes, strict=True))
         other = tuple(Load(n, (thread + stride * distance,), d) for n, d in zip(names, step.dtypes, strict=True))
@@ -318,7 +318,7 @@ def _reduce(
         stores = [Store(n, thread, let.variable) for n, let in zip(names, new, strict=True)]
         statements += [block_barrier(), If(compare("lt", lane, index_const(stride)), block([*lets, *new, *stores]))]
         stride //= 2
-    first = local if form.problem.row_contiguous else local * schedule.sharers
+    first = local if form.facts.row_contiguous else local * schedule.threads_per_row
     statements.append(block_barrier())
     statements += [Let(v, Load(n, (first,), v.dtype)) for v, n in zip(results, names, strict=True)]
     return statements, dict(zip(step.names, results, strict=True))

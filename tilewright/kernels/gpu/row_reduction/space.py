@@ -11,7 +11,7 @@ from tilewright.kernels.columns import product_of, reject
 
 
 @dataclass(frozen=True)
-class RowsProblem:
+class RowReductionFacts:
     """`rows` of at most `columns` reduced elements. `row_contiguous`: neighbouring rows (not neighbouring columns) lie next to one another.
 
     `lanes`: the widest vector that all accesses along the columns allow. `stages` counts the reductions that follow one another."""
@@ -19,7 +19,7 @@ class RowsProblem:
     rows: int
     columns: int
     row_contiguous: bool
-    lanes: int
+    vector_width: int
     stages: int
     bytes_read: int
     bytes_written: int
@@ -28,39 +28,39 @@ class RowsProblem:
 
 
 @dataclass(frozen=True)
-class RowsSchedule:
-    """A block of rows * sharers threads: `sharers` (a power of two) threads reduce one row together."""
+class RowReductionSchedule:
+    """A block of rows * threads_per_row threads: `threads_per_row` (a power of two) threads reduce one row together."""
 
     rows: int
-    sharers: int
-    lanes: int
+    threads_per_row: int
+    vector_width: int
 
     @property
     def threads(self) -> int:
-        return self.rows * self.sharers
+        return self.rows * self.threads_per_row
 
     def __str__(self) -> str:
-        return f"rows rows={self.rows} sharers={self.sharers} lanes={self.lanes}"
+        return f"row reduction rows={self.rows} threads_per_row={self.threads_per_row} vector_width={self.vector_width}"
 
 
-def rows_space(problem: RowsProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns rows, sharers, lanes; and how many were rejected by reason."""
+def row_reduction_space(facts: RowReductionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with columns rows, threads_per_row, lanes; and how many were rejected by reason."""
     powers = [2**i for i in range(11)]
-    rows = product_of({"rows": powers, "sharers": powers, "lanes": (1, 2, 4)})
-    threads = rows["rows"] * rows["sharers"]
-    shared = threads * problem.accumulator_bytes * (rows["sharers"] > 1)
-    smallest = min(32, problem.rows * problem.columns)
+    candidates = product_of({"rows": powers, "threads_per_row": powers, "vector_width": (1, 2, 4)})
+    threads = candidates["rows"] * candidates["threads_per_row"]
+    shared = threads * facts.accumulator_bytes * (candidates["threads_per_row"] > 1)
+    smallest = min(32, facts.rows * facts.columns)
     return reject(
-        rows,
+        candidates,
         [
             ("threads exceed a block", threads > machine.threads_per_block),
             ("less than a warp", threads < smallest),
-            ("accesses are not adjacent or aligned for vectors this wide", rows["lanes"] > problem.lanes),
+            ("accesses are not adjacent or aligned for vectors this wide", candidates["vector_width"] > facts.vector_width),
             ("shared memory exceeds a block's", shared > machine.shared_bytes_per_block),
             (
                 "more threads than columns",
-                (rows["sharers"] > 1) & (rows["sharers"] * rows["lanes"] >= 2 * max(problem.columns, 1)),
+                (candidates["threads_per_row"] > 1) & (candidates["threads_per_row"] * candidates["vector_width"] >= 2 * max(facts.columns, 1)),
             ),
-            ("more rows a block than there are", (rows["rows"] > 1) & (rows["rows"] >= 2 * problem.rows)),
+            ("more rows a block than there are", (candidates["rows"] > 1) & (candidates["rows"] >= 2 * facts.rows)),
         ],
     )

@@ -9,12 +9,12 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.counts import counted
 from tilewright.kernels.gpu.counts import LaunchCounts, launch_counts
 from tilewright.kernels.gpu.rates import SIMPLE_REGISTERS
-from tilewright.kernels.gpu.scan.space import PrefixProblem
+from tilewright.kernels.gpu.scan.space import ScanFacts
 
 
-def prefix_counts(rows: Columns, problem: PrefixProblem, machine: Machine) -> LaunchCounts:
+def scan_counts(facts: ScanFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
     """Threads that share a row read it twice: for the totals of their chunks, and to scan them. An element is combined once."""
-    threads = rows["rows"] * rows["sharers"]
-    passes = np.where(rows["sharers"] > 1, 2, 1)
-    moved = counted(len(threads), problem.rows * problem.columns, problem.bytes_read, problem.bytes_written, passes * problem.bytes_read)
-    return launch_counts(moved, -(-problem.rows // rows["rows"]), threads, SIMPLE_REGISTERS, threads * problem.accumulator_bytes, machine)
+    threads = candidates["rows"] * candidates["threads_per_row"]
+    passes = np.where(candidates["threads_per_row"] > 1, 2, 1)
+    moved = counted(len(threads), facts.rows * facts.columns, facts.bytes_read, facts.bytes_written, passes * facts.bytes_read)
+    return launch_counts(moved, -(-facts.rows // candidates["rows"]), threads, SIMPLE_REGISTERS, threads * facts.accumulator_bytes, machine)

@@ -9,18 +9,18 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.rates import LOADS_IN_FLIGHT, bandwidth, latency_seconds
-from tilewright.kernels.gpu.scan.space import PrefixProblem
+from tilewright.kernels.gpu.scan.space import ScanFacts
 
 
-def prefix_cost(rows: Columns, problem: PrefixProblem, counts: LaunchCounts, machine: Machine) -> Estimate:
+def scan_estimate(facts: ScanFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
     """Prefix: seconds = launch + waves * turns of the serial scans + memory."""
-    sharers = rows["sharers"]
+    threads_per_row = candidates["threads_per_row"]
     waves = -(-counts.blocks // (counts.resident * machine.processors))
-    chunk = -(-problem.columns // sharers)
-    passes = np.where(sharers > 1, 2, 1)
+    chunk = -(-facts.columns // threads_per_row)
+    passes = np.where(threads_per_row > 1, 2, 1)
     latency = waves * (
-        passes * -(-chunk // LOADS_IN_FLIGHT) * latency_seconds(machine) + sharers * 4 / machine.clock_hz
+        passes * -(-chunk // LOADS_IN_FLIGHT) * latency_seconds(machine) + threads_per_row * 4 / machine.clock_hz
     )
     memory = counts.memory_bytes / bandwidth(machine)
-    terms = {"launch": np.full(len(sharers), machine.launch_seconds), "latency": latency, "memory": memory}
+    terms = {"launch": np.full(len(threads_per_row), machine.launch_seconds), "latency": latency, "memory": memory}
     return Estimate(terms)

@@ -31,12 +31,12 @@ from tilewright.ir.kernel import (
 )
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
-from tilewright.kernels.gpu.scan.space import PrefixProblem, PrefixSchedule
+from tilewright.kernels.gpu.scan.space import ScanFacts, ScanSchedule
 from tilewright.kernels.gpu.window.lower import accumulator
 
 
 @dataclass(frozen=True)
-class PrefixForm:
+class ScanForm:
     """`rows` in the order of the output's storage; bodies, offset and element are over the rows and `along`."""
 
     output: str
@@ -46,10 +46,10 @@ class PrefixForm:
     bodies: tuple[Expr, ...]
     offset: Expr
     element: Expr
-    problem: PrefixProblem
+    facts: ScanFacts
 
 
-def prefix_form(problem: Problem) -> PrefixForm:
+def scan_form(problem: Problem) -> ScanForm:
     """Raises Unsuitable where the region is not one scan with at most one map behind it."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     step, element, index = reduce_and_final(region, "scan")
@@ -60,22 +60,22 @@ def prefix_form(problem: Problem) -> PrefixForm:
     offset = layouts[output].offset(index)
     rows = storage_order([axis for axis in step.axes if axis != along], offset)
     merged, found = merge_axes(rows, [offset, *bodies, flatten(element, layouts)])
-    facts = PrefixProblem(
+    facts = ScanFacts(
         rows=prod(axis.extent or 0 for axis in merged),
         columns=along.extent or 0,
         bytes_read=bytes_touched(bodies, step.axes, values),
         bytes_written=values[output].bytes,
         accumulator_bytes=sum(size_of(dtype) for dtype in step.dtypes),
     )
-    return PrefixForm(output, step, merged, along, tuple(found[1:-1]), found[0], found[-1], facts)
+    return ScanForm(output, step, merged, along, tuple(found[1:-1]), found[0], found[-1], facts)
 
 
-def lower_prefix(problem: Problem, form: PrefixForm, schedule: PrefixSchedule) -> Lowered:
+def lower_scan(problem: Problem, form: ScanForm, schedule: ScanSchedule) -> Lowered:
     """One kernel; raises Unsuitable for another form of region."""
-    total, sharers = form.problem.rows, schedule.sharers
+    total, threads_per_row = form.facts.rows, schedule.threads_per_row
     launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
-    local, lane = Var("local_row", schedule.rows), Var("lane", sharers)
+    local, lane = Var("local_row", schedule.rows), Var("lane", threads_per_row)
     # neighbouring threads at neighbouring rows; where there is one row a block, at neighbouring chunks
     root: list[Statement] = [Let(local, thread % schedule.rows), Let(lane, thread // schedule.rows)]
     raw = block_variable(launch) * schedule.rows + local
@@ -85,7 +85,7 @@ def lower_prefix(problem: Problem, form: PrefixForm, schedule: PrefixSchedule) -
     root += lets
     bodies = [substitute(body, mapping) for body in form.bodies]
     length = form.along.extent or 0
-    chunk = -(-length // sharers)
+    chunk = -(-length // threads_per_row)
     turn = Var("turn", chunk)
     start, held, update = accumulator(form.step, 1, "total")
     root += start
@@ -97,7 +97,7 @@ def lower_prefix(problem: Problem, form: PrefixForm, schedule: PrefixSchedule) -
     def at(position: Var) -> dict[Var, Expr]:
         return {form.along: position}
 
-    if sharers > 1:
+    if threads_per_row > 1:
         root.append(over_chunk(lambda v: update([substitute(b, at(v)) for b in bodies])))
         names = [f"chunks{i}" for i in range(len(form.step.dtypes))]
         dtypes = form.step.dtypes
@@ -106,7 +106,7 @@ def lower_prefix(problem: Problem, form: PrefixForm, schedule: PrefixSchedule) -
         root.append(block_barrier())
         assert form.step.combiner is not None
         root += [s for s in start if isinstance(s, Store)]
-        before = Var("before", sharers)
+        before = Var("before", threads_per_row)
         others = [Load(n, (before * schedule.rows + local,), d) for n, d in zip(names, dtypes, strict=True)]
         root.append(For(before, lane, block(update(others))))
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
-from tilewright.kernels.gpu.scan.counts import prefix_counts
-from tilewright.kernels.gpu.scan.estimate import prefix_cost
-from tilewright.kernels.gpu.scan.lower import PrefixForm, lower_prefix, prefix_form
-from tilewright.kernels.gpu.scan.space import PrefixProblem, PrefixSchedule, prefix_space
+from tilewright.kernels.gpu.scan.counts import scan_counts
+from tilewright.kernels.gpu.scan.estimate import scan_estimate
+from tilewright.kernels.gpu.scan.lower import ScanForm, lower_scan, scan_form
+from tilewright.kernels.gpu.scan.space import ScanFacts, ScanSchedule, scan_space
 from tilewright.kernels.schema import Form, Schema
 
 
-def match(problem: Problem, machine: Machine) -> Form[PrefixProblem, PrefixForm]:
-    """Raises Unsuitable as `prefix_form`."""
-    form = prefix_form(problem)
-    return Form(form.problem, form)
+def match(problem: Problem, machine: Machine) -> Form[ScanFacts, ScanForm]:
+    """Raises Unsuitable as `scan_form`."""
+    form = scan_form(problem)
+    return Form(form.facts, form)
 
 
 SCAN = Schema(
     name="scan",
-    kinds=("prefix",),
-    schedule=PrefixSchedule,
+    kinds=("scan",),
+    schedule=ScanSchedule,
     match=match,
-    space=lambda facts, machine, options: prefix_space(facts, machine),
-    counts=lambda facts, rows, machine: prefix_counts(rows, facts, machine),
-    estimate=lambda facts, rows, counts, machine, options: prefix_cost(rows, facts, counts, machine),
-    lower=lambda problem, form, schedule, machine: lower_prefix(problem, form.parts, schedule),
+    space=lambda facts, machine, options: scan_space(facts, machine),
+    counts=lambda facts, candidates, machine: scan_counts(facts, candidates, machine),
+    estimate=lambda facts, candidates, counts, machine, options: scan_estimate(facts, candidates, counts, machine),
+    lower=lambda problem, form, schedule, machine: lower_scan(problem, form.parts, schedule),
 )

@@ -11,7 +11,7 @@ from tilewright.kernels.columns import product_of, reject
 
 
 @dataclass(frozen=True)
-class PrefixProblem:
+class ScanFacts:
     """`rows` scans of `columns` elements each."""
 
     rows: int
@@ -22,31 +22,31 @@ class PrefixProblem:
 
 
 @dataclass(frozen=True)
-class PrefixSchedule:
-    """`sharers` threads scan one row: each its own chunk, after the totals of the chunks before it."""
+class ScanSchedule:
+    """`threads_per_row` threads scan one row: each its own chunk, after the totals of the chunks before it."""
 
     rows: int
-    sharers: int
+    threads_per_row: int
 
     @property
     def threads(self) -> int:
-        return self.rows * self.sharers
+        return self.rows * self.threads_per_row
 
     def __str__(self) -> str:
-        return f"prefix rows={self.rows} sharers={self.sharers}"
+        return f"scan rows={self.rows} threads_per_row={self.threads_per_row}"
 
 
-def prefix_space(problem: PrefixProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns rows, sharers; and how many were rejected by reason."""
+def scan_space(facts: ScanFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with columns rows, threads_per_row; and how many were rejected by reason."""
     powers = [2**i for i in range(9)]
-    rows = product_of({"rows": powers, "sharers": powers})
-    threads = rows["rows"] * rows["sharers"]
+    candidates = product_of({"rows": powers, "threads_per_row": powers})
+    threads = candidates["rows"] * candidates["threads_per_row"]
     return reject(
-        rows,
+        candidates,
         [
             ("threads exceed a block", threads > min(256, machine.threads_per_block)),
-            ("shared memory exceeds a block's", threads * problem.accumulator_bytes > machine.shared_bytes_per_block),
-            ("more threads than elements of a row", (rows["sharers"] > 1) & (2 * rows["sharers"] > problem.columns)),
-            ("more rows a block than there are", (rows["rows"] > 1) & (rows["rows"] >= 2 * problem.rows)),
+            ("shared memory exceeds a block's", threads * facts.accumulator_bytes > machine.shared_bytes_per_block),
+            ("more threads than elements of a row", (candidates["threads_per_row"] > 1) & (2 * candidates["threads_per_row"] > facts.columns)),
+            ("more rows a block than there are", (candidates["rows"] > 1) & (candidates["rows"] >= 2 * facts.rows)),
         ],
     )

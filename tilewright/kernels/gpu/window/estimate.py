@@ -10,7 +10,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.rates import bandwidth
-from tilewright.kernels.gpu.window.space import TiledLoad, WindowProblem, guarded_places
+from tilewright.kernels.gpu.window.space import TiledLoad, WindowFacts, guarded_places
 
 DECODE_INSTRUCTIONS = 40
 """Integer instructions of a thread before its first load: its position taken apart, base addresses."""
@@ -18,21 +18,21 @@ LOAD_INSTRUCTIONS = 1.5
 """A load and half an address: offsets are constants but where a row begins."""
 
 
-def window_cost(rows: Columns, problem: WindowProblem, counts: LaunchCounts, machine: Machine) -> Estimate:
+def window_estimate(facts: WindowFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
     """seconds = launch + chain + memory + issue: with few warps on a processor little of them overlaps.
 
     chain = waves of blocks * memory latency * (loaded_latency * registers loaded + part_latency * guarded parts); memory = distinct bytes /
     bandwidth and issue = a processor's instructions / schedulers, both of the busiest processor."""
     fitted = gpu_calibration(machine).window
-    threads, lanes, items, down = (rows[name].astype(np.float64) for name in ("threads", "lanes", "items", "rows"))
-    loads = sum((loads_behind_guards(load, rows, problem) for load in problem.loads), np.zeros(len(threads)))
+    threads, lanes, items, down = (candidates[name].astype(np.float64) for name in ("threads", "vector_width", "items", "rows"))
+    loads = sum((loads_behind_guards(load, candidates, facts) for load in facts.loads), np.zeros(len(threads)))
     blocks = counts.blocks
     each = -(-blocks // machine.processors)
     waves = -(-each // counts.resident)
-    last_rows, last_items = guarded_places(rows, problem)
+    last_rows, last_items = guarded_places(facts, candidates)
     parts = (1 + last_rows) * (1 + last_items) - 1
     latency = machine.memory_latency_cycles / machine.clock_hz
-    work = loads * LOAD_INSTRUCTIONS + down * items * (1 + problem.flops * lanes / 2) + DECODE_INSTRUCTIONS
+    work = loads * LOAD_INSTRUCTIONS + down * items * (1 + facts.flops * lanes / 2) + DECODE_INSTRUCTIONS
     warps = each * np.ceil(threads / machine.warp_size)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
@@ -43,10 +43,11 @@ def window_cost(rows: Columns, problem: WindowProblem, counts: LaunchCounts, mac
     return Estimate(terms)
 
 
-def loads_behind_guards(load: TiledLoad, rows: Columns, problem: WindowProblem) -> np.ndarray:
+def loads_behind_guards(load: TiledLoad, candidates: Columns, facts: WindowFacts) -> np.ndarray:
     """Loads of a tile where the last rows and items stand behind guards: these share what was loaded before the guards only."""
-    total = np.full(len(rows["rows"]), float(load.fixed))
-    for (step, reach), count, guarded in zip((load.rows, load.items), (rows["rows"], rows["items"]), guarded_places(rows, problem), strict=True):
+    total = np.full(len(candidates["rows"]), float(load.fixed))
+    tile = (candidates["rows"], candidates["items"])
+    for (step, reach), count, guarded in zip((load.rows, load.items), tile, guarded_places(facts, candidates), strict=True):
         fresh = min(step, reach)
         along = (count - guarded - 1) * fresh + reach
         for place in range(1, int(guarded.max(initial=0)) + 1):

@@ -51,7 +51,7 @@ from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Storage, Unsuitable
 from tilewright.kernels.gpu.map.lower import wide_or_refuse
-from tilewright.kernels.gpu.window.space import UNROLLED_WINDOW, TiledLoad, WindowProblem, WindowSchedule, blocks_to_ask_for
+from tilewright.kernels.gpu.window.space import UNROLLED_WINDOW, TiledLoad, WindowFacts, WindowSchedule, blocks_to_ask_for
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class WindowForm:
     space: Walk
     layouts: Mapping[str, Layout]
     storage: Mapping[str, Storage]
-    problem: WindowProblem
+    facts: WindowFacts
 
     @property
     def offset(self) -> Expr:
@@ -100,9 +100,9 @@ def window_form(problem: Problem) -> WindowForm:
     row, item = tile_axes(space.axes)
     row_extent, item_extent = (axis.extent or 1 if axis is not None else 1 for axis in (row, item))
     inner = 1 if item is None or item == space.axes[-1] else space.axes[-1].extent or 1
-    facts = WindowProblem(
+    facts = WindowFacts(
         points=space.points,
-        lanes=lanes,
+        vector_width=lanes,
         bytes_read=bytes_touched([*flat_bodies, flat_element], (*step.axes, *step.reduction), values),
         bytes_written=values[region.outputs[0]].bytes,
         flops=points * (expression_flops(*flat_bodies) + len(bodies)) + expression_flops(flat_element),
@@ -171,11 +171,11 @@ def _pack(problem: Problem, step: Step, fastest: Var | None) -> tuple[tuple[Expr
 
 def lower_window(problem: Problem, form: WindowForm, schedule: WindowSchedule, machine: Machine) -> Lowered:
     """One kernel; raises Unsuitable for another form of region, or vectors that its accesses do not allow."""
-    lanes = schedule.lanes
+    lanes = schedule.vector_width
     bodies, element = list(form.bodies), form.element
     axes = list(form.space.axes)
     if lanes > 1:
-        bodies = [wide_or_refuse(bodies[0], form.space.fastest, lanes, form.problem.lanes, form.layouts)]
+        bodies = [wide_or_refuse(bodies[0], form.space.fastest, lanes, form.facts.vector_width, form.layouts)]
         wide = vectors_fit(element, axes[-1], lanes, form.layouts)
         assert wide is not None
         element = wide
@@ -216,7 +216,7 @@ def lower_window(problem: Problem, form: WindowForm, schedule: WindowSchedule, m
         return [*lets, *(Let(base, value) for value, base in bases.items()), *elements]
 
     root = block(below(position, total, "position", thread))
-    asked = blocks_to_ask_for(schedule, form.problem, machine)
+    asked = blocks_to_ask_for(schedule, form.facts, machine)
     result = single(problem.with_storage(form.storage), schedule, root, launch, asked)
     return replace(result, storage=form.storage)
 

@@ -50,7 +50,7 @@ class TiledLoad:
 
 
 @dataclass(frozen=True)
-class WindowProblem:
+class WindowFacts:
     """What the cost of a tile of windows depends on.
 
     `points` counts scalar elements of the output, `lanes` is the widest vector that every access allows, `flops` is for one element. Bytes are
@@ -58,7 +58,7 @@ class WindowProblem:
     inside of both."""
 
     points: int
-    lanes: int
+    vector_width: int
     bytes_read: int
     bytes_written: int
     flops: float
@@ -76,71 +76,71 @@ class WindowSchedule:
 
     threads: int
     items: int
-    lanes: int
+    vector_width: int
     rows: int = 1
 
     def __str__(self) -> str:
-        return f"window threads={self.threads} tile={self.rows}x{self.items} lanes={self.lanes}"
+        return f"window threads={self.threads} tile={self.rows}x{self.items} vector_width={self.vector_width}"
 
 
-def window_space(problem: WindowProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def window_space(facts: WindowFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with columns threads, items, lanes, rows; and how many were rejected by reason."""
-    rows = product_of({"threads": (32, 64, 128, 256, 512), "items": (1, 2, 3, 4, 7, 8), "lanes": (1, 2, 4), "rows": (1, 2, 3, 4, 7)})
-    tile = rows["rows"] * rows["items"]
-    repeated = any(load.repeats_rows for load in problem.loads)
+    candidates = product_of({"threads": (32, 64, 128, 256, 512), "items": (1, 2, 3, 4, 7, 8), "vector_width": (1, 2, 4), "rows": (1, 2, 3, 4, 7)})
+    tile = candidates["rows"] * candidates["items"]
+    repeated = any(load.repeats_rows for load in facts.loads)
     return reject(
-        rows,
+        candidates,
         [
-            ("threads exceed a block", rows["threads"] > machine.threads_per_block),
-            ("accesses are not adjacent or aligned for vectors this wide", rows["lanes"] > problem.lanes),
-            ("a tile exceeds an extent", (rows["rows"] > problem.row_extent) | (rows["items"] > problem.item_extent)),
-            ("rows have no load in common", (rows["rows"] > 1) & (not repeated)),
-            ("unrolled windows exceed the instruction cache", (tile > 1) & (tile * problem.reduced > MOST_UNROLLED)),
-            ("accumulators exceed the registers", tile * rows["lanes"] > MOST_ACCUMULATORS),
-            ("registers exceed a processor's", registers_of(rows, problem) * rows["threads"] > machine.registers_per_processor),
-            ("tiles leave more than half of the processors idle", (tile > 1) & (2 * blocks_of(rows, problem) < machine.processors)),
+            ("threads exceed a block", candidates["threads"] > machine.threads_per_block),
+            ("accesses are not adjacent or aligned for vectors this wide", candidates["vector_width"] > facts.vector_width),
+            ("a tile exceeds an extent", (candidates["rows"] > facts.row_extent) | (candidates["items"] > facts.item_extent)),
+            ("rows have no load in common", (candidates["rows"] > 1) & (not repeated)),
+            ("unrolled windows exceed the instruction cache", (tile > 1) & (tile * facts.reduced > MOST_UNROLLED)),
+            ("accumulators exceed the registers", tile * candidates["vector_width"] > MOST_ACCUMULATORS),
+            ("registers exceed a processor's", registers_of(facts, candidates) * candidates["threads"] > machine.registers_per_processor),
+            ("tiles leave more than half of the processors idle", (tile > 1) & (2 * blocks_of(facts, candidates) < machine.processors)),
         ],
     )
 
 
-def tiles_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+def tiles_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
     """Threads that have a tile, those at the edge in part."""
-    along = -(-problem.row_extent // rows["rows"]) * -(-problem.item_extent // rows["items"])
-    tiles: np.ndarray = -(-problem.points * along // (problem.row_extent * problem.item_extent * rows["lanes"]))
+    along = -(-facts.row_extent // candidates["rows"]) * -(-facts.item_extent // candidates["items"])
+    tiles: np.ndarray = -(-facts.points * along // (facts.row_extent * facts.item_extent * candidates["vector_width"]))
     return tiles
 
 
-def blocks_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+def blocks_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
     """Blocks of the grid."""
-    blocks: np.ndarray = np.maximum(1, -(-tiles_of(rows, problem) // rows["threads"]))
+    blocks: np.ndarray = np.maximum(1, -(-tiles_of(facts, candidates) // candidates["threads"]))
     return blocks
 
 
-def loads_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+def loads_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
     """Loads of a thread's tile, each once."""
-    return sum((load.count(rows["rows"], rows["items"]) for load in problem.loads), np.zeros_like(rows["items"]))
+    return sum((load.count(candidates["rows"], candidates["items"]) for load in facts.loads), np.zeros_like(candidates["items"]))
 
 
-def registers_of(rows: Columns, problem: WindowProblem) -> np.ndarray:
+def registers_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
     """32-bit registers that a thread is given: for its accumulators, its loads under way, addresses."""
-    under_way = np.minimum(loads_of(rows, problem) * rows["lanes"], MOST_UNDER_WAY)
-    needed = ADDRESS_REGISTERS + rows["lanes"] * rows["rows"] * rows["items"] + under_way
-    return np.where(is_guarded(rows, problem) & (problem.reduced > LARGE_WINDOW), UNCAPPED, needed)
+    under_way = np.minimum(loads_of(facts, candidates) * candidates["vector_width"], MOST_UNDER_WAY)
+    needed = ADDRESS_REGISTERS + candidates["vector_width"] * candidates["rows"] * candidates["items"] + under_way
+    return np.where(is_guarded(facts, candidates) & (facts.reduced > LARGE_WINDOW), UNCAPPED, needed)
 
 
-def is_guarded(rows: Columns, problem: WindowProblem) -> np.ndarray:
+def is_guarded(facts: WindowFacts, candidates: Columns) -> np.ndarray:
     """Whether the tiles do not divide the extents, so that parts of them stand behind guards."""
-    last_rows, last_items = guarded_places(rows, problem)
+    last_rows, last_items = guarded_places(facts, candidates)
     return (last_rows > 0) | (last_items > 0)
 
 
-def guarded_places(rows: Columns, problem: WindowProblem) -> tuple[np.ndarray, np.ndarray]:
+def guarded_places(facts: WindowFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
     """How many of a tile's rows, and of its items, reach over the end of their extent in the last tile."""
-    return -problem.row_extent % rows["rows"], -problem.item_extent % rows["items"]
+    return -facts.row_extent % candidates["rows"], -facts.item_extent % candidates["items"]
 
 
-def blocks_to_ask_for(schedule: WindowSchedule, problem: WindowProblem, machine: Machine) -> int:
+def blocks_to_ask_for(schedule: WindowSchedule, facts: WindowFacts, machine: Machine) -> int:
     """The occupancy to ask of the assembler: left to itself it gives a thread so few registers that its loads wait for one another."""
-    estimate = registers_of({entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)}, problem)
+    estimate = registers_of(facts, {entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)})
     blocks = machine.registers_per_processor // (schedule.threads * min(int(estimate[0]), machine.registers_per_thread_max))
     return max(1, min(blocks, machine.blocks_per_processor, machine.threads_per_processor // schedule.threads))

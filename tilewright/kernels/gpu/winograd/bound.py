@@ -13,25 +13,25 @@ from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.bounds import WIDEST, spread
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
-def winograd_bound(rows: Columns, problem: WinogradProblem, counts: TileCounts, machine: Machine, share: float) -> Estimate:
+def winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
     """Winograd's F(m x m, 3 x 3): three kernels that wait for each other, of which the product is bounded as any (`contraction_bound`).
 
     A transform takes a launch at least, and the time in which all schedulers issue what a tile needs for each channel: an addition for each of its
     (m + 2)^2 points, and loads and stores by fours of the points and of m^2 inputs (others serve several tiles) or outputs. memory: input,
     transformed filters and output; what lies between the kernels may stay in level 2."""
-    count = length(rows)
+    count = length(candidates)
     terms: dict[str, np.ndarray] = {}
-    for size, product in zip(OUTPUT_TILES, problem.products, strict=True):
-        which = rows["output_tile"] == size
+    for size, product in zip(OUTPUT_TILES, facts.products, strict=True):
+        which = candidates["output_tile"] == size
         points = (size + FILTER - 1) ** 2
-        tiles = problem.images * -(-problem.height // size) * -(-problem.width // size)
+        tiles = facts.images * -(-facts.height // size) * -(-facts.width // size)
         issued = points + (points + size * size) / WIDEST
-        inputs, sums = (spread(machine, tiles * channels * issued) for channels in (problem.channels, problem.outputs))
-        estimate = contraction_bound(take(rows, which), product, taken(counts, which), machine, share)
+        inputs, sums = (spread(machine, tiles * channels * issued) for channels in (facts.channels, facts.outputs))
+        estimate = contraction_bound(product, take(candidates, which), taken(counts, which), machine, share)
         for name, seconds in estimate.terms.items():
             terms.setdefault(name, np.zeros(count))[which] = seconds if name == "memory" else seconds + inputs + sums
     return Estimate(MappingProxyType(terms), overlapped=tuple(terms))

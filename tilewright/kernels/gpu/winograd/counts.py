@@ -10,24 +10,24 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
-def winograd_counts(rows: Columns, problem: WinogradProblem, machine: Machine) -> TileCounts:
+def winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Machine) -> TileCounts:
     """Those of the batched product, which takes most of the time; distinct bytes and what comes from level 2 are all three kernels'."""
     found: dict[str, np.ndarray] = {}
-    for size, product in zip(OUTPUT_TILES, problem.products, strict=True):
-        which = rows["output_tile"] == size
+    for size, product in zip(OUTPUT_TILES, facts.products, strict=True):
+        which = candidates["output_tile"] == size
         one = np.ones(int(which.sum()))
-        counts = contraction_counts(take(rows, which), product, machine)
-        transformed = problem.bytes_read * ((size + FILTER - 1) / size) ** 2 + product.bytes_written + problem.epilogue_bytes
+        counts = contraction_counts(product, take(candidates, which), machine)
+        transformed = facts.bytes_read * ((size + FILTER - 1) / size) ** 2 + product.bytes_written + facts.epilogue_bytes
         counts = replace(
             counts,
-            read_bytes=one * (problem.bytes_read + problem.epilogue_bytes + product.b.bytes),
-            result_bytes=one * problem.bytes_written,
+            read_bytes=one * (facts.bytes_read + facts.epilogue_bytes + product.b.bytes),
+            result_bytes=one * facts.bytes_written,
             level2_bytes=counts.level2_bytes + transformed,
         )
         for entry in fields(TileCounts):
-            found.setdefault(entry.name, np.zeros(length(rows)))[which] = getattr(counts, entry.name)
+            found.setdefault(entry.name, np.zeros(length(candidates)))[which] = getattr(counts, entry.name)
     return TileCounts(**found)

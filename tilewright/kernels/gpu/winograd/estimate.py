@@ -1,6 +1,6 @@
 """Predicted times of the Winograd schema: its transforms from data movement, latency and issue slots, its product as any contraction.
 
-The transforms follow the form of `kernels.gpu.map.estimate`, the product is `contraction_cost` of the batched product whose operands
+The transforms follow the form of `kernels.gpu.map.estimate`, the product is `contraction_estimate` of the batched product whose operands
 lie in level 2 as far as it holds them.
 """
 
@@ -17,9 +17,9 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length, take
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counts import TileCounts
-from tilewright.kernels.gpu.gemm.estimate import contraction_cost
+from tilewright.kernels.gpu.gemm.estimate import contraction_estimate
 from tilewright.kernels.gpu.rates import bandwidth, l2_bandwidth
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 ROW_INSTRUCTIONS = {2: 4, 4: 14}
@@ -30,7 +30,7 @@ BYTES_AHEAD = 256
 """Of loads that a thread has under way at once: a tile's loads do not depend on one another, but their registers are limited."""
 
 
-def winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCounts, machine: Machine) -> Estimate:
+def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """seconds = launches (1 + 2 later_launch) + input transform + max(compute, memory) + drain + split + output transform.
 
     A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. Of the workspaces V and M (m + 2)^2 / m^2 times as
@@ -40,9 +40,9 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCounts, m
     both transforms together: 1.1 us on an h200, under the launches' 1.1 * 1.82 = 2.0 us."""
     terms: dict[str, np.ndarray] = {}
     overlapped: tuple[str, ...] = ()
-    for size, product in zip(OUTPUT_TILES, problem.products, strict=True):
-        which = rows["output_tile"] == size
-        part = take(rows, which)
+    for size, product in zip(OUTPUT_TILES, facts.products, strict=True):
+        which = candidates["output_tile"] == size
+        part = take(candidates, which)
         span = size + FILTER - 1
         cache = machine.cache(2)
         assert cache is not None
@@ -52,7 +52,7 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCounts, m
         one = np.ones(length(part))
         read, written = int(missing * inputs) + product.b.bytes + product.epilogue_bytes, int(missing * sums)
         lying = replace(taken(counts, which), read_bytes=one * read, result_bytes=one * written)
-        estimate = contraction_cost({**part, "atomics": np.zeros_like(part["split"])}, product, lying, machine)
+        estimate = contraction_estimate(product, {**part, "atomics": np.zeros_like(part["split"])}, lying, machine)
         overlapped = estimate.overlapped
         found = dict(estimate.terms)
         found["launch"] = found["launch"] + 2 * gpu_calibration(machine).winograd.later_launch * machine.launch_seconds
@@ -60,34 +60,34 @@ def winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCounts, m
         found["input transform"] = _transform(
             part,
             machine,
-            elements=product.m * problem.channels,
-            lanes=problem.input_lanes,
+            elements=product.m * facts.channels,
+            lanes=facts.input_vector,
             held=span * span,
             accesses=2 * span * span,
             arithmetic=2 * span * rounds,
-            through=problem.bytes_read * (span / size) ** 2 + inputs,
-            memory=problem.bytes_read + missing * inputs,
-            element_bytes=problem.element_bytes,
+            through=facts.bytes_read * (span / size) ** 2 + inputs,
+            memory=facts.bytes_read + missing * inputs,
+            element_bytes=facts.element_bytes,
         )
         found["output transform"] = _transform(
             part,
             machine,
-            elements=product.m * problem.outputs,
-            lanes=problem.store_lanes,
+            elements=product.m * facts.outputs,
+            lanes=facts.store_vector,
             held=span * size,
             accesses=span * span + size * size,
-            arithmetic=(span + size) * rounds + size * size * problem.epilogue_flops,
-            through=sums + problem.epilogue_bytes + problem.bytes_written,
-            memory=problem.bytes_written + problem.epilogue_bytes + missing * sums,
-            element_bytes=problem.element_bytes,
+            arithmetic=(span + size) * rounds + size * size * facts.epilogue_flops,
+            through=sums + facts.epilogue_bytes + facts.bytes_written,
+            memory=facts.bytes_written + facts.epilogue_bytes + missing * sums,
+            element_bytes=facts.element_bytes,
         )
         for name, seconds in found.items():
-            terms.setdefault(name, np.zeros(length(rows)))[which] = seconds
+            terms.setdefault(name, np.zeros(length(candidates)))[which] = seconds
     return Estimate(terms, overlapped)
 
 
 def _transform(
-    rows: Columns,
+    candidates: Columns,
     machine: Machine,
     *,
     elements: int,
@@ -101,7 +101,7 @@ def _transform(
 ) -> np.ndarray:
     """Seconds of one transform of `elements` tiles of one channel, without its launch. A thread holds `held` vectors in registers; `accesses`
     and `arithmetic` are its instructions, the latter for each lane; `through` and `memory` are the bytes through level 2 and from or to memory."""
-    threads, wide = rows["transform_threads"], np.minimum(rows["transform_lanes"], lanes)
+    threads, wide = candidates["transform_threads"], np.minimum(candidates["transform_vector"], lanes)
     blocks = -(-elements // (wide * threads))
     registers = np.minimum(OTHER_REGISTERS + held * wide, machine.registers_per_thread_max)
     resident = resident_blocks(machine, threads, registers, 0)

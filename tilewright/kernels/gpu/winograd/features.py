@@ -6,19 +6,19 @@ import numpy as np
 
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.gemm.features import of_product
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.winograd_transform import FILTER
 
 NUMBER = 3
 
 
-def winograd_features(problem: WinogradProblem, rows: Columns) -> dict[str, np.ndarray]:
-    return of_product(NUMBER, rows, winograd_sizes(problem))
+def winograd_features(facts: WinogradFacts, candidates: Columns) -> dict[str, np.ndarray]:
+    return of_product(NUMBER, candidates, winograd_sizes(facts))
 
 
-def winograd_sizes(problem: WinogradProblem) -> dict[str, int]:
+def winograd_sizes(facts: WinogradFacts) -> dict[str, int]:
     """The convolution's sizes by the names of `kernels.gpu.features.PROBLEM`."""
     return {
-        "outputs": problem.outputs, "height": problem.images * problem.height, "width": problem.width, "channels": problem.channels,
+        "outputs": facts.outputs, "height": facts.images * facts.height, "width": facts.width, "channels": facts.channels,
         "filter_y": FILTER, "filter_x": FILTER,
     }  # fmt: skip

@@ -27,36 +27,36 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Region, Storage
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.lower import lower_contraction
-from tilewright.kernels.gpu.winograd.space import WinogradProblem, WinogradSchedule
+from tilewright.kernels.gpu.winograd.space import WinogradFacts, WinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index, store_vectors
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides, filter_matrix
 
 
-def winograd_problem(problem: Problem, form: WinogradForm) -> WinogradProblem:
+def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
     """What the choice of a schedule depends on: extents, vectors, bytes, and the batched products."""
-    return WinogradProblem(
+    return WinogradFacts(
         images=extent_of(form.images),
         height=form.height,
         width=form.width,
         channels=form.channels,
         outputs=form.outputs,
-        input_lanes=input_lanes(form, problem.layouts),
-        store_lanes=store_lanes(form, problem.layouts),
+        input_vector=input_vector(form, problem.layouts),
+        store_vector=store_vector(form, problem.layouts),
         bytes_read=problem.values[form.source.buffer].bytes,
         bytes_written=problem.values[form.output].bytes,
-        products=tuple(product_form(_product(form.output, form, size)).problem for size in OUTPUT_TILES),
+        products=tuple(product_form(_product(form.output, form, size)).facts for size in OUTPUT_TILES),
         epilogue_bytes=bytes_touched([form.element], form.axes, problem.values),
         epilogue_flops=expression_flops(form.element),
         element_bytes=size_of(form.dtype),
     )
 
 
-def input_lanes(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
+def input_vector(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
     """The widest vector of input channels that is loaded at once."""
     return widest(form.read, form.c, layouts)
 
 
-def store_lanes(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
+def store_vector(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
     """The widest vector of output channels that is stored at once."""
     return widest(form.element, form.k, layouts, form.offset)
 
@@ -128,7 +128,7 @@ def _transform_inputs(
     form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], points: str
 ) -> tuple[Statement, Launch]:
     """V = B^T d B."""
-    size, lanes = schedule.output_tile, min(schedule.transform_lanes, input_lanes(form, layouts))
+    size, lanes = schedule.output_tile, min(schedule.transform_vector, input_vector(form, layouts))
     layout, matrix = layouts[form.source.buffer], TRANSFORMS[size].inputs
     span = len(matrix)
     plane = layouts[points].strides[0]
@@ -150,7 +150,7 @@ def _transform_outputs(
     form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], sums: str
 ) -> tuple[Statement, Launch]:
     """Y = A^T M A, and of each element that lies in the image what the region stores."""
-    size, lanes = schedule.output_tile, min(schedule.transform_lanes, store_lanes(form, layouts))
+    size, lanes = schedule.output_tile, min(schedule.transform_vector, store_vector(form, layouts))
     matrix = TRANSFORMS[size].outputs
     span = len(matrix[0])
     plane = layouts[sums].strides[0]

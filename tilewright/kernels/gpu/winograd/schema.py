@@ -6,18 +6,18 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.winograd.bound import winograd_bound
 from tilewright.kernels.gpu.winograd.counts import winograd_counts
-from tilewright.kernels.gpu.winograd.estimate import winograd_cost
+from tilewright.kernels.gpu.winograd.estimate import winograd_estimate
 from tilewright.kernels.gpu.winograd.features import winograd_features
-from tilewright.kernels.gpu.winograd.lower import lower_winograd, winograd_problem
-from tilewright.kernels.gpu.winograd.space import WinogradProblem, WinogradSchedule, winograd_space
+from tilewright.kernels.gpu.winograd.lower import lower_winograd, winograd_facts
+from tilewright.kernels.gpu.winograd.space import WinogradFacts, WinogradSchedule, winograd_space
 from tilewright.kernels.schema import Form, Schema
 from tilewright.kernels.winograd_form import WinogradForm, winograd_form
 
 
-def match(problem: Problem, machine: Machine) -> Form[WinogradProblem, WinogradForm]:
+def match(problem: Problem, machine: Machine) -> Form[WinogradFacts, WinogradForm]:
     """Raises Unsuitable as `winograd_form`."""
     form = winograd_form(problem)
-    return Form(winograd_problem(problem, form), form)
+    return Form(winograd_facts(problem, form), form)
 
 
 WINOGRAD = Schema(
@@ -26,9 +26,9 @@ WINOGRAD = Schema(
     schedule=WinogradSchedule,
     match=match,
     space=lambda facts, machine, options: winograd_space(facts, machine),
-    counts=lambda facts, rows, machine: winograd_counts(rows, facts, machine),
-    estimate=lambda facts, rows, counts, machine, options: winograd_cost(rows, facts, counts, machine),
+    counts=lambda facts, candidates, machine: winograd_counts(facts, candidates, machine),
+    estimate=lambda facts, candidates, counts, machine, options: winograd_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, schedule, machine),
-    bound=lambda facts, rows, counts, machine, share: winograd_bound(rows, facts, counts, machine, share),
-    features=lambda facts, rows, machine, options: winograd_features(facts, rows),
+    bound=winograd_bound,
+    features=lambda facts, candidates, machine, options: winograd_features(facts, candidates),
 )

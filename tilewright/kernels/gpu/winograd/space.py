@@ -19,32 +19,33 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import length, product_of, reject
 from tilewright.kernels.gpu.gemm.space import AXES as GEMM_AXES
-from tilewright.kernels.gpu.gemm.space import ContractionProblem, ContractionSchedule, contraction_space
+from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 SPLITS = (1, 2, 4)
 """Of the sum over channels: the points of the tiles are blocks already, so that few parts are enough to fill a machine."""
-TRANSFORM_AXES = {"transform_threads": (64, 256), "transform_lanes": (1, 2, 4)}
+TRANSFORM_AXES = {"transform_threads": (64, 256), "transform_vector": (1, 2, 4)}
 PRODUCT_AXES = tuple(axis for axis in GEMM_AXES if axis != "atomics")
 """Of the product, whose parts are added in order."""
 
 
 @dataclass(frozen=True)
-class WinogradProblem:
+class WinogradFacts:
     """A convolution as the schema sees it: extents of the output, channels of the input, and for each of OUTPUT_TILES the batched product.
 
-    `input_lanes`, `store_lanes`: widest vectors along input channels, and along output channels of the result. Bytes are distinct bytes in memory."""
+    `input_vector`, `store_vector`: widest vectors along input channels, and along output channels of the result. Bytes are distinct bytes in
+    memory."""
 
     images: int
     height: int
     width: int
     channels: int
     outputs: int
-    input_lanes: int
-    store_lanes: int
+    input_vector: int
+    store_vector: int
     bytes_read: int
     bytes_written: int
-    products: tuple[ContractionProblem, ...]
+    products: tuple[ContractionFacts, ...]
     epilogue_bytes: int = 0
     epilogue_flops: float = 0.0
     element_bytes: int = size_of(DEFAULT_FLOAT)
@@ -62,7 +63,7 @@ class WinogradSchedule:
 
     output_tile: int
     transform_threads: int
-    transform_lanes: int
+    transform_vector: int
     block_m: int
     block_n: int
     block_k: int
@@ -79,36 +80,36 @@ class WinogradSchedule:
     def __str__(self) -> str:
         return (
             f"winograd F({self.output_tile}x{self.output_tile},{FILTER}x{FILTER}) transforms threads={self.transform_threads} "
-            f"lanes={self.transform_lanes}, {self.product}"
+            f"transform_vector={self.transform_vector}, {self.product}"
         )
 
 
 AXES = ("output_tile", *TRANSFORM_AXES, *PRODUCT_AXES)
 
 
-def winograd_space(problem: WinogradProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns AXES; and how many were rejected by reason (those of the product count once for each pair of transforms)."""
-    widest = max(problem.input_lanes, problem.store_lanes)
+    widest = max(facts.input_vector, facts.store_vector)
     transforms = product_of(TRANSFORM_AXES)
-    transforms, narrow = reject(transforms, [("no transform has vectors so wide", transforms["transform_lanes"] > widest)])
+    transforms, narrow = reject(transforms, [("no transform has vectors so wide", transforms["transform_vector"] > widest)])
     each = length(transforms)
     parts: list[dict[str, np.ndarray]] = []
     rejected: dict[str, int] = {}
-    for output_tile, product in zip(OUTPUT_TILES, problem.products, strict=True):
-        rows, counts = contraction_space(product, machine)
-        split = rows["split"] > 1
-        joined = (rows["cluster"] == 1) if machine.compute_capability >= (9, 0) else np.ones(length(rows), bool)
+    for output_tile, product in zip(OUTPUT_TILES, facts.products, strict=True):
+        candidates, counts = contraction_space(product, machine)
+        split = candidates["split"] > 1
+        joined = (candidates["cluster"] == 1) if machine.compute_capability >= (9, 0) else np.ones(length(candidates), bool)
         workspaces = product.a.bytes + product.bytes_written
         rules = [
-            ("the workspaces exceed an eighth of the memory", np.full(length(rows), workspaces > machine.memory_bytes // 8)),
-            ("a product of many points needs no more parts", ~np.isin(rows["split"], SPLITS)),
+            ("the workspaces exceed an eighth of the memory", np.full(length(candidates), workspaces > machine.memory_bytes // 8)),
+            ("a product of many points needs no more parts", ~np.isin(candidates["split"], SPLITS)),
             ("a cluster adds up the parts without another kernel", split & ~joined),
         ]
-        rows, more = reject(rows, rules)
-        count = length(rows)
+        candidates, more = reject(candidates, rules)
+        count = length(candidates)
         columns = {"output_tile": np.full(count * each, output_tile)}
         columns |= {name: np.tile(column, count) for name, column in transforms.items()}
-        columns |= {name: np.repeat(column, each) for name, column in rows.items()}
+        columns |= {name: np.repeat(column, each) for name, column in candidates.items()}
         parts.append(columns)
         for reason, number in (*((r, n * each) for r, n in (*counts.items(), *more.items())), *((r, n * count) for r, n in narrow.items())):
             rejected[reason] = rejected.get(reason, 0) + number

@@ -9,23 +9,23 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.bounds import WIDEST, fma_cycles, longest_of, steps_of_busiest
 from tilewright.kernels.gpu.counts import TileCounts
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.gpu.winograd_fused.space import points_of
 
 
-def fused_winograd_bound(rows: Columns, problem: WinogradProblem, counts: TileCounts, machine: Machine, share: float) -> Estimate:
+def fused_winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
     """Winograd's algorithm in one kernel: as `contraction_bound`, for (m + 2)^2 points of `tiles` x `outputs` sums and `channels` a step.
 
     Sums go through shared memory, so that all of them are computed. issue: besides products and their loads, what every thread does to bring in
     a step: copies of filters by fours, and for the tiles that it transforms an addition for each point, and loads and stores by fours."""
-    threads, warps, points = counts.threads, counts.warps, points_of(rows)
-    tiles, outputs, channels = rows["tiles"], rows["outputs"], rows["channels"]
+    threads, warps, points = counts.threads, counts.warps, points_of(candidates)
+    tiles, outputs, channels = candidates["tiles"], candidates["outputs"], candidates["channels"]
     steps, block_steps, warp_steps = steps_of_busiest(counts, machine)
     products = counts.step_multiply_adds
-    reads = -(-channels * (rows["thread_m"] + rows["thread_n"]) // WIDEST)
+    reads = -(-channels * (candidates["thread_m"] + candidates["thread_n"]) // WIDEST)
     transforms = tiles * channels // threads * points * (1 + 2 / WIDEST)
     copies = points * channels * outputs // (WIDEST * threads)
-    written = points * channels * (tiles + outputs) * problem.element_bytes / machine.shared_bytes_per_cycle
+    written = points * channels * (tiles + outputs) * facts.element_bytes / machine.shared_bytes_per_cycle
     return longest_of(
         machine,
         fma=warp_steps * products * fma_cycles(machine),
@@ -33,5 +33,5 @@ def fused_winograd_bound(rows: Columns, problem: WinogradProblem, counts: TileCo
         chain=steps * channels * machine.fma_latency_cycles,
         shared=block_steps * (warps * reads + written),
         moved=share * counts.memory_bytes,
-        others=np.zeros(length(rows)),
+        others=np.zeros(length(candidates)),
     )

@@ -10,33 +10,33 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.gpu.winograd_fused.space import fused_registers_of, fused_shared_bytes_of, fused_threads_of, points_of, tiles_there
 
 
-def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Machine) -> TileCounts:
+def fused_winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Machine) -> TileCounts:
     """Of all steps together. Inputs and filters are read a step at a time."""
-    r = {name: np.asarray(column, dtype=np.float64) for name, column in rows.items()}
-    points, threads = points_of(rows).astype(np.float64), fused_threads_of(rows).astype(np.float64)
-    registers, shared = fused_registers_of(rows).astype(np.float64), fused_shared_bytes_of(rows, problem).astype(np.float64)
-    one = np.ones(length(rows))
-    blocks = -(-tiles_there(rows, problem) // r["tiles"]) * -(-problem.outputs // r["outputs"]) * r["split"]
-    steps = problem.channels / (r["channels"] * r["split"])
+    r = {name: np.asarray(column, dtype=np.float64) for name, column in candidates.items()}
+    points, threads = points_of(candidates).astype(np.float64), fused_threads_of(candidates).astype(np.float64)
+    registers, shared = fused_registers_of(candidates).astype(np.float64), fused_shared_bytes_of(facts, candidates).astype(np.float64)
+    one = np.ones(length(candidates))
+    blocks = -(-tiles_there(facts, candidates) // r["tiles"]) * -(-facts.outputs // r["outputs"]) * r["split"]
+    steps = facts.channels / (r["channels"] * r["split"])
     sums = points * r["tiles"] * r["outputs"]
     items, filters = r["tiles"] * r["channels"], points * r["channels"] * r["outputs"]
     size = r["output_tile"]
-    read = one * (problem.bytes_read + problem.epilogue_bytes) + problem.element_bytes * points * problem.channels * problem.outputs
+    read = one * (facts.bytes_read + facts.epilogue_bytes) + facts.element_bytes * points * facts.channels * facts.outputs
     return TileCounts(
-        flops=2 * points * tiles_there(rows, problem) * problem.outputs * problem.channels,
+        flops=2 * points * tiles_there(facts, candidates) * facts.outputs * facts.channels,
         read_bytes=read,
-        result_bytes=one * problem.bytes_written,
-        level2_bytes=problem.element_bytes * blocks * steps * (points * items + filters) + problem.epilogue_bytes,
+        result_bytes=one * facts.bytes_written,
+        level2_bytes=facts.element_bytes * blocks * steps * (points * items + filters) + facts.epilogue_bytes,
         padded_flops=2 * blocks * sums * steps * r["channels"],
         blocks=blocks,
         warps=threads / machine.warp_size,
         threads=threads,
         steps=steps,
-        tile_steps=problem.channels / r["channels"],
+        tile_steps=facts.channels / r["channels"],
         registers=registers,
         shared_bytes=shared,
         resident=resident_blocks(machine, threads, registers, shared) * one,
@@ -45,13 +45,13 @@ def fused_winograd_counts(rows: Columns, problem: WinogradProblem, machine: Mach
         step_shared_loads=r["channels"] * gpu_calibration(machine).gemm.fragment_wavefronts * np.maximum(2, (r["thread_m"] + r["thread_n"]) / 4),
         step_cached_loads=0 * one,
         step_fill=(2 * items * points + filters / 4) / machine.warp_size,
-        step_sectors=(points * items + filters) * problem.element_bytes / SECTOR_BYTES,
+        step_sectors=(points * items + filters) * facts.element_bytes / SECTOR_BYTES,
         drain_wavefronts=2 * sums / machine.warp_size,
         store_instructions=r["tiles"] * r["outputs"] * size**2 / machine.warp_size,
-        store_sectors=r["tiles"] * r["outputs"] * size**2 * problem.element_bytes / SECTOR_BYTES,
+        store_sectors=r["tiles"] * r["outputs"] * size**2 * facts.element_bytes / SECTOR_BYTES,
         distinct_bytes=read,
-        written_bytes=one * problem.bytes_written,
+        written_bytes=one * facts.bytes_written,
         split=r["split"],
         stages=2 * one,
-        reuse_bytes=problem.element_bytes * steps * (points * items + filters),
+        reuse_bytes=facts.element_bytes * steps * (points * items + filters),
     )

@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
 from tilewright.kernels.gpu.winograd.estimate import ROW_INSTRUCTIONS
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.gpu.winograd_fused.space import points_of
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
@@ -21,21 +21,21 @@ COPY_INSTRUCTIONS = 4
 """Of one copy to shared memory with its addresses, which mostly add constants."""
 
 
-def fused_winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCounts, machine: Machine) -> Estimate:
+def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """seconds = launch + max(compute, memory) + drain + split.
 
     For one step of one block, in cycles of a processor: fma = points BT BK BC / lanes; issue = warps (products and their fragments, copies of
     filters, and for each tile and channel loads, transform and stores) / schedulers; shared = wavefronts of all of those; l2 = bytes of inputs
     and filters. A block's step takes no less than the latency of its loads and the transform behind it, which wait for each other. The blocks
-    of a processor, waves and the tail are as in `contraction_cost`; drain is the way of the sums through shared memory and the transform of the
+    of a processor, waves and the tail are as in `contraction_estimate`; drain is the way of the sums through shared memory and the transform of the
     outputs, split the exchange of a cluster's partial outputs.
 
     Worked example: F(2x2), 16 x 32 x 8: 16 * 16 * 32 * 8 / 128 = 512 cycles of fma a step at peak on an h200."""
     fitted = gpu_calibration(machine)
     own, latencies = fitted.winograd_fused, fitted.steps
-    size, bt, bk, bc = (rows[name] for name in ("output_tile", "tiles", "outputs", "channels"))
-    tm, tn, split = (rows[name] for name in ("thread_m", "thread_n", "split"))
-    points, span = points_of(rows), size + FILTER - 1
+    size, bt, bk, bc = (candidates[name] for name in ("output_tile", "tiles", "outputs", "channels"))
+    tm, tn, split = (candidates[name] for name in ("thread_m", "thread_n", "split"))
+    points, span = points_of(candidates), size + FILTER - 1
     threads, warps, blocks = counts.threads, counts.warps, counts.blocks
     transform = np.choose(np.searchsorted(OUTPUT_TILES, size), [ROW_INSTRUCTIONS[m] for m in OUTPUT_TILES])
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
@@ -50,7 +50,7 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCou
     shared = wavefronts * 128 / machine.shared_bytes_per_cycle
     cache1, cache2 = machine.cache(1), machine.cache(2)
     assert cache1 is not None and cache2 is not None
-    level2 = (points * bk + points * bt) * bc * problem.element_bytes / cache2.bandwidth
+    level2 = (points * bk + points * bt) * bc * facts.element_bytes / cache2.bandwidth
     wait = latencies.loaded_latency * machine.memory_latency_cycles
     passes = np.ceil(bt * bc / threads)
     # a warp waits for its loads, then transforms what they brought
@@ -58,13 +58,13 @@ def fused_winograd_cost(rows: Columns, problem: WinogradProblem, counts: TileCou
     inner = bc * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(chain, inner + passes * of_tile)
     barrier = own.barrier_latencies * cache1.latency_cycles + 2 * warps
-    of_sums = points + (span + size) * transform + size * size * (2 + problem.epilogue_flops)
+    of_sums = points + (span + size) * transform + size * size * (2 + facts.epilogue_flops)
     epilogue = own.sum_wavefronts * points * bt * bk / machine.warp_size + bt * bk / machine.warp_size * of_sums / machine.schedulers_per_processor
     together = np.minimum(-(-blocks // machine.processors), counts.resident)
     ends = machine.memory_latency_cycles + chain + together * epilogue
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
     work = on_processors(step, counts, ends, split > 1, machine)
-    meeting = 2 * cache2.latency_cycles + 2 * problem.element_bytes * size * size * bt * bk / cache2.bandwidth * together
+    meeting = 2 * cache2.latency_cycles + 2 * facts.element_bytes * size * size * bt * bk / cache2.bandwidth * together
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
         "compute": work.compute_seconds,

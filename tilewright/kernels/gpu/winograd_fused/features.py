@@ -7,12 +7,13 @@ import numpy as np
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.features import described
 from tilewright.kernels.gpu.winograd.features import winograd_sizes
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 
 NUMBER = 4
 
 
-def fused_winograd_features(problem: WinogradProblem, rows: Columns) -> dict[str, np.ndarray]:
-    tiles = {**rows, "register_k": rows["thread_n"], "register_x": rows["thread_m"], "block_k": rows["outputs"] // rows["thread_n"]}
-    tiles["block_x"] = rows["tiles"] // rows["thread_m"]
-    return described(NUMBER, tiles, winograd_sizes(problem))
+def fused_winograd_features(facts: WinogradFacts, candidates: Columns) -> dict[str, np.ndarray]:
+    down, across = candidates["thread_n"], candidates["thread_m"]
+    tiles = {**candidates, "register_k": down, "register_x": across, "block_k": candidates["outputs"] // down}
+    tiles["block_x"] = candidates["tiles"] // candidates["thread_m"]
+    return described(NUMBER, tiles, winograd_sizes(facts))

@@ -43,7 +43,7 @@ from tilewright.ir.kernel import (
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered, Storage, Unsuitable
-from tilewright.kernels.gpu.winograd.lower import filters_storage, store_lanes, store_tile
+from tilewright.kernels.gpu.winograd.lower import filters_storage, store_tile, store_vector
 from tilewright.kernels.gpu.winograd_fused.space import PADDING, FusedWinogradSchedule
 from tilewright.kernels.winograd_form import WinogradForm, input_index
 from tilewright.kernels.winograd_transform import FILTER, TRANSFORMS, both_sides
@@ -321,7 +321,7 @@ class _Fused:
 
     def lanes(self, elements: int, widest: int = 0) -> int:
         """The widest vectors along the output channels that leave no thread without work; of what the region can store where none is given."""
-        most = widest or store_lanes(self.form, self.layouts)
+        most = widest or store_vector(self.form, self.layouts)
         return next(width for width in (4, 2, 1) if width <= most and (elements // width >= self.schedule.threads or width == 1))
 
     def vectors(self, elements: int, lanes: int, first: Expr, body: Callable[[Var], list[Statement]]) -> list[Statement]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.kernels.gpu.winograd.schema import match
 from tilewright.kernels.gpu.winograd_fused.bound import fused_winograd_bound
 from tilewright.kernels.gpu.winograd_fused.counts import fused_winograd_counts
-from tilewright.kernels.gpu.winograd_fused.estimate import fused_winograd_cost
+from tilewright.kernels.gpu.winograd_fused.estimate import fused_winograd_estimate
 from tilewright.kernels.gpu.winograd_fused.features import fused_winograd_features
 from tilewright.kernels.gpu.winograd_fused.lower import lower_fused_winograd
 from tilewright.kernels.gpu.winograd_fused.space import FusedWinogradSchedule, fused_winograd_space
@@ -17,9 +17,9 @@ WINOGRAD_FUSED = Schema(
     schedule=FusedWinogradSchedule,
     match=match,
     space=lambda facts, machine, options: fused_winograd_space(facts, machine),
-    counts=lambda facts, rows, machine: fused_winograd_counts(rows, facts, machine),
-    estimate=lambda facts, rows, counts, machine, options: fused_winograd_cost(rows, facts, counts, machine),
+    counts=lambda facts, candidates, machine: fused_winograd_counts(facts, candidates, machine),
+    estimate=lambda facts, candidates, counts, machine, options: fused_winograd_estimate(facts, candidates, counts, machine),
     lower=lambda problem, form, schedule, machine: lower_fused_winograd(problem, form.parts, schedule),
-    bound=lambda facts, rows, counts, machine, share: fused_winograd_bound(rows, facts, counts, machine, share),
-    features=lambda facts, rows, machine, options: fused_winograd_features(facts, rows),
+    bound=fused_winograd_bound,
+    features=lambda facts, candidates, machine, options: fused_winograd_features(facts, candidates),
 )

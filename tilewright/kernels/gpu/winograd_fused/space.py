@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, product_of, reject
-from tilewright.kernels.gpu.winograd.space import WinogradProblem
+from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 PADDING = 4
@@ -59,28 +59,28 @@ class FusedWinogradSchedule:
         )
 
 
-def fused_winograd_space(problem: WinogradProblem, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+def fused_winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Candidates with the columns FUSED_AXES; and how many were rejected by reason."""
-    rows = product_of(FUSED_AXES)
-    threads = fused_threads_of(rows)
-    points = points_of(rows)
-    tiles, outputs, channels, split = (rows[name] for name in ("tiles", "outputs", "channels", "split"))
-    there = tiles_there(rows, problem)
-    registers = fused_registers_of(rows)
+    candidates = product_of(FUSED_AXES)
+    threads = fused_threads_of(candidates)
+    points = points_of(candidates)
+    tiles, outputs, channels, split = (candidates[name] for name in ("tiles", "outputs", "channels", "split"))
+    there = tiles_there(facts, candidates)
+    registers = fused_registers_of(candidates)
     vectors, items = points * channels * outputs // 4, tiles * channels
     capability = machine.compute_capability
     quad = machine.warp_size * machine.schedulers_per_processor
     return reject(
-        rows,
+        candidates,
         [
             ("no asynchronous copies", np.full(len(threads), capability < (8, 0))),
             ("no clusters", (split > 1) & (capability < (9, 0))),
-            ("a thread's tile exceeds the block's", (rows["thread_m"] > tiles) | (rows["thread_n"] > outputs)),
+            ("a thread's tile exceeds the block's", (candidates["thread_m"] > tiles) | (candidates["thread_n"] > outputs)),
             ("threads below two warps, above 640, or not whole warps", (threads < 64) | (threads > 640) | (threads % machine.warp_size != 0)),
-            ("input channels do not divide among steps and parts", problem.channels % (channels * split) != 0),
+            ("input channels do not divide among steps and parts", facts.channels % (channels * split) != 0),
             ("loads of a step do not divide among the threads", (vectors % threads != 0) | ((items % threads != 0) & (items > threads))),
-            ("more than twice as many tiles or output channels as there are", (tiles >= 2 * there) | (outputs >= 2 * problem.outputs)),
-            ("shared memory exceeds a block's", fused_shared_bytes_of(rows, problem) > machine.shared_bytes_per_block),
+            ("more than twice as many tiles or output channels as there are", (tiles >= 2 * there) | (outputs >= 2 * facts.outputs)),
+            ("shared memory exceeds a block's", fused_shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
             ("registers exceed a thread's", registers > machine.registers_per_thread_max),
             # the schedulers have equal shares of the registers, and whole warps
             ("registers exceed a processor's", registers * (-(-threads // quad) * quad) > machine.registers_per_processor),
@@ -88,39 +88,39 @@ def fused_winograd_space(problem: WinogradProblem, machine: Machine) -> tuple[di
     )
 
 
-def points_of(rows: Columns) -> np.ndarray:
+def points_of(candidates: Columns) -> np.ndarray:
     """(m + 2)^2."""
-    return (rows["output_tile"] + FILTER - 1) ** 2
+    return (candidates["output_tile"] + FILTER - 1) ** 2
 
 
-def tiles_there(rows: Columns, problem: WinogradProblem) -> np.ndarray:
+def tiles_there(facts: WinogradFacts, candidates: Columns) -> np.ndarray:
     """Tiles of the whole output."""
-    size = rows["output_tile"]
-    tiles: np.ndarray = problem.images * -(-problem.height // size) * -(-problem.width // size)
+    size = candidates["output_tile"]
+    tiles: np.ndarray = facts.images * -(-facts.height // size) * -(-facts.width // size)
     return tiles
 
 
-def fused_threads_of(rows: Columns) -> np.ndarray:
-    threads: np.ndarray = points_of(rows) * (rows["tiles"] // rows["thread_m"]) * (rows["outputs"] // rows["thread_n"])
+def fused_threads_of(candidates: Columns) -> np.ndarray:
+    threads: np.ndarray = points_of(candidates) * (candidates["tiles"] // candidates["thread_m"]) * (candidates["outputs"] // candidates["thread_n"])
     return threads
 
 
-def fused_shared_bytes_of(rows: Columns, problem: WinogradProblem) -> np.ndarray:
+def fused_shared_bytes_of(facts: WinogradFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory of a block: two buffers of the transformed input and of the filters, the sums, and partial outputs of a cluster.
 
     F(2x2) with 16 tiles, 32 outputs and 8 channels: 4 * 16 * (2 * 8 * (16 + 4) + 2 * 8 * 32 + 16 * 32) = 86016."""
-    inputs = 2 * rows["channels"] * (rows["tiles"] + PADDING)
-    filters = 2 * rows["channels"] * rows["outputs"]
-    block = rows["tiles"] * rows["outputs"]
-    parts = np.where(rows["split"] > 1, rows["output_tile"] ** 2 * block, 0)
-    needed: np.ndarray = problem.element_bytes * (points_of(rows) * (inputs + filters + block) + parts)
+    inputs = 2 * candidates["channels"] * (candidates["tiles"] + PADDING)
+    filters = 2 * candidates["channels"] * candidates["outputs"]
+    block = candidates["tiles"] * candidates["outputs"]
+    parts = np.where(candidates["split"] > 1, candidates["output_tile"] ** 2 * block, 0)
+    needed: np.ndarray = facts.element_bytes * (points_of(candidates) * (inputs + filters + block) + parts)
     return needed
 
 
-def fused_registers_of(rows: Columns) -> np.ndarray:
+def fused_registers_of(candidates: Columns) -> np.ndarray:
     """Estimated 32-bit registers of a thread: accumulators, fragments read ahead, the tiles that are loaded a step ahead, and addresses. ptxas 13.0
     takes at most an eighth more for the candidates that are predicted best of the layers of bench/layers.py on sm_90a, mostly fewer."""
-    passes = -(-rows["tiles"] * rows["channels"] // np.maximum(fused_threads_of(rows), 1))
-    size = rows["thread_m"] * rows["thread_n"]
-    registers: np.ndarray = 28 + size + 2 * (rows["thread_m"] + rows["thread_n"]) + passes * points_of(rows)
+    passes = -(-candidates["tiles"] * candidates["channels"] // np.maximum(fused_threads_of(candidates), 1))
+    size = candidates["thread_m"] * candidates["thread_n"]
+    registers: np.ndarray = 28 + size + 2 * (candidates["thread_m"] + candidates["thread_n"]) + passes * points_of(candidates)
     return registers

@@ -24,7 +24,7 @@ PIXELS = 16
 """About as many as a tile has."""
 
 
-def set_apart(graph: Graph, laid_out: LaidOut, machine: Machine) -> LaidOut:
+def with_cache_padding(graph: Graph, laid_out: LaidOut, machine: Machine) -> LaidOut:
     """The same with a line of zeros behind the channels of each pixel of the values that need it: those that contractions sum along their innermost
     dimension, and that are neither inputs nor outputs of the model or of what does not run in generated kernels."""
     fixed = fixed_values(graph, laid_out.regions)

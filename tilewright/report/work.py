@@ -11,7 +11,7 @@ from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 
 
 @dataclass(frozen=True)
-class Figures:
+class Work:
     """`flops` counts the operations of the model's operators, whatever the kernel makes of them (what runs through PyTorch counts as 0).
     Bytes are those of each distinct buffer, halo included, moved once."""
 
@@ -19,8 +19,8 @@ class Figures:
     bytes_read: int = 0
     bytes_written: int = 0
 
-    def __add__(self, other: Figures) -> Figures:
-        return Figures(self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written)
+    def __add__(self, other: Work) -> Work:
+        return Work(self.flops + other.flops, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written)
 
 
 def node_flops(graph: Graph, node: Node) -> int:
@@ -32,16 +32,16 @@ def node_flops(graph: Graph, node: Node) -> int:
     return computation(node, graph.values).flops() if node.operator in OPERATORS else 0
 
 
-def region_figures(program: LoadableProgram, region: LoadableRegion) -> Figures:
-    """Figures of one region."""
+def region_work(program: LoadableProgram, region: LoadableRegion) -> Work:
+    """Work of one region."""
     flops = sum(node_flops(program.graph, program.nodes[name]) for name in region.nodes)
     written = _bytes(program, region.outputs)
-    return Figures(flops, _bytes(program, [name for name in region.inputs if name not in region.outputs]), written)
+    return Work(flops, _bytes(program, [name for name in region.inputs if name not in region.outputs]), written)
 
 
-def program_figures(program: LoadableProgram) -> Figures:
+def program_work(program: LoadableProgram) -> Work:
     """The sum over all regions."""
-    return sum((region_figures(program, region) for region in program.regions), Figures())
+    return sum((region_work(program, region) for region in program.regions), Work())
 
 
 def _bytes(program: LoadableProgram, names: Iterable[str]) -> int:
