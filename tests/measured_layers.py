@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.hardware import machine
+from tilewright.kernels.schema import AnySchema
 from tilewright.tuning import dataset
 from tilewright.tuning.collecting import ranking_of
 from tilewright.tuning.sampling import evenly
@@ -21,9 +22,9 @@ NOISE = 0.02
 
 
 @lru_cache(maxsize=1)
-def slow() -> str:
+def slow() -> AnySchema:
     """The schema that is slower than predicted: the one that the analytical models like best."""
-    return type(ranking_of(dataset.layer_problem(layer(32, 32, 8)), H200).first().schedule).__name__
+    return ranking_of(dataset.layer_problem(layer(32, 32, 8)), H200).first().schema
 
 
 def layer(outputs: int, channels: int, size: int, filter_size: int = 3, stride: int = 1) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def measured(described: dict[str, Any], count: int, seed: int = 0) -> dataset.Me
     outcomes = []
     for position in evenly(ranking, count, seed):
         choice = ranking.choice(int(position))
-        factor = SLOWER if type(choice.schedule).__name__ == slow() else 1.0
+        factor = SLOWER if choice.schema is slow() else 1.0
         outcomes.append(outcome(Job(problem, choice.schedule), choice.seconds * factor * float(np.exp(NOISE * generator.normal()))))
     return dataset.from_outcomes(described, H200.name, outcomes)
 

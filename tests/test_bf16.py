@@ -30,6 +30,7 @@ from tilewright.ir.layout import Layout, row_major
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.cpu.amx.lower import amx_form
+from tilewright.kernels.cpu.amx.schema import AMX
 from tilewright.kernels.cpu.amx.space import CpuAmxFacts, CpuAmxSchedule, cpu_amx_space, schedule_of
 from tilewright.kernels.registry import lower
 from tilewright.partition.precision import BFLOAT16_ISA
@@ -290,7 +291,7 @@ def test_more_threads_than_blocks_are_no_obstacle() -> None:
 def test_tiles_take_the_place_of_vectors_where_factors_are_bfloat16() -> None:
     case = convolution(channels=64, outputs=64, size=(28, 28))
     choice = rank(case.problem, XEON, 2).first()
-    assert isinstance(choice.schedule, CpuAmxSchedule)
+    assert choice.schema is AMX
     assert rank(convolution_case(channels=64, outputs=64, size=(28, 28)).problem, XEON, 2).find(choice.schedule) is None
 
 

@@ -23,6 +23,9 @@ from tilewright.hardware import is_present
 from tilewright.hardware.machine import Machine
 from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.problem import Problem
+from tilewright.kernels.gpu.direct.schema import DIRECT
+from tilewright.kernels.gpu.gemm.schema import GEMM
+from tilewright.kernels.schema import AnySchema
 from tilewright.partition.plan import IN_NO_ORDER, plan_program
 from tilewright.report.explanation import explanation
 from tilewright.runtime.artifact import read as read_artifact
@@ -65,14 +68,14 @@ def test_candidates_that_add_atomically_are_offered_on_request_alone() -> None:
     for problem in (SPLIT, BOTH, *problems_of_network()[1:]):
         assert not atomic(rank(problem, H200))
     free = rank(BOTH, H200, atomics=True)
-    assert {type(choice.schedule).__name__ for choice in atomic(free)} == {"ContractionSchedule", "DirectSchedule"}
+    assert {choice.schema for choice in atomic(free)} == {GEMM, DIRECT}
     fixed, free = (gpu_rank(BOTH, H200, atomics=allowed, learned=False) for allowed in (False, True))
     expected = {str(choice.schedule): choice.seconds for choice in fixed}
     assert expected == {str(choice.schedule): choice.seconds for choice in free if not choice.schema.unordered(choice.schedule)}
 
 
 def test_a_schedule_is_found_only_where_it_is_offered() -> None:
-    """The space without atomic additions lacks the axis; a schedule with them is none of it, whatever its other axes."""
+    """A schedule with atomic additions is none of the space without them, whatever its other axes."""
     fixed, free = rank(BOTH, H200), rank(BOTH, H200, atomics=True)
     for choice in atomic(free)[::10]:
         assert fixed.find(choice.schedule) is None and free.find(choice.schedule) == choice
@@ -81,9 +84,9 @@ def test_a_schedule_is_found_only_where_it_is_offered() -> None:
         assert found is None or found.schedule == ordered
 
 
-@pytest.mark.parametrize("kind", ["ContractionSchedule", "DirectSchedule"])
-def test_records_of_atomic_additions_wait_for_permission(kind: str, tmp_path: Path) -> None:
-    quick = next(choice for choice in atomic(rank(BOTH, H200, atomics=True)) if type(choice.schedule).__name__ == kind)
+@pytest.mark.parametrize("schema", [GEMM, DIRECT], ids=lambda schema: schema.name)
+def test_records_of_atomic_additions_wait_for_permission(schema: AnySchema, tmp_path: Path) -> None:
+    quick = next(choice for choice in atomic(rank(BOTH, H200, atomics=True)) if choice.schema is schema)
     steady = rank(BOTH, H200).first()
     with Records(tmp_path / "records.sqlite") as records:
         records.add([record_of(BOTH, quick, 1e-6)])

@@ -25,7 +25,7 @@ from tilewright.errors import CacheError, InvalidInput, TargetNotPresent, Unsupp
 from tilewright.graph.passes import simplify
 from tilewright.hardware import is_present
 from tilewright.kernels.gpu.bounds import lower_bound
-from tilewright.kernels.gpu.gemm.space import ContractionSchedule
+from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation, trials
@@ -173,7 +173,7 @@ def test_plans_take_the_best_that_was_measured(tmp_path: Path) -> None:
 
 def test_records_of_other_code_or_schemas_are_not_used(tmp_path: Path) -> None:
     problem = problems_of_network()[1]
-    tiled = next(choice.schedule for choice in rank(problem, H200) if isinstance(choice.schedule, ContractionSchedule))
+    tiled = next(choice.schedule for choice in rank(problem, H200) if choice.schema is GEMM)
     with Records(tmp_path / "records.sqlite") as records:
         records.add(
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -112,7 +113,8 @@ def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None 
         return import_module(module, inputs, keywords)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
         return import_file(module)
-    if type(module).__name__ == "ModelProto" or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
+    onnx = sys.modules.get("onnx")  # which whoever has a ModelProto has imported
+    if (onnx is not None and isinstance(module, onnx.ModelProto)) or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
         from tilewright.frontend.onnx_import import import_onnx
 
         return import_onnx(module, inputs or None)
