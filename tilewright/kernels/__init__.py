@@ -1,1 +1,1 @@
-"""Schemas: ways of computing one kind of region, a folder each, from recognising it to its kernels."""
+"""Schemas: ways of computing one kind of region, from recognising it to its kernels. Each has a folder."""

@@ -1,4 +1,4 @@
-"""Columns of schedule candidates: products of axes, rules that reject rows for a named reason, and one row back as numbers."""
+"""Columns of schedule candidates: products of axes, rules that reject rows for a named reason, and single rows as plain numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeAlias
 import numpy as np
 
 Columns: TypeAlias = Mapping[str, np.ndarray]
-"""Axis name to one number a candidate; all arrays have one length."""
+"""Maps each axis name to an array with one number per candidate; all arrays have the same length."""
 
 
 def product_of(axes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """Every combination of the axes' values, the last axis fastest."""
+    """Every combination of the axes' values; the last axis varies fastest."""
     mesh = np.meshgrid(*(np.asarray(values, dtype=np.int64) for values in axes.values()), indexing="ij")
     return {name: grid.ravel() for name, grid in zip(axes, mesh, strict=True)}
 
@@ -22,12 +22,12 @@ def length(candidates: Columns) -> int:
 
 
 def take(candidates: Columns, which: np.ndarray) -> dict[str, np.ndarray]:
-    """The rows of a mask or of an index array."""
+    """The rows selected by a mask or an index array."""
     return {name: column[which] for name, column in candidates.items()}
 
 
 def reject(candidates: Columns, rules: Sequence[tuple[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The rows that no rule rejects, and how many rows each reason rejected (a row counts for the first reason that holds).
+    """The rows that no rule rejects, and the number of rows rejected for each reason (a row counts for the first reason that holds).
 
     A rule is a reason and a mask of the rows that it rejects."""
     alive = np.ones(length(candidates), dtype=bool)
@@ -46,6 +46,6 @@ def row(candidates: Columns, position: int) -> dict[str, int]:
 
 
 def ceil_divided(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
-    """Whole parts of size b that hold a."""
+    """a / b, rounded up."""
     parts: np.ndarray = -(-np.asarray(a) // np.asarray(b))
     return parts

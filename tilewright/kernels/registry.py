@@ -35,7 +35,7 @@ def registered(schema: AnySchema, gpu: bool = False) -> Iterator[None]:
     do not lower its candidates.
 
     Raises:
-        UnsupportedOption: where another schema of these machines has its name, or its type of schedules for the same kind of region.
+        UnsupportedOption: if another schema of these machines has its name, or its type of schedules for the same kind of region.
     """
     for other in (*(GPU if gpu else CPU), *_registered[gpu]):
         if other.name == schema.name or (other.schedule is schema.schedule and set(other.kinds) & set(schema.kinds)):
@@ -64,7 +64,7 @@ def schema_of(schedule: Any, machine: Machine, kind: str) -> AnySchema:
     """The schema that a schedule belongs to.
 
     Raises:
-        Unsuitable: where no schema of the machine has such schedules for such regions.
+        Unsuitable: if no schema of the machine has such schedules for such regions.
     """
     for schema in schemas(machine, kind):
         if type(schedule) is schema.schedule:
@@ -76,7 +76,7 @@ def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
     """Kernels, calls and extra storage of a problem under a schedule of one of its schemas.
 
     Raises:
-        Unsuitable: where the problem does not have the form of the schedule's schema, or the schedule does not fit it.
+        Unsuitable: if the problem does not have the form of the schedule's schema, or the schedule does not fit it.
     """
     schema = schema_of(schedule, machine, problem.region.kind)
     form = form_of(schema, problem, machine)

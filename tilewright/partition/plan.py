@@ -99,7 +99,7 @@ def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precisi
     """The graph's regions with types and layouts of what they store. Without a judge no row reductions join a contraction.
 
     Raises:
-        InvalidModel: where a constant index is out of range.
+        InvalidModel: if a constant index is out of range.
     """
     checks = IndexChecks.of(graph)
 

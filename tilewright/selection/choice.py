@@ -17,7 +17,7 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = F
     atomic operations, in no fixed order, are offered too (on a GPU). `learned`: where a model was trained for the machine, it corrects the estimates.
 
     Raises:
-        Unsuitable: where no schema of this machine suits the problem, with the reason of each.
+        Unsuitable: if no schema of this machine suits the problem, with the reason of each.
     """
     options = Options(threads, atomics)
     ranking = Ranking(machine)

@@ -39,7 +39,7 @@ def code_terms(kernels: Iterable[tuple[Kernel, str]], machine: Machine, threads:
     """The terms of kernels that run one after another, each with its assembly (`analysis.cpu.assembly.disassembled`).
 
     Raises:
-        Unanalysable: where the flow of control of a kernel cannot be followed.
+        Unanalysable: if the flow of control of a kernel cannot be followed.
         KeyError: for a machine without a table of its pipelines.
     """
     sums: dict[str, float] = {}

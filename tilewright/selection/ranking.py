@@ -101,7 +101,7 @@ class Ranking:
         """The candidate with the least predicted time; of equal ones the first in the order of the space.
 
         Raises:
-            Unsuitable: where no candidate is feasible.
+            Unsuitable: if no candidate is feasible.
         """
         if not self.candidates:
             raise Unsuitable("no schedule is feasible: " + ", ".join(f"{reason} ({count})" for reason, count in self.rejected.items()))

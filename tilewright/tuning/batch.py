@@ -52,7 +52,7 @@ def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: st
     `limit` seconds is ended, with all that it has started, and has failed.
 
     Raises:
-        CommandStopped: where its process was stopped from outside, as for want of memory.
+        CommandStopped: if its process was stopped from outside, as for want of memory.
     """
     if version != tilewright.__version__:
         error = f"a worker has tilewright {tilewright.__version__}, and {version} is asking; install the same release on every worker"
@@ -92,7 +92,7 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
     """A client of the scheduler at an address such as "tcp://host:8786"; without one, of so many worker processes on this machine, which end with it.
 
     Raises:
-        UnsupportedOption: where Dask is not installed, no scheduler answers, or it has no worker.
+        UnsupportedOption: if Dask is not installed, no scheduler answers, or it has no worker.
     """
     try:
         from distributed import Client, LocalCluster
@@ -192,7 +192,7 @@ def content_of(model: str) -> bytes:
     """A model file in one piece: an ONNX file with the data files that belong to it.
 
     Raises:
-        InvalidModel: where it cannot be read, or does not fit.
+        InvalidModel: if it cannot be read, or does not fit.
     """
     path = Path(model)
     if path.suffix == ".onnx":

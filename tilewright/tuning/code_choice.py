@@ -101,7 +101,7 @@ class CodeScores:
         on the way, so that the choice may be another one another time.
 
         Raises:
-            Unsuitable: where no candidate is feasible.
+            Unsuitable: if no candidate is feasible.
         """
         favourite = ranking.first()
         fitted = all(part.schema.scored for part in ranking.first_parts(count))

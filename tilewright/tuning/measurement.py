@@ -108,7 +108,7 @@ def checked(values: Mapping[str, Any]) -> Measurement:
     """The measurement that has these values, whoever wrote them.
 
     Raises:
-        ValueError: where they are none: fields, types, numbers, times, a date or a schedule that no measuring gives.
+        ValueError: if they are none: fields, types, numbers, times, a date or a schedule that no measuring gives.
     """
     if set(values) != set(COLUMNS):
         raise ValueError(f"fields missing or unknown: {', '.join(sorted(set(values) ^ set(COLUMNS)))[:200]}")

@@ -62,8 +62,8 @@ def connected(path: Path, write: bool) -> sqlite3.Connection | None:
     """A connection to a file of records; with `write` a new file is made where there is none. None for an empty file that is only to be read.
 
     Raises:
-        Damaged: where the file holds no records.
-        CacheError: where it is of a newer version, or cannot be opened, read or written.
+        Damaged: if the file holds no records.
+        CacheError: if it is of a newer version, or cannot be opened, read or written.
     """
     try:
         if write:
@@ -142,7 +142,7 @@ def set_aside(path: Path) -> Path | None:
     has begun since stays where it is.
 
     Raises:
-        OSError: where it cannot be renamed.
+        OSError: if it cannot be renamed.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

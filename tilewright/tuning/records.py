@@ -38,7 +38,7 @@ class Records:
     Without a path, the user's. `write=False` makes and changes no file, and without a path it raises nothing: what cannot be read is empty then.
 
     Raises:
-        CacheError: where the file is no record store, of a newer version, or cannot be read or written.
+        CacheError: if the file is no record store, of a newer version, or cannot be read or written.
     """
 
     def __init__(self, path: str | Path | None = None, *, write: bool = True) -> None:
@@ -152,7 +152,7 @@ class Records:
         """Reads what `export_lines` wrote; how many measurements were new.
 
         Raises:
-            CacheError: where any line is no measurement, naming the lines; then nothing is stored.
+            CacheError: if any line is no measurement, naming the lines; then nothing is stored.
         """
         wrong: list[str] = []
         count = 0

@@ -133,7 +133,7 @@ def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False
     schedules may add parts of a sum in no fixed order.
 
     Raises:
-        UnsupportedOption: where the path leads to no file.
+        UnsupportedOption: if the path leads to no file.
     """
     place = Path(path) if path is not None else default_path()
     if path is not None and not place.exists():
@@ -161,7 +161,7 @@ def tune(
     default for GPU 0, or for this CPU.
 
     Raises:
-        TargetNotPresent: where something has to be measured and the machine is not here.
+        TargetNotPresent: if something has to be measured and the machine is not here.
     """
     bounded_out, place = 0, recorded_as(machine, threads)
     wanted: list[tuple[Problem, Any]] = []

@@ -63,7 +63,7 @@ class Worker:
         """The answer to a message, within `timeout` seconds.
 
         Raises:
-            WorkerLost: where there is none; the child is gone then.
+            WorkerLost: if there is none; the child is gone then.
         """
         with self._lock:
             try:

@@ -30,21 +30,21 @@ from tilewright.ir.expr import (
 from tilewright.ir.kernel import Allocate, Buffer, For, Let, Statement, Store, substitute_in
 
 SERIAL_WORK = 1 << 14
-"""Below this many element operations a parallel region costs more than it saves."""
+"""Element operations below which a parallel region costs more than it saves."""
 CHUNK = 2048
-"""Elements of a single long axis that a thread takes at a time."""
+"""Chunk size in elements when a single long axis is divided among threads."""
 
 
 ACCUMULATOR = "accumulated"
 
 
 def accumulated(dtype: str, lanes: int = 1) -> Var:
-    """The variable that an epilogue knows a sum, or a vector of them, by."""
+    """The variable that stands for a sum, or a vector of sums, in an epilogue."""
     return Var(ACCUMULATOR, None, dtype, lanes)
 
 
 def wide_epilogue(epilogue: Expr, axis: Var, lanes: int, dtype: str) -> Expr | None:
-    """The epilogue of sums of that type for `lanes` neighbours of the axis, over a vector of them; None where it has no vectors."""
+    """The epilogue, vectorised over `lanes` neighbours along the axis, for sums of type `dtype`; None if it cannot be vectorised."""
     if lanes == 1:
         return epilogue
     one, vector = accumulated(dtype), accumulated(dtype, lanes)
@@ -54,7 +54,7 @@ def wide_epilogue(epilogue: Expr, axis: Var, lanes: int, dtype: str) -> Expr | N
 
 
 def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = False) -> Statement:
-    """Loops over the axes, outermost first; parallel: all of them (collapsed) across threads; simd: the innermost across lanes."""
+    """Loops over the axes, outermost first. parallel: all are collapsed and divided among threads; simd: the innermost is vectorised."""
     result = body
     for depth, axis in enumerate(reversed(axes)):
         kind = "parallel" if parallel else "simd" if simd and depth == 0 else "serial"
@@ -63,7 +63,7 @@ def loops(axes: Sequence[Var], body: Statement, parallel: bool, simd: bool = Fal
 
 
 def nest(axes: Sequence[Var], body: Statement, work: int) -> Statement:
-    """Threads over the outer axes and lanes over the innermost; a long single axis is cut into chunks for the threads."""
+    """Loops with threads over the outer axes and lanes over the innermost; a single long axis is split into chunks for the threads."""
     if not axes:
         return body
     if work <= SERIAL_WORK:
@@ -84,8 +84,8 @@ def nest(axes: Sequence[Var], body: Statement, work: int) -> Statement:
 
 
 def common_origin(element: Expr, unrolled: Sequence[Var]) -> tuple[list[Statement], Expr]:
-    """The address that a load inside unrolled loops starts from as a variable before them, and the load relative to it. Addresses of the unrolled
-    loads then differ by constants that instructions hold; gcc finds that only where the constants are added last."""
+    """Splits a load inside unrolled loops into a variable for its base address, set before the loops, and the load relative to it. The addresses then
+    differ by constants that fit into the instructions; gcc finds that only if the constants are added last."""
     if not isinstance(element, Load):
         return [], element
     form = linear(element.index[0])
@@ -99,7 +99,7 @@ def common_origin(element: Expr, unrolled: Sequence[Var]) -> tuple[list[Statemen
 
 
 def with_results(body: Expr, step: Step, totals: Sequence[Expr]) -> Expr:
-    """The body with loads of the step's results replaced by where they are held."""
+    """The body with loads of the step's results replaced by `totals`."""
     held = dict(zip(step.names, totals, strict=True))
     return replace_loads(body, held)
 
@@ -131,7 +131,7 @@ def reduction(step: Step, bodies: Sequence[Expr], kind: str, prefix: str = "acc"
 
 
 def combined(names: Sequence[str], values: Sequence[Expr], offset: Expr) -> list[Statement]:
-    """acc = combined, all components at once (a component's update must not see another's new value)."""
+    """Stores all components of a combined accumulator at once: no update may see another component's new value."""
     if len(names) == 1:
         lets, (value,) = bind_shared([values[0]], "w")
         return [*lets, Store(names[0], offset, value)]

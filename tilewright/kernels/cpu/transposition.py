@@ -3,8 +3,8 @@
     1 2 3 4       1 3 a c       1 a A *
     a b c d   →   A C * ...  →  2 b ...        (log2(lanes) rounds, each of `lanes` interleavings of two vectors)
 
-Rows i and i + half of a round are interleaved to rows 2i and 2i + 1 of the next one: seen as one number, the bits of (row, lane) turn by one place,
-and after as many rounds as a lane's number has bits row and lane have changed places.
+Each round interleaves rows i and i + half into rows 2i and 2i + 1. This rotates the bits of the combined index (row, lane) by one place, so that
+after log2(lanes) rounds row and lane have changed places.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tilewright.ir.kernel import For, Statement, Store
 
 
 def transposed(first: str, second: str, lanes: int, dtype: str) -> tuple[list[Statement], str]:
-    """Statements that transpose the `lanes` vectors of the register buffer `first`, with `second`, as large, for every other round; and which of
-    the two then holds the result. `lanes` is a power of two."""
+    """Statements that transpose the `lanes` vectors of the register buffer `first`, alternating with the equally large buffer `second`; and the name
+    of the buffer that holds the result. `lanes` is a power of two."""
     assert lanes & (lanes - 1) == 0, "a power of two"
     half = lanes // 2
     turns: list[Statement] = []
@@ -30,7 +30,7 @@ def transposed(first: str, second: str, lanes: int, dtype: str) -> tuple[list[St
 
 
 def vector_pieces(count: int, lanes: int) -> list[tuple[int, int]]:
-    """(first, lanes) of the fewest vectors of 1, 2, 4... and at most `lanes` lanes that make up `count` elements."""
+    """(first element, lanes) of the fewest vectors of 1, 2, 4... up to `lanes` lanes that make up `count` elements."""
     pieces: list[tuple[int, int]] = []
     done = 0
     while done < count:

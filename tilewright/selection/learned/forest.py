@@ -59,7 +59,7 @@ class Forest:
         summed, and the base with the first of all: the sums of all parts are the prediction.
 
         Raises:
-            ValueError: where the features have another shape.
+            ValueError: if the features have another shape.
         """
         if features.ndim != 2 or features.shape[1] != len(self.names):
             raise ValueError(f"features have the shape {features.shape}, and the forest was trained with {len(self.names)} of them")
@@ -204,7 +204,7 @@ def load(path: Path) -> tuple[Forest, dict[str, Any]]:
     """The forest of a file and what was kept with it. Nothing in the file is executed, and every number is checked before it is used as an index.
 
     Raises:
-        InvalidModel: where the file cannot be read, or is not a forest of this format.
+        InvalidModel: if the file cannot be read, or is not a forest of this format.
     """
     remedy = "train it again"
     with reading(path, InvalidModel, remedy):

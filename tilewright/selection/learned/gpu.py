@@ -34,7 +34,7 @@ def model_of(machine: str) -> Learned | None:
     """The model trained for a machine of the catalogue; None where there is none.
 
     Raises:
-        InvalidModel: where the file is damaged or of another version.
+        InvalidModel: if the file is damaged or of another version.
     """
     path = MODELS / f"{machine}.npz"
     return load(path) if path.exists() else None

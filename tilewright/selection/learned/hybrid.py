@@ -129,7 +129,7 @@ def load(path: Path) -> Learned:
     """A stored model.
 
     Raises:
-        InvalidModel: where the file is damaged, or was trained with another feature record than this version's.
+        InvalidModel: if the file is damaged, or was trained with another feature record than this version's.
     """
     forest, more = trees.load(path)
     record, target = str(more.get("record")), str(more.get("target"))

@@ -1,4 +1,4 @@
-"""What products on tile registers move."""
+"""Operations and data movement of products on tile registers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.kernels.cpu.amx.space import CpuAmxFacts
 
 
 def amx_counts(facts: CpuAmxFacts, candidates: Columns, machine: Machine) -> Counts:
-    """For each block of tiles, tiles of both factors come from level 2, but B's where they stay in level 1 beside A's."""
+    """Each block of tiles loads tiles of both factors from level 2, except tiles of B that stay in level 1 beside A's."""
     m, n = candidates["pixel_tiles"], candidates["channel_tiles"]
     blocks = facts.outer * ceil_divided(facts.tiles(candidates["over_rows"], candidates["pixels"]), m)
     panels = ceil_divided(facts.n, n * TILE_CHANNELS)

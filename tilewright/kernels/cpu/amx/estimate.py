@@ -1,9 +1,9 @@
-"""Predicted times of the `amx` schema on a CPU: cycles of the tile unit and of the loads, the epilogue, and what the caches and memory supply.
+"""Predicted times of the `amx` schema on a CPU: cycles of the tile unit, loads and epilogue, and the supply from caches and memory.
 
 A product of tiles takes 16 cycles, a tile load from level 1 takes 8 (two rows of 64 bytes a cycle). Worked example: a block of 2x2 tiles of 16 pixels
-by 16 channels has 4 products (64 cycles) and 4 loads (32 cycles) a chunk of 32 steps: the tile unit is busy throughout, unless level 2 supplies the
-4 KB more slowly. Leaving it, 4 tiles are stored and 64 vectors go through the epilogue. What comes from beyond level 2 adds to that: a tile load
-waits for it.
+by 16 channels has 4 products (64 cycles) and 4 loads (32 cycles) per chunk of 32 steps: the tile unit is the bottleneck unless level 2 supplies the 4
+KB more slowly. At the end of the block, 4 tiles are stored and 64 vectors go through the epilogue. The time to stream data from beyond level 2 is
+added, because tile loads wait for it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tilewright.kernels.cpu.amx.counts import step_bytes
 from tilewright.kernels.cpu.amx.space import CpuAmxFacts
 
 LOAD_CYCLES = 8.0
-"""Of a tile load that hits level 1 (the same, TILELOADD)."""
+"""Cycles of a tile load that hits level 1 (TILELOADD)."""
 STORE_CYCLES = 16.0
-"""Of a tile store (the same, TILESTORED)."""
+"""Cycles of a tile store (TILESTORED)."""
 PIXEL_CYCLES = 1.0
-"""Of a pixel's addresses in the epilogue; twice that, and once more, where its row has to be found by a division."""
+"""Cycles for the addresses of one pixel in the epilogue; three times that if a division has to find its row."""
 SINGLE_STORE_CYCLES = 2.0
-"""Of one result that does not lie beside its neighbours."""
+"""Cycles to store one result that is not adjacent to its neighbours."""
 
 
 def amx_estimate(facts: CpuAmxFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
-    """Seconds of each candidate: those of the part that has most blocks."""
+    """Seconds of each candidate, determined by the part with the most blocks."""
     fitted = cpu_calibration(machine).amx
     pixels, m, n = candidates["pixels"], candidates["pixel_tiles"], candidates["channel_tiles"]
     over_rows, pixel_parts, channel_parts = candidates["over_rows"], candidates["pixel_parts"], candidates["channel_parts"]
@@ -40,7 +40,7 @@ def amx_estimate(facts: CpuAmxFacts, candidates: Columns, counts: Counts, machin
 
     l2 = machine.cache(2)
     assert l2 is not None, f"{machine.name} lacks the facts about its caches"
-    level_2 = fitted.level_2_share * machine.cache_bandwidth(2) / machine.processors / machine.clock_hz  # bytes a cycle
+    level_2 = fitted.level_2_share * machine.cache_bandwidth(2) / machine.processors / machine.clock_hz  # bytes per cycle
     step = np.maximum(np.maximum(m * n * fitted.product_cycles, (m + n) * LOAD_CYCLES), step_bytes(facts, candidates, machine) / level_2)
     products = blocks * panels * chunks * step
 
@@ -50,7 +50,7 @@ def amx_estimate(facts: CpuAmxFacts, candidates: Columns, counts: Counts, machin
     stored = facts.rows * facts.columns / (run * np.where(over_rows, 1, facts.rows))
     epilogue = vectors * each * stored + m * pixels * PIXEL_CYCLES * np.where(over_rows, 3, 1) + m * n * STORE_CYCLES + fitted.block_cycles
 
-    # every part reads its share of both factors from beyond its level 2, A once more for every panel where that does not hold it
+    # every part reads its share of both factors from beyond level 2, and A again for every panel if level 2 cannot hold it
     beyond = machine.cache_bandwidth(3) / machine.processors if machine.cache(3) is not None else machine.memory_bandwidth / threads
     supply = fitted.streamed_share * beyond
     a_share, b_share = facts.a_bytes / pixel_parts, facts.b_bytes / channel_parts

@@ -4,12 +4,12 @@
         for each block of the part's output channels, and of its pixels:      (or the pixels outside)
             sums[i][j] = 0                                           (tiles of pixels by 16 channels)
             for r in reduction, a chunk at a time:                   (filter rows, filter columns, chunks of channels)
-                sums[i][j] += A[i] * B[j]                            (A as it lies in memory, a row a pixel; B packed)
-            out = epilogue(sums), by way of a buffer                 (vectors along the channels)
+                sums[i][j] += A[i] * B[j]                            (A as stored in memory, one row per pixel; B packed)
+            out = epilogue(sums), through a buffer                   (vectors along the channels)
 
-A tile of A has one distance from row to row. Where a convolution's distance from one image row to the next is a multiple of that from pixel to
-pixel, a tile may go on over the end of a row: what lies between the rows is computed and not stored. The last tiles of a run begin earlier, so that
-no tile reads what is no pixel's; a pixel is stored by one of them.
+A tile of A has a single stride between its rows. If the stride between image rows is a multiple of the stride between pixels, a tile may continue
+past the end of an image row; positions between the rows are computed but not stored. The last tile of a run starts early enough not to read past the
+run, and each pixel is stored by only one tile.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 @dataclass(frozen=True)
 class AmxForm:
-    """The contraction in flat form. `outer` axes of the result lie outside of `rows` (of extent 1 where there is one M axis) and `columns`; `a` is
-    A's flat offset, in which `reduced`, outermost first, have the offsets of their strides and the innermost `inner`, that many adjacent axes, make
-    up `depth` elements. `b_axes` orders the packed B; its `leading` axes are outside of the panels. `row_pixels`: see `CpuAmxFacts`."""
+    """The contraction in flat form. `outer`: axes of the result outside `rows` (extent 1 if there is one M axis) and `columns`. `a`: A's flat offset;
+    its innermost reduction axes make up `depth` adjacent elements, and `reduced` are the other reduction axes, outermost first. `b_axes`: the order
+    of the packed B, whose `leading` axes are outside the panels. `row_pixels`: see `CpuAmxFacts`."""
 
     found: Contraction
     outer: tuple[Var, ...]
@@ -87,15 +87,15 @@ class AmxForm:
 
     @property
     def chunk(self) -> int:
-        """The most elements of `depth` that tiles of one shape take without remainder: an even number."""
+        """The largest even divisor of `depth` up to CHUNK: all tiles then have one shape. 0 if there is none."""
         return next((size for size in range(CHUNK, 0, -2) if self.depth % size == 0), 0)
 
 
 def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:
-    """The form and what the choice of a schedule depends on.
+    """The form, and the facts that the choice of a schedule depends on.
 
     Raises:
-        Unsuitable: where the machine has no AMX, A is not stored in bfloat16 or not adjacent along the reduction, or reductions follow.
+        Unsuitable: if the machine has no AMX, A is not stored in bfloat16 or not adjacent along the reduction, or reductions follow.
     """
     region, layouts, values = problem.region, problem.layouts, problem.values
     if not {"amx_tile", "amx_bf16"} <= set(machine.isa):
@@ -103,7 +103,7 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:
     if not any(value.dtype == tiles.FACTOR for value in values.values()):
         raise Unsuitable("no value is stored in bfloat16")
     region_steps = split_divided_rows(region.steps)
-    if region_steps[-1].axes != region_steps[0].axes:  # the map divides other axes than the sum
+    if region_steps[-1].axes != region_steps[0].axes:  # the map splits other axes than the sum
         region_steps = region.steps
     found = anchor(region_steps, problem.constants)
     if found is None or len(region_steps) > 2 or any(step.kind != "map" for step in region_steps[1:]):
@@ -158,11 +158,11 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:
 
 
 def _adjacent(ordered: Sequence[Var], at: Expr, layout: Layout) -> tuple[tuple[Var, ...], int]:
-    """The reduced axes outside, and how many elements the innermost ones make up without a gap. An odd extent counts one more, which is zero in
-    both factors, where A has a border of zeros there.
+    """The outer reduction axes, and the number of adjacent elements that the innermost ones make up. An odd extent is rounded up if A has a border of
+    zeros there; the extra element is zero in both factors.
 
     Raises:
-        Unsuitable: where the innermost does not walk neighbours.
+        Unsuitable: if elements along the innermost axis are not adjacent.
     """
     *outside, inner = ordered
     depth = inner.extent or 0
@@ -177,19 +177,20 @@ def _adjacent(ordered: Sequence[Var], at: Expr, layout: Layout) -> tuple[tuple[V
 
 
 def _wide(form: AmxForm, lanes: int) -> Expr | None:
-    """The epilogue of a vector of sums along N; None where the result does not lie along it, or it has no vectors."""
+    """The epilogue of a vector of sums along N; None if the result is not contiguous along N or the epilogue cannot be vectorised."""
     return wide_epilogue(form.epilogue, form.n, lanes, form.found.dtype) if coefficient(form.offset, form.n) == 1 else None
 
 
 def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:
-    """B as tiles read it: dimensions (leading..., reduced..., n) as (leading, n / 16, reduced but the last, last / 2, n mod 16, last mod 2)."""
+    """The layout of B that tiles read: dimensions (leading..., reduced..., n) stored as (leading, n / 16, reduced except the last, last / 2, n mod
+    16, last mod 2)."""
     n = len(sizes) - 1
     order = (*((d, 0) for d in range(leading)), (n, 0), *((d, 0) for d in range(leading, n)), (n, TILE_CHANNELS), (n - 1, 2))
     return Layout(tuple(sizes), order)
 
 
 def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxFacts, schedule: CpuAmxSchedule, machine: Machine) -> Lowered:
-    """Kernels of a contraction: (where B is no constant) one that packs B, and the product."""
+    """Kernels of a contraction: one that packs B, unless B is constant, and the product."""
     region = problem.region
     b = form.found.b
     packed = f"{b.buffer}@{region.name}"
@@ -215,7 +216,7 @@ def lower_amx(problem: Problem, form: AmxForm, facts: CpuAmxFacts, schedule: Cpu
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Emits the loops over parts and blocks, and what a block does."""
+    """Emits the loops over parts and blocks, and the body of a block."""
 
     region: Region
     form: AmxForm
@@ -230,12 +231,12 @@ class _Blocks:
 
     @property
     def row_tiles(self) -> int:
-        """Tiles of a row, or of all of them."""
+        """Tiles in a run: one row, or all rows with `over_rows`."""
         return -(-self.run // self.schedule.pixels)
 
     @property
     def tiles(self) -> int:
-        """Tiles of pixels of one outer index."""
+        """Tiles of pixels for one outer index."""
         return int(self.facts.tiles(self.schedule.over_rows, self.schedule.pixels))
 
     @property
@@ -243,7 +244,7 @@ class _Blocks:
         return -(-self.facts.n // TILE_CHANNELS)
 
     def parts(self) -> Statement:
-        """All of it: a part has a range of blocks of channels and one of blocks of pixels."""
+        """The whole loop nest: each part has a range of channel blocks and a range of pixel blocks."""
         s, form = self.schedule, self.form
         pixel_blocks = -(-self.tiles // s.pixel_tiles)
         items, channel_blocks = self.facts.outer * pixel_blocks, -(-self.panels // s.channel_tiles)
@@ -282,7 +283,7 @@ class _Blocks:
         return tiles.tile(f"b{j}", self.facts.chunk // 2, 2 * TILE_CHANNELS, tiles.FACTOR)
 
     def _start(self, tile: Expr) -> tuple[Expr, Expr]:
-        """Row and column of a tile's first pixel; of a tile that is not there, those of one that is."""
+        """Row and column of a tile's first pixel, clamped to an existing tile."""
         last = index_const(self.run - self.schedule.pixels)
         if self.schedule.over_rows or self.facts.rows == 1:
             first = tile * self.schedule.pixels
@@ -293,7 +294,7 @@ class _Blocks:
         return row, first if self.run % self.schedule.pixels == 0 else binary("min", first, last)
 
     def _block(self, pixel_block: Expr, channel_block: Expr) -> Statement:
-        """The sums of a block, and what is stored of them."""
+        """The sums of a block, and their epilogue and stores."""
         s, form = self.schedule, self.form
         single: dict[Var, Expr] = {axis: ZERO for axis in form.outer if axis.extent == 1}
         sums = [(i, j, self._sums(i, j)) for i in range(s.pixel_tiles) for j in range(s.channel_tiles)]
@@ -324,7 +325,7 @@ class _Blocks:
         return block(starts, zero, steps, buffer, leave, self._outputs(pixel_block, channel_block))
 
     def _b_offset(self, panel: Expr) -> Expr:
-        """Where a panel of B begins."""
+        """The offset of a panel of B."""
         index: list[Expr] = [*self.form.leading, *(ZERO for _ in self.form.b_axes[len(self.form.leading) : -1]), panel * TILE_CHANNELS]
         return self.packed_layout.offset(index)
 
@@ -378,7 +379,7 @@ class _Blocks:
         return For(i, index_const(s.pixel_tiles), body)
 
     def _store(self, place: Mapping[Var, Expr], at: Expr, channel: Expr) -> Statement:
-        """What becomes of 16 sums of a pixel from `at` on, the first of which is for that channel."""
+        """The epilogue and store of a pixel's 16 sums, which start at `at`; `channel` is the channel of the first."""
         form, lanes, target = self.form, self.schedule.lanes, self.region.outputs[0]
         dtype, wide = form.found.dtype, _wide(form, lanes)
         lane = Var("lane", TILE_CHANNELS)

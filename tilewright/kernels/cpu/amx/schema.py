@@ -12,12 +12,12 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[CpuAmxFacts, AmxForm]:
-    """Raises Unsuitable as `amx_form`."""
+    """Raises Unsuitable like `amx_form`."""
     form, facts = amx_form(problem, machine)
     return Form(facts, form)
 
 
-# where tile registers have candidates there are no others: vectors do a sixteenth of the work in the time, even where most of a tile is empty
+# if tile registers have candidates, no other schema is asked: vectors have a sixteenth of the throughput, less than even a mostly empty tile
 AMX = Schema(
     name="amx",
     kinds=("contraction",),

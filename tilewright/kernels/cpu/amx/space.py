@@ -1,7 +1,7 @@
 """Schedules of the `amx` schema on a CPU: contractions of bfloat16 factors on tile registers (Intel AMX).
 
-A tile of A is up to 16 pixels by a chunk of the reduction, read as it lies in memory; one of B as many steps by 16 output channels, packed when
-compiling; their product is added to a tile of 16 x 16 float32 sums.
+A tile of A is up to 16 pixels by one chunk of the reduction, read from memory as stored. A tile of B is one chunk by 16 output channels, packed at
+compile time. Their product is added to a tile of 16 x 16 float32 sums.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tilewright.kernels.columns import product_of, reject
 
 FLAGS = ("over_rows", "pixels_first")
 CHUNK = 32
-"""Most bfloat16 of the reduction in a tile's row."""
+"""Maximum number of bfloat16 elements of the reduction in a tile's row."""
 
 
 @dataclass(frozen=True)
 class CpuAmxFacts:
-    """What the choice depends on: the two innermost M extents, all outside of them, N; `steps` of the reduction outside of its innermost `depth`
-    adjacent elements, of which a tile takes `chunk`.
+    """Facts that the choice depends on: the extents of the two innermost M axes (`rows`, `columns`), the product of all others (`outer`), and N. The
+    reduction has `steps` iterations outside its innermost `depth` adjacent elements; a tile covers `chunk` of these.
 
-    `row_pixels`: pixels from one row to the next as A is stored, so that a tile may go on over the end of a row; 0 where it may not. `a_bytes`,
-    `b_bytes`: all of each factor once; `epilogue_bytes`: all else that is read; `single_stores`: results do not lie along N."""
+    `row_pixels`: distance between rows of A in pixels, if tiles may continue past the end of a row; otherwise 0. `a_bytes`, `b_bytes`: each factor
+    read once; `epilogue_bytes`: everything else that is read; `single_stores`: results are not contiguous along N."""
 
     outer: int
     rows: int
@@ -40,7 +40,7 @@ class CpuAmxFacts:
     single_stores: bool = False
 
     def run(self, over_rows: np.ndarray | int) -> np.ndarray:
-        """Neighbouring pixels that tiles divide: of a row, or of all rows and what lies between them."""
+        """Length in pixels of a run that tiles divide: one row, or all rows and the gaps between them."""
         return np.where(over_rows, (self.rows - 1) * self.row_pixels + self.columns, self.columns)
 
     def tiles(self, over_rows: np.ndarray | int, pixels: np.ndarray | int) -> np.ndarray:
@@ -50,9 +50,9 @@ class CpuAmxFacts:
 
 @dataclass(frozen=True)
 class CpuAmxSchedule:
-    """`pixel_tiles` tiles of `pixels` pixels by `channel_tiles` tiles of 16 channels are summed side by side. `over_rows`: tiles go on over the ends
-    of rows. With `pixels_first` a block of pixels meets all panels of channels before the next does, else a panel meets all pixels. `pixel_parts`
-    threads share the pixels, `channel_parts` the channels; `lanes` float32 are a vector."""
+    """A block computes `pixel_tiles` tiles of `pixels` pixels by `channel_tiles` tiles of 16 channels. `over_rows`: tiles continue past the ends of
+    rows. `pixels_first`: the loop over pixel blocks is outside the loop over channel panels. The pixels are divided into `pixel_parts` for threads,
+    the channels into `channel_parts`. A vector is `lanes` float32."""
 
     pixels: int
     pixel_tiles: int
@@ -76,8 +76,8 @@ class CpuAmxSchedule:
 
 
 def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns named as the schedule's fields but `lanes`; and how many were rejected by reason. Of many threads
-    some may have no work."""
+    """Candidates with a column for each field of the schedule except `lanes`, and the number rejected for each reason. Some threads may have no
+    work."""
     splits = [part for part in range(1, threads + 1) if threads % part == 0]
     candidates = product_of(
         {
@@ -108,5 +108,5 @@ def cpu_amx_space(facts: CpuAmxFacts, threads: int) -> tuple[dict[str, np.ndarra
 
 
 def schedule_of(lanes: int, **axes: int) -> CpuAmxSchedule:
-    """The schedule of one row of the space on a machine with vectors of so many lanes."""
+    """The schedule of one row of the space on a machine with vectors of `lanes` elements."""
     return CpuAmxSchedule(**{name: bool(value) if name in FLAGS else value for name, value in axes.items()}, lanes=lanes)  # type: ignore[arg-type]

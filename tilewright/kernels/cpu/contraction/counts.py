@@ -1,4 +1,4 @@
-"""What sums of products in register tiles move."""
+"""Operations and data movement of sums of products in register tiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.kernels.cpu.contraction.space import CpuContractionFacts
 
 
 def contraction_counts(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> Counts:
-    """From level 2 comes A once for each panel with those outermost, else once; and B's panel for each tile where it does not stay in level 1."""
+    """Level 2 supplies A once per panel if panels are outermost, otherwise once, and B's panel once per tile if it does not stay in level 1."""
     level2 = b_reads(facts, candidates, machine) + facts.a_bytes * a_passes(facts, candidates, machine)
     points = facts.outer * facts.rows * facts.columns
     results = float(facts.element_bytes) * (facts.images or points) * facts.n
@@ -20,7 +20,7 @@ def contraction_counts(facts: CpuContractionFacts, candidates: Columns, machine:
 
 
 def b_reads(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Bytes of B that come from level 2 again and again; 0 where a panel stays in level 1 beside A's tile."""
+    """Bytes of B read from level 2, once per tile; 0 if a panel stays in level 1 beside A's tile."""
     l1 = machine.cache(1)
     assert l1 is not None, f"{machine.name} lacks the facts about its caches"
     element = float(facts.element_bytes)
@@ -41,5 +41,5 @@ def panels_of(facts: CpuContractionFacts, candidates: Columns, machine: Machine)
 
 
 def a_passes(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """How often A is read: once a panel (n outermost) or once (m outermost)."""
+    """How often A is read: once per panel (n outermost) or once (m outermost)."""
     return np.where(candidates["order"] == 0, panels_of(facts, candidates, machine), 1.0)

@@ -1,10 +1,10 @@
 """Predicted times of CPU schedules, from the instructions of inner loops and the bytes that each cache level supplies.
 
 Contractions: per register tile and step of the reduction the inner loop issues t * v multiply-adds (t pixels, v vectors), v loads of B and t
-broadcasts of A. Cycles are the greatest of the multiply-add ports, the load ports, the latency of the accumulators' dependency chains, and the bytes
-that B's panel and A's lines bring from the level that holds them (the data-movement volume of CNNOpt, section 4, for two levels). Results that are
-written a panel at a time, and do not stay in L2 until their pixel is whole, add the time of their way to memory. Worked example,
-AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loads on 2 ports 8, so the tile runs at the arithmetic peak.
+broadcasts of A. Cycles are the maximum over the multiply-add ports, the load ports, the latency of the accumulators' dependency chains, and the
+transfer of B's panel and A's cache lines from the level that holds them (the data-movement volume of CNNOpt, section 4, for two levels). Results that
+are written one panel at a time, and leave L2 before their pixel is complete, add the time to write them to memory. Worked example, AVX-512, tile 14 x
+2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loads on 2 ports 8, so the tile runs at the arithmetic peak.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilewright.kernels.cpu.contraction.space import ALONG_N, CONSTANT, CpuContr
 
 
 def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
-    """Seconds of each candidate. Partial tiles are charged for the pixels they hold, partial vectors for whole vectors."""
+    """Seconds of each candidate. Partial tiles are charged for the pixels they hold, partial vectors as whole vectors."""
     lanes = machine.vector_lanes()
     tile_rows, columns, vectors, order = candidates["tile_rows"], candidates["tile_columns"], candidates["vectors"], candidates["order"]
     tile = tile_rows * columns
@@ -48,18 +48,18 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
     l2 = machine.cache(2)
     assert l2 is not None, f"{machine.name} lacks the facts about its caches"
     panel_bytes = vectors * lanes * facts.r * float(facts.element_bytes)
-    # B's panel is read once a tile
+    # B's panel is read once per tile
     of_thread = panel_bytes * tiles * facts.outer * panels / threads
     b_beyond = np.where(panel_bytes > 0.75 * l2.bytes, of_thread, 0.0)
-    # A is read once a panel (n outermost) or once (m outermost; then every panel of B passes for each tile row)
+    # A is read once per panel (n outermost) or once (m outermost; then every panel of B is read for each tile row)
     b_passes = np.where(order == 0, 1.0, facts.outer * ceil_divided(facts.rows, tile_rows))
     passing = facts.a_bytes * a_passes(facts, candidates, machine)
-    # where threads share the panels, each of them reads all of A; where they share the pixels, its part
+    # if threads share the panels, each thread reads all of A; if they share the pixels, only its part
     a_of_thread = np.where((order == 0) & (panels > 1), facts.a_bytes, facts.a_bytes / threads)
     a_beyond = np.where(a_of_thread > 0.5 * l2.bytes, passing, facts.a_bytes)
     b_total = np.where(facts.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, facts.b_bytes * b_passes, facts.b_bytes)
     memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth
-    # with n outermost a pixel's channels are written panel by panel, far apart in time: prefetchers, which follow neighbouring lines, do not help
+    # with n outermost a pixel's channels are written panel by panel, far apart in time, so prefetchers, which follow adjacent lines, do not help
     result_bytes = 0.0 if facts.images else counts.result_bytes
     scattered = (order == 0) & (panels > 1) & ((facts.a_bytes + result_bytes) / threads > 0.5 * l2.bytes)
     row_vectors = facts.row_operations / lanes / machine.fma_ports / threads
@@ -81,7 +81,7 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
 
 
 def _copied(facts: CpuContractionFacts, panel: np.ndarray, machine: Machine, threads: int) -> np.ndarray:
-    """Seconds of the kernel that copies B into panels, where there is one."""
+    """Seconds of the kernel that copies B into panels; 0 if no copy is needed."""
     fitted = cpu_calibration(machine).contraction
     cycles = fitted.copy_cycles_along_n if facts.b == ALONG_N else fitted.copy_cycles_across_n
     seconds = facts.b_bytes / facts.element_bytes * cycles / threads / machine.clock_hz + machine.dispatch_seconds
@@ -89,8 +89,8 @@ def _copied(facts: CpuContractionFacts, panel: np.ndarray, machine: Machine, thr
 
 
 def stored_between(facts: CpuContractionFacts, machine: Machine, threads: int) -> dict[str, float]:
-    """What a kernel of its own for the rows of a contraction's result costs beside its arithmetic, as named terms in seconds: the result is
-    written and read back (through L2 where the threads' caches hold it), and one more parallel region starts."""
+    """Cost, beyond its arithmetic, of a separate kernel for the rows of a contraction's result, as named terms in seconds: the result is written and
+    read back (through L2 if the threads' caches can hold it), and one more parallel region starts."""
     moved = 2.0 * facts.element_bytes * facts.outer * facts.rows * facts.columns * facts.n
     level_2 = machine.cache(2)
     assert level_2 is not None, f"{machine.name} lacks the facts about its caches"

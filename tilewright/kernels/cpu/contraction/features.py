@@ -1,4 +1,4 @@
-"""What learned models read of register tiles besides sizes, axes and terms."""
+"""Features of register tiles for learned models, in addition to sizes, axes and terms."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NUMBER = 0
 
 
 def contraction_features(facts: CpuContractionFacts, candidates: Columns, lanes: int, threads: int) -> dict[str, np.ndarray] | None:
-    """None for products of a single row, which take what memory takes, and for those that reduce rows or pixels as well: no model was trained with
-    them."""
+    """The features by name. None for products of a single row, which are bound by memory, and for products followed by reductions of rows or pixels:
+    no model was trained on these."""
     if facts.whole_rows or facts.images or facts.outer * facts.rows * facts.columns == 1:
         return None
     height, width, vectors = candidates["tile_rows"], candidates["tile_columns"], candidates["vectors"]

@@ -1,7 +1,7 @@
-"""Whether reductions of a product's result are worth computing in its register tiles: whole rows in a tile, or the pixels of an image by a thread.
+"""Whether to compute reductions of a product's result in its register tiles: whole rows in a tile, or the pixels of an image in one thread.
 
-Tiles of whole rows, or of whole images a thread, may compute slower than the best tiles; storing the result and reading it back costs traffic and a
-parallel region. Both are predictions of the schema's own models.
+Tiles of whole rows, or whole images per thread, may be slower than the best tiles; storing the result and reading it back costs traffic and a
+parallel region. The schema's own models predict both.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tilewright.kernels.schema import JoinDecision
 
 
 def join_decision(problem: Problem, machine: Machine, threads: int) -> JoinDecision:
-    """For a region of a product and reductions of its rows, or a sum over its pixels: whether that is one kernel.
+    """Whether a product and the reductions of its rows, or the sum over its pixels, become one kernel.
 
     Raises:
-        Unsuitable: where the region has not the form of a nest.
+        Unsuitable: if the region does not have the form of a nest.
     """
     steps = problem.region.steps
     found = anchor(steps, problem.constants)
@@ -72,7 +72,7 @@ def _pixels(facts: CpuContractionFacts, pixels: int, machine: Machine, threads: 
 
 @dataclass(frozen=True)
 class _Tiles:
-    """The best register tiles: predicted seconds and their terms, and channels of a panel."""
+    """The best register tiles: predicted seconds, their terms, and channels per panel."""
 
     seconds: float
     terms: Mapping[str, float]
@@ -80,7 +80,7 @@ class _Tiles:
 
 
 def _best(facts: CpuContractionFacts, machine: Machine, threads: int) -> _Tiles:
-    """None is feasible only where rows have to be whole and are too long (`longest_row` says up to which length)."""
+    """The best register tiles. There is none only if a tile must hold whole rows and these are longer than `longest_row`."""
     candidates, rejected = cpu_contraction_space(facts, machine)
     if not length(candidates):
         raise Unsuitable("no schedule is feasible: " + ", ".join(f"{reason} ({count})" for reason, count in rejected.items()))
@@ -91,6 +91,6 @@ def _best(facts: CpuContractionFacts, machine: Machine, threads: int) -> _Tiles:
 
 
 def _stored(facts: CpuContractionFacts, machine: Machine, threads: int) -> tuple[float, str]:
-    """What storing the result between two kernels costs: seconds, and in words."""
+    """The cost of storing the result between two kernels, in seconds and in words."""
     saved = stored_between(facts, machine, threads)
     return sum(saved.values()), ", ".join(f"{name} {1e6 * value:.1f} us" for name, value in saved.items())

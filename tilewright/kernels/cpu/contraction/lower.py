@@ -6,12 +6,12 @@
             acc[pixel][vector] += A[pixel, r] * B[r, vector] (A broadcast, B a vector from a packed panel)
         out = epilogue(acc)
 
-Where reductions over all output channels follow (softmax, layer normalisation), a tile holds whole rows of channels, and reductions and epilogue
-run on the tile before anything is stored. Where a sum over pixels follows (global average pooling), one thread computes all tiles of an image
-for its panel, one after the other, and adds them to a total for each channel instead of storing them.
+If reductions over all output channels follow (softmax, layer normalisation), a tile holds whole rows of channels, and reductions and epilogue run on
+the tile before anything is stored. If a sum over pixels follows (global average pooling), one thread computes all tiles of an image for its panel in
+turn, and adds them to a total for each channel instead of storing them.
 
-The tile spans two M axes (rows and columns of an image), so it fits small images too; partial tiles get code of their own, partial vectors
-leave through a small buffer. Padding costs nothing where A has a zeroed halo.
+The tile spans two M axes (rows and columns of an image), so it suits small images too. Partial tiles have their own code; partial vectors are stored
+through a small buffer. Padding costs nothing if A has a zeroed halo.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tilewright.kernels.cpu.contraction.space import CpuContractionFacts, CpuCon
 from tilewright.kernels.cpu.contraction.tile_stores import Pixels, TileStores, over_pixels
 
 LINE_BYTES = 64
-"""Of a cache line."""
+"""Bytes of a cache line."""
 SHORT = 8
-"""Iterations of an innermost loop below which a longer one in its place was measured to be faster (gcc 12, 7 x 7 filters)."""
+"""Iterations of the innermost loop below which merging it with the next loop measured faster (gcc 12, 7 x 7 filters)."""
 
 
 def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
     """The extents that the schedule's choice depends on."""
     region, layouts = problem.region, problem.layouts
-    # as wide as they are multiplied: the models were fitted so, and know no narrower storage
+    # elements count with the width of the multiplied type: the models were fitted that way and do not cover narrower storage
     element = size_of(nest.dtype)
     images = prod(axis.extent or 0 for axis in (*nest.batch, *nest.n_outer, *nest.outer))
     outer = images * prod(axis.extent or 0 for axis in nest.serial)
@@ -73,7 +73,7 @@ def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
 
 
 def lower_contraction(problem: Problem, nest: Nest, schedule: CpuContractionSchedule, machine: Machine) -> Lowered:
-    """Kernels of a contraction: (where B has to be copied) one that copies B into panels, and the tiled product."""
+    """Kernels of a contraction: one that copies B into panels, if needed, and the tiled product."""
     found = nest.found
     leading = depends_on(found, (*nest.batch, *nest.n_outer))
     b = second_factor(problem, found, nest.n, leading, schedule, machine)
@@ -89,15 +89,15 @@ def lower_contraction(problem: Problem, nest: Nest, schedule: CpuContractionSche
 
 
 def _tile_axis(nest: Nest, schedule: CpuContractionSchedule) -> Var:
-    """The loop over tile rows, or over tile columns where there is one M axis."""
+    """The axis of the loop over tile rows, or over tile columns if there is one M axis."""
     if nest.rows is None:
         return Var("tile_column", -(-(nest.columns.extent or 0) // schedule.tile_columns))
     return Var("tile_row", -(-(nest.rows.extent or 0) // schedule.tile_rows))
 
 
 def _outer_loops(nest: Nest, schedule: CpuContractionSchedule, panel: Var, tile: _Tile) -> Statement:
-    """Threads over batch, panels and tile rows (or tile columns where there is one M axis); columns of tiles inside. Where pixels are summed,
-    threads over batch, images and panels, and all tiles of an image inside."""
+    """Threads over batch, panels and tile rows (or tile columns if there is one M axis), with columns of tiles inside. If pixels are summed, threads
+    over batch, images and panels, with all tiles of an image inside."""
     width = schedule.tile_columns
     columns = nest.columns.extent or 0
     height = schedule.tile_rows
@@ -160,7 +160,7 @@ class _Tile:
     panel: Var
     b: SecondFactor
     stores: TileStores
-    tile: Var  # the parallel loop over tile rows (or columns) that runs inside the loop over panels
+    tile: Var  # the parallel loop over tile rows (or columns) inside the loop over panels
     prefetched_bytes: int
 
     def emit(self, pixels: Pixels) -> Block:
@@ -178,8 +178,8 @@ class _Tile:
         return block(start, inner, self.stores.store(pixels))
 
     def _reduced(self) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
-        """The loops of the reduction, and over them A's element, the offset of B's vectors and the number of the step. Where the innermost loop is
-        short, it is one with the next if both factors are walked contiguously: the columns of a large filter over an image of three channels."""
+        """The axes of the reduction loops; and, as functions of them, A's element, the offset of B's vectors and the step number. A short innermost
+        loop is merged with the next if both factors are contiguous over the two, as with a large filter over an image of three channels."""
         start = substitute(self.b.offset, {self.nest.n: self.panel * self.schedule.panel})
         step: Expr = ZERO
         for axis in self.nest.found.r:
@@ -191,7 +191,7 @@ class _Tile:
         return merge_axes(self.nest.found.r, [self.nest.a, start, step], short)
 
     def _accumulate(self, pixels: Pixels, element: Expr, base: Expr, step: Expr) -> list[Statement]:
-        """One step of the reduction: acc[row][column][v] += A[row, column] * B[v]. `element`, `base`, `step`: as of `_reduced`."""
+        """One step of the reduction: acc[row][column][v] += A[row, column] * B[v]. `element`, `base` and `step` come from `_reduced`."""
         lanes, vectors, dtype = self.schedule.lanes, self.schedule.vectors, self.nest.dtype
         i, j, v = Var("i", pixels.rows), Var("j", pixels.columns), Var("v", vectors)
         weight = Load("b", (v * lanes,), dtype, lanes)
@@ -206,7 +206,7 @@ class _Tile:
         return [*result, *self._prefetch(step), *start, over_pixels(body, i, j)]
 
     def _prefetch(self, step: Expr) -> list[Statement]:
-        """While the tiles of one panel are computed, the next panel comes from memory: every tile fetches its share of it, a line a step."""
+        """Prefetches the next panel while the tiles of one panel are computed: each tile fetches its share, one cache line per step."""
         steps_of_tile = self.nest.found.size_r
         line_of = LINE_BYTES // size_of(self.nest.found.b.dtype)
         lines = self.schedule.panel * steps_of_tile // line_of

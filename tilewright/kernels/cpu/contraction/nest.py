@@ -1,4 +1,4 @@
-"""The flat form of a CPU contraction: axes in loop order, the first factor's element, where results go, and what happens to them before."""
+"""The flat form of a CPU contraction: axes in loop order, the first factor's element, the result's offset, and the stages before the store."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tilewright.kernels.cpu.common import accumulated
 
 
 def summed_up(dtype: str) -> Var:
-    """The variable that what follows a sum over pixels knows it by."""
+    """The variable that stands for a sum over pixels in the expressions that follow it."""
     return Var("total", None, dtype)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What happens to the tile's rows before the epilogue: a reduction over N, or (without one) a map that overwrites the tile."""
+    """A stage on the tile's rows before the epilogue: a reduction over N, or a map that overwrites the tile (`reduction` is None)."""
 
     body: Expr
     reduction: Step | None = None
@@ -31,8 +31,8 @@ class Stage:
 class Nest:
     """The contraction in flat form: axes in loop order, A's element, the result's offset, and the epilogue (None: store the sum).
 
-    With `final` the epilogue's values are summed over the pixels: `serial` axes (outside the tile's two), rows and columns. The result is `final`
-    of a total for each channel, which it knows as the variable `summed_up`."""
+    With `final` the epilogue's values are summed over the pixels: rows, columns and the `serial` axes outside these. The result is `final`, an
+    expression of the variable `summed_up`, each channel's total."""
 
     found: Contraction
     outer: tuple[Var, ...]
@@ -55,7 +55,7 @@ class Nest:
 
     @property
     def dtype(self) -> str:
-        """The type of the sums, and of the factors where they are multiplied."""
+        """The type of the sums, and of the factors as multiplied."""
         return self.found.dtype
 
     @property
@@ -77,7 +77,7 @@ def flat_nest(problem: Problem) -> Nest:
     a = flatten(found.a, layouts)
     if sums_pixels(region.steps, found):
         return _pixel_sum(problem, found, a, offset)
-    # sums and totals are addressed by nothing while axes are merged: they are what the tile holds
+    # sums and totals are plain variables without an index while axes are merged: the tile holds them
     held: dict[str, Expr] = {found.step.name: accumulated(found.dtype)}
     stages: list[Stage] = []
     for step in region.steps[1:]:
@@ -112,7 +112,7 @@ def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> N
     final: Expr = held(total, summed_up(found.dtype), rest[0].bodies[0]) if rest else summed_up(found.dtype)
     summed = tuple(axis for axis in found.m if axis in total.reduction)
     images = storage_order([axis for axis in found.m if axis not in summed], offset)
-    # images and the pixels of one image run in different loops, so that they are not merged with each other
+    # axes of images and axes of the pixels within one run in different loops, so they are not merged with each other
     outer, merged = merge_axes(images, [a, offset, element, final])
     pixels, merged = merge_axes(summed, merged)
     unit_axes: dict[Var, Expr] = {v: ZERO for v in (*found.batch, *found.n, *found.step.reduction) if v.extent == 1}
@@ -124,8 +124,8 @@ def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> N
 
 
 def _kept(stages: Sequence[Stage], epilogue: Expr | None, dtype: str) -> tuple[tuple[Stage, ...], Expr | None]:
-    """Stages and epilogue with what a reduction computes of each element written over the tile, where everything later needs that and nothing
-    else of the tile: a softmax then evaluates its exponential once."""
+    """Stages and epilogue in which the values that a reduction computes of each element overwrite the tile, if all later stages read only those
+    values from the tile. A softmax then evaluates its exponential once."""
     tile = accumulated(dtype)
     result: list[Stage] = []
     rest = list(stages)

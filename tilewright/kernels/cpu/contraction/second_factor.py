@@ -1,7 +1,7 @@
-"""B of a contraction, whose vectors along N the inner loop loads: packed in panels when compiling, read as it lies, or copied into panels first.
+"""The second factor B of a contraction, which the inner loop loads in vectors along N: packed at compile time, read in place, or copied first.
 
-A constant is packed. What is computed is read as it lies where its elements along N are neighbours and panels divide N; else a kernel of its own
-copies it, panel by panel.
+A constant is packed in panels at compile time. A computed B is read in place if its elements along N are adjacent and panels divide N; otherwise a
+separate kernel copies it into panels.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 @dataclass(frozen=True)
 class SecondFactor:
-    """Where the kernel reads B: element `offset` of `buffer`, over the contraction's axes. `layout` where the buffer is a new one, in panels, which
-    `kernels` and `calls` fill before (none for a constant)."""
+    """Where the kernel reads B: element `offset` of `buffer`, over the contraction's axes. `layout` is given if the buffer is a new one in panels,
+    which `kernels` and `calls` fill first (both empty for a constant)."""
 
     buffer: str
     offset: Expr
@@ -47,7 +47,7 @@ def packed_panels(sizes: Sequence[int], batch: int, panel: int) -> Layout:
 
 
 def how_b_lies(problem: Problem, found: Contraction, n: Var) -> str:
-    """CONSTANT, ALONG_N or ACROSS_N."""
+    """How B is stored: CONSTANT, ALONG_N or ACROSS_N."""
     if found.b.buffer in problem.constants:
         return CONSTANT
     flat = flatten(found.b, problem.layouts)
@@ -57,7 +57,7 @@ def how_b_lies(problem: Problem, found: Contraction, n: Var) -> str:
 def second_factor(
     problem: Problem, found: Contraction, n: Var, leading: Sequence[Var], schedule: CpuContractionSchedule, machine: Machine
 ) -> SecondFactor:
-    """B as the schedule's kernel reads it. `leading`: the axes on which B depends beside those of the reduction and `n`, its innermost axis."""
+    """B as the schedule's kernel reads it. `leading`: the axes of B other than the reduction axes and `n`, its innermost axis."""
     extent, panel = n.extent or 0, schedule.panel
     if extent % panel == 0 and how_b_lies(problem, found, n) == ALONG_N:
         flat = flatten(found.b, problem.layouts)
@@ -84,6 +84,6 @@ def second_factor(
 
 
 def depends_on(found: Contraction, axes: Sequence[Var]) -> tuple[Var, ...]:
-    """Those of the axes that decide which element of B is read."""
+    """The axes that B depends on."""
     known = variables(found.b)
     return tuple(axis for axis in axes if axis in known)

@@ -15,13 +15,13 @@ CONSTANT, ALONG_N, ACROSS_N = "constant", "along n", "across n"
 
 @dataclass(frozen=True)
 class CpuContractionFacts:
-    """What the choice depends on: the two innermost M extents (rows may be 1), everything outside them, N and the reduction's size.
+    """Facts that the choice depends on: the two innermost M extents (rows may be 1), the product of all others, N and the reduction's size.
 
-    `a_bytes` and `b_bytes` are what the whole problem reads of each factor once. Vectors hold float32. With `whole_rows` reductions over N
-    follow in the same kernel, so that one tile has to hold all of N; `row_operations` counts their arithmetic and that of the maps between.
-    With `images` a sum over the pixels of each image follows: a thread then owns one panel of one of so many images (0: nothing is summed).
-    `b`: how the second factor lies; CONSTANT is packed when compiling, ALONG_N is read as it is where panels divide N, else and ACROSS_N copied.
-    `epilogue_bytes`: all else that is read; `single_stores`: results do not lie along N."""
+    `a_bytes`, `b_bytes`: bytes of each factor, read once. Vectors hold float32. `whole_rows`: reductions over N follow in the same kernel, so a tile
+    must hold all of N; `row_operations` counts their arithmetic and that of the maps between them. `images`: number of images if a sum over the
+    pixels of each image follows (a thread then owns one panel of one image), otherwise 0. `b`: how the second factor is stored; CONSTANT is packed at
+    compile time, ALONG_N is read in place if panels divide N and copied otherwise, ACROSS_N is copied. `epilogue_bytes`: everything else that is
+    read; `single_stores`: results are not contiguous along N."""
 
     outer: int
     rows: int
@@ -63,7 +63,7 @@ VECTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def cpu_contraction_space(facts: CpuContractionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and how many were rejected by reason."""
+    """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and the number rejected for each reason."""
     registers = machine.vector_registers
     lanes = machine.vector_lanes()
     vectors = {*VECTORS, -(-facts.n // lanes)} if facts.whole_rows else VECTORS
@@ -76,7 +76,7 @@ def cpu_contraction_space(facts: CpuContractionFacts, machine: Machine) -> tuple
         }
     )
     accumulators = candidates["tile_rows"] * candidates["tile_columns"] * candidates["vectors"]
-    # accumulators, one vector of B each, and the broadcast element of A
+    # the accumulators, `vectors` vectors of B, and the broadcast element of A
     needed = accumulators + candidates["vectors"] + 1
     part_of_a_row = (candidates["vectors"] * lanes < facts.n) & facts.whole_rows
     return reject(
@@ -92,10 +92,10 @@ def cpu_contraction_space(facts: CpuContractionFacts, machine: Machine) -> tuple
 
 
 def longest_row(machine: Machine) -> int:
-    """The most channels that a tile of one pixel holds: accumulators, as many vectors of B, and the element of A are in registers."""
+    """The maximum number of channels in a tile of one pixel: the accumulators, as many vectors of B, and the element of A are in registers."""
     return machine.vector_lanes() * ((machine.vector_registers - 1) // 2)
 
 
 def schedule_of(lanes: int, *, tile_rows: int, tile_columns: int, vectors: int, order: int) -> CpuContractionSchedule:
-    """The schedule of one row of the space on a machine with vectors of so many lanes."""
+    """The schedule of one row of the space on a machine with vectors of `lanes` elements."""
     return CpuContractionSchedule(tile_rows, tile_columns, vectors, lanes, ORDERS[order])

@@ -1,7 +1,7 @@
-"""The ways in which the sums of a CPU contraction's register tile leave it: as vectors of channels or of pixels, row by row, or one by one.
+"""Stores of the sums in a CPU contraction's register tile: as vectors of channels or of pixels, row by row, or one by one.
 
-The accumulators `acc` hold [row][column][vector of channels]. Epilogues without vectors, panels that are not filled and results that do not lie
-along the channels go through a small array, `spill`. Where pixels are summed, tiles add to `totals`, one for each channel of the panel.
+The accumulators `acc` hold [row][column][vector of channels]. Scalar epilogues, partial panels and results that are not contiguous along the channels
+go through a small array, `spill`. If pixels are summed, tiles add to `totals`, one for each channel of the panel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilewright.kernels.cpu.transposition import copied, transposed, vector_piec
 
 @dataclass(frozen=True)
 class Pixels:
-    """The pixels of a register tile: `rows` x `columns` of them, from (row, column) on."""
+    """The pixels of a register tile: `rows` x `columns` pixels starting at (row, column)."""
 
     row: Expr
     rows: int
@@ -30,7 +30,7 @@ class Pixels:
 
 
 def over_pixels(body: Statement, i: Var, j: Var) -> Statement:
-    """The body for rows i and columns j of a tile, unrolled."""
+    """The body in unrolled loops over rows i and columns j of a tile."""
     for axis in (j, i):
         if axis.extent != 1:
             body = For(axis, index_const(axis.extent or 0), body, "unroll")
@@ -39,7 +39,7 @@ def over_pixels(body: Statement, i: Var, j: Var) -> Statement:
 
 @dataclass(frozen=True)
 class TileStores:
-    """Stores of the tiles of one contraction, for the panel of channels that the variable `panel` says."""
+    """Emits the stores of the tiles of one contraction, for the panel of channels given by the variable `panel`."""
 
     target: str
     nest: Nest
@@ -47,7 +47,7 @@ class TileStores:
     panel: Var
 
     def store(self, pixels: Pixels) -> Statement:
-        """What a tile does with its sums."""
+        """The epilogue and store of a tile."""
         extent = self.nest.n.extent or 0
         if self.nest.stages:
             return self._row_store(pixels)
@@ -83,13 +83,13 @@ class TileStores:
         return over_pixels(store, i, j)
 
     def _wide_value(self, lanes: int) -> Expr | None:
-        """What is stored of so many channels, over ACCUMULATOR as a vector; None where the epilogue has no vectors."""
+        """The stored value of `lanes` channels, over ACCUMULATOR as a vector; None if the epilogue cannot be vectorised."""
         nest = self.nest
         return accumulated(nest.dtype, lanes) if nest.epilogue is None else wide_epilogue(nest.epilogue, nest.n, lanes, nest.dtype)
 
     def _transposed_store(self, pixels: Pixels) -> Statement | None:
-        """Where neighbouring pixels, and not channels, lie side by side in the result: as many pixels as lanes at a time are transposed in registers,
-        and leave as vectors of pixels, straight or (where no vector fits a row) through a buffer."""
+        """The store if pixels, not channels, are adjacent in the result: `lanes` pixels at a time are transposed in registers and stored as vectors
+        of pixels, directly or (if no vector fits a row) through a buffer."""
         nest, lanes, vectors, width = self.nest, self.schedule.lanes, self.schedule.vectors, self.schedule.panel
         value = self._wide_value(lanes)
         power_of_two = lanes & (lanes - 1) == 0
@@ -139,8 +139,8 @@ class TileStores:
         return [Allocate(Buffer("spill", self.nest.dtype, vectors * lanes, "register")), For(k, index_const(vectors), copy, "unroll")]
 
     def _partial_store(self, pixels: Pixels) -> Block | None:
-        """The channels of the last panel, which is not filled, through a buffer: pixel by pixel in the fewest vectors that cover them exactly. None
-        where results do not lie along N, or where the epilogue has no vectors."""
+        """Stores the channels of a partial last panel through a buffer, pixel by pixel in the fewest vectors that cover them exactly. None if results
+        are not contiguous along N or the epilogue cannot be vectorised."""
         nest, panel = self.nest, self.schedule.panel
         if nest.final is not None or coefficient(nest.offset, nest.n) != 1:
             return None
@@ -161,7 +161,7 @@ class TileStores:
         return block(self._spill(pixels.rows * pixels.columns * self.schedule.vectors), store)
 
     def _row_store(self, pixels: Pixels) -> Block:
-        """Pixel by pixel: maps and reductions over the row of channels that the tile holds, then the epilogue."""
+        """For each pixel: maps and reductions over the row of channels in the tile, then the epilogue."""
         nest, extent = self.nest, self.nest.n.extent or 0
         assert self.schedule.panel >= extent, "a tile holds whole rows"
         row, column, lane = Var("row", pixels.rows), Var("column", pixels.columns), Var("lane", extent)
@@ -179,7 +179,7 @@ class TileStores:
                 lets, (value,) = bind_shared([here(stage.body)])
                 parts.append(For(lane, index_const(extent), block(lets, Store("spill", held.index[0], value)), "simd"))
                 continue
-            if not stage.reduction.reduction:  # the row's first element
+            if not stage.reduction.reduction:  # reads the row's first element
                 total = Var(f"{stage.result.name}_first", None, stage.result.dtype)
                 parts.append(Let(total, substitute(here(stage.body), {lane: ZERO})))
                 totals[stage.result] = total
@@ -202,7 +202,7 @@ class TileStores:
         return block(self._spill(pixels.rows * pixels.columns * self.schedule.vectors), pixel)
 
     def _guarded_store(self, pixels: Pixels) -> Block:
-        """Through a buffer, element by element: partial panels, results that do not lie along N, epilogues without vectors."""
+        """Stores through a buffer, element by element: partial panels, results that are not contiguous along N, scalar epilogues."""
         panel_width, n = self.schedule.panel, self.nest.n
         result = self._spill(pixels.rows * pixels.columns * self.schedule.vectors)
         row, column, lane = Var("row", pixels.rows), Var("column", pixels.columns), Var("lane", panel_width)
@@ -230,7 +230,7 @@ class TileStores:
         return block(result, store)
 
     def sums(self, axes: Sequence[Var], tiles: Statement) -> Block:
-        """The loops over all tiles of an image, which add to the totals of the panel's channels, and the store of what becomes of the totals."""
+        """The loops over all tiles of an image, which add to the totals of the panel's channels, and the epilogue and store of the totals."""
         assert self.nest.final is not None
         lanes, vectors, width = self.schedule.lanes, self.schedule.vectors, self.schedule.panel
         v, lane = Var("v", vectors), Var("lane", width)
@@ -245,7 +245,7 @@ class TileStores:
         return block(start, tiles, For(lane, self._channels(), store))
 
     def _channels(self) -> Expr:
-        """How many channels the present panel has."""
+        """The number of channels in the current panel."""
         extent, width = self.nest.n.extent or 0, self.schedule.panel
         if extent % width == 0:
             return index_const(width)

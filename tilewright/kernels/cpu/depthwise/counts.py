@@ -1,4 +1,4 @@
-"""What depthwise convolutions move."""
+"""Operations and data movement of depthwise convolutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.kernels.cpu.depthwise.space import CpuDepthwiseFacts, reach
 
 
 def depthwise_counts(facts: CpuDepthwiseFacts, candidates: Columns, machine: Machine) -> Counts:
-    """Neighbouring rows of tiles read some rows of the input both."""
+    """Adjacent rows of tiles both read the input rows that they share."""
     again = np.maximum(reach(facts.input_rows, candidates["tile_rows"]) / (candidates["tile_rows"] * max(facts.input_rows[0], 1)), 1.0)
     points = facts.images * facts.rows * facts.columns * facts.vectors * machine.vector_lanes()
     flops = 2.0 * points * facts.taps[0] * facts.taps[1]

@@ -1,7 +1,8 @@
-"""Predicted times of the `depthwise` schema on a CPU: instructions of a register tile, and the input's rows that pass for each row of tiles.
+"""Predicted times of the `depthwise` schema on a CPU: instructions of a register tile, and the input rows read for each row of tiles.
 
 Worked example, AVX-512 with two multiply-add and two load ports, 3 x 3 taps with stride 1, a tile of 2 x 7 pixels: 126 multiply-adds take 63 cycles;
-36 loads of the input and, where it is not held, 18 of the filter 27; then 14 stores. A tile of one pixel would load 9 vectors for 9 multiply-adds.
+36 loads of the input and (if it is not in registers) 18 of the filter take 27; then 14 stores. A tile of one pixel would load 9 vectors for 9
+multiply-adds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilewright.kernels.cpu.depthwise.space import ORDERS, CpuDepthwiseFacts, fi
 
 
 def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
-    """Seconds of each candidate: those of the thread that takes most."""
+    """Seconds of each candidate, determined by the slowest thread."""
     fitted = cpu_calibration(machine).depthwise
     tile_rows, tile_columns, vectors, order = candidates["tile_rows"], candidates["tile_columns"], candidates["vectors"], candidates["order"]
     taps = facts.taps[0] * facts.taps[1]
@@ -26,7 +27,7 @@ def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Co
 
     def tile(down: np.ndarray, across: np.ndarray) -> np.ndarray:
         size, lines, span = down * across, reach(facts.input_rows, down), reach(facts.input_columns, across)
-        # sums and a row of the input beyond the registers: each is stored and loaded once more for every row
+        # sums and inputs that do not fit into registers are spilled: stored and loaded once more for every row
         beyond = np.maximum(size + span + 1 - machine.vector_registers, 0)
         loads = (lines * (span + 2 * beyond) + np.where(held, 0, down * taps)) / machine.load_ports
         work = np.maximum(np.maximum(size * taps / machine.fma_ports, loads), taps * machine.fma_latency_cycles / 3)
@@ -40,7 +41,7 @@ def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Co
     full, rest = facts.rows // tile_rows, facts.rows % tile_rows
     along = ceil_divided(facts.rows, tile_rows)
     tasks = facts.images * (facts.vectors // vectors) * along
-    # with rows outermost the last row of tiles, which is not filled, is one thread's
+    # with rows outermost the partial last row of tiles belongs to a single thread
     mean = (full * unit(tile_rows) + unit(rest)) / along
     one = np.where(order == ORDERS.index("c"), mean, np.where(full > 0, unit(tile_rows), unit(rest)))
     instructions = ceil_divided(tasks, threads) * (one + fitted.task_overhead_cycles) / machine.clock_hz
@@ -48,7 +49,7 @@ def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Co
     level_2 = counts.level2_bytes / (machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors))
     moved, level_3 = facts.bytes_read + facts.bytes_written, machine.cache(3)
     supply = machine.cache_bandwidth(3) if level_3 is not None and moved < level_3.bytes else machine.memory_bandwidth
-    # prefetchers follow neighbouring lines: a block's vectors, or whole rows where it has all channels. A wide tile leaves each row for long
+    # prefetchers follow adjacent lines: a block's vectors, or whole rows if it has all channels. A wide tile returns to each row only after long
     whole = facts.vectors == vectors
     stream = vectors * np.where(whole, reach(facts.input_columns, tile_columns), 1)
     jumps = np.where((order == ORDERS.index("c")) & ~whole, fitted.scattered, 1.0) * (1 + 1 / stream + (tile_columns - 1) / fitted.wide_tile)

@@ -1,4 +1,4 @@
-"""What learned models read of depthwise register tiles besides sizes, axes and terms."""
+"""Features of depthwise register tiles for learned models, in addition to sizes, axes and terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU depthwise convolutions: each channel with a filter of its own, channels in vector lanes.
+"""CPU depthwise convolutions: each channel has its own filter; channels are in vector lanes.
 
     for each block of channels, row of tiles:                (in parallel, in either order)
         for each tile of pixels, vector of channels:
@@ -8,7 +8,7 @@
                 for taps in this row: acc[pixel] += x[pixel * stride + tap * dilation] * filter[tap]
             out = epilogue(acc)
 
-The input is stored with its halo, so that no tap is guarded. A filter that stays in registers is loaded before the tiles of a row.
+The input is stored with its halo, so no tap is guarded. A filter that stays in registers is loaded before the tiles of a row.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from tilewright.kernels.cpu.loops.window import packed_along
 
 @dataclass(frozen=True)
 class DepthwiseForm:
-    """The convolution, flat: `source` and `filters` as vectors along `lane`, `element` (over loads of the sum's name) stored at `offset`. `packed` is
-    the problem as it reads the filters packed.
+    """The convolution in flat form: `source` and `filters` are vectors along `lane`; `element` (over loads of the sum's name) is stored at `offset`.
+    `packed` is the problem with packed filters.
 
-    `rows` and `columns` are the axes of a tile (rows: None where there is one row), `outer` the others; taps likewise."""
+    `rows` and `columns` are the axes of a tile (`rows` is None if there is one row), `row_tap` and `column_tap` those of the filter, `outer` all
+    others."""
 
     packed: Problem
     step: Step
@@ -57,20 +58,20 @@ class DepthwiseForm:
 
     @property
     def dtype(self) -> str:
-        """The type of the sums, and of what is summed."""
+        """The type of the sums and of their terms."""
         return self.step.dtypes[0]
 
     def step_of(self, axis: Var | None) -> int:
-        """Elements of the input from one value of the axis to the next."""
+        """The stride of the axis in elements of the input."""
         return (coefficient(self.source.index[0], axis) or 0) if axis is not None else 0
 
 
 def depthwise_form(problem: Problem, machine: Machine) -> tuple[DepthwiseForm, CpuDepthwiseFacts]:
-    """The form and what the choice of a schedule depends on.
+    """The form, and the facts that the choice of a schedule depends on.
 
     Raises:
-        Unsuitable: where the region is not a sum over at most two axes of an input times a constant, each of whose vectors of neighbouring
-            channels lies side by side (channel multipliers), where channels are no whole vectors, or where the input is guarded.
+        Unsuitable: if the region is not a sum, over at most two axes, of an input times a constant, both with adjacent channels (so no channel
+        multipliers); if channels are not whole vectors; or if the input is guarded.
     """
     region, values = problem.region, problem.values
     lanes = machine.vector_lanes()
@@ -156,7 +157,7 @@ class _Tiles:
     held: bool
 
     def loops(self) -> Statement:
-        """All of it."""
+        """The whole loop nest."""
         s, form, facts = self.schedule, self.form, self.facts
         blocks = Var("channel_block", facts.vectors // s.vectors)
         tile_row = Var("tile_row", -(-facts.rows // s.tile_rows))
@@ -184,7 +185,7 @@ class _Tiles:
         return block(start, parts)
 
     def _vectors(self, blocks: Var, row: Expr, rows: int, column: Expr, columns: int) -> Statement:
-        """The tile for one vector of channels of the block after the other."""
+        """The tile, for each vector of channels of the block in turn."""
         s, v = self.schedule, Var("v", self.schedule.vectors)
         if s.vectors == 1:
             return self._tile(blocks * s.lanes, row, rows, column, columns)
@@ -198,7 +199,7 @@ class _Tiles:
         return substitute(self.form.filters, places)
 
     def _filters(self, blocks: Var) -> list[Statement]:
-        """The whole filter of one vector of channels, in registers."""
+        """Loads the whole filter of one vector of channels into registers."""
         lanes, (height, width) = self.schedule.lanes, self.facts.taps
         y, x = Var("fy", height), Var("fx", width)
         load = Store("w", (y * width + x) * lanes, self._filter(blocks * lanes, y, x))

@@ -13,12 +13,12 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[CpuDepthwiseFacts, DepthwiseForm]:
-    """Raises Unsuitable as `depthwise_form`."""
+    """Raises Unsuitable like `depthwise_form`."""
     form, facts = depthwise_form(problem, machine)
     return Form(facts, form)
 
 
-# in place of the loops for any window: with the same instructions those have no tile of several rows, and their prediction knows nothing of them
+# asked instead of the loops for any window, which have no tiles of several rows and whose prediction does not cover them
 DEPTHWISE = Schema(
     name="depthwise",
     kinds=("window",),

@@ -1,4 +1,4 @@
-"""Schedules of depthwise convolutions on a CPU: a register tile of pixels of one vector of channels, vectors a block, which loop is outermost."""
+"""Schedules of depthwise convolutions on a CPU: a register tile of pixels by one vector of channels, vectors per block, and the outermost loop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from tilewright.kernels.columns import Columns, product_of, reject
 
 TILE_ROWS = (1, 2, 3, 4)
 TILE_COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
-VECTORS = (1, 2, 3, 4, 6, 8)  # and all there are
+VECTORS = (1, 2, 3, 4, 6, 8)  # and the number of all vectors
 ORDERS = ("c", "y")
 MOST_PRODUCTS = 1024
-"""Multiply-adds of a tile, all unrolled: more code would not stay in the caches of instructions."""
+"""Maximum multiply-adds of a tile, all unrolled: more code would not fit into the instruction caches."""
 
 
 @dataclass(frozen=True)
 class CpuDepthwiseFacts:
-    """`images` outside of the rows and columns of the result, whole vectors of channels, and taps: rows and columns of the filter.
+    """Sizes of the convolution: `images` is the extent of all axes outside rows and columns, `vectors` the number of whole vectors of channels,
+    `taps` the rows and columns of the filter.
 
-    `input_rows` and `input_columns`: (step, reach) along the image, in units of what taps and pixels have in common: tiles of n pixels need
-    (n - 1) * step + reach positions. Bytes are those that move at least once."""
+    `input_rows` and `input_columns`: (step, reach) along the image, in units of the greatest common divisor of the steps of taps and pixels: n pixels
+    need (n - 1) * step + reach positions. Bytes are distinct bytes."""
 
     images: int
     rows: int
@@ -39,8 +40,8 @@ class CpuDepthwiseFacts:
 
 @dataclass(frozen=True)
 class CpuDepthwiseSchedule:
-    """`tile_rows` x `tile_columns` pixels of one vector of `lanes` channels stay in registers; `vectors` such tiles, of neighbouring channels, follow
-    one another. order "c": each thread takes a range of channels; "y": a range of rows."""
+    """`tile_rows` x `tile_columns` pixels of one vector of `lanes` channels stay in registers; a block is `vectors` such tiles of adjacent channels,
+    one after another. order "c": each thread has a range of channels; "y": a range of rows."""
 
     tile_rows: int
     tile_columns: int
@@ -53,13 +54,13 @@ class CpuDepthwiseSchedule:
 
 
 def reach(span: tuple[int, int], count: np.ndarray) -> np.ndarray:
-    """Positions of the input that `count` neighbouring pixels need."""
+    """Positions of the input that `count` adjacent pixels need."""
     step, width = span
     return (count - 1) * step + width
 
 
 def filters_held(facts: CpuDepthwiseFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Whether the filter stays in registers while a row of tiles is computed: one vector of channels, and room beside sums and a row of inputs."""
+    """Whether the filter stays in registers for a row of tiles: a block has one vector of channels, and sums, a row of inputs and the filter fit."""
     tile_rows, tile_columns = candidates["tile_rows"], candidates["tile_columns"]
     needed = tile_rows * tile_columns + reach(facts.input_columns, tile_columns) + facts.taps[0] * facts.taps[1]
     held: np.ndarray = (candidates["vectors"] == 1) & (needed <= machine.vector_registers)
@@ -67,7 +68,7 @@ def filters_held(facts: CpuDepthwiseFacts, candidates: Columns, machine: Machine
 
 
 def cpu_depthwise_space(facts: CpuDepthwiseFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and how many were rejected by reason."""
+    """Candidates with columns tile_rows, tile_columns, vectors, order (index into ORDERS); and the number rejected for each reason."""
     vectors = sorted({*VECTORS, facts.vectors})
     candidates = product_of({"tile_rows": TILE_ROWS, "tile_columns": TILE_COLUMNS, "vectors": vectors, "order": range(len(ORDERS))})
     sums = candidates["tile_rows"] * candidates["tile_columns"]
@@ -85,5 +86,5 @@ def cpu_depthwise_space(facts: CpuDepthwiseFacts, machine: Machine) -> tuple[dic
 
 
 def schedule_of(lanes: int, *, tile_rows: int, tile_columns: int, vectors: int, order: int) -> CpuDepthwiseSchedule:
-    """The schedule of one row of the space on a machine with vectors of so many lanes."""
+    """The schedule of one row of the space on a machine with vectors of `lanes` elements."""
     return CpuDepthwiseSchedule(tile_rows, tile_columns, vectors, lanes, ORDERS[order])

@@ -1,1 +1,1 @@
-"""Loop nests of one form for what has no space."""
+"""Loop nests of one fixed form, for kinds of region without a space of candidates."""

@@ -1,4 +1,4 @@
-"""What loop nests of one form move."""
+"""Operations and data movement of loop nests of one form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.kernels.counts import Counts, counted
 
 
 def loop_counts(problem: Problem, candidates: Columns, machine: Machine) -> Counts:
-    """Every input passes the caches' outer edge once, and so does every output."""
+    """Every input is read from memory once, and every output written once."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     read = sum(min(layouts[name].size, _loaded(region, name)) * size_of(values[name].dtype) for name in region.inputs if name in layouts)
     written = sum(layouts[name].size * size_of(values[name].dtype) for name in region.outputs)
@@ -22,7 +22,7 @@ def loop_counts(problem: Problem, candidates: Columns, machine: Machine) -> Coun
 
 
 def _loaded(region: Region, name: str) -> int:
-    """Elements of a value that the region's loops load, repeated ones included."""
+    """Elements of a value that the region's loops load, repeated loads included."""
     return sum(
         prod(axis.extent or 0 for axis in (*step.axes, *step.reduction)) * sum(load.buffer == name for load in loads(*step.bodies))
         for step in region.steps

@@ -1,7 +1,7 @@
-"""Lowering of the `map` schema on CPUs: every element of the output in the order of its storage.
+"""Lowering of the `map` schema on CPUs: computes the elements of the output in storage order.
 
-Where what is read lies along another axis than what is written (a copy from row-major to channels last, or back), squares of both axes are
-transposed in registers, so that loads and stores are vectors both.
+If inputs are contiguous along another axis than the output (a copy from row-major to channels-last, or back), squares of the two axes are transposed
+in registers, so that both loads and stores are vectors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tilewright.kernels.cpu.loops.space import LoopSchedule
 from tilewright.kernels.cpu.transposition import transposed
 
 SHORT = 8
-"""Elements of an innermost axis that are no work for vectors."""
+"""Extent of an innermost axis below which it is too short for vectors."""
 LEAST = 4
-"""Elements of the side of a square that is worth transposing."""
+"""Minimum side of a square that is worth transposing, in elements."""
 PARTS = 8
-"""Parts that threads can share."""
+"""Minimum iterations of the parallel loops, to have work for all threads."""
 
 
 def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
@@ -35,7 +35,7 @@ def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
     order = storage_order(step.axes, offset)
     axes, (flat, at) = merge_axes(order, [body, offset], lambda outer, inner: False)
     if len(axes) > 1 and (axes[-1].extent or 0) < SHORT and any(coefficient(load.index[0], axes[-2]) == 1 for load in loads(flat)):
-        # an image's three channels go to their places one after the other, each in vectors, row by row
+        # an image's three channels are copied one after the other, each in vectors, row by row
         axes = (*axes[:-2], axes[-1], axes[-2])
     else:
         axes, (flat, at) = merge_axes(order, [body, offset])
@@ -47,10 +47,10 @@ def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
 
 
 def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int, work: int) -> Statement | None:
-    """Squares of the output's innermost axis and of another, along which the body is read: a vector of the other axis for each place of the
-    innermost, transposed, stored. None where that is no gain: no such axis, an axis too short, or too few parts for threads.
+    """Loops over squares of the output's innermost axis and another axis, along which the body is contiguous: each square is read as vectors of the
+    other axis, transposed, and stored. None if there is no such axis, an axis is too short, or too few parts remain for threads.
 
-    The last square of an axis that squares do not divide begins in the one before, and stores some elements again; one thread does both."""
+    If squares do not divide an axis, the last one overlaps the one before and stores some elements twice; one thread does both."""
     if not axes or coefficient(at, axes[-1]) != 1 or vectorise(body, axes[-1], lanes) is not None:
         return None
     inner = axes[-1]

@@ -1,6 +1,6 @@
-"""Lowering of the row reduction schema on CPUs: reductions over whole rows and the maps between them.
+"""Lowering of the `row reduction` schema on CPUs: reductions over whole rows and the maps between them.
 
-Where neighbouring rows lie side by side in memory they fill the vector lanes; otherwise the lanes divide each row.
+If corresponding elements of neighbouring rows are adjacent in memory, rows fill the vector lanes; otherwise the lanes divide each row.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from tilewright.kernels.cpu.common import SERIAL_WORK, combined, loops, reductio
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 LANE_BLOCK = 64
-"""Neighbouring rows that one thread reduces side by side."""
+"""Neighbouring rows that one thread reduces together."""
 
 
 def lower_row_reduction(problem: Problem, schedule: LoopSchedule) -> Lowered:
-    """Reductions over whole rows and the maps between them. Where neighbouring rows lie side by side in memory they fill the vector
-    lanes; otherwise the lanes divide each row."""
+    """Reductions over whole rows and the maps between them, in one kernel."""
     region, layouts = problem.region, problem.layouts
     steps = split_divided_rows(region.steps)
     if rows_of(steps) is None:
@@ -88,7 +87,7 @@ def _rows_across(
     lane: Var,
     columns: Sequence[Var],
 ) -> Block:
-    """One block of neighbouring rows: every loop over a reduction or over columns has the loop over the rows innermost."""
+    """One block of neighbouring rows: the loop over rows is innermost in every loop over a reduction or over columns."""
     extent = lane.extent or 1
     blocks = Var("lane_block", -(-extent // LANE_BLOCK))
     within = Var("lane", LANE_BLOCK)
@@ -126,7 +125,7 @@ def _rows_across(
 
 
 def _contiguous_axis(bodies: Sequence[Expr], axes: Sequence[Var]) -> Var | None:
-    """The row axis along which the (largest) loads are contiguous, if any has at least a few neighbours."""
+    """The first row axis of extent at least 4 along which every load is contiguous or constant and at least one is contiguous; or None."""
     for axis in axes:
         if (axis.extent or 0) < 4:
             continue
@@ -137,7 +136,7 @@ def _contiguous_axis(bodies: Sequence[Expr], axes: Sequence[Var]) -> Var | None:
 
 
 def _largest_offset(bodies: Sequence[Expr], axes: Sequence[Var]) -> Expr:
-    """The offset that knows most of the axes: it decides their order."""
+    """The load offset that depends on the most axes; it decides their order."""
     best: Expr = ZERO
     most = -1
     for load in loads(*bodies):

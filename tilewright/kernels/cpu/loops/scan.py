@@ -1,4 +1,4 @@
-"""Lowering of the scan schema on CPUs (cumulative sums and their like): rows in parallel, serial along the scanned axis."""
+"""Lowering of the `scan` schema on CPUs (cumulative sums and the like): rows in parallel, serial along the scanned axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schemas of one form: loops whose vectors are the machine's."""
+"""The schemas with one candidate: loops with the machine's vector width."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[Problem, None]:
-    """Any problem of the kind; its estimate reads the region itself."""
+    """Accepts any problem of the kind; the estimate reads the region itself."""
     return Form(problem, None)
 
 

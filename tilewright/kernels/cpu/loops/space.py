@@ -1,4 +1,4 @@
-"""Schedules of CPU kernels without tiles (map, window, rows, prefix): one form, whose vectors are the machine's."""
+"""Schedules of CPU kernels without tiles (map, window, row reduction, scan): one candidate, with the machine's vector width."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class LoopSchedule:
 
 
 def loop_space(machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The one candidate, with column lanes; nothing is rejected."""
+    """The only candidate, with column lanes; nothing is rejected."""
     return product_of({"lanes": (machine.vector_lanes(),)}), {}

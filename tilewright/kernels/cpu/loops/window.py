@@ -6,7 +6,7 @@
             acc[pixel][vector] = combine(acc, body)          (vectors of neighbouring channels)
         out = epilogue(acc)
 
-A constant that neighbouring channels do not read side by side (a depthwise filter) is packed so that they do.
+A constant that is not contiguous along the channels (a depthwise filter) is packed so that it is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tilewright.kernels.cpu.loops.space import LoopSchedule
 
 UNROLLED_POINTS = 49
 UNROLLED_COMPARISONS = 9
-"""Of scalars: GCC 12 takes 0.3 s for a chain of 9 maxima that keep NaN, 2 s for 16, 13 s for 49."""
-VECTORS = (4, 2, 1)  # of channels a tile, the first that divides them
-PIXELS = 7  # a tile, where no tap is guarded: the taps of a filter are loaded once for all of them
+"""Maximum unrolled scalar comparisons: GCC 12 takes 0.3 s to compile a chain of 9 NaN-propagating maxima, 2 s for 16, 13 s for 49."""
+VECTORS = (4, 2, 1)  # vectors of channels in a tile: the first that divides the channels
+PIXELS = 7  # pixels in a tile if no tap is guarded: each tap of a filter is loaded once for all of them
 
 
 def lower_window(problem: Problem, schedule: LoopSchedule) -> Lowered:
@@ -58,7 +58,7 @@ def lower_window(problem: Problem, schedule: LoopSchedule) -> Lowered:
 
 
 def packed_along(problem: Problem, lane: Sequence[Var]) -> tuple[Problem, dict[str, Storage]]:
-    """The problem reading copies of those constants that step through memory along the lane axis, with that dimension innermost; the copies."""
+    """The problem with constants that are strided along the lane axis replaced by copies with that dimension innermost, and the copies."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     storage: dict[str, Storage] = {}
     names: dict[str, str] = {}
@@ -82,7 +82,7 @@ def packed_along(problem: Problem, lane: Sequence[Var]) -> tuple[Problem, dict[s
 
 @dataclass(frozen=True)
 class _Tile:
-    """What every tile of a window has in common. `guard` holds for all lanes alike; `wide` and `value` are vectors along `lane`."""
+    """Emits the tiles of a window. `guard` has one value for all lanes; `wide` and `value` are vectors along `lane`."""
 
     region: Region
     reduce: Step
@@ -98,7 +98,7 @@ class _Tile:
     unrolled: bool
 
     def emit(self, start: Expr, pixels: int) -> Block:
-        """The tile of `pixels` neighbouring pixels from `start`, for one block of channels."""
+        """The tile of `pixels` adjacent pixels from `start`, for one block of channels."""
         combiner = COMBINERS[self.reduce.combiner or ""]
         (identity,) = combiner.identity((self.wide.dtype,))
         size = pixels * self.vectors
@@ -136,7 +136,7 @@ def _over(body: Statement, *axes: Var) -> Statement:
 def _vector_tiles(
     region: Region, reduce: Step, axes: Sequence[Var], merged: Sequence[Expr], points: int, lanes: int, element: Block
 ) -> Statement | None:
-    """The window with accumulators in vector registers over the innermost axis; None where that axis is short or an access is no vector.
+    """The window with accumulators in vector registers over the innermost axis; None if that axis is short or an access cannot be vectorised.
 
     `merged` is (body, store offset, [value]); `element` computes one output element."""
     if not axes or len(reduce.bodies) != 1:

@@ -1,4 +1,4 @@
-"""What Winograd's algorithm on a CPU moves."""
+"""Operations and data movement of Winograd's algorithm on a CPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tilewright.kernels.winograd_transform import FILTER
 
 
 def winograd_counts(facts: CpuWinogradFacts, candidates: Columns, machine: Machine) -> Counts:
-    """Filters are those that are packed, transformed. For each panel and block, points of the block and filters of the panel come from level 2:
-    the filters once a register tile."""
+    """Filters count as packed and transformed. For each panel and block, level 2 supplies the block's points once and the panel's filters once per
+    register tile."""
     points = (candidates["output_tile"] + FILTER - 1) ** 2
     tiles, panel = candidates["tile"] * candidates["blocks"], candidates["vectors"] * machine.vector_lanes()
     blocks = ceil_divided(facts.tiles(candidates["output_tile"]), tiles) * ceil_divided(facts.outputs, panel)

@@ -1,7 +1,8 @@
-"""Predicted times of the `winograd` schema on a CPU: instructions of the three steps of a block, and the filters that pass for each.
+"""Predicted times of the `winograd` schema on a CPU: instructions of the three steps of a block, and the filters read for each block.
 
 Worked example, AVX-512 with two multiply-add ports, 64 channels, F(4x4), a tile of 14 by 2 vectors: 36 points of 64 steps of 28 multiply-adds take
-32,256 cycles for 14 tiles and 32 output channels, a transform of an input tile about 190 cycles a vector of channels: 10,600 for the 14 tiles, once.
+32,256 cycles for 14 tiles and 32 output channels. The transform of an input tile takes about 190 cycles per vector of channels: 10,600 for the 14
+tiles, once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides
 
 SINGLE_STORE_CYCLES = 2.0
-"""To store one result that does not lie beside its neighbours: a load from the buffer, index arithmetic, the store."""
+"""Cycles to store one result that is not adjacent to its neighbours: a load from the buffer, index arithmetic, the store."""
 
 
 @lru_cache(maxsize=4)
 def transform_operations(output_tile: int) -> tuple[int, int]:
-    """Vector additions and multiplications of the transforms of a tile of the input, and of a tile of sums."""
+    """Vector additions and multiplications to transform a tile of the input, and a tile of sums."""
     counts = []
     for matrix in (TRANSFORMS[output_tile].inputs, TRANSFORMS[output_tile].outputs):
         span = len(matrix[0])
@@ -36,7 +37,7 @@ def transform_operations(output_tile: int) -> tuple[int, int]:
 
 
 def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
-    """Seconds of each candidate: those of the part that has most blocks and panels."""
+    """Seconds of each candidate, determined by the part with the most blocks and panels."""
     fitted = cpu_calibration(machine).winograd
     lanes = machine.vector_lanes()
     size, tile, vectors = candidates["output_tile"], candidates["tile"], candidates["vectors"]
@@ -49,7 +50,7 @@ def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Coun
     step = np.maximum(np.maximum(tile * vectors / machine.fma_ports, (tile + vectors) / machine.load_ports), machine.fma_latency_cycles)
     one = facts.channels * step + fitted.tile_overhead_cycles + tile * vectors / stores
     products = blocks * panels * points * candidates["blocks"] * one
-    # loads, arithmetic and stores of a transform wait for one another: registers do not hold a tile and what becomes of it
+    # loads, arithmetic and stores of a transform do not overlap: registers cannot hold both a tile and its transform
     inputs = blocks * tiles * (facts.channels // lanes) * (points / machine.load_ports + operations[:, 0] / machine.fma_ports + points / stores)
     stored = size**2 * (SINGLE_STORE_CYCLES * lanes if facts.single_stores else 1 / stores)
     outputs = blocks * panels * tiles * vectors * (points / machine.load_ports + operations[:, 1] / machine.fma_ports + stored)

@@ -1,4 +1,4 @@
-"""What learned models read of Winograd's algorithm on a CPU besides sizes, axes and terms."""
+"""Features of Winograd's algorithm on a CPU for learned models, in addition to sizes, axes and terms."""
 
 from __future__ import annotations
 

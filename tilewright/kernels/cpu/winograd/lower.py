@@ -1,4 +1,4 @@
-"""CPU lowering of the `winograd` schema: a thread takes block after block of tiles through all steps.
+"""CPU lowering of the `winograd` schema: a thread runs all steps on one block of tiles after another.
 
     for each part:                                           (in parallel)
         for each block of the part's tiles:
@@ -8,8 +8,8 @@
                     M[point][tile][k] = sum over c of V[point][tile][c] * U[point][c][k]
                 out = epilogue(A^T M A)                      (vectors along k)
 
-U, the transformed filters, is packed in panels when compiling. V and M are workspaces, a slice for each part, that stay in its level-2 cache. The
-planes of points are a vector longer than they need be, so that the points of one tile do not fall into the same set of level 1.
+U, the transformed filters, is packed in panels at compile time. V and M are workspaces with a slice for each part, which stays in the level-2 cache.
+The plane of each point is padded by one vector, so that the points of one tile do not fall into the same set of level 1.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from tilewright.kernels.winograd_transform import TRANSFORMS, both_sides, filter
 
 
 def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm, CpuWinogradFacts]:
-    """The form and what the choice of a schedule depends on.
+    """The form, and the facts that the choice of a schedule depends on.
 
     Raises:
-        Unsuitable: as `winograd_form`, and where channels are no whole vectors.
+        Unsuitable: as in `winograd_form`, and if channels are not whole vectors.
     """
     form = winograd_form(problem)
     lanes = machine.vector_lanes()
@@ -69,7 +69,7 @@ def cpu_winograd_form(problem: Problem, machine: Machine) -> tuple[WinogradForm,
 
 
 def _wide_element(form: WinogradForm, lanes: int) -> Expr | None:
-    """What is stored of a vector of sums along the output channels; None where it does not lie along them, or has no vectors."""
+    """The stored value of a vector of sums along the output channels; None if results are not contiguous along them or cannot be vectorised."""
     if coefficient(form.offset, form.k) != 1:
         return None
     wide = vectorise(form.element, form.k, lanes, lambda load: load.buffer == form.step.name)
@@ -121,14 +121,14 @@ class _Block:
         return int(self.facts.tiles(self.schedule.output_tile))
 
     def loops(self) -> Statement:
-        """All of it."""
+        """The whole loop nest."""
         s = self.schedule
         blocks, panels = -(-self.count // s.tiles), -(-self.facts.outputs // s.panel)
         blocks_each, panels_each = -(-blocks // s.tile_parts), -(-panels // s.panel_parts)
         part, at, within = Var("part", s.tile_parts * s.panel_parts), Var("at", blocks_each), Var("within", panels_each)
         tile_part = part // s.panel_parts
         first, panel = Var("first", blocks_each * s.tile_parts * s.tiles), Var("panel", panels_each * s.panel_parts)
-        # neighbouring blocks in one part: rows of tiles share rows of the image
+        # a part has adjacent blocks, because rows of tiles share rows of the image
         start = Let(first, (tile_part * blocks_each + at) * s.tiles)
         which = Let(panel, part % s.panel_parts * panels_each + within)
         inner: Statement = block(self._multiply(part, panel), self._outputs(part, panel, first))
@@ -146,8 +146,7 @@ class _Block:
         return part * strides[0] + point * strides[1]
 
     def _each_tile(self, first: Expr, body: Callable[[Var, Expr, Mapping[Var, Expr]], Sequence[Statement]]) -> For:
-        """A loop over the tiles of the block. `body` gets the tile's place in the block, its number, and its axes; the last tile stands for those
-        that are not there."""
+        """A loop over the tiles of the block. `body` receives the tile's place in the block, its number, and its axes, clamped to the last tile."""
         i, tile = Var("i", self.schedule.tiles), Var("tile", self.count)
         number = first + i
         lets, where = named(decode(tile, self.tiles))
@@ -179,7 +178,7 @@ class _Block:
         return self._each_tile(first, body)
 
     def _multiply(self, part: Expr, panel: Expr) -> Statement:
-        """M = V U for the panel, point after point, a register tile at a time."""
+        """M = V U for the panel, point by point, one register tile at a time."""
         s, channels, dtype = self.schedule, self.facts.channels, self.form.dtype
         point, group, c = Var("point", s.points), Var("group", s.blocks), Var("c", channels)
         i, v, k = Var("row", s.tile), Var("v", s.vectors), Var("k", s.tile * s.vectors)
@@ -204,7 +203,7 @@ class _Block:
         return For(point, index_const(s.points), For(group, index_const(s.blocks), tile) if s.blocks > 1 else substitute_in(tile, {group: ZERO}))
 
     def _prefetch(self, point: Var, group: Var, c: Var, panel: Expr) -> list[Statement]:
-        """While the register tiles of one point are computed, the panel of the next point comes from beyond level 2, a share with each tile."""
+        """Prefetches the panel of the next point while the register tiles of one point are computed, a share with each tile."""
         s, channels = self.schedule, self.facts.channels
         line = LINE_BYTES // size_of(self.form.dtype)
         lines = s.panel // line
@@ -216,7 +215,7 @@ class _Block:
         return [prefetch(self.filters, following + ((share * each + number) * channels + c) * line) for number in range(each)]
 
     def _outputs(self, part: Expr, panel: Expr, first: Expr) -> Statement:
-        """Y = A^T M A, and of each element that lies in the image what the region stores."""
+        """Y = A^T M A, then the epilogue and store of each element inside the image."""
         s, form = self.schedule, self.form
         matrix = TRANSFORMS[s.output_tile].outputs
         span = len(matrix[0])
@@ -245,7 +244,7 @@ class _Block:
         return self._each_tile(first, body)
 
     def _single_stores(self, rows: Sequence[Sequence[Expr]], where: Mapping[Var, Expr]) -> list[Statement]:
-        """Element by element, through a buffer: channel after channel, as an image that is not channels last has them."""
+        """Stores element by element through a buffer, channel by channel, for an image that is not channels-last."""
         form, size, lanes = self.form, self.schedule.output_tile, self.schedule.lanes
         entries = [value for row in rows for value in row]
         lane, i, j = Var("lane", lanes), Var("i_out", size), Var("j_out", size)

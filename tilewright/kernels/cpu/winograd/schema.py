@@ -14,7 +14,7 @@ from tilewright.kernels.winograd_form import WinogradForm
 
 
 def match(problem: Problem, machine: Machine) -> Form[CpuWinogradFacts, WinogradForm]:
-    """Raises Unsuitable as `cpu_winograd_form`."""
+    """Raises Unsuitable like `cpu_winograd_form`."""
     form, facts = cpu_winograd_form(problem, machine)
     return Form(facts, form)
 

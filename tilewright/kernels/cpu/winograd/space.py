@@ -1,7 +1,8 @@
 """Schedules of the `winograd` schema on a CPU: 3x3 convolutions with stride 1 by minimal filtering, F(2x2, 3x3) and F(4x4, 3x3), in one kernel.
 
-A thread takes a block of tiles through all three steps while they are in its level-2 cache: the transform of the input's tiles, for each panel of
-output channels the products of the points, and the transform of the sums with the epilogue. Accuracy: as on a GPU (`kernels.gpu.winograd.space`).
+A thread runs all three steps on a block of tiles while it is in the level-2 cache: the transform of the input tiles; then, for each panel of output
+channels, the products of the points, and the transform of the sums with the epilogue. Accuracy is the same as on a GPU
+(`kernels.gpu.winograd.space`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ BLOCKS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True)
 class CpuWinogradFacts:
-    """Extents of the output, channels of the input; distinct bytes that the epilogue reads beside the sums. `single_stores`: results do not lie along
-    the output channels, so that they are stored one by one."""
+    """Extents of the output (`outputs`: its channels), channels of the input, and distinct bytes that the epilogue reads besides the sums.
+    `single_stores`: results are not contiguous along the output channels and are stored one by one."""
 
     images: int
     height: int
@@ -44,9 +45,9 @@ class CpuWinogradFacts:
 
 @dataclass(frozen=True)
 class CpuWinogradSchedule:
-    """F(m x m) with m = `output_tile`; `tile` tiles by `vectors` vectors of `lanes` output channels stay in registers over all input channels, and
-    `blocks` times as many tiles are a block. `tile_parts` threads share the tiles, `panel_parts` the panels of output channels (each then transforms
-    the input itself)."""
+    """F(m x m) with m = `output_tile`. `tile` tiles by `vectors` vectors of `lanes` output channels stay in registers over all input channels; a
+    block is `blocks` * `tile` tiles. Tiles are divided into `tile_parts` for threads, and the panels of output channels into `panel_parts` (each of
+    which transforms the input itself)."""
 
     output_tile: int
     tile: int
@@ -62,7 +63,7 @@ class CpuWinogradSchedule:
 
     @property
     def tiles(self) -> int:
-        """Of a block."""
+        """Tiles of a block."""
         return self.tile * self.blocks
 
     @property
@@ -75,7 +76,7 @@ class CpuWinogradSchedule:
 
 
 def working_bytes(facts: CpuWinogradFacts, candidates: Columns, lanes: int) -> np.ndarray:
-    """What a block keeps in level 2: its points, the sums of a panel, and the filters of one point and panel."""
+    """Bytes that a block keeps in level 2: its points, the sums of a panel, and the filters of one point and panel."""
     points = (candidates["output_tile"] + FILTER - 1) ** 2
     tiles, panel = candidates["tile"] * candidates["blocks"], candidates["vectors"] * lanes
     needed: np.ndarray = facts.element_bytes * (points * tiles * (facts.channels + panel) + facts.channels * panel)
@@ -83,7 +84,7 @@ def working_bytes(facts: CpuWinogradFacts, candidates: Columns, lanes: int) -> n
 
 
 def cpu_winograd_space(facts: CpuWinogradFacts, machine: Machine, threads: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns named as the schedule's fields but `lanes`; and how many were rejected by reason."""
+    """Candidates with a column for each field of the schedule except `lanes`, and the number rejected for each reason."""
     lanes = machine.vector_lanes()
     candidates = product_of({"output_tile": OUTPUT_TILES, "tile": REGISTER_TILES, "blocks": BLOCKS, "vectors": VECTORS, "by_panel": (0, 1)})
     by_panel = candidates.pop("by_panel")
@@ -107,5 +108,5 @@ def cpu_winograd_space(facts: CpuWinogradFacts, machine: Machine, threads: int) 
 
 
 def schedule_of(lanes: int, **axes: int) -> CpuWinogradSchedule:
-    """The schedule of one candidate on a machine with vectors of so many lanes."""
+    """The schedule of one candidate on a machine with vectors of `lanes` elements."""
     return CpuWinogradSchedule(**axes, lanes=lanes)

@@ -49,7 +49,7 @@ def lower_direct(problem: Problem, form: DirectForm, schedule: DirectSchedule, m
     """One kernel, or more with a workspace where the reduction is split; packed filters are in the storage.
 
     Raises:
-        Unsuitable: where the schedule does not fit the convolution.
+        Unsuitable: if the schedule does not fit the convolution.
     """
     axes = form.axes
     return in_one_or_two(

@@ -16,7 +16,7 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[DirectFacts, DirectForm]:
-    """Raises Unsuitable as `direct_form`."""
+    """Raises Unsuitable like `direct_form`."""
     form = direct_form(problem)
     return Form(form.facts, form)
 

@@ -66,7 +66,7 @@ def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: fr
     never merged with others.
 
     Raises:
-        Unsuitable: where the region is not one sum of products with at most one map behind it.
+        Unsuitable: if the region is not one sum of products with at most one map behind it.
     """
     region = problem.region
     step, element, index, row_stages = _chain(region)

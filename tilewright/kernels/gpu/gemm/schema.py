@@ -19,7 +19,7 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[ContractionFacts, ProductForm]:
-    """Raises Unsuitable as `product_form`."""
+    """Raises Unsuitable like `product_form`."""
     form = product_form(problem)
     return Form(form.facts, form)
 

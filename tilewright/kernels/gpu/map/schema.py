@@ -12,7 +12,7 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[MapFacts, MapForm]:
-    """Raises Unsuitable as `map_form`."""
+    """Raises Unsuitable like `map_form`."""
     form = map_form(problem)
     return Form(form.facts, form)
 

@@ -12,7 +12,7 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[RowReductionFacts, RowReductionForm]:
-    """Raises Unsuitable as `row_reduction_form`."""
+    """Raises Unsuitable like `row_reduction_form`."""
     form = row_reduction_form(problem)
     return Form(form.facts, form)
 

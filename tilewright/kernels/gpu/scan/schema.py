@@ -12,7 +12,7 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[ScanFacts, ScanForm]:
-    """Raises Unsuitable as `scan_form`."""
+    """Raises Unsuitable like `scan_form`."""
     form = scan_form(problem)
     return Form(form.facts, form)
 

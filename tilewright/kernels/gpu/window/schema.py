@@ -12,7 +12,7 @@ from tilewright.kernels.schema import Form, Schema
 
 
 def match(problem: Problem, machine: Machine) -> Form[WindowFacts, WindowForm]:
-    """Raises Unsuitable as `window_form`."""
+    """Raises Unsuitable like `window_form`."""
     form = window_form(problem)
     return Form(form.facts, form)
 

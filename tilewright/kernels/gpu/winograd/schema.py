@@ -15,7 +15,7 @@ from tilewright.kernels.winograd_form import WinogradForm, winograd_form
 
 
 def match(problem: Problem, machine: Machine) -> Form[WinogradFacts, WinogradForm]:
-    """Raises Unsuitable as `winograd_form`."""
+    """Raises Unsuitable like `winograd_form`."""
     form = winograd_form(problem)
     return Form(winograd_facts(problem, form), form)
 

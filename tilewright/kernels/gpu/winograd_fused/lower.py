@@ -55,7 +55,7 @@ def lower_fused_winograd(problem: Problem, form: WinogradForm, schedule: FusedWi
     """One kernel, and the filters transformed and packed.
 
     Raises:
-        Unsuitable: where the input channels do not divide into steps.
+        Unsuitable: if the input channels do not divide into steps.
     """
     if form.channels % (schedule.channels * schedule.split):
         raise Unsuitable(f"{form.channels} input channels do not divide into steps of {schedule.channels} in {schedule.split} parts")
