@@ -11,6 +11,7 @@ import pytest
 
 import tilewright
 from tilewright.hardware import machine
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.selection.choice import choose
 from tilewright.tuning import choices, problems
 from tilewright.tuning.problems import convolution_problem
@@ -36,7 +37,7 @@ def test_a_choice_is_made_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert choices.remembered()(problem, H200, 1) == first
     for other, atomics in ((convolution_problem(32, 16, 20, 21, 3), False), (problem, True)):
         with pytest.raises(AssertionError, match="ranked again"):
-            choices.remembered(atomics)(other, H200, 1)
+            choices.remembered(Numerics(atomics=atomics))(other, H200, 1)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, '{"schedule": "{}"}', '{"schedule": "{\\"type\\": \\"os.system\\"}", "terms": {}, "rejected": {}}'])
@@ -80,27 +81,27 @@ def fresh() -> Iterator[None]:
 def test_sources_and_models_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     changed = Path(tilewright.__file__).parent / name
     assert changed.is_file()
-    before, read = choices.place(PROBLEM, CPU, False, 2), Path.read_bytes
+    before, read = choices.place(PROBLEM, CPU, USUAL, 2), Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == changed))
     choices._models.cache_clear()
     problems._sources.cache_clear()
-    assert choices.place(PROBLEM, CPU, False, 2) != before
+    assert choices.place(PROBLEM, CPU, USUAL, 2) != before
 
 
 @pytest.mark.usefixtures("fresh")
 def test_arguments_and_numpy_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [
-        choices.place(PROBLEM, CPU, False, 2),
-        choices.place(PROBLEM, CPU, False, 3),
-        choices.place(PROBLEM, CPU, True, 2),
-        choices.place(convolution_problem(16, 16, 9, 10, 3), CPU, False, 2),
-        choices.place(PROBLEM, replace(CPU, memory_bandwidth=2 * CPU.memory_bandwidth), False, 2),
-        choices.place(PROBLEM, replace(CPU, pipeline="golden-cove"), False, 2),
-        choices.place(PROBLEM, H200, False, 2),
+        choices.place(PROBLEM, CPU, USUAL, 2),
+        choices.place(PROBLEM, CPU, USUAL, 3),
+        choices.place(PROBLEM, CPU, Numerics(atomics=True), 2),
+        choices.place(convolution_problem(16, 16, 9, 10, 3), CPU, USUAL, 2),
+        choices.place(PROBLEM, replace(CPU, memory_bandwidth=2 * CPU.memory_bandwidth), USUAL, 2),
+        choices.place(PROBLEM, replace(CPU, pipeline="golden-cove"), USUAL, 2),
+        choices.place(PROBLEM, H200, USUAL, 2),
     ]
     monkeypatch.setattr(np, "__version__", "0.1")
     choices._models.cache_clear()
-    keys.append(choices.place(PROBLEM, CPU, False, 2))
+    keys.append(choices.place(PROBLEM, CPU, USUAL, 2))
     assert len(set(keys)) == len(keys)
 
 
@@ -112,7 +113,7 @@ def test_programs_are_part_of_the_key_of_a_cpu(monkeypatch: pytest.MonkeyPatch, 
         return path
 
     def keys() -> tuple[Path, Path]:
-        return choices.place(PROBLEM, CPU, False, 2), choices.place(PROBLEM, H200, False)
+        return choices.place(PROBLEM, CPU, USUAL, 2), choices.place(PROBLEM, H200, USUAL)
 
     found = [keys()]
     for words in ("compiler 1.0", "compiler 1.0.1"):

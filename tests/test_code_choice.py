@@ -20,6 +20,7 @@ from tilewright.graph.passes import simplify
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.schema import USUAL
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
 from tilewright.selection.code_score import coefficients_of, linear
@@ -115,15 +116,15 @@ def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     need(target)
     problem = convolution_problem(16, 8, 5, 5, 3)
     with CodeScores(target, 1) as processes:
-        first = choices.remembered(False, processes)(problem, target, 2)
+        first = choices.remembered(USUAL, processes)(problem, target, 2)
 
     class Never:
         def best(self, *_: object) -> None:
             raise AssertionError("scored again")
 
-    assert choices.remembered(False, Never())(problem, target, 2) == first  # type: ignore[arg-type]
+    assert choices.remembered(USUAL, Never())(problem, target, 2) == first  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="scored again"):
-        choices.remembered(False, Never())(problem, target, 1)  # type: ignore[arg-type]
+        choices.remembered(USUAL, Never())(problem, target, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("worth")
@@ -133,7 +134,7 @@ def test_a_choice_on_the_way_to_which_something_hung_is_not_kept(cache: Path, mo
     need(target)
     favourite = rank(PROBLEM, target, threads=2).first()
     with CodeScores(target, 1, ("-c", "raise SystemExit(3)")) as broken:
-        assert choices.remembered(False, broken)(PROBLEM, target, 2) == favourite
+        assert choices.remembered(USUAL, broken)(PROBLEM, target, 2) == favourite
     hanging = cache / "hanging-cc"
     hanging.write_text("#!/bin/sh\ncase $1 in --version) echo 1.0; exit;; esac\nsleep 1000\n")
     hanging.chmod(0o755)
@@ -144,7 +145,7 @@ def test_a_choice_on_the_way_to_which_something_hung_is_not_kept(cache: Path, mo
             assert processes.best(PROBLEM, rank(PROBLEM, target, threads=2), 2, count=1) == (favourite, False)
     assert not (cache / "choices").exists()
     with CodeScores(target, 1) as processes:
-        choices.remembered(False, processes)(PROBLEM, target, 2)
+        choices.remembered(USUAL, processes)(PROBLEM, target, 2)
     assert len(list((cache / "choices").iterdir())) == 1
 
 
@@ -186,7 +187,7 @@ def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
     need(target)
     graph, _ = simplify(import_module(nn.Conv2d(20, 48, 3), (torch.randn(1, 20, 11, 13),)).graph)
     with CodeScores(target, 2) as processes:
-        program = plan_program(graph, target, 2, choices.remembered(False, processes))
+        program = plan_program(graph, target, 2, choices.remembered(USUAL, processes))
     (source,) = [source for source in source_files(program, target) if source.name.startswith(("contraction", "winograd"))]
     found = KernelCache(cache / "kernels").load(kernel_key(source, CCompiler.find(target)), source, CCompiler.find(target))
     assert found is not None

@@ -25,7 +25,7 @@ from tilewright.ir.kernel import AtomicAdd, statements
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
-from tilewright.kernels.schema import AnySchema
+from tilewright.kernels.schema import AnySchema, Numerics
 from tilewright.partition.plan import IN_NO_ORDER, plan_program
 from tilewright.report.explanation import explanation
 from tilewright.runtime.artifact import read as read_artifact
@@ -55,7 +55,7 @@ def atomic(ranking: Ranking) -> list[Choice]:
 
 def trials_to_atomic(problem: Problem) -> int:
     """So many of the ranking that one of them adds atomically."""
-    return 1 + next(at for at, choice in enumerate(rank(problem, H200, atomics=True)) if choice.schema.unordered(choice.schedule))
+    return 1 + next(at for at, choice in enumerate(rank(problem, H200, numerics=Numerics(atomics=True))) if choice.schema.unordered(choice.schedule))
 
 
 def record_of(problem: Problem, choice: Choice, seconds: float) -> Measurement:
@@ -67,16 +67,16 @@ def record_of(problem: Problem, choice: Choice, seconds: float) -> Measurement:
 def test_candidates_that_add_atomically_are_offered_on_request_alone() -> None:
     for problem in (SPLIT, BOTH, *problems_of_network()[1:]):
         assert not atomic(rank(problem, H200))
-    free = rank(BOTH, H200, atomics=True)
+    free = rank(BOTH, H200, numerics=Numerics(atomics=True))
     assert {choice.schema for choice in atomic(free)} == {GEMM, DIRECT}
-    fixed, free = (gpu_rank(BOTH, H200, atomics=allowed, learned=False) for allowed in (False, True))
+    fixed, free = (gpu_rank(BOTH, H200, numerics=Numerics(atomics=allowed), learned=False) for allowed in (False, True))
     expected = {str(choice.schedule): choice.seconds for choice in fixed}
     assert expected == {str(choice.schedule): choice.seconds for choice in free if not choice.schema.unordered(choice.schedule)}
 
 
 def test_a_schedule_is_found_only_where_it_is_offered() -> None:
     """A schedule with atomic additions is none of the space without them, whatever its other axes."""
-    fixed, free = rank(BOTH, H200), rank(BOTH, H200, atomics=True)
+    fixed, free = rank(BOTH, H200), rank(BOTH, H200, numerics=Numerics(atomics=True))
     for choice in atomic(free)[::10]:
         assert fixed.find(choice.schedule) is None and free.find(choice.schedule) == choice
         ordered = replace(choice.schedule, atomics=0)
@@ -86,13 +86,13 @@ def test_a_schedule_is_found_only_where_it_is_offered() -> None:
 
 @pytest.mark.parametrize("schema", [GEMM, DIRECT], ids=lambda schema: schema.name)
 def test_records_of_atomic_additions_wait_for_permission(schema: AnySchema, tmp_path: Path) -> None:
-    quick = next(choice for choice in atomic(rank(BOTH, H200, atomics=True)) if choice.schema is schema)
+    quick = next(choice for choice in atomic(rank(BOTH, H200, numerics=Numerics(atomics=True))) if choice.schema is schema)
     steady = rank(BOTH, H200).first()
     with Records(tmp_path / "records.sqlite") as records:
         records.add([record_of(BOTH, quick, 1e-6)])
         assert from_records(records)(BOTH, H200, 1).measured_seconds is None
         records.add([record_of(BOTH, steady, 2e-6)])
-        fixed, free = from_records(records)(BOTH, H200, 1), from_records(records, atomics=True)(BOTH, H200, 1)
+        fixed, free = from_records(records)(BOTH, H200, 1), from_records(records, numerics=Numerics(atomics=True))(BOTH, H200, 1)
     assert (fixed.schedule, fixed.measured_seconds) == (steady.schedule, 2e-6)
     assert (free.schedule, free.measured_seconds) == (quick.schedule, 1e-6)
     with chooser_for(H200, tmp_path / "records.sqlite") as chooser:
@@ -102,9 +102,9 @@ def test_records_of_atomic_additions_wait_for_permission(schema: AnySchema, tmp_
 def test_tuning_measures_them_on_request_alone(tmp_path: Path) -> None:
     for atomics, name in ((False, "fixed"), (True, "free")):
         with Records(tmp_path / name) as records:
-            tune([SPLIT], H200, trials_to_atomic(SPLIT), records, atomics=atomics, start=stand_ins)
+            tune([SPLIT], H200, trials_to_atomic(SPLIT), records, numerics=Numerics(atomics=atomics), start=stand_ins)
             measured = {entry.schedule for entry in records.standing(key_of(SPLIT), "h200")}
-        wanted = list(islice(rank(SPLIT, H200, atomics=atomics), trials_to_atomic(SPLIT)))
+        wanted = list(islice(rank(SPLIT, H200, numerics=Numerics(atomics=atomics)), trials_to_atomic(SPLIT)))
         assert measured == {serialisation.schedule_text(choice.schedule) for choice in wanted}
         assert any(choice.schema.unordered(choice.schedule) for choice in wanted) == atomics
 
@@ -112,7 +112,7 @@ def test_tuning_measures_them_on_request_alone(tmp_path: Path) -> None:
 def first_atomic(problem: Problem, machine: Machine, threads: int) -> Choice:
     """The best predicted that adds atomically, where there is one."""
     if problem.region.kind == "contraction":
-        found = atomic(rank(problem, machine, atomics=True))
+        found = atomic(rank(problem, machine, numerics=Numerics(atomics=True)))
         if found:
             return found[0]
     return choose(problem, machine, threads)
@@ -139,7 +139,7 @@ def test_compile_with_and_without_a_fixed_order(tmp_path: Path) -> None:
     store = tmp_path / "records.sqlite"
     with Records(store) as records:
         for problem in problems_of_network()[2:]:
-            records.add([record_of(problem, atomic(rank(problem, H200, atomics=True))[0], 1e-6)])
+            records.add([record_of(problem, atomic(rank(problem, H200, numerics=Numerics(atomics=True)))[0], 1e-6)])
     fixed = tilewright.compile(module, inputs, "h200", records=store)
     free = tilewright.compile(module, inputs, "h200", records=store, deterministic=False)
     assert not any("atomicAdd" in text for text in fixed.image.sources.values()) and any("atomicAdd" in text for text in free.image.sources.values())
@@ -202,7 +202,7 @@ def test_atomic_additions_on_the_gpu(tmp_path: Path) -> None:
     store = tmp_path / "records.sqlite"
     with Records(store) as records:
         for problem in problems_of_network()[2:]:
-            records.add([record_of(problem, atomic(rank(problem, H200, atomics=True))[0], 1e-6)])
+            records.add([record_of(problem, atomic(rank(problem, H200, numerics=Numerics(atomics=True)))[0], 1e-6)])
     executable = tilewright.compile(module.cuda(), tuple(x.cuda() for x in inputs), "h200", records=store, deterministic=False)
     assert any(IN_NO_ORDER in row.reasons for row in executable.plan.rows)
     expecting = module.double()

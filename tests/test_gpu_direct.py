@@ -35,7 +35,7 @@ from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.direct.space import direct_space
 from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.space import ContractionSchedule, contraction_space
-from tilewright.kernels.schema import Options
+from tilewright.kernels.schema import Numerics, Options
 from tilewright.selection.choice import estimated, rank
 
 H200 = machine("h200")
@@ -208,7 +208,7 @@ def test_atomics_are_offered_on_request() -> None:
     assert (candidates["split"][candidates["atomics"] > 0] > 1).all() and candidates["atomics"].any()
     assert not (candidates["cluster"] & candidates["atomics"]).any()
     case = layer(*SIZES[0])
-    fixed, free = (rank(case.problem, H200, atomics=atomics) for atomics in (False, True))
+    fixed, free = (rank(case.problem, H200, numerics=Numerics(atomics=atomics)) for atomics in (False, True))
     assert free.candidates > fixed.candidates
     assert any(choice.schema.unordered(choice.schedule) for choice in free)
     assert not any(choice.schema.unordered(choice.schedule) for choice in fixed)

@@ -28,7 +28,7 @@ from tilewright.kernels.counts import counted
 from tilewright.kernels.cpu.loops.schema import LOOPS
 from tilewright.kernels.cpu.loops.space import LoopSchedule
 from tilewright.kernels.registry import lower, registered, schedule_types, schema_of, schemas
-from tilewright.kernels.schema import Form, Options, Schema, form_of
+from tilewright.kernels.schema import Form, Numerics, Options, Schema, form_of
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation
@@ -167,10 +167,10 @@ def test_no_choice_is_kept_among_candidates_of_a_registered_schema(tmp_path: Pat
 
 def test_options_hold_among_candidates_of_a_registered_schema_too() -> None:
     here, problem = machine("h200"), convolution_problem(64, 64, 7, 7, 3)
-    fixed, free = (rank(problem, here, atomics=atomics).candidates for atomics in (False, True))
+    fixed, free = (rank(problem, here, numerics=Numerics(atomics=atomics)).candidates for atomics in (False, True))
     assert free > fixed
     with registered(replace(SCALARS, kinds=("contraction",)), gpu=True):
-        both = [remembered(atomics)(replace(problem), here, 1).candidates for atomics in (False, True)]
+        both = [remembered(Numerics(atomics=atomics))(replace(problem), here, 1).candidates for atomics in (False, True)]
     assert both[1] - both[0] == free - fixed
 
 

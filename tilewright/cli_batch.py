@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.cli_options import path, whole
+from tilewright.cli_options import add_numerics, numerics_arguments, path, whole
 from tilewright.errors import UnsupportedOption
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=whole(), metavar="N", help="first extent of the example inputs (default 1)")
     parser.add_argument("--threads", type=whole(), metavar="N", help="threads of CPU code (default: as `compile` here)")
     parser.add_argument("--precision", metavar="P", help="as for `compile`")
-    parser.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
+    add_numerics(parser)
     parser.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")
 
 
@@ -58,7 +58,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for name in ("batch", "precision"):
         if getattr(options, name) is not None:
             arguments += [f"--{name}", str(getattr(options, name))]
-    arguments += [f"--{name}" for name in ("nondeterministic", "strict") if getattr(options, name)]
+    arguments += numerics_arguments(options)
+    arguments += ["--strict"] if options.strict else []
     jobs = [Job(model, target, tuple(arguments)) for model in dict.fromkeys(options.models) for target in targets]
     check_jobs(jobs)
     for job in jobs:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.cli_options import whole
+from tilewright.cli_options import add_numerics, whole
 from tilewright.cli_output import output_console, quiet
 from tilewright.errors import UnsupportedOption
 
@@ -27,7 +27,7 @@ def add_building_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default), or bf16 on a CPU with AMX")
     parser.add_argument("--trials", type=whole(0), default=0, metavar="N", help="candidates of each region to measure first, on a GPU (default 0)")
     parser.add_argument("--records", metavar="FILE", help="measurements that decide before the models do (default: the user's)")
-    parser.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
+    add_numerics(parser)
     parser.add_argument("--vendor", action="store_true", help="consider library kernels too (not offered yet)")
     parser.add_argument("--strict", action="store_true", help="refuse a model of which a part would run through PyTorch")
 
@@ -99,6 +99,7 @@ def compiled(model: Model, options: argparse.Namespace) -> Executable:
             threads=options.threads,
             records=options.records,
             deterministic=not options.nondeterministic,
+            winograd=not options.no_winograd,
             progress=report,
         )
 

@@ -6,7 +6,10 @@ import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from tilewright.kernels.schema import Numerics
 
 WRONG_CODE = 1
 """`verify` found a wrong region, `bench` a wrong result, or `cache check` a problem."""
@@ -46,6 +49,24 @@ def whole(least: int = 1, most: int = LARGEST) -> Callable[[str], int]:
 
 
 seed = whole(0, LARGEST_SEED)
+
+
+def add_numerics(parser: argparse.ArgumentParser) -> None:
+    """The options that say how results may be rounded."""
+    parser.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
+    parser.add_argument("--no-winograd", action="store_true", help="compute all sums directly: Winograd's algorithm spreads outliers and NaN")
+
+
+def numerics_of(options: argparse.Namespace) -> Numerics:
+    """What the options of `add_numerics` allow."""
+    from tilewright.kernels.schema import Numerics
+
+    return Numerics(atomics=options.nondeterministic, winograd=not options.no_winograd)
+
+
+def numerics_arguments(options: argparse.Namespace) -> list[str]:
+    """The options of `add_numerics` as they were given, for a command that is run elsewhere."""
+    return [f"--{name}" for name in ("nondeterministic", "no-winograd") if getattr(options, name.replace("-", "_"))]
 
 
 def amount(text: str) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright import settings
-from tilewright.cli_options import is_count, path, whole
+from tilewright.cli_options import add_numerics, is_count, numerics_arguments, numerics_of, path, whole
 from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
 from tilewright.files import check_output, content_of, json_of, reading
 from tilewright.system.scratch import Scratch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tilewright.hardware.machine import Machine
     from tilewright.ir.problem import Problem
+    from tilewright.kernels.schema import Numerics
     from tilewright.tuning.records import Records
 
 DESCRIPTION = "measure the models' favourite schedules on the target, and record the times for later compilations"
@@ -43,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", default="0", metavar="LIST", help="indices of the GPUs to measure on, such as 0,1,2,3")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="measure on the workers of a Dask scheduler, such as tcp://host:8786, one a GPU")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="measure only every Nth region, from the Ith on (default: all)")
-    parser.add_argument("--nondeterministic", action="store_true", help="candidates that add the parts of a sum in any order are measured too")
+    add_numerics(parser)
     parser.add_argument("--batch", type=whole(), metavar="N", help="first extent of the model's example inputs")
     parser.add_argument("--input", action="append", default=[], metavar="SHAPE", help="an example input, as 1x3x224x224; repeat")
     parser.add_argument("--import", dest="imported", type=path, metavar="FILE", help="add the records of a file of JSON lines (.gz too) first")
@@ -95,7 +96,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
     problems = dict(list(_problems(options, machine).items())[first - 1 :: parts])
     if options.scheduler is not None:
         failures = _measured_by_workers(options, len(problems), records, console)
-        console.print(_table(problems, machine, records, options.nondeterministic, threads))
+        console.print(_table(problems, machine, records, numerics_of(options), threads))
         for failure in failures:
             console.print(f"not measured: {failure}", soft_wrap=True)
         return FAILED_CODE if failures else 0
@@ -109,10 +110,10 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
                 progress.console.print(f"{outcome.status}: {outcome.schedule}: {outcome.reason}", soft_wrap=True)
 
         wanted = list(problems.values())
-        atomics = options.nondeterministic
+        numerics = numerics_of(options)
         start = partial(Trials, machine, devices, threads=threads)
-        tuned = tune(wanted, machine, options.trials, records, threads=threads, atomics=atomics, report=report, start=start)
-    console.print(_table(problems, machine, records, atomics, threads))
+        tuned = tune(wanted, machine, options.trials, records, threads=threads, numerics=numerics, report=report, start=start)
+    console.print(_table(problems, machine, records, numerics, threads))
     console.print(
         f"{tuned.problems} regions: {tuned.measured} candidates measured, {tuned.failed} failed, {tuned.known} known before, "
         f"{tuned.bounded_out} that cannot beat what is known; records in {records.path}",
@@ -144,7 +145,7 @@ def _measured_by_workers(options: argparse.Namespace, regions: int, records: Rec
             files[Path(model).name], model = content_of(model), f"{{folder}}/{Path(model).name}"
         arguments = ["tune", model, "--target", options.target, "--trials", str(options.trials), "--devices", options.devices]
         arguments += ["--import", f"{{folder}}/{known}", "--export", f"{{folder}}/{measured}", "--records", "{folder}/records.sqlite"]
-        arguments += ["--nondeterministic"] if options.nondeterministic else []
+        arguments += numerics_arguments(options)
         arguments += ["--batch", str(options.batch)] if options.batch is not None else []
         arguments += [text for shape in options.input for text in ("--input", shape)]
         parts = min(regions, PARTS_A_WORKER * len(client.scheduler_info()["workers"]))
@@ -176,7 +177,7 @@ def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Proble
 
     model = resolve(options.model, options.batch, options.input)
     graph, _ = simplify(read(model.module, model.inputs(0) if model.inputs is not None else ()).graph)
-    found = distinct_problems(graph, machine, settings.threads())
+    found = distinct_problems(graph, machine, settings.threads(), numerics=numerics_of(options))
     return {f"{number} {problem.region.kind}": problem for number, problem in enumerate(found, 1)}
 
 
@@ -253,7 +254,7 @@ def read_devices(text: str) -> Sequence[int]:
     return [int(part) for part in parts]
 
 
-def _table(problems: dict[str, Problem], machine: Machine, records: Records, atomics: bool, threads: int) -> Table:
+def _table(problems: dict[str, Problem], machine: Machine, records: Records, numerics: Numerics, threads: int) -> Table:
     """The best of each problem beside the models' favourite."""
     from rich.table import Table
 
@@ -267,7 +268,7 @@ def _table(problems: dict[str, Problem], machine: Machine, records: Records, ato
     for heading in ("best", "favourite", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, problem in problems.items():
-        ranking = rank(problem, machine, threads, atomics)
+        ranking = rank(problem, machine, threads, numerics)
         measured = (entry for entry in records.standing(key_of(problem), recorded_as(machine, threads)) if entry.status == "measured")
         standing = [entry for entry in measured if recorded_choice(entry, ranking) is not None]
         if not standing:

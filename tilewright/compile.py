@@ -23,6 +23,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.plan import plan_program, through_torch, without_kernels
 from tilewright.partition.precision import check_precision
 from tilewright.runtime.executable import Executable, check_threads, executable_of
@@ -48,6 +49,7 @@ def compile(
     threads: int | None = None,
     records: str | Path | None = None,
     deterministic: bool = True,
+    winograd: bool = True,
     check: bool = False,
     progress: Progress | None = None,
 ) -> Executable:
@@ -63,6 +65,8 @@ def compile(
         records: the file of measurements (default: the user's); what it knows decides before the models do, and trials are added to it.
         deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, where that is faster: two calls may then
             differ in the last bits. The choice of kernels is the same every time either way.
+        winograd: False computes all sums directly. Winograd's algorithm is faster for most 3x3 convolutions; its errors depend on the largest value
+            of a block of the input, and infinities and NaN reach every result of that block.
         check: True lets each call on a GPU wait for its results and raise IndexOutOfRange itself, where else the next call or `synchronize` does. It
             is the attribute `check` of the executable, which may be changed.
         unsupported: "warn" runs operators that are not covered through PyTorch and lists them once; "error" refuses the model.
@@ -73,7 +77,7 @@ def compile(
         UnknownTarget, TargetNotPresent, InvalidModel, UnsupportedOperator, UnsupportedOption, CompilerMissing, CacheError: each with cause
         and remedy.
     """
-    check_options(precision, trials, vendor, unsupported, threads, records, deterministic, check)
+    check_options(precision, trials, vendor, unsupported, threads, records, deterministic, winograd, check)
     report = progress or (lambda stage, done, total: None)
     if not isinstance(example_inputs, (torch.Tensor, Sequence, type(None))) or isinstance(example_inputs, str):
         raise InvalidInput(f"example_inputs is {described(example_inputs)}", "pass the model's positional inputs as a tuple")
@@ -88,10 +92,11 @@ def compile(
     _report_unsupported(graph, unsupported)
     report("plan", 0, 1)
     count = threads or settings.threads()
+    numerics = Numerics(atomics=not deterministic, winograd=winograd)
     if trials:
-        measure(graph, machine, count, trials, records, report, not deterministic, precision)
-    with chooser_for(machine, records, not deterministic) as chooser:
-        program = plan_program(graph, machine, count, chooser, precision)
+        measure(graph, machine, count, trials, records, report, numerics, precision)
+    with chooser_for(machine, records, numerics) as chooser:
+        program = plan_program(graph, machine, count, chooser, precision, numerics)
     program, binaries = build(program, machine, report)
     live = module if isinstance(module, torch.nn.Module) else None
 
@@ -163,13 +168,13 @@ def measure(
     trials: int,
     records: str | Path | None,
     progress: Progress,
-    atomics: bool = False,
+    numerics: Numerics = USUAL,
     precision: str = "fp32",
 ) -> None:
     """Measures candidates of the graph's regions that the records do not know yet, and adds them."""
-    problems = distinct_problems(graph, machine, threads, precision)
+    problems = distinct_problems(graph, machine, threads, precision, numerics)
     with Records(records) as store:
-        tune(problems, machine, trials, store, threads=threads, atomics=atomics, report=lambda done, total, _: progress("measure", done, total))
+        tune(problems, machine, trials, store, threads=threads, numerics=numerics, report=lambda done, total, _: progress("measure", done, total))
 
 
 def _printed(kernel: Kernel, machine: Machine) -> SourceFile | str:
@@ -209,6 +214,7 @@ def check_options(
     threads: int | None = None,
     records: str | Path | None = None,
     deterministic: bool = True,
+    winograd: bool = True,
     check: bool = False,
 ) -> None:
     """Raises UnsupportedOption for values that `compile` does not offer."""
@@ -219,6 +225,8 @@ def check_options(
         raise UnsupportedOption(f"records is {described(records)}", "pass the path of a file of records, or None")
     if not isinstance(deterministic, bool):
         raise UnsupportedOption(f"deterministic is {described(deterministic)}", "use True, or False where sums may be added in any order")
+    if not isinstance(winograd, bool):
+        raise UnsupportedOption(f"winograd is {described(winograd)}", "use True, or False to have all sums computed directly")
     if not isinstance(check, bool):
         raise UnsupportedOption(f"check is {described(check)}", "use True to have calls on a GPU wait for errors of indices, or False")
     if vendor is not False:

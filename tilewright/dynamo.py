@@ -30,7 +30,7 @@ from tilewright.runtime.executable import Executable
 
 LOG = logging.getLogger(__name__)
 
-_OPTIONS = frozenset({"target", "precision", "trials", "vendor", "unsupported", "threads", "records", "deterministic", "check"})
+_OPTIONS = frozenset({"target", "precision", "trials", "vendor", "unsupported", "threads", "records", "deterministic", "winograd", "check"})
 _CHANGES_IN_A_ROW = 3  # parameters that change from call to call this often are no longer frozen
 _GRAD_SWITCHES = (torch._C._set_grad_enabled, torch.set_grad_enabled)
 
@@ -40,7 +40,8 @@ Inputs = Sequence[Any]
 def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """Compiles one graph captured by Dynamo; registered with PyTorch under the name "tilewright".
 
-    `options` are those of `tilewright.compile`: target, precision, trials, vendor, unsupported, threads, records, deterministic, check.
+    `options` are those of `tilewright.compile`: target, precision, trials, vendor, unsupported, threads, records, deterministic, winograd,
+    check.
 
     Raises UnsupportedOption and UnknownTarget for options that are not known, and TargetNotPresent for a target that is not this machine.
     A graph that cannot be compiled is returned as it is, with the reason in the log."""

@@ -23,11 +23,26 @@ Schedule = TypeVar("Schedule")
 
 
 @dataclass(frozen=True)
+class Numerics:
+    """Which ways of rounding a caller allows.
+
+    atomics: parts of a sum may be added by atomic operations, in no fixed order (on a GPU).
+    winograd: sums may be computed by transforms of blocks of the input, whose rounding errors depend on the largest value of a block."""
+
+    atomics: bool = False
+    winograd: bool = True
+
+
+USUAL = Numerics()
+"""Deterministic, with Winograd's algorithm."""
+
+
+@dataclass(frozen=True)
 class Options:
-    """What a caller decides. threads: of a CPU. atomics: parts of a sum may be added by atomic operations, in no fixed order (on a GPU)."""
+    """What a caller decides. threads: of a CPU. numerics: how results may be rounded."""
 
     threads: int = 1
-    atomics: bool = False
+    numerics: Numerics = USUAL
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     bound: seconds that no kernel can beat where so large a share of the distinct bytes comes through memory; None: no bound.
     features: what learned models read besides counts and estimate, by name; None, or a result that is None: they know no such candidates.
     joins: for a region in which reductions of its result follow a sum of products, on so many threads: whether one kernel is faster than two.
+    transforms: computes sums by transforms of blocks (Winograd's algorithm): outliers, infinities and NaN reach all results of a block.
     unordered: whether a schedule adds the parts of a sum in no fixed order, so that results differ in their last bits from run to run.
     alone: where it has candidates, no schema after it is asked.
     scored: the coefficients that score compiled code (`selection.code_score`) were fitted to its kernels."""
@@ -80,6 +96,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     features: Callable[[Facts, Columns, Machine, Options], dict[str, np.ndarray] | None] | None = None
     joins: Callable[[Problem, Machine, int], JoinDecision] | None = None
     unordered: Callable[[Schedule], bool] = lambda schedule: False
+    transforms: bool = False
     alone: bool = False
     scored: bool = False
 

@@ -21,7 +21,7 @@ from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.registry import schemas
-from tilewright.kernels.schema import JoinDecision
+from tilewright.kernels.schema import USUAL, JoinDecision, Numerics
 from tilewright.selection.choice import rank
 
 COMBINERS = ("sum", "prod", "max", "min")
@@ -114,6 +114,7 @@ class RowJudge:
     machine: Machine
     threads: int
     constants: frozenset[str]
+    numerics: Numerics = USUAL
 
     def __call__(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
@@ -140,7 +141,7 @@ class RowJudge:
         problems = (self._problem(kind, part, values) for kind, part in parts)
         try:
             # rows are nothing that a learned model has seen: both sides are compared by formulas
-            whole, product, stored = (rank(problem, self.machine, learned=False).first().seconds for problem in problems)
+            whole, product, stored = (rank(problem, self.machine, numerics=self.numerics, learned=False).first().seconds for problem in problems)
         except Unsuitable as reason:
             return JoinDecision(False, f"a row of {length} is not reduced in a block: {reason}")
         compared = f"{1e6 * whole:.1f} us, with a stored result {1e6 * product:.1f} + {1e6 * stored:.1f} us"

@@ -19,6 +19,7 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Program, Region, Storage
 from tilewright.ir.space import SpaceCounts
 from tilewright.kernels.registry import lower
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.cache_padding import with_cache_padding
 from tilewright.partition.canonical import canonical, named
 from tilewright.partition.fusion import Partition, partition
@@ -49,9 +50,17 @@ class _Context:
     """Canonical problems that have been lowered: a network repeats its layers."""
 
 
-def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser = choose, precision: str | Precision = "fp32") -> Program:
+def plan_program(
+    graph: Graph,
+    machine: Machine,
+    threads: int,
+    chooser: Chooser = choose,
+    precision: str | Precision = "fp32",
+    numerics: Numerics = USUAL,
+) -> Program:
     """Decides everything about how the graph runs on the machine; `chooser` which schedules its regions get. `threads` is for CPUs.
     `precision`: a name of `storage.PRECISIONS`, or what decides the type of each value that regions store.
+    `numerics`: which ways of rounding are compared where a reduction may join a contraction; the chooser keeps to them by itself.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -59,7 +68,7 @@ def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser 
     if isinstance(precision, str):
         check_precision(precision, machine)
         precision = PRECISIONS[precision]
-    fused = partial(_laid_out, graph, machine, threads, precision)
+    fused = partial(_laid_out, graph, machine, threads, precision, numerics)
     laid_out = contained("the model", "all of it runs through PyTorch", fused, lambda _: unfused(graph))
     context = _Context(graph, laid_out.values, laid_out.layouts, machine, threads, chooser)
     lowered: list[Lowered] = []
@@ -79,8 +88,8 @@ def plan_program(graph: Graph, machine: Machine, threads: int, chooser: Chooser 
     return through_torch(program, lost) if lost else program
 
 
-def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision) -> LaidOut:
-    judge = RowJudge(machine, threads, frozenset(graph.constants)) if precision.whole_rows else None
+def _laid_out(graph: Graph, machine: Machine, threads: int, precision: Precision, numerics: Numerics) -> LaidOut:
+    judge = RowJudge(machine, threads, frozenset(graph.constants), numerics) if precision.whole_rows else None
     laid_out = lay_out(graph, judge, precision)
     return laid_out if machine.is_gpu else with_cache_padding(graph, laid_out, machine)
 

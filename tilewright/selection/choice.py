@@ -7,22 +7,25 @@ from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.registry import schemas
-from tilewright.kernels.schema import AnySchema, Options, form_of
+from tilewright.kernels.schema import USUAL, AnySchema, Numerics, Options, form_of
 from tilewright.selection.learned import cpu, gpu
 from tilewright.selection.ranking import Choice, Part, Ranking
 
 
-def rank(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = False, learned: bool = True) -> Ranking:
-    """Every candidate with its prediction; the same for the same arguments. `threads`: of a CPU. `atomics`: candidates that add parts of a sum by
-    atomic operations, in no fixed order, are offered too (on a GPU). `learned`: where a model was trained for the machine, it corrects the estimates.
+def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numerics = USUAL, learned: bool = True) -> Ranking:
+    """Every candidate with its prediction; the same for the same arguments. `threads`: of a CPU. `numerics`: which ways
+    of rounding are allowed. `learned`: where a model was trained for the machine, it corrects the estimates.
 
     Raises:
         Unsuitable: if no schema of this machine suits the problem, with the reason of each.
     """
-    options = Options(threads, atomics)
+    options = Options(threads, numerics)
     ranking = Ranking(machine)
     refusals: list[Unsuitable] = []
     for schema in schemas(machine, problem.region.kind):
+        if schema.transforms and not numerics.winograd:
+            refusals.append(Unsuitable("Winograd's algorithm is not allowed"))
+            continue
         form = form_of(schema, problem, machine)
         if isinstance(form, Unsuitable):
             refusals.append(form)
@@ -53,10 +56,10 @@ def estimated(schema: AnySchema, facts: object, candidates: Columns, machine: Ma
     return Part(schema, facts, candidates, counts, schema.estimate(facts, candidates, counts, machine, options))
 
 
-def choose(problem: Problem, machine: Machine, threads: int = 1, atomics: bool = False) -> Choice:
+def choose(problem: Problem, machine: Machine, threads: int = 1, numerics: Numerics = USUAL) -> Choice:
     """The candidate with the least predicted time; arguments as for `rank`.
 
     Raises:
         Unsuitable: as `rank`, and where no candidate is feasible.
     """
-    return rank(problem, machine, threads, atomics).first()
+    return rank(problem, machine, threads, numerics).first()

@@ -25,6 +25,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.registry import has_registered, schema_of
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
@@ -46,21 +47,21 @@ def _models() -> str:
     return f"{digest_of_files(*RANKING)} {np.__version__}"
 
 
-def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Chooser:
+def remembered(numerics: Numerics = USUAL, scores: CodeScores | None = None) -> Chooser:
     """Chooses as the models do, and for contractions of a CPU as `scores` do among the models' favourites; what was chosen before is read. Where the
-    models alone choose for a CPU, they are asked again, which is as quick. `atomics` as for `selection.choice.rank`."""
+    models alone choose for a CPU, they are asked again, which is as quick. `numerics` as for `selection.choice.rank`."""
 
     def models(problem: Problem, machine: Machine, threads: int) -> tuple[Choice, bool]:
         """The choice, and whether it would be the same another time."""
         if scores is None or machine.is_gpu or problem.region.kind != "contraction":
-            return choose(problem, machine, threads, atomics), True
-        return scores.best(problem, rank(problem, machine, threads), threads)
+            return choose(problem, machine, threads, numerics), True
+        return scores.best(problem, rank(problem, machine, threads, numerics), threads)
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
         quick = not machine.is_gpu and (scores is None or problem.region.kind != "contraction")
         if quick or has_registered(machine, problem.region.kind):
             return models(problem, machine, threads)[0]
-        path = place(problem, machine, atomics, 0 if machine.is_gpu else threads)
+        path = place(problem, machine, numerics, 0 if machine.is_gpu else threads)
         known = _read(path, problem, machine)
         if known is None:
             known, whole = models(problem, machine, threads)
@@ -71,10 +72,10 @@ def remembered(atomics: bool = False, scores: CodeScores | None = None) -> Choos
     return chosen
 
 
-def place(problem: Problem, machine: Machine, atomics: bool, threads: int = 0) -> Path:
+def place(problem: Problem, machine: Machine, numerics: Numerics, threads: int = 0) -> Path:
     """Where the choice is kept; `threads` of a CPU."""
     programs = "" if machine.is_gpu else tools(machine)
-    key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {atomics} {threads} {programs}".encode()).hexdigest()[:40]
+    key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {numerics} {threads} {programs}".encode()).hexdigest()[:40]
     return settings.cache_directory() / "choices" / f"{key}.json"
 
 

@@ -22,6 +22,7 @@ from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import length
 from tilewright.kernels.gpu.bounds import lower_bound
 from tilewright.kernels.registry import lower
+from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.plan import Chooser, plan_program
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
@@ -53,16 +54,18 @@ class Tuned:
     bounded_out: int = 0
 
 
-def distinct_problems(graph: Graph, machine: Machine, threads: int, precision: str = "fp32") -> list[Problem]:
+def distinct_problems(
+    graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL
+) -> list[Problem]:
     """The problems of a graph in the order of execution, each once; parts of loops are left out, which depend on the loop's step."""
     found: dict[str, Problem] = {}
 
     def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
         if problem.is_whole:
             found.setdefault(key_of(problem), problem)
-        return choose(problem, machine, threads)
+        return choose(problem, machine, threads, numerics)
 
-    plan_program(graph, machine, threads, collect, precision)
+    plan_program(graph, machine, threads, collect, precision, numerics)
     return list(found.values())
 
 
@@ -89,13 +92,13 @@ def is_current(problem: Problem, entry: Measurement, machine: Machine) -> bool:
         return False
 
 
-def from_records(records: Records, atomics: bool = False, models: Chooser | None = None) -> Chooser:
+def from_records(records: Records, numerics: Numerics = USUAL, models: Chooser | None = None) -> Chooser:
     """Chooses the schedule that was fastest in the records, where its code is still the same; else the models' favourite of those that did not
-    fail, or what `models` choose where none is known to. Without `atomics` schedules that add in no fixed order are not chosen, however fast they
-    were."""
+    fail, or what `models` choose where none is known to. Schedules that `numerics` does not allow are not chosen, however
+    fast they were."""
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
-        ranking = rank(problem, machine, threads, atomics)
+        ranking = rank(problem, machine, threads, numerics)
         failed: dict[str, list[Measurement]] = {}
         outside = 0
         for entry in records.standing(key_of(problem), recorded_as(machine, threads)):
@@ -128,9 +131,9 @@ def recorded_choice(entry: Measurement, ranking: Ranking) -> Choice | None:
 
 
 @contextmanager
-def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False) -> Iterator[Chooser]:
-    """What plans for the machine: records where there are some, else the models. Without a path, the user's records where they exist. `atomics`:
-    schedules may add parts of a sum in no fixed order.
+def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = USUAL) -> Iterator[Chooser]:
+    """What plans for the machine: records where there are some, else the models. Without a path, the user's records where they exist. `numerics`:
+    which ways of rounding are allowed.
 
     Raises:
         UnsupportedOption: if the path leads to no file.
@@ -140,8 +143,8 @@ def chooser_for(machine: Machine, path: str | Path | None, atomics: bool = False
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
     with ExitStack() as open_ones:
         scores = open_ones.enter_context(CodeScores(machine)) if reads_code(machine) else None
-        models = remembered(atomics, scores)
-        yield from_records(open_ones.enter_context(Records(path, write=False)), atomics, models) if place.exists() else models
+        models = remembered(numerics, scores)
+        yield from_records(open_ones.enter_context(Records(path, write=False)), numerics, models) if place.exists() else models
 
 
 def tune(
@@ -151,13 +154,13 @@ def tune(
     records: Records,
     *,
     threads: int = 1,
-    atomics: bool = False,
+    numerics: Numerics = USUAL,
     report: Report | None = None,
     start: Callable[[], Trials] | None = None,
 ) -> Tuned:
     """Measures the `trials` candidates of each problem that the models like best, and those near the best again in turns; all are recorded
-    at once. Of a problem with records, those are left out that by their lower bound cannot be faster than the fastest recorded. `atomics`:
-    candidates that add in no fixed order are among them. `threads`: of a CPU. `start` makes the processes, when there is something to measure; by
+    at once. Of a problem with records, those are left out that by their lower bound cannot be faster than the fastest recorded. `numerics`:
+    which ways of rounding are allowed. `threads`: of a CPU. `start` makes the processes, when there is something to measure; by
     default for GPU 0, or for this CPU.
 
     Raises:
@@ -173,7 +176,7 @@ def tune(
         return [entry for entry in found if entry.status == "measured" and entry.schedule not in strange[key_of(problem)]]
 
     for problem in problems:
-        ranking = rank(problem, machine, threads, atomics)
+        ranking = rank(problem, machine, threads, numerics)
         strange[key_of(problem)] = {entry.schedule for entry in records.standing(key_of(problem), place) if recorded_choice(entry, ranking) is None}
         first = np.argsort(ranking.seconds, kind="stable")[:trials]
         promising = first[may_beat(ranking, machine, _fastest(problem, machine, standing(problem)))[first]]

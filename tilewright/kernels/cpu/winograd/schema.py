@@ -31,4 +31,5 @@ WINOGRAD = Schema(
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     features=lambda facts, candidates, machine, options: winograd_features(facts, candidates, machine.vector_lanes()),
     scored=True,
+    transforms=True,
 )

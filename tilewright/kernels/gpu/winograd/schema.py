@@ -31,4 +31,5 @@ WINOGRAD = Schema(
     lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, schedule, machine),
     bound=winograd_bound,
     features=lambda facts, candidates, machine, options: winograd_features(facts, candidates),
+    transforms=True,
 )

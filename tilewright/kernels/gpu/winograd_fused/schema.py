@@ -22,4 +22,5 @@ WINOGRAD_FUSED = Schema(
     lower=lambda problem, form, schedule, machine: lower_fused_winograd(problem, form.parts, schedule),
     bound=fused_winograd_bound,
     features=lambda facts, candidates, machine, options: fused_winograd_features(facts, candidates),
+    transforms=True,
 )
