@@ -5,10 +5,10 @@ Grammar::
     Computation = steps, output names
     Step        = map      out[index(axes)] = body
                 | reduce   out[index(axes)] = combine over `reduction` of bodies     (a combiner over tuples)
-                | scan     as reduce, but element i of axis `scan` combines only positions 0..i of the (single) reduction variable
+                       | scan     like reduce, but element i of axis `scan` combines only positions 0..i of the (single) reduction variable
 
-A load inside a body names a graph value or an earlier step. A reduction over a tuple (argmax: value and index) defines one result for each
-component, named `step`, `step.1`, ...  Fusion, generated code, operation counts and the reference all follow from steps.
+A load inside a body names a graph value or an earlier step. A reduction over a tuple (argmax: value and index) defines one result per component,
+named `step`, `step.1`, ... Fusion, generated code, operation counts and the reference implementation all follow from steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilewright.ir.scalar import OPERATIONS
 
 @dataclass(frozen=True)
 class Combiner:
-    """An associative, commutative operator over tuples with its identity; `components` is the tuple's length."""
+    """An associative, commutative operator over tuples, with its identity; `components` is the length of the tuple."""
 
     name: str
     components: int
@@ -34,14 +34,14 @@ class Combiner:
 
 
 def lowest(dtype: str) -> Expr:
-    """The identity of max: minus infinity, or the least integer."""
+    """The identity of max: minus infinity, or the lowest integer."""
     if is_float(dtype):
         return const(float("-inf"), dtype)
     return const(ELEMENT_TYPES[dtype].lowest, dtype)
 
 
 def highest(dtype: str) -> Expr:
-    """The identity of min: infinity, or the greatest integer."""
+    """The identity of min: infinity, or the highest integer."""
     if is_float(dtype):
         return const(float("inf"), dtype)
     return const(ELEMENT_TYPES[dtype].highest, dtype)
@@ -52,7 +52,7 @@ def _fold(operation: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tupl
 
 
 def _pick(better: str, nan: str = "lt") -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
-    """(value, index): the better value, the lower index on ties; NaN beats everything, and of two the one whose index compares so."""
+    """(value, index): the better value, or the lower index on ties. NaN beats any number; `nan` compares the indices of two NaNs."""
 
     def combine(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> tuple[Expr, ...]:
         wins = compare(better, b[0], a[0])
@@ -84,7 +84,8 @@ COMBINERS: Mapping[str, Combiner] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Step:
-    """One map, reduction or scan. `shape` is that of the result(s); `index` says where the element of `axes` goes (default: the axes)."""
+    """One map, reduction or scan. `shape` is the shape of the result(s); `index` maps `axes` to the result element that is written (default: `axes`
+    itself)."""
 
     name: str
     shape: tuple[int, ...]
@@ -96,7 +97,7 @@ class Step:
     index: tuple[Expr, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.index and self.shape:  # a result without dimensions has no index, whatever the axes of one point that it is computed over
+        if not self.index and self.shape:  # a scalar result has no index, whatever axes of extent 1 it is computed over
             object.__setattr__(self, "index", tuple(self.axes))
 
     @property
@@ -109,7 +110,7 @@ class Step:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the results, one for each component."""
+        """Names of the results, one per component."""
         return (self.name, *(f"{self.name}.{i}" for i in range(1, len(self.bodies))))
 
     @property
@@ -117,7 +118,7 @@ class Step:
         return self.index == self.axes
 
     def flops(self) -> int:
-        """Arithmetic operations: those of the bodies and one combination a reduced element."""
+        """Arithmetic operations: those of the bodies, plus one combination per reduced element."""
         points = prod(axis.extent or 1 for axis in (*self.axes, *self.reduction))
         if any(axis.extent == 0 for axis in (*self.axes, *self.reduction)):
             return 0
@@ -126,7 +127,7 @@ class Step:
 
 
 def _is_addressing(node: Apply) -> bool:
-    """Whether the operation finds out where an element lies (index arithmetic, bounds checks) rather than what it is."""
+    """Whether the operation computes where an element is stored (index arithmetic, bounds checks) rather than its value."""
     if node.operation == "select":
         node = node.args[0]  # type: ignore[assignment]
     return node.dtype == INDEX or (node.dtype == "bool" and not any(isinstance(part, Load) for part in walk(node)))
@@ -162,12 +163,12 @@ class Tensor:
 
 
 LARGEST_SPACE = 1 << 40
-"""Points of an operator's result, or of what it reduces: more fits no machine, and would overflow what counts them."""
+"""Limit on the points of an operator's result or reduction: anything larger fits in no machine's memory and would overflow the counters."""
 
 
 @dataclass
 class StepBuilder:
-    """Collects the steps of one operator. Operator definitions get it as their first argument."""
+    """Collects the steps of one operator; passed to operator definitions as their first argument."""
 
     prefix: str
     steps: list[Step] = field(default_factory=list)
@@ -200,8 +201,8 @@ class StepBuilder:
     ) -> tuple[Tensor, ...]:
         """out[index(i...)] = combine over r0 < extents[0], ... of body(i0, ..., r0, ...).
 
-        `axes` gives the extents of the iteration space where it differs from the result's shape; `index` then maps it one to one onto the
-        result. Returns one tensor for each component of the combiner.
+        `axes` gives the extents of the iteration space if they differ from the result's shape; `index` then maps that space one to one onto the
+        result. Returns one tensor per component of the combiner.
         """
         space = self._axes(shape if axes is None else axes, "i")
         reduced = self._axes(extents, "r")
@@ -225,7 +226,7 @@ class StepBuilder:
         return tuple(Tensor(name, step.shape, b.dtype) for name, b in zip(step.names, bodies, strict=True))
 
     def finish(self, results: Sequence[Tensor], names: Sequence[str]) -> Computation:
-        """The computation with its results renamed to graph values. A result that is an input, or is returned twice, gets a copying step."""
+        """The computation with its results renamed to graph values. A result that is an input, or is returned twice, gets a step that copies it."""
         renamed: dict[str, str] = {}
         defined = {name for step in self.steps for name in step.names}
         for result, name in zip(results, names, strict=True):
@@ -238,8 +239,8 @@ class StepBuilder:
 
 
 def rename(computation: Computation, names: Mapping[str, str]) -> Computation:
-    """The computation with values renamed, in loads and definitions. Component 0 of a tuple names its step; other components of
-    renamed steps keep names of their own by a following copy."""
+    """The computation with values renamed, in loads and definitions. Component 0 of a tuple is named after its step; other components of renamed
+    steps keep their own names through a copying step."""
 
     def fix(expr: Expr) -> Expr:
         return rewrite(

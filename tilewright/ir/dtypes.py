@@ -1,7 +1,7 @@
 """Element types: one table, from which names in PyTorch, NumPy, C and CUDA C++, sizes, and conversions follow.
 
-To add a type is to add an entry. Of a narrow float, which kernels store and compute with as a wider one, `codegen.conversions` has the functions that
-widen and round.
+Adding a type means adding an entry. Kernels store narrow floats but compute with a wider type; `codegen.conversions` has the functions that widen and
+round.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class ElementType:
 
     kind: "float", "int" or "bool".
     torch: its name in PyTorch and NumPy.
-    c, cuda: a stored element's type in C and in CUDA C++; of a narrow float its bits' type.
-    cuda_vector: the built-in vectors of CUDA C++, without their number of lanes.
-    suffix: of literals, and of functions of the C library.
-    computed: the type that kernels compute with where it is another one: loads and casts widen to it, stores and casts round.
-    bits: the NumPy type of arrays that hold its bits where NumPy itself has no such type.
-    tolerance: largest error of a value that is stored in it, as a fraction of the value's largest magnitude; 0: none.
-    lowest, highest: of integers."""
+    c, cuda: type of a stored element in C and in CUDA C++; for a narrow float, the type that holds its bits.
+    cuda_vector: name of the built-in vector types of CUDA C++, without the number of lanes.
+    suffix: suffix of literals and of C library functions.
+    computed: the type that kernels compute with, if different: loads and casts widen to it, stores and casts round from it.
+    bits: NumPy type of arrays that hold its bits, if NumPy has no such type.
+    tolerance: largest error of a stored value, as a fraction of the value's largest magnitude; 0 means exact.
+    lowest, highest: range of an integer type."""
 
     name: str
     kind: str
@@ -41,12 +41,12 @@ class ElementType:
 
     @property
     def numpy(self) -> str:
-        """Its name in NumPy, which of some types knows only the name."""
+        """Its name in NumPy, which may be one that NumPy does not implement."""
         return self.torch
 
     @property
     def array(self) -> str:
-        """The NumPy type of arrays that hold its elements, or their bits."""
+        """NumPy type of arrays that hold its elements or their bits."""
         return self.bits or self.torch
 
     @property
@@ -61,9 +61,9 @@ def _integer(name: str, torch: str, cuda: str, cuda_vector: str) -> ElementType:
 
 
 FLOAT32 = "f32"
-"""What is defined for this type alone names it so: mathematics of our own, atomic additions, products of tiles."""
+"""Named where a feature exists only for this type: the generated mathematical functions, atomic additions, tile products."""
 DEFAULT_FLOAT = FLOAT32
-"""PyTorch's default: of results of integers, and of constants that have no type of their own."""
+"""PyTorch's default: the type of floating-point results of integers, and of constants without a type."""
 
 _ALL = (
     ElementType("f64", "float", 8, "float64", "double", "double", "double", tolerance=1e-10),
@@ -81,10 +81,10 @@ ELEMENT_TYPES: Mapping[str, ElementType] = MappingProxyType({t.name: t for t in 
 BY_TORCH_NAME: Mapping[str, str] = MappingProxyType({t.torch: t.name for t in _ALL})
 
 NARROW_FLOATS = frozenset(t.name for t in _ALL if t.is_narrow)
-"""What kernels store and move, and compute with as another type."""
+"""Types that kernels store and move, but compute with as a wider type."""
 
 COMPUTED = frozenset(t.name for t in _ALL if not t.is_narrow)
-"""What generated kernels compute with; operators on other tensors run through PyTorch."""
+"""Types that generated kernels compute with; operators on other tensors run through PyTorch."""
 
 
 def is_float(dtype: str) -> bool:
@@ -97,7 +97,7 @@ def size_of(dtype: str) -> int:
 
 
 def computed_in(dtype: str) -> str:
-    """The type that kernels compute with where values are of this one."""
+    """The type that kernels compute with for values of this type."""
     return ELEMENT_TYPES[dtype].computed or dtype
 
 

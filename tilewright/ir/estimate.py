@@ -10,8 +10,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Estimate:
-    """`terms` maps a name to seconds, one entry a candidate. Those in `overlapped` run at the same time, so the longest of them counts; the
-    others add to it."""
+    """`terms` maps a name to seconds, one entry per candidate. The terms named in `overlapped` run at the same time, so only the longest of them
+    counts; the others add up."""
 
     terms: Mapping[str, np.ndarray]
     overlapped: tuple[str, ...] = ()

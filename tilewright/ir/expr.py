@@ -1,4 +1,4 @@
-"""Scalar expressions: what one element of a result is, and where in a buffer it lies.
+"""Scalar expressions: the value of one element of a result, and its position in a buffer.
 
 Grammar::
 
@@ -10,9 +10,9 @@ Grammar::
 The same nodes serve two levels. In a `Step` (see `ir.computation`) a load's index has one expression for each logical dimension of the
 value; in a kernel (see `ir.kernel`) it is a single flat offset. Expressions are DAGs: traversals memoise by identity.
 
-One operation has an effect: `checked(index, least, extent, site)`, an index that is data, made safe. Its value is a position of a dimension
-of `extent` elements; an index that is not in least..extent - 1 gives 0, and is reported as a fault of the site (see `ir.kernel`). It
-belongs to the condition under which it is evaluated, as a load does.
+One operation has a side effect: `checked(index, least, extent, site)` makes an index that is data safe. Its value is a position in a dimension of
+`extent` elements; an index outside least..extent - 1 gives 0 and is reported as a fault of `site` (see `ir.kernel`). Like a load, it must stay under
+the condition that guards it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INDEX = "i64"
 
 
 class _Hashed:
-    """Caches the structural hash: expressions are dictionary keys everywhere, and deep."""
+    """Caches the structural hash: expressions are dictionary keys everywhere, and deeply nested."""
 
     __slots__ = ()
 
@@ -97,7 +97,7 @@ class Const(_Hashed):
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # repr tells 0.0 from -0.0 and keeps NaN equal to itself as a key
+        # repr distinguishes 0.0 from -0.0 and makes NaN equal to itself as a key
         object.__setattr__(self, "_hash", hash(("const", repr(self.value), self.dtype)))
 
     def __eq__(self, other: object) -> bool:
@@ -108,7 +108,7 @@ class Const(_Hashed):
 
 @dataclass(frozen=True, slots=True)
 class Var(_Hashed):
-    """A loop index with 0 <= value < extent; extent None where nothing is known."""
+    """A loop index with 0 <= value < extent; the extent is None if unknown."""
 
     name: str
     extent: int | None = None
@@ -148,7 +148,7 @@ class Apply(_Hashed):
         object.__setattr__(self, "_hash", hash(("apply", self.operation, self.args, self.dtype, self.lanes)))
 
     def __eq__(self, other: object) -> bool:
-        """By structure, shared operands once: written out, an expression of n operations may have 2^n."""
+        """Structural equality that compares shared operands once: written out, an expression of n operations may have 2^n nodes."""
         pairs: list[tuple[object, object]] = [(self, other)]
         seen: set[tuple[int, int]] = set()
         while pairs:
@@ -187,7 +187,7 @@ def index_const(value: int) -> Const:
 
 
 def wrap(value: Operand, like: str = INDEX) -> Expr:
-    """A Python number as a constant of the type `like`; an expression as it is."""
+    """A Python number becomes a constant of type `like`; an expression is returned unchanged."""
     if isinstance(value, (bool, int, float)):
         return const(value, like)
     return value  # type: ignore[return-value]
@@ -199,7 +199,7 @@ def _pair(a: Operand, b: Operand) -> tuple[Expr, Expr]:
 
 
 def unary(operation: str, a: Expr, dtype: str | None = None) -> Expr:
-    """Raises ValueError for a function of floating-point numbers alone of anything else."""
+    """Applies a unary operation. Raises ValueError if a floating-point function is applied to another type."""
     if operation in REAL and not is_float(a.dtype):
         raise ValueError(f"{operation} of {a.dtype} values")
     return Apply(operation, (a,), dtype or a.dtype, a.lanes)
@@ -251,7 +251,7 @@ def mod(a: Operand, b: Operand) -> Expr:
 
 
 def logical_and(*conditions: Expr) -> Expr:
-    """Conjunction that drops conditions known to hold."""
+    """Conjunction without the conditions that are known to hold."""
     result: Expr = TRUE
     for condition in conditions:
         if condition == FALSE:
@@ -262,8 +262,8 @@ def logical_and(*conditions: Expr) -> Expr:
 
 
 def select(condition: Expr, a: Operand, b: Operand) -> Expr:
-    """`a` where the condition holds, else `b`. Only the chosen side is evaluated: a guarded load reads nothing. Beside a vector a scalar is one of
-    equal lanes, also where the condition is decided and it is all that is left."""
+    """`a` if the condition holds, else `b`. Only the chosen side is evaluated, so a guarded load reads nothing. A scalar beside a vector is
+    broadcast, even if the condition is decided and only that scalar remains."""
     a, b = _pair(a, b)
     lanes = max(condition.lanes, a.lanes, b.lanes)
     if condition == TRUE:
@@ -274,7 +274,7 @@ def select(condition: Expr, a: Operand, b: Operand) -> Expr:
 
 
 def as_lanes(expr: Expr, lanes: int) -> Expr:
-    """A scalar as a vector of that many equal lanes; a vector as it is."""
+    """A scalar is broadcast to `lanes` lanes; a vector is returned unchanged."""
     if lanes == 1 or expr.lanes == lanes:
         return expr
     return Apply("broadcast", (expr,), expr.dtype, lanes)
@@ -292,8 +292,8 @@ def cast(a: Expr, dtype: str) -> Expr:
 
 
 def checked(index: Expr, extent: int, negative: bool, site: int = 0) -> Expr:
-    """The position that an index means in a dimension of that extent; `negative` ones count from the end. An index outside gives 0 and a fault
-    of the site; where the known range of the index excludes that nothing is checked."""
+    """The position that `index` means in a dimension of `extent` elements; if `negative`, negative indices count from the end. An index out of range
+    gives 0 and a fault of `site`; no check is emitted if the known range of the index rules that out."""
     least = -extent if negative else 0
     low, high = range_of(index)
     if least <= low and high < extent:
@@ -302,7 +302,7 @@ def checked(index: Expr, extent: int, negative: bool, site: int = 0) -> Expr:
 
 
 def checks(*roots: Expr) -> tuple[Apply, ...]:
-    """The distinct checked indices in expressions, children before parents."""
+    """The distinct checked indices in the expressions, children before parents."""
     return tuple(dict.fromkeys(node for node in walk(*roots) if isinstance(node, Apply) and node.operation == "checked"))
 
 
@@ -316,14 +316,14 @@ ZERO: Expr = index_const(0)
 
 @dataclass(frozen=True)
 class Linear:
-    """sum(coefficient * atom) + constant, with atoms that are variables, loads, or divisions that did not simplify."""
+    """sum(coefficient * atom) + constant; atoms are variables, loads, or divisions that did not simplify."""
 
     terms: tuple[tuple[Expr, int], ...]
     constant: int
 
 
 def linear(expr: Expr) -> Linear:
-    """An index expression as a linear form (exact: whatever is not linear becomes an atom)."""
+    """An index expression as a linear form (exact: every non-linear part becomes an atom)."""
     terms: dict[Expr, int] = {}
     constant = _collect(expr, 1, terms)
     return Linear(tuple((a, c) for a, c in terms.items() if c), constant)
@@ -365,8 +365,8 @@ def from_linear(form: Linear) -> Expr:
 
 
 def range_of(expr: Expr) -> tuple[float, float]:
-    """Least and greatest value of an index expression (plus or minus infinity where nothing is known). Integers that are data may be any, and sums
-    of them wrap: then both are unknown."""
+    """Lowest and highest value of an index expression (minus and plus infinity if unknown). Integers that are data may have any value and sums of
+    them may wrap, so both bounds are then unknown."""
     form = linear(expr)
     if len(form.terms) == 1 and form.terms[0][1] == 1 and not form.constant:
         return _atom_range(form.terms[0][0])
@@ -383,7 +383,7 @@ _LIMIT = 1 << 63
 
 
 def _is_data(expr: Expr) -> bool:
-    """Whether an integer that is data, and may be any, has a part in the value."""
+    """Whether the value depends on an integer that is data and may have any value."""
     if isinstance(expr, Apply) and expr.operation == "checked":
         return False
     return isinstance(expr, Load) or any(_is_data(child) for child in children(expr))
@@ -416,14 +416,14 @@ def _atom_range(atom: Expr) -> tuple[float, float]:
 
 
 def constants(exprs: Sequence[Expr]) -> tuple[int, ...]:
-    """The numbers that constant indices are. Raises ValueError for anything else."""
+    """The values of constant indices. Raises ValueError for anything else."""
     if not all(isinstance(expr, Const) for expr in exprs):
         raise ValueError("an expression stands where a constant has to")
     return tuple(int(expr.value) for expr in exprs if isinstance(expr, Const))
 
 
 def _decide(operation: str, difference: tuple[float, float]) -> bool | None:
-    """Whether `a operation b` is settled by the range of a - b."""
+    """Whether `a operation b` holds, if the range of a - b decides it; else None."""
     low, high = difference
     verdicts: dict[str, tuple[bool, bool]] = {
         "lt": (high < 0, low >= 0),
@@ -438,7 +438,7 @@ def _decide(operation: str, difference: tuple[float, float]) -> bool | None:
 
 
 def simplify_shallow(operation: str, a: Expr, b: Expr) -> Expr:
-    """One index operation on simplified operands, simplified."""
+    """The simplified result of one index operation on simplified operands."""
     if operation in ("add", "sub"):
         terms: dict[Expr, int] = {}
         constant = _collect(a, 1, terms) + _collect(b, 1 if operation == "add" else -1, terms)
@@ -456,7 +456,7 @@ def simplify_shallow(operation: str, a: Expr, b: Expr) -> Expr:
 
 
 def _divide(operation: str, a: Expr, divisor: int) -> Expr:
-    """floor(a / divisor) or a mod divisor. Terms that are multiples of the divisor leave the division; what remains vanishes where its
+    """floor(a / divisor) or a mod divisor. Terms that are multiples of the divisor move out of the division; the remainder needs no division if its
     range lies within one period."""
     if divisor == 1:
         return a if operation == "floordiv" else Const(0, INDEX)
@@ -472,7 +472,7 @@ def _divide(operation: str, a: Expr, divisor: int) -> Expr:
     low, high = range_of(rest_expr)
     if 0 <= low and high < divisor:
         return from_linear(quotient) if operation == "floordiv" else rest_expr
-    # (g*x + r) // (g*d) = x // d where 0 <= r < g: divide out what the remaining coefficients share
+    # (g*x + r) // (g*d) = x // d if 0 <= r < g: divide by the common factor of the remaining coefficients
     common = _common_factor(rest, divisor)
     if common > 1:
         outer = from_linear(Linear(tuple((t, c // common) for t, c in rest.terms), rest.constant // common))
@@ -505,7 +505,7 @@ def _common_factor(rest: Linear, divisor: int) -> int:
 
 
 def _split_small(rest: Linear, divisor: int) -> tuple[tuple[tuple[Expr, int], ...], int] | None:
-    """Terms of a larger common factor g (g divides the divisor) whose remainder has range within [0, g): it cannot carry."""
+    """Terms that share a factor g > 1 of the divisor, if the sum of the other terms lies within [0, g) and so cannot carry."""
     import math
 
     factors = {math.gcd(abs(c), divisor) for _, c in rest.terms} - {1}
@@ -533,7 +533,7 @@ def _recombine(form: Linear) -> Linear:
 
 
 def coefficient(expr: Expr, var: Var) -> int | None:
-    """d such that expr = d * var + (something without var); None where expr is not linear in var."""
+    """The d with expr = d * var + (something without var); None if expr is not linear in var."""
     result = 0
     for atom, c in linear(expr).terms:
         if atom == var:
@@ -578,7 +578,7 @@ def variables(*roots: Expr) -> frozenset[Var]:
 
 
 def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:
-    """The node with other children, folded and simplified as if built anew."""
+    """The node with new children, folded and simplified as if newly built."""
     if isinstance(node, Load):
         return Load(node.buffer, tuple(args), node.dtype, node.lanes)
     assert isinstance(node, Apply)
@@ -599,8 +599,8 @@ def rebuild(node: Expr, args: Sequence[Expr]) -> Expr:
 
 
 def rewrite(root: Expr, visit: Callable[[Expr], Expr]) -> Expr:
-    """Bottom-up: children first, then `visit` on the node, rebuilt where a child changed. Shared nodes are visited once; what simplifies to one
-    of its new children, which was visited, is left at that."""
+    """Bottom-up rewrite: children first, then `visit` on the node, which is rebuilt if a child changed. Shared nodes are visited once. A node that
+    simplifies to one of its new children is not visited again."""
     return _bottom_up(root, visit, visit)
 
 
@@ -632,12 +632,12 @@ def _bottom_up(root: Expr, leaf: Callable[[Expr], Expr], inner: Callable[[Expr],
 
 
 def substitute(root: Expr, mapping: Mapping[Var, Expr]) -> Expr:
-    """The expression with variables replaced, all at once, and simplified: with y + 1 for y, y - 1 becomes y."""
+    """The expression with variables replaced, all at once, and simplified: replacing y by y + 1 turns y - 1 into y."""
     return _bottom_up(root, lambda node: mapping.get(node, node) if isinstance(node, Var) else node, lambda node: node)
 
 
 def replace_loads(root: Expr, mapping: Mapping[str, Expr]) -> Expr:
-    """The expression with loads of the named buffers, at whatever index, replaced by expressions."""
+    """The expression with every load of a named buffer, whatever its index, replaced by that buffer's expression."""
     if not mapping:
         return root
     return rewrite(root, lambda node: mapping.get(node.buffer, node) if isinstance(node, Load) else node)

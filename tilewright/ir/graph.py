@@ -6,7 +6,7 @@ Grammar::
     Node  = operator name, input names, output names, attributes, place (where in the user's model)
     Value = name, shape, dtype
 
-An attribute is a number, string, bool, None, a tuple of such, or (operator `scan`) a body `Graph`.
+An attribute is a number, string, bool, None, a tuple of these, or (operator `scan`) a body `Graph`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator application. Operator `torch` runs through PyTorch: attribute `target` names the ATen operator and `call` its arguments."""
+    """One operator application. A `torch` node runs through PyTorch: attribute `target` names the ATen operator, `call` holds its arguments."""
 
     name: str
     operator: str
@@ -51,13 +51,13 @@ class Node:
 
     @property
     def described(self) -> str:
-        """For the reader of an error: the operator, and where in the user's model it is."""
+        """Description for error messages: the operator, and where it is in the user's model."""
         operator = self.attributes["target"] if self.operator == "torch" else self.operator
         return f"{operator} {self.name}" + (f" at {place_text(self.place)}" if self.place else "")
 
 
 def place_text(place: str) -> str:
-    """A node's place without the line of PyTorch's own source that called the operator: the module's name says it better."""
+    """A node's place without the line of PyTorch source that called the operator: the module's name is more helpful."""
     module, _, line = place.partition(" (")
     return module if module and "/torch/nn/" in line else place
 
@@ -76,7 +76,7 @@ class Graph:
         return {output: node for node in self.nodes for output in node.outputs}
 
     def consumers(self) -> dict[str, list[Node]]:
-        """Nodes that read each value (once a node, however often it reads it); values nobody reads are present and empty."""
+        """Nodes that read each value (each node once, however often it reads the value); values without readers map to an empty list."""
         result: dict[str, list[Node]] = {name: [] for name in self.values}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):

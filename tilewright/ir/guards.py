@@ -1,4 +1,4 @@
-"""Under which conditions each part of an expression is evaluated."""
+"""The conditions under which each part of an expression is evaluated."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TypeAlias
 from tilewright.ir.expr import Apply, Expr, children, walk
 
 Guard: TypeAlias = tuple[tuple[Expr, bool], ...]
-"""Conditions with the outcome that leads to a node, outermost first; empty where the node is always evaluated."""
+"""Conditions, each with the outcome that leads to a node, outermost first; empty if the node is always evaluated."""
 
 _MOST_GUARDS = 4
 
 
 def guards(roots: Sequence[Expr]) -> dict[int, tuple[Guard, ...]]:
-    """For each node (by identity) the guards under which it is reached; no guard listed means too many to follow."""
+    """For each node (by identity), the guards under which it is reached; an empty tuple means there were too many to track."""
     order = list(walk(*roots))
     found: dict[int, dict[tuple[tuple[int, bool], ...], Guard] | None] = {id(node): {} for node in order}
     for root in roots:
@@ -40,7 +40,7 @@ def guards(roots: Sequence[Expr]) -> dict[int, tuple[Guard, ...]]:
 
 
 def _conditions(node: Expr) -> tuple[tuple[Expr, bool] | None, ...]:
-    """For each child the condition under which the node evaluates it."""
+    """For each child, the condition under which the node evaluates it."""
     kids = children(node)
     if isinstance(node, Apply) and node.args[0].lanes == 1:
         first = node.args[0]

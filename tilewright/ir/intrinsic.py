@@ -1,4 +1,4 @@
-"""Instructions as data: what a machine does beyond arithmetic on scalars and vectors, and what it means.
+"""Instructions as data: machine operations beyond scalar and vector arithmetic, and their meaning.
 
     Intrinsic   = name, scope, operands, meaning, text (by language), key, requires, order
     Operand     = name, storage, access, dtype, shape, strides, lanes, guard
@@ -6,9 +6,9 @@
     Context     = name, text (by language)
     ContextText = enter, leave, names, source
 
-Kernel IR applies one by `ir.kernel.Invoke`, within what `ir.kernel.With` sets up where it needs that. No walker of kernel IR knows an instruction
-by name: printers print its text, the interpreter runs its meaning on what its operands hold, analyses follow the places of its operands. The
-instructions themselves are in `codegen/intrinsics`.
+Kernel IR applies an instruction by `ir.kernel.Invoke`, inside an `ir.kernel.With` if it needs a set-up. No code that walks kernel IR knows an
+instruction by name: printers print its text, the interpreter runs its meaning on the contents of its operands, and analyses follow the places of its
+operands. The instructions themselves are in `codegen/intrinsics`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tilewright.ir.dtypes import FLOAT32
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Meaning: TypeAlias = Callable[..., Array]
-"""From the operands that are read or updated, in their order, to the one that is written, updated or begun. Each is an array [lanes of the scope,
-*shape]; bfloat16 is its bits, as uint16."""
+"""Maps the operands that are read or updated, in order, to the one that is written, updated or begun. Each is an array [lanes of the scope, *shape];
+bfloat16 is represented by its bits, as uint16."""
 
 LANES: Final[Mapping[str, int]] = MappingProxyType({"thread": 1, "warp": 32, "warpgroup": 128})
-"""Threads that perform an instruction together, by its scope. The other scopes, "block" and "cluster", are those of barriers."""
+"""Threads that perform an instruction together, by scope. The other scopes, "block" and "cluster", are only for barriers."""
 
 STORAGE: Final = frozenset({"fragment", "shared", "global", "memory", "value"})
 ACCESS: Final = frozenset({"read", "write", "update", "begin", "address"})
@@ -38,14 +38,14 @@ ORDER: Final = frozenset({"", "commit", "await", "barrier"})
 
 @dataclass(frozen=True)
 class Operand:
-    """What one lane gives to an instruction, or gets from it.
+    """What one lane passes to an instruction or receives from it.
 
-    `storage`: "fragment" (registers of the lane), "shared" or "global" memory, "memory" (anything that has an address, on a CPU) or "value" (an
-    expression). `access`: "read", "write", "update" (both), "begin" (written some time before its thread's group of copies has been awaited) or
-    "address" (neither read nor written: it may lie beyond the buffer). Elements are `shape` (scalar: empty; at most two dimensions) at multiples of
-    `strides` from the place's offset, of which the last is 1; without strides they are dense. `lanes`: how many lanes of the scope give an address,
-    the first ones (0: all; the others' places are not touched). `guard`: the name of a truth value; where it does not hold, nothing is read and the
-    elements are zeros.
+    `storage`: "fragment" (registers of the lane), "shared" or "global" memory, "memory" (anything with an address, on a CPU) or "value" (an
+    expression). `access`: "read", "write", "update" (both), "begin" (written at some time before the thread's group of copies has been awaited) or
+    "address" (neither read nor written: it may lie beyond the buffer). `shape` is that of the elements (empty for a scalar; at most two dimensions);
+    they are stored at multiples of `strides` from the place's offset, and the last stride is 1. Without strides they are dense. `lanes`: how many
+    lanes of the scope, from the first, give an address (0: all); the places of the others are not touched. `guard`: name of the operand that is the
+    condition; if it is false, nothing is read and the elements are zeros.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Operand:
 
     @property
     def size(self) -> int:
-        """Elements of one lane."""
+        """Elements per lane."""
         return prod(self.shape)
 
     @property
     def row(self) -> int:
-        """Neighbouring elements."""
+        """Adjacent elements."""
         return self.shape[-1] if self.shape else 1
 
     @property
@@ -90,8 +90,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Text:
-    """An instruction in one language: a statement with operands' names in braces (what is in a buffer is printed as its address, in a buffer of a
-    context by the context's name for it), and the function that it calls, whose source is printed ahead of the kernels."""
+    """An instruction in one language: a statement with operand names in braces, and the function that it calls. An operand in a buffer is printed as
+    its address, or in a context's buffer as the context's name for it. The function's source is printed ahead of the kernels."""
 
     line: str
     function: str = ""
@@ -100,13 +100,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """An instruction. Two of one name are the same.
+    """An instruction. Two instructions of the same name are equal.
 
-    `scope`: which threads perform it together, with one flow of control: "thread", "warp", "warpgroup", "block" or "cluster". `meaning`: None where
-    no operand is written. `key`: under which name tables of latency and throughput have it. `requires`: features of a machine without which
-    it does not exist, names of `Machine.isa` ("amx_tile") or the least architecture of a GPU ("sm_80"). `order`: what it does to the order of
-    others, "commit" (the thread's begun writes since the last one are a group, which may be empty), "await" (until at most as many groups as its
-    first operand says, the youngest, are not complete) or "barrier" (all threads of the scope meet).
+    `scope`: the threads that perform it together, without divergence: "thread", "warp", "warpgroup", "block" or "cluster". `meaning`: None if no
+    operand is written. `key`: its name in the tables of latency and throughput. `requires`: machine features that it needs, as names of `Machine.isa`
+    ("amx_tile") or the lowest architecture of a GPU ("sm_80"). `order`: its effect on the order of other instructions, "commit" (the thread's writes
+    begun since the last commit form a group, which may be empty), "await" (until at most the youngest n groups are incomplete, where n is its first
+    operand) or "barrier" (all threads of the scope meet).
     """
 
     name: str
@@ -125,8 +125,8 @@ class Intrinsic:
 
 @dataclass(frozen=True)
 class ContextText:
-    """A context in one language: lines at the beginning and at the end of its statements, how instructions name each of its buffers, and the source
-    that these instructions need, printed ahead of the kernels."""
+    """A context in one language: lines before and after its statements, the name of each of its buffers in instructions, and the source that these
+    instructions need, printed ahead of the kernels."""
 
     enter: tuple[str, ...]
     leave: tuple[str, ...]
@@ -136,13 +136,13 @@ class ContextText:
 
 @dataclass(frozen=True)
 class Context:
-    """What a thread sets up before some instructions and releases behind them, such as registers whose shapes are set all at once. The interpreter
-    needs nothing of it: there the context's buffers are like any others."""
+    """What a thread sets up before some instructions and releases after them, such as registers whose shapes are all set at once. The interpreter
+    ignores it and treats the context's buffers like any others."""
 
     name: str
     text: Mapping[str, ContextText] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
 
 def moved(source: Array) -> Array:
-    """The meaning of a copy: what is written is what is read."""
+    """The meaning of a copy: it writes what it reads."""
     return source

@@ -8,16 +8,19 @@ Grammar::
               | AtomicAdd(buffer, offset, value) | Invoke(intrinsic, operands) | With(context, buffers, body)
     Operand   = Place(buffer, offset) | Expr
 
-Whatever else a machine can do is an `Invoke` of an instruction, which is data (`ir.intrinsic`), as is what some need to be set up: `With`.
+Everything else that a machine can do is an `Invoke` of an instruction, which is data (`ir.intrinsic`). So is the context that some instructions need,
+which `With` sets up.
 
-A kernel with checked indices (`ir.expr.checked`) has a last parameter FAULTS of 64-bit integers, one for each site: an index that is out of
-range is stored there, which it alone may be by several threads at once. Nothing of the kernel reads it; 0 is out of no range, and means none.
+The last parameter of a kernel with checked indices (`ir.expr.checked`) is FAULTS: 64-bit integers, one per site. An index that is out of range is
+stored there; this is the only buffer where several threads may store to one element. The kernel never reads it; 0 is never out of range and means no
+fault.
 
-A load may be of a wider type than its buffer holds, and a store's value too: an f32 loaded from an f16 or bf16 buffer is widened, one stored to it
-rounded. Values of these types are moved, chosen and cast, and nothing else.
+A load, or the value of a store, may have a wider type than its buffer: an f32 loaded from an f16 or bf16 buffer is widened, an f32 stored to it is
+rounded. Values of the narrow types are only moved, selected and cast.
 
-Offsets count elements (scalars, also where a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
-`thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Frozen and cheap: built for each candidate lowered.
+Offsets count elements (scalars, even if a vector is loaded or stored). A GPU kernel's body is what one thread does; `block_x`.. and
+`thread_x`.. are its variables. On a CPU a `parallel` loop is divided among threads. Kernels are frozen and cheap to build: one is built for each
+candidate that is lowered.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ from tilewright.ir.expr import TRUE, Expr, Load, Var, substitute
 from tilewright.ir.intrinsic import Context, Intrinsic, Operand
 
 FAULTS = "faults"
-"""The parameter to which kernels report indices that are out of range."""
+"""Name of the parameter where kernels report indices that are out of range."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Storage of `size` scalars. space: "global", "shared" (a GPU block's), "cluster" (in equal parts in the shared memory of the blocks of a
-    cluster, in their order; a block stores to its own part alone) or "register" (one thread's locals). `lanes` > 1 (register only): an array of
-    size/lanes vectors, or in a context a register of size/lanes rows. `writable` is for global parameters."""
+    """Storage of `size` scalars. space: "global", "shared" (of a GPU block), "cluster" (in equal parts in the shared memory of the blocks of a
+    cluster, in their order; a block stores only to its own part) or "register" (locals of one thread). `lanes` > 1 (register only): an array of
+    size/lanes vectors, or in a context a register of size/lanes rows. `writable` applies to global parameters."""
 
     name: str
     dtype: str
@@ -71,7 +74,8 @@ class Store:
 
 @dataclass(frozen=True)
 class AtomicAdd:
-    """buffer[offset : offset + value.lanes] += value, each element by itself, in global memory; other threads may add to it at the same time."""
+    """buffer[offset : offset + value.lanes] += value, in global memory; each element is added separately, and other threads may add to it at the same
+    time."""
 
     buffer: str
     offset: Expr
@@ -87,8 +91,8 @@ class Allocate:
 
 @dataclass(frozen=True)
 class For:
-    """kind: "serial", "unroll" (fully, by the compiler), "simd" (iterations in vector lanes; `reductions` names register buffers of one
-    scalar that are combined across lanes, with their combiner), "parallel" (CPU threads)."""
+    """kind: "serial", "unroll" (fully, by the compiler), "simd" (iterations in vector lanes; `reductions` pairs each register scalar that is combined
+    across lanes with its combiner) or "parallel" (CPU threads)."""
 
     variable: Var
     extent: Expr
@@ -106,8 +110,8 @@ class If:
 
 @dataclass(frozen=True)
 class With:
-    """The body, for whose length a context is set up. These buffers, in registers and not initialised, are the context's: only instructions reach
-    them, by the names that the context's text has for them."""
+    """A body during which a context is set up. The buffers, in registers and not initialised, belong to the context: only instructions access them,
+    by the names in the context's text."""
 
     context: Context
     buffers: tuple[Buffer, ...]
@@ -124,8 +128,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Invoke:
-    """An instruction applied to operands in the order of its description: expressions for values, places for all others. Every thread of its scope
-    reaches it together with the others of the scope, as often as these."""
+    """An instruction applied to operands in the order of its description: expressions for values, places for all others. All threads of its scope
+    must reach it together and equally often."""
 
     intrinsic: Intrinsic
     operands: tuple[Place | Expr, ...] = ()
@@ -141,7 +145,7 @@ class Invoke:
 
     @property
     def values(self) -> dict[str, Expr]:
-        """The expressions by the names of their operands."""
+        """The expressions by operand name."""
         pairs = zip(self.intrinsic.operands, self.operands, strict=True)
         return {operand.name: given for operand, given in pairs if not isinstance(given, Place)}
 
@@ -171,7 +175,7 @@ Statement: TypeAlias = (
 
 @dataclass(frozen=True)
 class Launch:
-    """Blocks and threads a block, (x, y, z)."""
+    """Blocks of the grid and threads per block, as (x, y, z)."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -179,9 +183,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Kernel:
-    """`parameters` in the order of the call's arguments; `scalars` are index parameters that vary between calls (a scan's step).
-    `blocks_per_processor` is the occupancy asked of the GPU compiler (0: none asked); so many neighbouring blocks along x as `cluster` says run
-    at the same time and reach one another's shared memory (compute capability 9.0 or higher; at most 8 everywhere)."""
+    """`parameters` are in the order of the call's arguments; `scalars` are index parameters that vary between calls (a scan's step).
+    `blocks_per_processor` is the occupancy requested from the GPU compiler (0: no request). Groups of `cluster` neighbouring blocks along x run at
+    the same time and can access one another's shared memory (compute capability 9.0 or higher; 8 is the largest portable size)."""
 
     name: str
     parameters: tuple[Buffer, ...]
@@ -220,7 +224,7 @@ def statements(root: Statement) -> Iterator[Statement]:
 
 
 def expressions(root: Statement) -> Iterator[Expr]:
-    """The expressions of every statement, in order; what an instruction reads of a buffer is a load of it."""
+    """The expressions of every statement, in order; a buffer operand that an instruction reads is given as a load."""
     for statement in statements(root):
         if isinstance(statement, Let):
             yield statement.value
@@ -242,7 +246,7 @@ def expressions(root: Statement) -> Iterator[Expr]:
 
 
 def written_by(statement: Statement) -> tuple[str, ...]:
-    """Names of the buffers that the statement itself writes to."""
+    """Names of the buffers that the statement itself writes."""
     if isinstance(statement, (Store, AtomicAdd)):
         return (statement.buffer,)
     if isinstance(statement, Invoke):
@@ -251,7 +255,7 @@ def written_by(statement: Statement) -> tuple[str, ...]:
 
 
 def map_expressions(root: Statement, change: Callable[[Expr], Expr], buffer: Callable[[str], str] = lambda name: name) -> Statement:
-    """The statement with `change` applied to every expression and `buffer` to the name of every buffer that a statement (not a load) names."""
+    """The statement with `change` applied to every expression, and `buffer` to every buffer name in a statement (not in a load)."""
     if isinstance(root, Block):
         return Block(tuple(map_expressions(statement, change, buffer) for statement in root.statements))
     if isinstance(root, Let):

@@ -1,10 +1,10 @@
-"""Where the elements of a value lie: one type for NCHW, NHWC, blocked, packed and padded storage.
+"""How the elements of a value are stored: one type for NCHW, NHWC, blocked, packed and padded layouts.
 
 A layout is an ordered list of (dimension, factor) pairs, outermost first. A dimension that occurs once with factor 0 is stored whole. A
 dimension that is split occurs once with factor 0 (the outer part) and again with its inner factors; its extent is rounded up to their
-product. `halo` adds zeroed elements before and after a dimension, so that a convolution may read its padding.
+product. `halo` adds zeroed elements before and after a dimension, so that a convolution can read its padding.
 
-Worked example: K x C weights of a matrix product packed in panels of 32 columns: `Layout((K, C), ((0, 0), (1, 0), (0, 32)))` stores
+Worked example, K x C weights of a matrix product packed in panels of 32 columns: `Layout((K, C), ((0, 0), (1, 0), (0, 32)))` stores
 element (k, c) at ((k // 32) * C + c) * 32 + k mod 32, and ceil(K / 32) * C * 32 elements in all.
 """
 
@@ -19,7 +19,7 @@ from tilewright.ir.expr import INDEX, Const, Expr, add, floordiv, mod, mul
 
 @dataclass(frozen=True)
 class Layout:
-    """Storage of a value of logical `shape`; see the module's text. Raises ValueError for an inconsistent order."""
+    """Storage of a value of logical `shape`; see the module docstring. Raises ValueError for an inconsistent order."""
 
     shape: tuple[int, ...]
     order: tuple[tuple[int, int], ...]
@@ -42,13 +42,13 @@ class Layout:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Elements between neighbours along each entry of `order`."""
+        """Element stride of each entry of `order`."""
         extents = self.extents
         return tuple(prod(extents[i + 1 :]) for i in range(len(extents)))
 
     @property
     def size(self) -> int:
-        """Elements of storage, halo and rounding included."""
+        """Elements of storage, including halo and rounding."""
         return prod(self.extents)
 
     @property
@@ -77,14 +77,14 @@ class Layout:
         return Layout(self.shape, self.order, tuple(halo))
 
     def dense_strides(self) -> tuple[int, ...] | None:
-        """Element stride of each logical dimension, where no dimension is split; else None."""
+        """Element stride of each logical dimension, or None if a dimension is split."""
         if any(factor for _, factor in self.order):
             return None
         by_dim = {dim: stride for (dim, _), stride in zip(self.order, self.strides, strict=True)}
         return tuple(by_dim[dim] for dim in range(len(self.shape)))
 
     def start(self) -> int:
-        """Offset of logical element (0, ..., 0): beyond 0 where there is a halo."""
+        """Offset of logical element (0, ..., 0): above 0 if there is a halo."""
         value = self.offset([0] * len(self.shape))
         assert isinstance(value, Const)
         return int(value.value)
@@ -95,17 +95,17 @@ class Layout:
 
 
 def row_major(shape: Sequence[int]) -> Layout:
-    """C order: the last dimension is adjacent."""
+    """C order: elements along the last dimension are adjacent."""
     return Layout(tuple(shape), tuple((dim, 0) for dim in range(len(shape))))
 
 
 def permuted(shape: Sequence[int], order: Sequence[int]) -> Layout:
-    """Dimensions stored whole, outermost first."""
+    """Unsplit dimensions in the given order, outermost first."""
     return Layout(tuple(shape), tuple((dim, 0) for dim in order))
 
 
 def channels_last(shape: Sequence[int]) -> Layout:
-    """N, spatial dimensions, C: what convolutions read and write. Row-major below three dimensions."""
+    """N, spatial dimensions, C: the order that convolutions read and write. Row-major below three dimensions."""
     if len(shape) < 3:
         return row_major(shape)
     return permuted(shape, (0, *range(2, len(shape)), 1))

@@ -1,4 +1,4 @@
-"""What every stage after partitioning takes: a region, and all that is known of the values it touches."""
+"""The input of every stage after partitioning: a region, and all that is known of the values it reads and stores."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from tilewright.ir.region import Region, Storage
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A region to compute and what decides how: everything but the machine.
+    """A region to compute and everything that decides how, except the machine.
 
     region: the steps, and the names of what they read and store.
-    layouts: by name, how each value that the region reads or stores lies in memory. A step whose result has none is held inside the kernel.
+    layouts: by name, how each value that the region reads or stores is laid out in memory. The result of a step without a layout stays inside the
+    kernel.
     values: by name, shape and element type of the same values.
-    constants: names of values that are known when compiling, so that they may be stored once more, packed or transformed, for this region alone.
+    constants: names of values that are known at compile time. Lowering may store a packed or transformed copy of them for this region.
 
     Compared and hashed by identity: `tuning.problems.key_of` digests the content."""
 
@@ -28,7 +29,7 @@ class Problem:
     values: Mapping[str, Value]
     constants: frozenset[str] = frozenset()
     found: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
-    """What stages found out once and hand on, such as forms by the function that matched them (`kernels.schema.form_of`)."""
+    """Results that one stage passes on to later ones, such as forms, keyed by the function that matched them (`kernels.schema.form_of`)."""
 
     @property
     def dtypes(self) -> dict[str, str]:
@@ -37,7 +38,7 @@ class Problem:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing outside decides what the region computes, as a loop's step number does."""
+        """Whether the region depends on no variable from outside, such as a loop's step number."""
         for step in self.region.steps:
             own = {*step.axes, *step.reduction}
             if not variables(*step.bodies, *step.index) <= own:
@@ -45,7 +46,7 @@ class Problem:
         return True
 
     def with_storage(self, storage: Mapping[str, Storage]) -> Problem:
-        """The problem with the buffers that lowering adds among its values."""
+        """The problem extended by the buffers that lowering adds."""
         layouts = {name: entry.layout for name, entry in storage.items()}
         values = {name: entry.value for name, entry in storage.items()}
         return replace(self, layouts={**self.layouts, **layouts}, values={**self.values, **values})

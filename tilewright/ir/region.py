@@ -1,7 +1,7 @@
-"""What shares a kernel, and what lowering makes of it.
+"""The unit of fusion, and what lowering makes of it.
 
-A `Region` is a part of the graph that is computed together: its steps over graph values (whatever is inlined is gone from them), with the
-reasons for its extent. Lowering a region under a schedule gives a `Lowered`: kernels, the calls in order, and the storage they need.
+A `Region` is a part of the graph that is computed together: its steps over graph values (inlined operators no longer appear), with the reasons for
+its extent. Lowering a region under a schedule gives a `Lowered`: kernels, the calls in order, and the storage they need.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tilewright.ir.space import SpaceCounts
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """Indices that are checked when a kernel runs: those of `place` (an operator of the user's model) into a dimension of `extent` elements;
-    the least one allowed is 0, or -extent where negative ones count from the end."""
+    """Indices that a kernel checks at run time: those of `place` (an operator of the user's model) into a dimension of `extent` elements; `least` is
+    0, or -extent if negative indices count from the end."""
 
     place: str
     least: int
@@ -38,15 +38,15 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "torch": "what runs through PyTorch",
     }
 )
-"""What kinds of region there are, and what regions of each kind compute."""
+"""The kinds of region, and what regions of each kind compute."""
 
 
 @dataclass(frozen=True)
 class Region:
     """Operators that one call computes. kind: one of `KINDS`.
 
-    `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel. `checks` says of each
-    site of checked indices in the steps what it is."""
+    `steps` load graph values, constants or earlier steps; results in `outputs` are stored, others stay inside the kernel. `checks` describes each
+    site of checked indices in the steps."""
 
     name: str
     kind: str
@@ -63,12 +63,12 @@ class Region:
 
 
 class Unsuitable(ValueError):
-    """The region does not have the form that a schema lowers, or no schedule of it is feasible; the text says what is missing."""
+    """The region does not have the form that a schema lowers, or none of its schedules is feasible; the text says what is missing."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call; arguments name stored values, workspaces or packed constants, in the order of the kernel's parameters."""
+    """One kernel call; its arguments name stored values, workspaces or packed constants, in the order of the kernel's parameters."""
 
     kernel: str
     arguments: tuple[str, ...]
@@ -76,9 +76,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Storage:
-    """A buffer a program needs: a value of the graph, a workspace, or a constant packed into another layout. `source` names the constant;
-    `view` is (sizes, strides, offset) of the part of it, as torch.as_strided takes them, where that differs from the constant itself. `matrix` (rows)
-    is applied over the leading dimensions of that part, as many as make its columns, so that Winograd's filters are transformed when compiling."""
+    """A buffer that a program needs: a value of the graph, a workspace, or a constant packed into another layout. `source` names the constant. `view`
+    is (sizes, strides, offset), as for torch.as_strided, if only a part or another view of the constant is stored. `matrix` (a tuple of rows) is
+    multiplied with the leading dimensions of that view, whose product is its number of columns; with it Winograd's filters are transformed at compile
+    time."""
 
     value: Value
     layout: Layout
@@ -89,11 +90,11 @@ class Storage:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A region made into kernels. `storage` holds what the region adds beyond graph values: workspaces and packed constants; `space` counts the
-    candidates among which the schedule was chosen; `measured_seconds` is from records.
+    """A region lowered to kernels. `storage` holds what the region needs beyond graph values: workspaces and packed constants; `space` counts the
+    candidates from which the schedule was chosen; `measured_seconds` comes from records.
 
-    The calls run in order, `repeat` times over; kernels with a scalar parameter get the number of the repetition (a scan's step). `checks` says
-    of storage that is kernels' FAULTS what its elements stand for."""
+    The calls run in order, `repeat` times; kernels with a scalar parameter get the number of the repetition (a scan's step). `checks` says, for each
+    buffer passed as FAULTS, what its elements stand for."""
 
     region: Region
     schedule: str
@@ -110,7 +111,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole model made into kernels: what `runtime` executes and artifacts store.
+    """A whole model lowered to kernels: what `runtime` executes and artifacts store.
 
     `regions` run in order. `storage` gives every stored value its layout: graph inputs and outputs (row-major, as PyTorch passes them),
     intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares."""

@@ -1,7 +1,7 @@
 """The scalar operations of expressions: arity, result, cost, and meaning (one NumPy reference each).
 
-How an operation is spelled in C or CUDA C++ is the printers' business (`codegen.printer`); everything else that needs to know what an
-operation is (operation counts, constant folding, tests) reads this table.
+The printers (`codegen.printer`) know how an operation is spelled in C or CUDA C++; everything else that needs to know an operation (operation counts,
+constant folding, tests) reads this table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ScalarOperation:
-    """`flops`: arithmetic operations charged for one element; `boolean`: the result is a bool whatever the operands are."""
+    """`flops`: arithmetic operations charged per element; `boolean`: the result is a bool whatever the operand types."""
 
     name: str
     arity: int
@@ -26,7 +26,8 @@ class ScalarOperation:
 
 
 def _division(function: Callable[[np.ndarray, np.ndarray], np.ndarray], quotient: bool) -> Callable[..., np.ndarray]:
-    """The function, of integers total as in `codegen.helpers.TOTAL_DIVISIONS`: by 0 it is 0, and the least number by -1 is itself."""
+    """The function, made total for integers as in `codegen.helpers.TOTAL_DIVISIONS`: division by 0 gives 0, and the lowest integer divided by -1 is
+    itself."""
 
     def total(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a, b = np.asarray(a), np.asarray(b)
@@ -47,7 +48,7 @@ def _truncated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _zipped(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of vectors along the last axis."""
+    """The elements of two vectors along the last axis, interleaved."""
     return np.stack((a, b), axis=-1).reshape(*a.shape[:-1], 2 * a.shape[-1])
 
 
@@ -64,13 +65,13 @@ _TABLE = (
     ScalarOperation("mul", 2, np.multiply),
     ScalarOperation("div", 2, np.divide, 4),
     ScalarOperation("floordiv", 2, _division(np.floor_divide, True), 4),
-    ScalarOperation("mod", 2, _division(np.mod, False), 4),  # the result has the divisor's sign, as Python and torch.remainder
+    ScalarOperation("mod", 2, _division(np.mod, False), 4),  # the result has the divisor's sign, as in Python and torch.remainder
     ScalarOperation("fmod", 2, _division(np.fmod, False), 4),
     ScalarOperation("truncdiv", 2, _division(_truncated, True), 4),
     ScalarOperation("neg", 1, np.negative),
     ScalarOperation("abs", 1, np.abs),
-    ScalarOperation("sign", 1, lambda a: np.where(np.isnan(a), 0, np.sign(a)).astype(a.dtype)),  # of NaN 0, as torch.sign
-    ScalarOperation("min", 2, np.minimum),  # NaN wins, as torch.minimum
+    ScalarOperation("sign", 1, lambda a: np.where(np.isnan(a), 0, np.sign(a)).astype(a.dtype)),  # 0 for NaN, as torch.sign
+    ScalarOperation("min", 2, np.minimum),  # propagates NaN, as torch.minimum
     ScalarOperation("max", 2, np.maximum),
     ScalarOperation("pow", 2, np.power, 20),
     ScalarOperation("atan2", 2, np.arctan2, 20),
@@ -118,14 +119,15 @@ _TABLE = (
     ScalarOperation("shift_left", 2, np.left_shift),
     ScalarOperation("shift_right", 2, np.right_shift),
     ScalarOperation("select", 3, np.where, 1),
-    ScalarOperation("checked", 4, _checked),  # see ir.expr.checked: what lies outside becomes 0, and is reported
+    ScalarOperation("checked", 4, _checked),  # see ir.expr.checked: an index out of range becomes 0, and is reported
     ScalarOperation("cast", 1, lambda a: a, 1),
     ScalarOperation("broadcast", 1, lambda a: a, 0),  # one element to every lane of a vector
-    ScalarOperation("zip_low", 2, lambda a, b: _zipped(a, b)[..., : a.shape[-1]], 0),  # the lanes of two vectors in turns: a0 b0 a1 b1...
-    ScalarOperation("zip_high", 2, lambda a, b: _zipped(a, b)[..., a.shape[-1] :], 0),  # and their upper halves, to the end
+    # interleaves the lanes of two vectors, lower halves: a0 b0 a1 b1...
+    ScalarOperation("zip_low", 2, lambda a, b: _zipped(a, b)[..., : a.shape[-1]], 0),
+    ScalarOperation("zip_high", 2, lambda a, b: _zipped(a, b)[..., a.shape[-1] :], 0),  # upper halves
 )
 OPERATIONS: Mapping[str, ScalarOperation] = MappingProxyType({op.name: op for op in _TABLE})
 REAL = frozenset(
     "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf".split()
 )
-"""Functions of floating-point numbers alone."""
+"""Functions that are defined only for floating-point numbers."""

@@ -1,4 +1,4 @@
-"""What became of the candidates of a region's space of schedules: how many were feasible, and how many were rejected for which reason."""
+"""The outcome for the candidates of a region's space of schedules: how many were feasible, and how many were rejected for which reason."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class SpaceCounts:
-    """Candidates of a region. Without any, nothing was chosen: an alias, a region that runs through PyTorch, an artifact made before counts were."""
+    """Counts of a region's candidates. All zero if nothing was chosen: an alias, a region that runs through PyTorch, an artifact from before counts
+    existed."""
 
     feasible: int = 0
     rejected: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """A candidate counts for the first reason that holds."""
+    """Candidates by the first reason that rejects them."""
 
     @property
     def generated(self) -> int:
