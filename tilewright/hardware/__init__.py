@@ -14,16 +14,16 @@ from tilewright.hardware.machine import Machine as Machine
 
 
 def target_names() -> tuple[str, ...]:
-    """Every name that ``machine`` takes."""
+    """Every name that ``machine`` accepts."""
     return ("native", "cuda", *catalogue())
 
 
 def machine(target: str | Machine | None = None) -> Machine:
-    """The machine of a target: None or "native" is this CPU, "cuda" the GPU present, others are catalogue names.
+    """The machine of a target: None or "native" is this CPU, "cuda" the GPU of this host, and any other name one of the catalogue.
 
     Raises:
-        UnknownTarget: with the nearest names.
-        TargetNotPresent: "cuda" where the driver shows no GPU that code can be generated for.
+        UnknownTarget: if the catalogue lacks the name; it suggests the most similar ones.
+        TargetNotPresent: for "cuda" if the driver shows no GPU for which code can be generated.
     """
     if isinstance(target, Machine):
         return target
@@ -50,8 +50,8 @@ def machine(target: str | Machine | None = None) -> Machine:
 def is_present(target: Machine) -> bool:
     """Whether code generated for the machine can run here.
 
-    CPU: same architecture and every instruction set of the target. GPU: a cubin runs on its own compute capability, and
-    on later minor ones of the same major unless it is for an architecture-specific target ("sm_90a").
+    CPU: the same architecture with every instruction set of the target. GPU: a cubin runs on its own compute capability, and on later minor versions
+    of the same major version unless it is built for an architecture-specific target ("sm_90a").
     """
     if not target.is_gpu:
         host = host_cpu()

@@ -1,9 +1,9 @@
-"""Constants that were fitted to measurements, by the machine they were measured on (`hardware/calibration/NAME.json`), and which file serves whom.
+"""Constants fitted to measurements, by the machine they were measured on (`hardware/calibration/NAME.json`), and which machine uses which file.
 
-What follows from counting instructions, or stands in a manual, is no such constant and stays in the code that uses it. A file says of every constant
-its value, unit and meaning, and by which of its `fits` it was found: command, data and commit. A machine's constants of one part of the models come
-from the first file that has the part: the machine's own (named after its target, or after the pipeline of its core), else those that
-`fallbacks.json` lists for its kind, in order. So a machine is added by a file.
+A number that follows from counting instructions, or that a manual states, is not such a constant and stays in the code that uses it. A file gives the
+value, unit and meaning of every constant, and names the entry of its `fits` that it comes from: command, data and commit. The constants for one part
+of the models come from the first file that has this part: the machine's own (named after its target, or after the pipeline of its core), else those
+that `fallbacks.json` lists for its kind, in order. A machine is therefore added by adding a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Instructions:
-    """What address arithmetic costs; of all GPU schemas."""
+    """Cost of address arithmetic, for all GPU schemas."""
 
     address: float
     division: float
@@ -36,7 +36,7 @@ class Instructions:
 
 @dataclass(frozen=True)
 class BlockSteps:
-    """Of `kernels.gpu.steps`, and of a step's latencies in the schemas with tiles in shared memory."""
+    """Constants of `kernels.gpu.steps`, and the latencies of a step in schemas with tiles in shared memory."""
 
     loaded_latency: float
     scheduler_imbalance: float
@@ -54,14 +54,14 @@ class BlockSteps:
 
 @dataclass(frozen=True)
 class Gemm:
-    """Of `kernels.gpu.gemm`."""
+    """Constants of `kernels.gpu.gemm`."""
 
     fragment_wavefronts: float
 
 
 @dataclass(frozen=True)
 class Direct:
-    """Of `kernels.gpu.direct`."""
+    """Constants of `kernels.gpu.direct`."""
 
     overlap: float
     cached_cycles: float
@@ -70,14 +70,14 @@ class Direct:
 
 @dataclass(frozen=True)
 class Winograd:
-    """Of `kernels.gpu.winograd`."""
+    """Constants of `kernels.gpu.winograd`."""
 
     later_launch: float
 
 
 @dataclass(frozen=True)
 class WinogradFused:
-    """Of `kernels.gpu.winograd_fused`."""
+    """Constants of `kernels.gpu.winograd_fused`."""
 
     transform_instructions: float
     transform_cycles: float
@@ -89,7 +89,7 @@ class WinogradFused:
 
 @dataclass(frozen=True)
 class Window:
-    """Of `kernels.gpu.window`."""
+    """Constants of `kernels.gpu.window`."""
 
     issue_share: float
     loaded_latency: float
@@ -98,7 +98,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Overheads:
-    """What counts do not say (`kernels.gpu.counted`), in cycles and instructions or as shares of a machine's facts."""
+    """Costs that counts do not show (`kernels.gpu.counted`), in cycles and instructions or as fractions of a machine's facts."""
 
     multiply_add_share: float
     step_instructions: float
@@ -125,7 +125,7 @@ class Overheads:
 
 @dataclass(frozen=True)
 class GpuCalibration:
-    """By part of the models; what each constant means stands beside its value."""
+    """Constants of the GPU models by part; the calibration files say what each one means."""
 
     instructions: Instructions
     steps: BlockSteps
@@ -139,7 +139,7 @@ class GpuCalibration:
 
 @dataclass(frozen=True)
 class CpuContraction:
-    """Of `kernels.cpu.contraction`."""
+    """Constants of `kernels.cpu.contraction`."""
 
     tile_overhead_cycles: float
     copy_cycles_along_n: float
@@ -148,7 +148,7 @@ class CpuContraction:
 
 @dataclass(frozen=True)
 class CpuWinograd:
-    """Of `kernels.cpu.winograd`."""
+    """Constants of `kernels.cpu.winograd`."""
 
     tile_overhead_cycles: float
     streamed_share: float
@@ -156,7 +156,7 @@ class CpuWinograd:
 
 @dataclass(frozen=True)
 class CpuDepthwise:
-    """Of `kernels.cpu.depthwise`."""
+    """Constants of `kernels.cpu.depthwise`."""
 
     tile_overhead_cycles: float
     task_overhead_cycles: float
@@ -167,7 +167,7 @@ class CpuDepthwise:
 
 @dataclass(frozen=True)
 class CpuAmx:
-    """Of `kernels.cpu.amx`."""
+    """Constants of `kernels.cpu.amx`."""
 
     product_cycles: float
     level_2_share: float
@@ -179,7 +179,7 @@ class CpuAmx:
 
 @dataclass(frozen=True)
 class CpuCalibration:
-    """By part of the models; what each constant means stands beside its value."""
+    """Constants of the CPU models by part; the calibration files say what each one means."""
 
     contraction: CpuContraction
     winograd: CpuWinograd
@@ -188,13 +188,13 @@ class CpuCalibration:
 
 
 def gpu_calibration(machine: Machine) -> GpuCalibration:
-    """Of a GPU. Raises InvalidModel where a file is damaged or no file has a part."""
+    """The constants for a GPU. Raises InvalidModel if a file is damaged or no file has a part."""
     found: GpuCalibration = _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
     return found
 
 
 def cpu_calibration(machine: Machine) -> CpuCalibration:
-    """Of a CPU. Raises InvalidModel where a file is damaged or no file has a part."""
+    """The constants for a CPU. Raises InvalidModel if a file is damaged or no file has a part."""
     found: CpuCalibration = _calibration(CpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
     return found
 
@@ -217,17 +217,17 @@ def _calibration(kind: type[T], name: str, pipeline: str, machine_kind: str, fol
 
 
 def fallbacks(folder: Path = FOLDER) -> Mapping[str, tuple[str, ...]]:
-    """For each kind of machine the files that serve those without one of their own, nearest first."""
+    """For each kind of machine, the files that serve machines without one of their own, closest first."""
     path = folder / f"{FALLBACKS}.json"
     with reading(path, InvalidModel, REMEDY):
         return {str(kind): tuple(map(str, names)) for kind, names in json_of(path.read_bytes()).items()}
 
 
 def parts_of(path: Path) -> dict[str, dict[str, float]] | None:
-    """The constants of one file by part and name; None where there is no such file.
+    """The constants of one file by part and name; None if there is no such file.
 
     Raises:
-        InvalidModel: where it cannot be read, or an entry lacks its value or where that is from.
+        InvalidModel: if it cannot be read, or an entry lacks its value or the source of that value.
     """
     if path.stem in ("", FALLBACKS) or not path.is_file():
         return None
@@ -251,7 +251,7 @@ def _value(entry: Mapping[str, Any], fits: Mapping[str, Any], place: str) -> flo
 
 
 def _require_texts(entry: Any, names: tuple[str, ...], place: str) -> None:
-    """Raises ValueError where one of them is missing or empty."""
+    """Raises ValueError if one of the names is missing or empty."""
     missing = [name for name in names if not isinstance(entry, dict) or not isinstance(entry.get(name), str) or not entry[name].strip()]
     if missing:
         raise ValueError(f"{place} lacks {', '.join(missing)}")

@@ -8,5 +8,5 @@ from tilewright.hardware.machine import Machine
 
 
 def catalogue() -> dict[str, Machine]:
-    """Every target that has a name, CPUs first."""
+    """Every named target, CPUs first."""
     return {entry.name: entry for entry in CPUS + GPUS}

@@ -25,7 +25,7 @@ DERIVED = "derived: processors * clock_hz * fma_ports * lanes * 2"
 
 
 def peak(processors: int, clock_hz: float, fma_ports: float, vector_bits: int, fp16: bool = False) -> dict[str, float]:
-    """Peak flop/s: every port starts one full-width fused multiply-add (two operations a lane) each cycle."""
+    """Peak flop/s if every port starts one full-width fused multiply-add (two operations per lane) each cycle."""
     fp32 = processors * clock_hz * fma_ports * (vector_bits // 32) * 2
     return {"fp32": fp32, "fp16": 2 * fp32} if fp16 else {"fp32": fp32}
 
@@ -147,7 +147,7 @@ GOLDEN_COVE_SOURCES = {
     "memory_latency_cycles": "assumed: 90 ns, as of x86-avx512",
 }
 GOLDEN_COVE = replace(X86_AVX512, issue_width=6, pipeline="golden-cove", sources=GOLDEN_COVE_SOURCES)
-"""The core of Xeons with AMX, for this host's identification: two 512-bit multiply-adds, loads, and one store a cycle too."""
+"""The core of Xeons with AMX, used when identifying this host: two 512-bit multiply-adds, loads and one store per cycle as well."""
 
 AMX_BF16_FLOPS_PER_CYCLE = 1024
 """A tile product of 16 x 16 x 32 multiply-adds every 16 cycles (Intel optimization manual, AMX)."""

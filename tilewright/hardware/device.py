@@ -12,7 +12,7 @@ from tilewright.hardware.machine import Machine
 
 DRIVER = f"{named.DRIVER}: cuDeviceGetAttribute"
 GEFORCE_LIKE = {(8, 6): "rtx4090", (12, 0): "rtx4090"}
-"""Capabilities whose tensor cores and caches are nearer to those of a GeForce than to the entry of the capability before."""
+"""Capabilities whose tensor cores and caches resemble a GeForce more than the entry of the preceding capability."""
 ATTRIBUTES = {
     "threads_per_block": 1,
     "warp_size": 10,
@@ -30,12 +30,12 @@ ATTRIBUTES = {
     "blocks_per_processor": 106,
     "shared_reserved_bytes": 111,
 }
-"""Our names of the driver's CUdevice_attribute numbers."""
+"""The driver's CUdevice_attribute number of each field."""
 
 
 @dataclass(frozen=True)
 class DeviceAttributes:
-    """What the driver says of one GPU; clocks in kHz, as the driver gives them, are the maxima and not measured."""
+    """What the driver reports about one GPU; clocks are in kHz, as the driver gives them, and are maxima, not measurements."""
 
     name: str
     memory_bytes: int
@@ -61,7 +61,7 @@ class DeviceAttributes:
 
 
 def read_device(index: int = 0) -> DeviceAttributes | None:
-    """Attributes of the device of that index, or None where there is no driver or no such device."""
+    """Attributes of the device with that index, or None if there is no driver or no such device."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -78,7 +78,7 @@ def read_device(index: int = 0) -> DeviceAttributes | None:
     values: dict[str, int] = {}
     for field, number in ATTRIBUTES.items():
         value = ctypes.c_int()
-        # An older driver does not know the newest attributes; they stay 0.
+        # An older driver does not know the newest attributes; those stay 0.
         driver.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
         values[field] = value.value
     return DeviceAttributes(name=name.value.decode(), memory_bytes=memory.value, **values)
@@ -89,7 +89,8 @@ def _words(name: str) -> list[str]:
 
 
 def _named_entry(attributes: DeviceAttributes) -> Machine | None:
-    """The catalogue entry that is this chip: its capability, its processors, every word of its name."""
+    """The catalogue entry of exactly this chip: same capability, same number of processors, and every word of the entry's name in the device's
+    name."""
     device_words = _words(attributes.name)
     fitting = [
         entry
@@ -104,7 +105,7 @@ def _named_entry(attributes: DeviceAttributes) -> Machine | None:
 def identify_gpu(attributes: DeviceAttributes) -> Machine | None:
     """The catalogue entry for the device, or a generic machine scaled from one of the nearest capability.
 
-    None where the compute capability is not known here (older than 7.0, or newer than the table).
+    None if the compute capability is unknown here (older than 7.0, or newer than the table).
     """
     entry = _named_entry(attributes)
     if entry is not None:
@@ -125,7 +126,7 @@ def identify_gpu(attributes: DeviceAttributes) -> Machine | None:
     peaks["fp32"] = attributes.processors * lanes * 2 * clock
     bandwidth = 2 * attributes.memory_clock_khz * 1e3 * attributes.memory_bus_bits / 8
     bandwidth_source = f"derived: twice the memory clock times the bus width ({DRIVER})"
-    if not bandwidth:  # recent drivers no longer give the memory clock
+    if not bandwidth:  # recent drivers no longer report the memory clock
         bandwidth, bandwidth_source = like.memory_bandwidth, f"assumed: as of the {like.name}"
     first, second = like.caches
     caches = (
@@ -171,6 +172,6 @@ def identify_gpu(attributes: DeviceAttributes) -> Machine | None:
 
 
 def host_gpu() -> Machine | None:
-    """The first GPU that the driver shows, or None."""
+    """The first GPU that the driver reports, or None."""
     attributes = read_device()
     return identify_gpu(attributes) if attributes is not None else None

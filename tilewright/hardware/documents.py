@@ -1,7 +1,7 @@
-"""Where numbers may be from: the documents that ``sources`` name, and what the machine at hand says of itself.
+"""The documents that ``sources`` cite, and what the host reports about itself.
 
-A source is clauses separated by "; ". A clause is an optional few words for the numbers it speaks of, then one of these documents and the place in
-it, or "derived: " with the calculation, "assumed: " with the reason, or "measured" with what and how.
+A source is a list of clauses separated by "; ". A clause optionally begins with a few words for the numbers it covers. Then follows one of these
+documents and the place in it, or "derived: " with the calculation, "assumed: " with the reason, or "measured" with what and how.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Catalogue data of GPU targets: what a compute capability fixes stands once, the chips follow."""
+"""Catalogue data of GPU targets: first the facts that a compute capability fixes, then the chips."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LAUNCH_SECONDS = 1.1e-6
 
 
 def capability_facts(capability: tuple[int, int]) -> dict[str, Any]:
-    """What every GPU of a compute capability has in common, with its sources; KeyError for one not listed.
+    """What all GPUs of a compute capability have in common, with sources; KeyError if it is not listed.
 
     The size of the unified L1 and shared memory is not included.
     """
-    # shared memory of a processor and of a block (KB), threads and blocks of a processor, fp32 lanes, bytes a cycle
+    # shared memory per processor and per block (KB), threads and blocks per processor, fp32 lanes, bytes per cycle
     shared_processor, shared_block, threads, blocks, lanes, bytes_per_cycle = {
         (7, 0): (96, 96, 2048, 32, 64, 128),
         (7, 2): (96, 96, 2048, 32, 64, 128),
@@ -94,7 +94,7 @@ L1_BANDWIDTH = "level 1 bandwidth assumed: that of shared memory, which is the s
 
 
 def _sheet(sheet: str, clock: str, caches: str, latency: str) -> dict[str, str]:
-    """Sources of a chip's own numbers: its data sheet or whitepaper, which clock that means, and the rest of ``caches``."""
+    """Sources of a chip's own numbers: its data sheet or whitepaper, what that says about the clock, and the rest of ``caches``."""
     fields = ("processors", "peak_flops", "memory_bandwidth", "memory_bytes")
     return {
         **dict.fromkeys(fields, sheet),

@@ -1,6 +1,6 @@
 """Identifies the CPU of this host from /proc/cpuinfo and sysfs: identity only, nothing is timed.
 
-What identity does not tell (memory bandwidth, latencies) is assumed from the kind of core, and ``sources`` says so.
+Facts that do not follow from the identity (memory bandwidth, latencies) are assumed from the kind of core, and ``sources`` says so.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ EXTRA_X86 = {
     "amx_bf16": "-mamx-bf16",
     "amx_int8": "-mamx-int8",
 }
-"""Instruction sets beyond x86-64-v4 that generated code may use, and the flags (gcc 12, clang 14) that admit them."""
+"""Instruction sets beyond x86-64-v4 that generated code may use, and the compiler flags (gcc 12, clang 14) that enable them."""
 EXTRA_AARCH64 = {"atomics": "lse", "asimdrdm": "rdma", "asimddp": "dotprod", "asimdhp": "fp16", "bf16": "bf16"}
 SINGLE_PORT_AVX512_MODELS = frozenset({0x66, 0x7D, 0x7E, 0x8C, 0x8D, 0xA7})
 """Intel client cores (Cannon, Ice, Tiger and Rocket Lake), which have one 512-bit multiply-add port."""
 
 SERVER_TURBO_HZ = 1.0e9
 SERVER_TURBO_LIMIT_HZ = 3.8e9
-"""How far all cores of an Intel server with AMX run above their base clock, and up to which clock.
+"""Difference of all-core turbo and base clock on Intel servers with AMX, and the upper limit of all-core turbo.
 
 Published base and all-core clocks in GHz: Xeon 6980P 2.0 and 3.2, 6960P 2.7 and 3.8 (PurePC, 2025); Intel lists 8480+ 2.0 and 3.0,
-8490H and 8592+ 1.9 and 2.9. The least of the differences is taken, as 512-bit multiply-adds lower the clock. Model numbers would
-tell more, but virtual machines hide them.
+8490H and 8592+ 1.9 and 2.9. The smallest difference is used, as 512-bit multiply-adds lower the clock. Model numbers would say more, but virtual
+machines hide them.
 """
 
 
 @dataclass(frozen=True)
 class AmdCore:
-    """What a generation of AMD's cores does each cycle, in vectors of the widest kind that it has."""
+    """Throughput of one generation of AMD cores per cycle, in vectors of the widest kind that it supports."""
 
     multiply_adds: float
     loads: float
@@ -54,28 +54,28 @@ class AmdCore:
 
 
 AMD_CORES = {
-    "zen": AmdCore(1.0, 1.0, 0.5, 5, 6),  # 128-bit pipes take 256 bits in two cycles
+    "zen": AmdCore(1.0, 1.0, 0.5, 5, 6),  # 256-bit operations occupy the 128-bit pipes for two cycles
     "zen2": AmdCore(2.0, 2.0, 1.0, 5, 6),
     "zen3": AmdCore(2.0, 2.0, 1.0, 4, 6),
-    "zen4": AmdCore(1.0, 1.0, 0.5, 4, 6),  # 256-bit pipes take 512 bits in two cycles
+    "zen4": AmdCore(1.0, 1.0, 0.5, 4, 6),  # 512-bit operations occupy the 256-bit pipes for two cycles
     "zen5": AmdCore(2.0, 2.0, 1.0, 4, 8),
 }
 
 
 @dataclass(frozen=True)
 class CpuIdentity:
-    """What the operating system says of this host's CPU."""
+    """What the operating system reports about this host's CPU."""
 
     architecture: str
-    """As ``platform.machine()`` names it: "x86_64" or "aarch64"."""
+    """The value of ``platform.machine()``: "x86_64" or "aarch64"."""
     properties: Mapping[str, str]
     """The first processor's entries of /proc/cpuinfo."""
     cores: int
     """Physical cores that this process may run on."""
     base_hz: float
-    """Base frequency from sysfs; 0 where it does not tell."""
+    """Base frequency from sysfs; 0 if sysfs does not have it."""
     caches: tuple[tuple[int, int, int, int, int], ...]
-    """(level, bytes, line bytes, ways, cores that share it) of the data and unified caches of the first core."""
+    """(level, bytes, line bytes, ways, cores that share it) for each data or unified cache of the first core."""
     memory_bytes: int
 
 
@@ -96,7 +96,7 @@ def _read(path: Path, default: str = "") -> str:
 
 
 def _parse_cpu_list(text: str) -> set[int]:
-    """{0, 1, 2, 5} of "0-2,5"."""
+    """The numbers of a list in the kernel's format: {0, 1, 2, 5} for "0-2,5"."""
     members: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -105,7 +105,7 @@ def _parse_cpu_list(text: str) -> set[int]:
 
 
 def _first_threads(available: Iterable[int], root: Path) -> set[int]:
-    """One logical processor of each physical core among the available ones."""
+    """One logical processor for each physical core among the available ones."""
     seen: dict[str, int] = {}
     for index in sorted(available):
         siblings = _read(root / f"cpu{index}/topology/thread_siblings_list", str(index))
@@ -114,7 +114,7 @@ def _first_threads(available: Iterable[int], root: Path) -> set[int]:
 
 
 def read_cpu_identity(root: Path = Path("/sys/devices/system/cpu"), cpuinfo: Path = Path(CPUINFO)) -> CpuIdentity:
-    """Ask the operating system; entries that it does not have are empty or zero."""
+    """Reads the identity from the operating system; entries that it does not have are empty or zero."""
     available = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     first = min(available)
     cores = _first_threads(available, root)
@@ -137,7 +137,7 @@ def read_cpu_identity(root: Path = Path("/sys/devices/system/cpu"), cpuinfo: Pat
 
 
 def _x86_base_clock(identity: CpuIdentity) -> tuple[float, str]:
-    """Base clock and its source: the model's name, sysfs, or the constant rate of the time-stamp counter."""
+    """Base clock and its source: the model name, sysfs, or the constant rate of the time-stamp counter."""
     frequency = re.search(r"@\s*([\d.]+)\s*GHz", identity.properties.get("model name", ""))
     if frequency:
         return float(frequency[1]) * 1e9, f"{CPUINFO}: model name, the base clock"
@@ -150,7 +150,7 @@ def _x86_base_clock(identity: CpuIdentity) -> tuple[float, str]:
 
 
 def _x86_clock(identity: CpuIdentity, flags: set[str]) -> tuple[float, str]:
-    """Clock under load of all cores, and its source: the base clock, plus what is known of turbo for the kind of chip."""
+    """Clock with all cores under load, and its source: the base clock, plus the turbo known for this kind of chip."""
     base, source = _x86_base_clock(identity)
     turbo = min(base + SERVER_TURBO_HZ, SERVER_TURBO_LIMIT_HZ)
     if identity.properties.get("vendor_id") != "GenuineIntel" or "amx_tile" not in flags or turbo <= base:
@@ -169,7 +169,7 @@ def _amd_core(properties: Mapping[str, str], flags: set[str]) -> AmdCore:
 
 
 def _x86_core(base: Machine, properties: Mapping[str, str], flags: set[str]) -> Machine:
-    """The base with the rates of this vendor's core, as far as family and model tell."""
+    """`base` with the rates of this vendor's core, as far as family and model determine them."""
     if properties.get("vendor_id") == "AuthenticAMD":
         core = _amd_core(properties, flags)
         told = ("fma_ports", "load_ports", "store_ports", "fma_latency_cycles", "issue_width")
@@ -194,7 +194,7 @@ def _x86_core(base: Machine, properties: Mapping[str, str], flags: set[str]) -> 
 
 
 def _caches(identity: CpuIdentity, like: Machine) -> tuple[Cache, ...]:
-    """Sizes as the host says, bandwidths and latencies of the like core; all of it where sysfs is empty."""
+    """Cache sizes as the host reports them, with bandwidths and latencies of `like`; the caches of `like` if sysfs has none."""
     known = {cache.level: cache for cache in like.caches}
     last = max(known)
     found = [
@@ -268,7 +268,7 @@ def _aarch64_machine(identity: CpuIdentity) -> Machine:
 
 
 def identify_cpu(identity: CpuIdentity) -> Machine:
-    """The ``Machine`` named "native" for what the operating system says.
+    """The ``Machine`` named "native" for an identity that the operating system reports.
 
     Raises:
         UnsupportedOption: for an architecture that is neither x86-64 nor aarch64.
@@ -302,10 +302,10 @@ def identify_cpu(identity: CpuIdentity) -> Machine:
 
 
 def host_cpu() -> Machine:
-    """This host's CPU, restricted to the cores that the process may use; or what `settings.native` takes it for, if that is set.
+    """This host's CPU, restricted to the cores that the process may use; or the CPU that `settings.native` names, if set.
 
     Raises:
-        UnsupportedOption: where the setting names no CPU of the catalogue, or one with instructions that this host does not have.
+        UnsupportedOption: if the setting names no CPU of the catalogue, or one with instructions that this host lacks.
     """
     identified = identify_cpu(read_cpu_identity())
     chosen = settings.native()

@@ -1,4 +1,4 @@
-"""Occupancy: how many blocks of a kernel one processor of a GPU holds at once."""
+"""Occupancy: how many blocks of a kernel are resident on one GPU processor."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tilewright.hardware.machine import Machine
 
 
 def resident_blocks(machine: Machine, threads: np.ndarray | int, registers: np.ndarray | int, shared: np.ndarray | int) -> np.ndarray:
-    """Blocks that one processor holds at once: the least of what threads, registers, shared memory and block slots allow (occupancy rules
-    of the CUDA programming guide). threads: of a block; registers: of a thread; shared: bytes of a block."""
+    """Blocks resident on one processor: the minimum of what threads, registers, shared memory and block slots allow (occupancy rules of the CUDA
+    programming guide). threads: per block; registers: per thread; shared: bytes per block."""
     warps = -(-np.asarray(threads) // machine.warp_size)
     unit = machine.register_allocation_unit
     per_warp = -(-np.asarray(registers) * machine.warp_size // unit) * unit

@@ -1,8 +1,8 @@
-"""Execution pipelines of CPU cores: ports, issue width, and what each kind of instruction takes of them.
+"""Execution pipelines of CPU cores: ports, issue width, and the cost of each kind of instruction.
 
-A machine names its core's table in `Machine.pipeline`. A row says of a kind of instruction, at a vector width in bits where that matters ("fma 512"),
-its latency in cycles, and its micro-operations: each takes one of the named ports for some cycles. `analysis/cpu/pipeline.py` reads them. Nothing
-here was measured by us; what is assumed says so in `sources`.
+`Machine.pipeline` names the table of a machine's core. A row gives, for one kind of instruction, and one vector width in bits if that matters ("fma
+512"), its latency in cycles and its micro-operations, each of which occupies one of the named ports for some cycles. `analysis/cpu/pipeline.py` reads
+the tables. None of these numbers were measured for this project; assumptions are marked in `sources`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from tilewright.hardware import documents as named
 
 @dataclass(frozen=True)
 class Cost:
-    """What one instruction takes: `uses` are (ports of which it takes one, cycles for which it takes it), `slots` its share of the issue width.
-
-    `accumulate`: cycles from a multiply-add to one that adds to its result, where that is less than `latency`; 0 where it is not."""
+    """Cost of one instruction. `uses` are pairs (ports of which it occupies one, cycles for which it does); `slots` is its share of the issue width.
+    `accumulate`: cycles from a multiply-add to the next one that adds to its result, if lower than `latency`, else 0."""
 
     latency: float
     uses: tuple[tuple[tuple[str, ...], int], ...] = ()
@@ -28,9 +27,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A core: `issue_width` instructions enter a cycle, `window` may be under way (0: they execute in their order) and
-    `scheduler` of them may wait for their operands. `fuses`: a load and what computes
-    with it are one instruction of the issue width, and so are a comparison and the branch that it decides."""
+    """A core: `issue_width` instructions enter per cycle, `window` may be in flight (0: in-order execution), and `scheduler` of them may wait for
+    operands. `fuses`: a load and the operation on its result share one issue slot, and so do a comparison and the branch on it."""
 
     name: str
     ports: tuple[str, ...]
@@ -42,10 +40,10 @@ class Pipeline:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def cost(self, kind: str, bits: int = 0) -> Cost:
-        """The row of a kind of instruction on vectors of so many bits.
+        """The row of a kind of instruction on vectors of `bits` bits.
 
         Raises:
-            KeyError: where the table has none.
+            KeyError: if the table has none.
         """
         row = self.costs.get(f"{kind} {bits}") or self.costs.get(kind)
         if row is None:
@@ -54,7 +52,7 @@ class Pipeline:
 
 
 def op(latency: float, *uses: str, slots: int = 1, accumulate: float = 0) -> Cost:
-    """A cost in short: "0 1" is one of two ports for a cycle, "0:5" port 0 for five cycles."""
+    """A cost in short notation: "0 1" is one of two ports for one cycle, "0:5" is port 0 for five cycles."""
     taken = []
     for use in uses:
         names, _, cycles = use.partition(":")
@@ -63,7 +61,7 @@ def op(latency: float, *uses: str, slots: int = 1, accumulate: float = 0) -> Cos
 
 
 _FREE = {"move": op(0), "vector move": op(0), "zero": op(0), "nop": op(0)}
-"""Intel's cores rename registers instead of moving them, and know instructions that zero them."""
+"""Intel's cores rename registers instead of moving them, and recognise instructions that zero a register."""
 
 HASWELL = Pipeline(
     "haswell", ("0", "1", "2", "3", "4", "5", "6", "7"), 4, 192, 60, True,
@@ -197,4 +195,4 @@ NEOVERSE_N1 = Pipeline(
 )  # fmt: skip
 
 PIPELINES = MappingProxyType({core.name: core for core in (HASWELL, SKYLAKE_SERVER, GOLDEN_COVE, CORTEX_A53, NEOVERSE_N1)})
-"""Every table, by the name that `Machine.pipeline` gives."""
+"""Every table, by the name in `Machine.pipeline`."""
