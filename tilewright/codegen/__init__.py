@@ -1,1 +1,1 @@
-"""From regions and schedules to kernel IR, from kernel IR to C and CUDA C++, and its interpreter."""
+"""Regions and schedules to kernel IR, kernel IR to C and CUDA C++, and the interpreter of kernel IR."""

@@ -1,7 +1,7 @@
-"""From logical accesses to flat ones: what every lowering does with a region's steps before it builds loops.
+"""From logical to flat accesses: the preparation of a region's steps before a lowering builds loops.
 
-A step loads logical elements (`x[n, c, y, x]`). Here a layout turns them into flat offsets, padding guards vanish where a halo makes them
-needless, axes that are walked contiguously together are merged, and axes that the index arithmetic divides are split.
+A step loads logical elements (`x[n, c, y, x]`). Here layouts turn these into flat offsets, padding guards that a halo makes unnecessary are removed,
+axes that are contiguous in every access are merged, and axes that the index arithmetic divides are split.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tilewright.ir.kernel import Let
 from tilewright.ir.layout import Layout
 
 VECTOR_TYPES = frozenset({FLOAT32})
-"""Types whose loads and stores are made vectors."""
+"""Types whose loads and stores may be vectors."""
 
 
 def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
-    """Logical loads of stored values become loads of one flat offset. Loads of names without a layout (results inside the kernel) stay.
+    """Turns logical loads of stored values into loads of one flat offset. Loads of names without a layout (results inside the kernel) are kept.
 
-    `select(in bounds, x[i], 0)` becomes `x[i]` where the halo of x holds every i that can occur (the halo is zero)."""
+    `select(in bounds, x[i], 0)` becomes `x[i]` if the halo of x covers every i that can occur (the halo is zero)."""
 
     def visit(node: Expr) -> Expr:
         if isinstance(node, Apply) and node.operation == "select":
@@ -63,7 +63,7 @@ def flatten(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
 
 
 def is_bounds_check(condition: Expr, index: Sequence[Expr], shape: Sequence[int]) -> bool:
-    """Whether the condition says no more than that the index lies within the shape: each conjunct is 0 <= index[d] or index[d] < shape[d]."""
+    """Whether the condition only says that the index lies within the shape: each conjunct is 0 <= index[d] or index[d] < shape[d]."""
     conjuncts: list[Expr] = [condition]
     allowed = {linear(position) for position in index}
     allowed |= {linear((extent - 1) - position) for position, extent in zip(index, shape, strict=True)}
@@ -86,7 +86,7 @@ def is_bounds_check(condition: Expr, index: Sequence[Expr], shape: Sequence[int]
 
 
 def covers(layout: Layout, index: Sequence[Expr]) -> bool:
-    """Whether storage, halo included, exists for every value the index can take, and some halo is there to be read."""
+    """Whether the layout has a halo and its storage, including the halo, exists for every value that the index can take."""
     if not any(map(any, layout.halo)):
         return False
     for position, extent, (before, after) in zip(index, layout.shape, layout.halo, strict=True):
@@ -97,7 +97,7 @@ def covers(layout: Layout, index: Sequence[Expr]) -> bool:
 
 
 def needed_halo(expr: Expr, buffer: str, shape: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
-    """The halo with which every zero-guarded load of `buffer` needs no guard; None where there is no such load or no bound."""
+    """The halo that makes the guards of all zero-guarded loads of `buffer` unnecessary; None if there is no such load or no bound."""
     halo = [(0, 0)] * len(shape)
     found = False
     for node in walk(expr):
@@ -118,14 +118,13 @@ def needed_halo(expr: Expr, buffer: str, shape: Sequence[int]) -> tuple[tuple[in
 
 
 def split_divided_axes(step: Step) -> Step:
-    """An axis v that occurs as v // c or v mod c (c divides its extent) becomes two, v = v_outer * c + v_inner, so that every
-    index is linear again: reshapes and channel groups cost no division in the loops."""
+    """Splits each axis v that occurs as v // c or v mod c (c divides its extent) into two, v = v_outer * c + v_inner, so that every index is linear
+    again: reshapes and channel groups then need no division in the loops."""
     return _split(step)[0]
 
 
 def split_divided_rows(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """As `split_divided_axes` for each of a region's steps. Where a step's own axis is split, later steps read its result at both parts, so that
-    they still find it where it lies."""
+    """Applies `split_divided_axes` to each of a region's steps. If a step's own axis is split, later steps read its result with the split indices."""
     result: list[Step] = []
     splits: dict[str, list[tuple[int, int]]] = {}
 
@@ -145,7 +144,7 @@ def split_divided_rows(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _split(step: Step) -> tuple[Step, list[tuple[int, int]]]:
-    """The step without divided axes; and of its own axes the (position, divisor) of each split, in the order in which they were made."""
+    """The step without divided axes, and the (position, divisor) of each split of one of its own axes, in the order in which they were made."""
     splits: list[tuple[int, int]] = []
     for _ in range(8):
         divided = _divided_axis(step)
@@ -190,13 +189,13 @@ def _divided_axis(step: Step) -> tuple[Var, int] | None:
 
 
 def storage_order(axes: Sequence[Var], offset: Expr) -> tuple[Var, ...]:
-    """The axes by their stride in a flat offset, largest first; those that the offset does not know, or not linearly, come first."""
+    """The axes by their stride in a flat offset, largest first; axes on which the offset does not depend, or not linearly, come first."""
     strides = {axis: coefficient(offset, axis) for axis in axes}
     return tuple(sorted(axes, key=lambda axis: -abs(strides[axis] or (1 << 62))))
 
 
 def mergeable(outer: Var, inner: Var, offsets: Iterable[Expr]) -> bool:
-    """Whether every offset walks (outer, inner) as one axis: linear in both, outer's stride = inner's stride * inner's extent."""
+    """Whether every offset treats (outer, inner) as one axis: linear in both, with outer's stride = inner's stride * inner's extent."""
     for offset in offsets:
         c_outer, c_inner = coefficient(offset, outer), coefficient(offset, inner)
         if c_outer is None or c_inner is None or c_outer != c_inner * (inner.extent or 0):
@@ -207,10 +206,10 @@ def mergeable(outer: Var, inner: Var, offsets: Iterable[Expr]) -> bool:
 def merge_axes(
     axes: Sequence[Var], expressions: Sequence[Expr], may_merge: Callable[[Var, Var], bool] = lambda outer, inner: True
 ) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
-    """Merges neighbouring axes (outermost first) that all flat offsets in the expressions walk contiguously, and drops axes of extent 1.
+    """Merges neighbouring axes (outermost first) that are contiguous in all flat offsets in the expressions, and drops axes of extent 1.
 
-    Expressions hold flat loads (and may be bare offsets, e.g. of the store). An axis used outside an offset, in a guard or as a value, is
-    left alone."""
+    Expressions contain flat loads (or are bare offsets, such as that of the store). An axis used outside an offset, in a guard or as a value, is not
+    merged."""
     mapping: dict[Var, Expr] = {axis: Const(0, INDEX) for axis in axes if axis.extent == 1}
     axes = [axis for axis in axes if axis.extent != 1]
     expressions = [substitute(e, mapping) for e in expressions] if mapping else list(expressions)
@@ -221,7 +220,7 @@ def merge_axes(
         involved = [o for o in offsets if {outer, inner} & variables(o)]
         if may_merge(outer, inner) and not ({outer, inner} & loose) and mergeable(outer, inner, involved):
             merged = Var(f"{outer.name}{inner.name}", (outer.extent or 0) * (inner.extent or 0))
-            # linear with matching strides: inner := merged and outer := 0 gives the same offset
+            # linear with matching strides: replacing inner by merged and outer by 0 gives the same offset
             swap: dict[Var, Expr] = {outer: Const(0, INDEX), inner: merged}
             expressions = [substitute(e, swap) for e in expressions]
             axes[position : position + 2] = [merged]
@@ -230,7 +229,7 @@ def merge_axes(
 
 
 def _index_uses(expressions: Sequence[Expr]) -> tuple[list[Expr], set[Var]]:
-    """All flat offsets, and variables that occur elsewhere (as values or in conditions)."""
+    """All flat offsets, and the variables that occur elsewhere (as values or in conditions)."""
     offsets: list[Expr] = []
     loose: set[Var] = set()
     for root in expressions:
@@ -256,8 +255,8 @@ def _index_uses(expressions: Sequence[Expr]) -> tuple[list[Expr], set[Var]]:
 
 
 def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool] = lambda load: False) -> Expr | None:
-    """The expression for `lanes` neighbouring values of `axis` at once, `axis` being the first; None where that needs a gather, an index as
-    a value, or a type that has no vectors here. Loads for which `resident` holds are vectors already."""
+    """The vector expression for `lanes` consecutive values of `axis`, starting at `axis`. None if that needs a gather, an index as a value, or a type
+    without vectors here. Loads for which `resident` holds are vectors already."""
     done: dict[int, Expr] = {}
     for node in walk(expr):
         if isinstance(node, Const):
@@ -294,9 +293,9 @@ def vectorise(expr: Expr, axis: Var, lanes: int, resident: Callable[[Load], bool
 
 
 def bind_shared(roots: Sequence[Expr], prefix: str = "v") -> tuple[list[Let], list[Expr]]:
-    """Names what is used more than once and evaluated in any case, so that text and work do not grow with the sharing.
+    """Names each sub-expression that is used more than once and always evaluated, so that shared parts are neither printed nor computed twice.
 
-    What lies in one side of a select or after an `and` stays where it is: its loads may be out of bounds elsewhere."""
+    Sub-expressions on one side of a select or after an `and` are not moved: elsewhere their loads may be out of bounds."""
     uses: dict[Expr, int] = {}
     order: list[Expr] = []
 
@@ -353,7 +352,7 @@ def _cheap_index(node: Apply) -> bool:
 
 
 def divide_linear(value: Expr, extents: Sequence[int]) -> list[Expr]:
-    """A flat position as indices of the given extents, outermost first."""
+    """The indices of a flat position in a space of the given extents, outermost first."""
     result: list[Expr] = []
     for position in range(len(extents) - 1, -1, -1):
         if position == 0:

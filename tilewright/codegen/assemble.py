@@ -1,6 +1,6 @@
 """From loops to a `Kernel`: canonical parameter names, free scalars, and a name that is a digest of the code.
 
-Two regions that compute the same thing on other values become the same kernel, so a repeated layer is compiled once.
+Regions that compute the same thing on different values become the same kernel, so a repeated layer is compiled once.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def assemble(
     blocks_per_processor: int = 0,
     cluster: int = 1,
 ) -> tuple[Kernel, tuple[str, ...]]:
-    """The kernel of a body whose loads and stores name values of the problem, and the values that its parameters stand for, in order: what it
-    reads by first use, then what it writes, and FAULTS where indices are checked. Variables that no loop binds become scalars. `header` is text for
-    the reader, to which every parameter adds a line; `roles` says of values what they are in it."""
+    """The kernel of a body whose loads and stores name values of the problem, and the names of its arguments in order: the values that it reads by
+    first use, then those that it writes, and FAULTS if indices are checked. Variables that no loop binds become scalars. `header` is text for the
+    reader, followed by one line per parameter; `roles` says what each value is used for."""
     layouts, dtypes = problem.layouts, problem.dtypes
     body = lift_checks(body, keep=launch is None)
     used = list(dict.fromkeys(load.buffer for load in loads(*expressions(body)) if load.buffer in layouts and load.buffer not in written))
@@ -73,8 +73,8 @@ def assemble(
 
 
 def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:
-    """Renames loaded buffers. Expressions of different statements that are one object stay one object."""
-    done: dict[int, tuple[Expr, Expr]] = {}  # by identity; the first of the pair keeps the key from being used again
+    """Renames loaded buffers. An expression object that several statements share stays shared."""
+    done: dict[int, tuple[Expr, Expr]] = {}  # by identity; the first of the pair keeps the key from being reused
 
     def renamed(expr: Expr) -> Expr:
         if id(expr) not in done:
@@ -86,7 +86,7 @@ def _renaming(names: Mapping[str, str]) -> Callable[[Expr], Expr]:
 
 
 def single(problem: Problem, schedule: object, body: Statement, launch: Launch | None = None, blocks_per_processor: int = 0) -> Lowered:
-    """A problem as one kernel of that body, and its call."""
+    """Lowers a problem to one kernel with that body, and its call."""
     region = problem.region
     header = f"{described(problem)}\n{schedule}"
     kernel, arguments = assemble(
@@ -96,14 +96,15 @@ def single(problem: Problem, schedule: object, body: Statement, launch: Launch |
 
 
 def _digest(kernel: Kernel) -> str:
-    """Of the code alone: a header says things (shapes, predictions) that may differ where the code does not."""
+    """Digest of the code only: headers (shapes, predictions) may differ for equal code."""
     text = source_text(kernel)
-    text += "".join(f"{buffer.dtype} {buffer.size};" for buffer in kernel.parameters)  # one name, one kernel: bounds are a part of it
+    # one name means one kernel, so the name depends on buffer sizes too
+    text += "".join(f"{buffer.dtype} {buffer.size};" for buffer in kernel.parameters)
     return sha256(text.encode()).hexdigest()[:12]
 
 
 def block(*parts: Statement | Sequence[Statement]) -> Block:
-    """Statements in sequence, nested lists and blocks flattened."""
+    """Statements in sequence, with nested lists and blocks flattened."""
     flat: list[Statement] = []
     for part in parts:
         if isinstance(part, Block):

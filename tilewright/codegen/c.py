@@ -1,12 +1,12 @@
 """Kernel IR as C: what gcc and clang compile for CPUs.
 
-Every kernel is ``void NAME(void *const *arguments, const int64_t *scalars)``. `arguments[i]` is the i-th parameter, aligned to its element
-and overlapping no other; `scalars[i]` the i-th scalar parameter. Vectors are GCC vector extensions (`f32x16`), loaded and stored unaligned
-through the `_u` types. Booleans are stored as bytes 0 and 1; a vector of booleans is a vector of integers, 0 or -1, as wide as what was compared.
+Every kernel is ``void NAME(void *const *arguments, const int64_t *scalars)``. `arguments[i]` is the i-th parameter, aligned to its element and
+overlapping no other; `scalars[i]` is the i-th scalar parameter. Vectors are GCC vector extensions (`f32x16`), loaded and stored unaligned through the
+`_u` types. Booleans are stored as bytes 0 and 1; a vector of booleans is a vector of integers, 0 or -1, as wide as the operands of the comparison.
 
-What the language leaves open: integer arithmetic wraps (compile with ``-fwrapv``); integer division by zero and floating-point numbers
-that do not fit the integer they are cast to are undefined (x86 gives what PyTorch gives). Both sides of a `select` whose condition is a
-vector are evaluated, guarded loads included; a scalar condition guards.
+Cases that C leaves undefined: integer arithmetic wraps (compile with ``-fwrapv``); integer division by zero, and casts of floating-point numbers
+to integers that cannot hold them, stay undefined (x86 gives the same result as PyTorch). If the condition of a `select` is a vector, both sides are
+evaluated, including guarded loads; a scalar condition guards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REDUCTIONS = {"sum": "+", "prod": "*", "any": "||", "all": "&&"}
 
 
 def _checking(name: str, inside: str) -> Helper:
-    """A position of a dimension, of an index that is data; one that is out of range is stored, and 0."""
+    """The helper that turns an index that is data into a position of a dimension; an index out of range is stored as a fault and gives 0."""
     return Helper(
         f"""static inline int64_t {name}(int64_t index, int64_t extent, int64_t *fault) {{
     const int64_t position = {inside};
@@ -57,7 +57,7 @@ _HELPERS = HelperTable({**SINGLE_PRECISION, **_CHECKS}, C_TYPES, "static inline"
 
 
 def c_function(operation: str, dtype: str) -> str:
-    """The C function of an operation on scalars of this type: our own (`tw_...`) or the C library's."""
+    """The C function for an operation on scalars of this type: one of `tw_...` in the generated file, or the C library's."""
     name = f"tw_{operation}_{dtype}"
     if name in SINGLE_PRECISION:
         return name
@@ -67,12 +67,12 @@ def c_function(operation: str, dtype: str) -> str:
 
 
 def c_type(dtype: str) -> str:
-    """The type of a stored element."""
+    """The C type of a stored element."""
     return C_TYPES[dtype]
 
 
 class CPrinter(Printer):
-    """Prints kernels one after another; `source()` is the file."""
+    """Prints kernels one after another; `source()` returns the file."""
 
     language = "C"
     qualifier = "static inline"
@@ -105,7 +105,7 @@ class CPrinter(Printer):
     # --- memory ---
 
     def place(self, name: str, offset: Expr, lanes: int, writes: bool) -> Code:
-        """The element or vector at an offset, as something to read or assign."""
+        """The element or vector at an offset, as an lvalue."""
         text, buffer = self.buffer(name)
         if buffer.lanes > 1 and lanes == buffer.lanes:
             if buffer.size == buffer.lanes:
@@ -122,7 +122,7 @@ class CPrinter(Printer):
         return Code(f"*({'' if writes else 'const '}{self.type_name(element, lanes)}_u *){address}", UNARY)
 
     def is_plain(self, buffer: Buffer) -> bool:
-        """Whether the buffer is a variable and not an array."""
+        """Whether the buffer is a variable, not an array."""
         return buffer.space == "register" and buffer.size == buffer.lanes
 
     def load(self, node: Load) -> Code:
@@ -160,7 +160,7 @@ class CPrinter(Printer):
     def side(self, code: Code, node: Expr) -> Code:
         if node.lanes == 1 or code.level == ATOM:
             return code
-        # gcc wants one type on both sides of ?: and what is read unaligned has another
+        # gcc requires one type on both sides of ?:, and an unaligned load has another
         return Code(f"({self.type_name(node.dtype, node.lanes, code.mask)}){code.at(UNARY)}", UNARY, code.mask)
 
     def addend(self, node: Expr, lanes: int) -> Code:
@@ -191,7 +191,7 @@ class CPrinter(Printer):
         return Code(f"{name}({', '.join(self.text(arg) for arg in args)})")
 
     def wrapped(self, scalar: str, operation: str, dtype: str, lanes: int, arity: int) -> str:
-        """The function on vectors that applies a scalar one to each lane (gcc makes vector instructions of it)."""
+        """A vector function that applies the scalar one to each lane (gcc makes vector instructions of it)."""
         name = f"tw_{operation}_{dtype}x{lanes}"
         if name not in self.wrappers:
             if scalar.startswith("tw_"):
@@ -208,7 +208,7 @@ class CPrinter(Printer):
         return name
 
     def vector(self, node: Expr, lanes: int, mask: int = 0) -> Code:
-        """The value as a vector; a scalar goes to every lane."""
+        """The value as a vector; a scalar is broadcast."""
         if node.lanes > 1:
             return self.expression(node)
         code = self.expression(node)
@@ -276,7 +276,7 @@ class CPrinter(Printer):
         return self.call(operation, dtype, args, lanes, node.dtype)
 
     def operand(self, node: Expr, lanes: int) -> Code:
-        """An operand of an infix operator: there the language itself spreads a scalar of the vector's type."""
+        """An operand of an infix operator, where the language itself broadcasts a scalar of the vector's type."""
         if node.lanes == 1 and (is_float(node.dtype) or node.dtype == "i32"):
             return self.expression(node)
         return self.vector(node, lanes)
@@ -421,14 +421,14 @@ class CPrinter(Printer):
 
 
 def identifier_of(kernel: Kernel) -> str:
-    """The C name of a kernel, which must be one already: launchers look it up."""
+    """The C name of a kernel. The name must already be an identifier, as launchers look it up."""
     if not kernel.name.isidentifier() or not kernel.name.isascii():
         raise ValueError(f"{kernel.name!r} is not an identifier")
     return kernel.name
 
 
 def perfect_depth(statement: For) -> int:
-    """How many perfectly nested parallel loops begin here (inner extents do not depend on outer variables)."""
+    """Depth of the perfect nest of parallel loops that begins here (inner extents do not depend on outer variables)."""
     depth = 1
     body: Statement = statement.body
     while True:

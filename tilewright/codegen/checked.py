@@ -1,9 +1,9 @@
-"""Kernel IR as C with a check on every access: what the interpreter compiles and runs.
+"""Kernel IR as C with a check on every access: the code that the interpreter compiles and runs.
 
-Blocks run one after another, those of a cluster in lockstep (any barrier of one then counts as one of all of them).
-A block's body is split at its barriers: each piece runs for one thread after another, and what a thread keeps
-across a barrier (variables, register buffers) lives in arrays over the threads. Loops with barriers inside run in lockstep. So do the lanes of a warp
-around its instructions, one warp after another: these take the operands of all lanes together, and run their meaning (`ir.intrinsic`) in Python.
+Blocks run one after another; those of a cluster run in lockstep (a barrier of one of them then counts for all). A block's body is split at its
+barriers: each piece runs for one thread after another, and the state that a thread keeps across a barrier (variables, register buffers) is stored in
+arrays over the threads. Loops with barriers inside run in lockstep. So do the lanes of a warp around its instructions, one warp after another: an
+instruction collects the operands of all lanes, and its meaning (`ir.intrinsic`) runs in Python.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _SHADOW_BYTES = 40  # sizeof(tw_shadow)
 
 
 class CheckedPrinter(CPrinter):
-    """Prints one kernel as C with checks: `void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *,
-    int64_t *count, tw_meaning)`."""
+    """Prints one kernel as C with checks, with the signature
+    `void run(void *const *arguments, const int64_t *scalars, uint8_t *const *set, tw_fault *, int64_t *count, tw_meaning)`."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
@@ -54,17 +54,17 @@ class CheckedPrinter(CPrinter):
         self.buffers: list[Buffer] = []
         self.arena = 0
         self.setup: list[str] = []
-        self.kept: list[list[str]] = []  # for each open region: what a thread's piece declares at its beginning
+        self.kept: list[list[str]] = []  # for each open region: declarations at the beginning of every thread's piece
         self.parallel = False
         self.stored = {name for s in statements(kernel.body) for name in written_by(s)}
-        self.intrinsics: list[Intrinsic] = []  # those that are called, by their numbers
-        self.together = self.threads  # how many threads are in lockstep, from `first` on
+        self.intrinsics: list[Intrinsic] = []  # the instructions that are called, by number
+        self.together = self.threads  # number of threads in lockstep, from `first` on
         self.first = "0"
 
     # --- storage ---
 
     def reserve(self, size: int) -> int:
-        """Offset of so many bytes in the kernel's arena, aligned for every vector."""
+        """Offset of `size` bytes in the kernel's arena, aligned for every vector."""
         offset = self.arena
         self.arena += -(-max(size, 1) // 64) * 64
         return offset
@@ -117,7 +117,7 @@ class CheckedPrinter(CPrinter):
             return
         if self.in_piece or not self.is_gpu:
             shadow = "NULL"
-            if not self.is_gpu and not self.parallel:  # a parallel loop inside the buffer's scope shares it between iterations
+            if not self.is_gpu and not self.parallel:  # declared outside any parallel loop, whose iterations would share it
                 shadow = f"tw_cleared(arena + {self.reserve(buffer.size * _SHADOW_BYTES)}, {buffer.size})"
             self.line(f"_Alignas(64) char {name}__data[{size}]; uint8_t {name}__set[{buffer.size}];")
             self.line(f"tw_buffer {name}__store = {{{name}__data, {facts}, {name}__set, {shadow}, 0, {aligned}, 1}}, *const {name} = &{name}__store;")
@@ -158,7 +158,7 @@ class CheckedPrinter(CPrinter):
         self.line(f"const {kind} {name} = {code.text}; *({pointer} *)tw_write(s, {text}, {self.text(statement.offset)}, {value.lanes}) = {name};")
 
     def fault(self, site: int) -> str:
-        """What a kernel reports by is no memory that it works with: any thread may store there."""
+        """The address of a fault. FAULTS is no working memory of the kernel: any thread may store there, so the access is not checked."""
         faults, buffer = self.buffer(FAULTS)
         assert site < buffer.size
         return f"(int64_t *){faults}->data + {site}"
@@ -179,7 +179,7 @@ class CheckedPrinter(CPrinter):
         self.block(_without_context(root))
 
     def width(self, scope: str) -> int:
-        """Threads that do something of that scope together; at most all that there are."""
+        """Number of threads that perform an operation of that scope together; at most all threads."""
         if scope == "thread":
             return 1
         if not self.is_gpu:
@@ -191,11 +191,11 @@ class CheckedPrinter(CPrinter):
         return LANES[scope]
 
     def needs(self, root: Statement) -> int:
-        """How many threads run the statement in lockstep: 1 where nothing in it is done together."""
+        """How many threads run the statement in lockstep: 1 if it contains no joint operation."""
         return max((self.width(s.intrinsic.scope) for s in statements(root) if isinstance(s, Invoke)), default=1)
 
     def invoke(self, root: Invoke) -> None:
-        """One thread's, or that of the threads in lockstep: their operands are gathered, lane after lane; then what comes out is handed to them."""
+        """Runs an instruction for one thread or for the threads in lockstep: gathers their operands lane by lane, then hands out the results."""
         intrinsic = root.intrinsic
         lanes = self.width(intrinsic.scope)
         if intrinsic.order == "barrier":
@@ -237,7 +237,7 @@ class CheckedPrinter(CPrinter):
         self.close_lanes(lanes)
 
     def open_lanes(self, lanes: int) -> str:
-        """Begins what each lane of a group does; the lane's number."""
+        """Opens the loop over the lanes of a group; returns the lane's number as text."""
         self.hoisted = {}
         if lanes == 1:
             self.line("{")
@@ -254,7 +254,7 @@ class CheckedPrinter(CPrinter):
             self.close_threads()
 
     def rows(self, operand: Operand, place: Place, held: str, lane: str, guard: str = "", writes: bool = False) -> None:
-        """Copies one lane's operand from its place, or to it."""
+        """Copies one lane's operand from its place or to it."""
         text, buffer = self.buffer(place.buffer)
         if size_of(buffer.dtype) != size_of(operand.dtype):
             raise ValueError(f"{operand.name} is {operand.dtype}, not the {buffer.dtype} of {buffer.name}")
@@ -279,7 +279,7 @@ class CheckedPrinter(CPrinter):
     in_piece = False
 
     def region(self, members: Sequence[Statement]) -> None:
-        """Statements in which the threads in lockstep do something together: pieces without that run for each thread in turn."""
+        """Prints statements in which the threads in lockstep do something together; pieces between these run for each thread in turn."""
         self.push()
         self.kept.append([])
         self.line("{")
@@ -307,7 +307,7 @@ class CheckedPrinter(CPrinter):
         self.pop()
 
     def piece(self, pending: list[Statement]) -> None:
-        """The statements for each thread; empties the list."""
+        """Prints the pending statements for each thread, and empties the list."""
         if not pending:
             return
         self.open_threads()
@@ -354,7 +354,7 @@ class CheckedPrinter(CPrinter):
         self.line("}")
 
     def uniform(self, value: Expr, what: str) -> str:
-        """A variable with the value that all threads in lockstep agree on; disagreement ends the kernel."""
+        """The name of a variable with a value on which all threads in lockstep agree; disagreement ends the kernel."""
         name = self.fresh(what)
         self.line(f"int64_t {name} = 0;")
         self.open_threads()
@@ -368,7 +368,7 @@ class CheckedPrinter(CPrinter):
         return name
 
     def groups(self, member: Statement, width: int) -> None:
-        """A statement in which so many threads do something together, for one group of them after another."""
+        """Prints a statement in which `width` threads do something together, for one such group after another."""
         if width == self.together:
             self.synchronised(member)
             return
@@ -455,7 +455,7 @@ class CheckedPrinter(CPrinter):
         self.restored: list[str] = []
         self.thread_indices: list[str] = []
         self.push()
-        # names of the surrounding C
+        # names used by the surrounding C code
         self.scopes[0].taken.update("s set arena thread block mine faults count meaning done state rank cluster_first".split())
         for position, buffer in enumerate(kernel.parameters):
             self.declare_parameter(buffer, position)
@@ -501,7 +501,7 @@ class CheckedPrinter(CPrinter):
 
 
 def _without_context(root: With) -> Block:
-    """The statements with buffers like any others in place of the context's."""
+    """The statements with ordinary buffers in place of the context's."""
     return Block((*map(Allocate, root.buffers), root.body))
 
 

@@ -1,4 +1,4 @@
-"""What schemas share: axes in the order of storage, vectors along the fastest axis, names, and the forms of a region's steps."""
+"""Shared by the schemas: axes in storage order, vectors along the fastest axis, names, and the forms of a region's steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tilewright.ir.scalar import OPERATIONS
 
 
 def below(where: Expr, limit: int, name: str, body: Callable[[Var], Sequence[Statement]]) -> list[Statement]:
-    """The body at a position named `name`, under a guard where the position can reach the limit."""
+    """The body at a position named `name`, guarded if the position can reach the limit."""
     position = Var(name, limit)
     inner = [Let(position, where), *body(position)]
     condition = where < limit
@@ -44,7 +44,7 @@ def below(where: Expr, limit: int, name: str, body: Callable[[Var], Sequence[Sta
 
 
 def named(axes: Mapping[Var, Expr]) -> tuple[list[Statement], dict[Var, Expr]]:
-    """Names for the values of axes; what is a variable or constant already needs none."""
+    """Names the values of axes; variables and constants need no names."""
     lets: list[Statement] = []
     mapping: dict[Var, Expr] = {}
     for axis, expr in axes.items():
@@ -56,14 +56,14 @@ def named(axes: Mapping[Var, Expr]) -> tuple[list[Statement], dict[Var, Expr]]:
 
 
 def is_aligned(offset: Expr, axis: Var, lanes: int) -> bool:
-    """Whether a vector of `lanes` along `axis` starts at a multiple of `lanes` wherever `axis` does."""
+    """Whether a vector of `lanes` along `axis` starts at a multiple of `lanes` whenever `axis` is one."""
     form = linear(offset)
     return form.constant % lanes == 0 and all(scale % lanes == 0 for atom, scale in form.terms if atom != axis)
 
 
 def vectors_fit(expr: Expr, axis: Var, lanes: int, stored: Mapping[str, Layout]) -> Expr | None:
-    """The expression for `lanes` neighbouring values of `axis` (which is then the first of them), where every access is adjacent and aligned
-    or the same for all; else None. Loads of names without a layout are vectors already."""
+    """The vector expression for `lanes` consecutive values of `axis`, starting at `axis`, if every access is adjacent and aligned or the same for all
+    lanes; else None. Loads of names without a layout are vectors already."""
     if lanes == 1:
         return expr
     if axis.extent is None or axis.extent % lanes:
@@ -79,7 +79,7 @@ def vectors_fit(expr: Expr, axis: Var, lanes: int, stored: Mapping[str, Layout])
 
 
 def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | None = None) -> int:
-    """The widest vector (4, 2 or 1 lanes) along `axis` for the expression, and for a store of it at `offset` where one is given."""
+    """The widest vector (4, 2 or 1 lanes) along `axis` for the expression, and for a store of it at `offset` if one is given."""
     for lanes in (4, 2):
         if offset is not None and (
             expr.dtype not in VECTOR_TYPES or coefficient(offset, axis) != 1 or not is_aligned(offset, axis, lanes)
@@ -91,7 +91,7 @@ def widest(expr: Expr, axis: Var, stored: Mapping[str, Layout], offset: Expr | N
 
 
 def combine(combiner: str, left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, ...]:
-    """Components of the combination; scalars are widened where the other side is a vector."""
+    """Components of the combination; scalars are broadcast if the other side is a vector."""
     lanes = max(e.lanes for e in (*left, *right))
     return COMBINERS[combiner].combine(
         tuple(as_lanes(e, lanes) for e in left), tuple(as_lanes(e, lanes) for e in right)
@@ -104,12 +104,13 @@ def identity(step: Step, lanes: int = 1) -> tuple[Expr, ...]:
 
 
 def expression_flops(*roots: Expr) -> float:
-    """Arithmetic operations of evaluating the expressions once (index arithmetic not counted)."""
+    """Arithmetic operations for one evaluation of the expressions (without index arithmetic)."""
     return float(sum(OPERATIONS[n.operation].flops for n in walk(*roots) if isinstance(n, Apply) and n.dtype != INDEX))
 
 
 def bytes_touched(exprs: Iterable[Expr], axes: Sequence[Var], values: Mapping[str, Value]) -> int:
-    """Bytes of stored values that are read at least once: no more of a value than it has, nor than there are evaluations."""
+    """Upper bound on the distinct bytes of stored values that are read: for each load, at most the size of the value and at most one element per
+    evaluation."""
     total = 0
     for load in {(node.buffer, node.index): node for node in loads(*exprs)}.values():
         value = values.get(load.buffer)
@@ -127,7 +128,7 @@ def bytes_touched(exprs: Iterable[Expr], axes: Sequence[Var], values: Mapping[st
 
 @dataclass(frozen=True)
 class Walk:
-    """An iteration space in the order in which it is walked: merged axes, outermost first, and expressions over them."""
+    """An iteration space in the order of iteration: merged axes, outermost first, and expressions over them."""
 
     axes: tuple[Var, ...]
     expressions: tuple[Expr, ...]
@@ -142,13 +143,13 @@ class Walk:
 
 
 def walk_in_order(axes: Sequence[Var], expressions: Sequence[Expr], by: Expr) -> Walk:
-    """The space in the order of the flat offset `by`, neighbouring axes merged where every access allows it."""
+    """The space in the order of the flat offset `by`, with neighbouring axes merged where every access allows it."""
     merged, fresh = merge_axes(storage_order(axes, by), expressions)
     return Walk(merged, fresh)
 
 
 def decode(position: Expr, axes: Sequence[Var], lanes: int = 1) -> dict[Var, Expr]:
-    """Axes from a flat position; with lanes, positions count vectors along the last axis."""
+    """The axes as functions of a flat position; with lanes, positions count vectors along the last axis."""
     if not axes:
         return {}
     extents = [axis.extent or 1 for axis in axes]
@@ -160,7 +161,7 @@ def decode(position: Expr, axes: Sequence[Var], lanes: int = 1) -> dict[Var, Exp
 
 
 def main_offset(problem: Problem, exprs: Sequence[Expr]) -> Expr:
-    """The offset of the largest value that the expressions read: what decides in which order a space is walked."""
+    """The offset of the largest value that the expressions read, which decides the order of iteration."""
     found = [load for load in loads(*exprs) if load.buffer in problem.layouts and not loads(*load.index)]
     if not found:
         return index_const(0)
@@ -168,9 +169,9 @@ def main_offset(problem: Problem, exprs: Sequence[Expr]) -> Expr:
 
 
 def reduce_and_final(region: Region, kind: str = "reduce") -> tuple[Step, Expr, tuple[Expr, ...]]:
-    """The region's one reduction, the element stored (over loads of the reduction at its own axes), and the logical index of the store.
+    """The region's only reduction, the element that is stored (over loads of the reduction at its own axes), and the logical index of the store.
 
-    Raises Unsuitable where the region is not one reduction with at most one map that reads it at its own axes."""
+    Raises Unsuitable if the region is not one reduction with at most one map that reads it at its own axes."""
     step = region.steps[0]
     if step.kind != kind or len(region.steps) > 2:
         raise Unsuitable(f"region {region.name} is not one {kind} step and at most one map")
@@ -190,7 +191,7 @@ def reduce_and_final(region: Region, kind: str = "reduce") -> tuple[Step, Expr, 
 
 
 def guarded_load(expr: Expr) -> tuple[Expr, Load] | None:
-    """(condition, load) of a load, or of a load behind zero guards; None for what computes with it. A plain load's condition is true."""
+    """(condition, load) for a load or a load behind zero guards; None for any other expression. The condition of a plain load is true."""
     if isinstance(expr, Load):
         return (TRUE, expr) if expr.dtype in VECTOR_TYPES else None
     if not (isinstance(expr, Apply) and expr.operation == "select" and expr.args[0].lanes == 1):
@@ -204,5 +205,5 @@ def guarded_load(expr: Expr) -> tuple[Expr, Load] | None:
 
 
 def extent_of(axes: Iterable[Var]) -> int:
-    """Points of the space that the axes span."""
+    """Number of points of the space that the axes span."""
     return prod(axis.extent or 0 for axis in axes)

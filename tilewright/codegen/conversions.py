@@ -1,10 +1,10 @@
-"""Conversions between narrow floats, which kernels store, and the type that they are computed in, as text: in C, scalar and vectors, and in CUDA C++.
+"""Conversions between the narrow floats that kernels store and the type that they compute in, as text: in C for scalars and vectors, and in CUDA C++.
 
-A 16-bit float is its bits there (`uint16_t`, `unsigned short`). `tw_f32_of_T` widens exactly; `tw_T_of_f32` rounds to the nearest, to the even one
-of two. NaN stays NaN, infinities stay, and what is too large becomes one.
+A 16-bit float is represented by its bits (`uint16_t`, `unsigned short`). `tw_f32_of_T` widens exactly; `tw_T_of_f32` rounds to nearest, ties to even.
+NaN and infinities are preserved, and values that are too large become infinite.
 
-Subnormal numbers are kept, but for bfloat16 on CPUs: there they become zero, as of the instruction that rounds where there is AVX512_BF16, and as of
-the products of tiles, which take them for zero. float16 is converted by F16C where the target has it, else by integer arithmetic.
+Subnormal numbers are kept, except for bfloat16 on CPUs, where they become zero. This agrees with the rounding instruction of AVX512_BF16 and with
+tile products, which treat them as zero. float16 is converted by F16C if the target has it, else by integer arithmetic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilewright.ir.dtypes import ELEMENT_TYPES
 
 
 def bits_of(value: float, dtype: str) -> int:
-    """The bits of a number rounded to a narrow float, subnormal numbers kept."""
+    """The bits of a number rounded to a narrow float; subnormal numbers are kept."""
     element = ELEMENT_TYPES[dtype]
     with np.errstate(over="ignore"):
         if not element.bits:
@@ -38,8 +38,8 @@ def conversion_name(source: str, target: str, lanes: int) -> str:
 
 
 def c_conversion(source: str, target: str, lanes: int, keeps_subnormal: bool = False) -> str:
-    """The function of `conversion_name` in C; of vectors of `f32`, `i32` and the 16-bit type where there are lanes. `keeps_subnormal`: bfloat16 as on
-    a GPU."""
+    """The function named by `conversion_name` in C; for `lanes` > 1 it takes vectors of `f32`, `i32` and the 16-bit type. `keeps_subnormal`: convert
+    bfloat16 as on a GPU."""
     name = conversion_name(source, target, lanes)
     if lanes == 1:
         text = _SCALAR[source, target]
@@ -154,8 +154,8 @@ _INSTRUCTIONS: Mapping[tuple[str, str, int], tuple[str, str]] = MappingProxyType
     ("f16", "f32", 16): ("__AVX512F__", _F16_WIDENED),
     ("f32", "f16", 16): ("__AVX512F__", _F16_ROUNDED),
 })  # fmt: skip
-"""By types and lanes: what a compiler defines where the target has the instruction, and what then stands in place of the first part of `_VECTOR`.
-Of a widening of 16 bfloat16 gcc 12 would make two halves."""
+"""By types and lanes: the macro that a compiler defines if the target has the instruction, and the text that then replaces the first part of
+`_VECTOR`. gcc 12 would split a widening of 16 bfloat16 into two halves."""
 
 
 # --- CUDA C++ ---------------------------------------------------------------------------------------------------------

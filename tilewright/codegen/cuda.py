@@ -1,12 +1,11 @@
 """Kernel IR as CUDA C++: what NVRTC compiles, without any header.
 
-A kernel is ``extern "C" __global__ void NAME(const T *a, T *b, ..., INT scalar, ...)`` with its buffers in the order of the parameters, then
-its scalars, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more). Shared buffers are
-static up to 48 KiB in all; beyond, they lie one after another in dynamic shared memory: launch with `dynamic_shared_bytes(kernel)`.
-
-Vectors are the built-in ones (`float4`); their loads and stores from global and shared memory need an address aligned to the whole vector.
-Arithmetic on vectors is written out lane by lane. Both sides of a `select` whose condition is a vector may be read. Integer arithmetic
-wraps on the machine; a floating-point number that does not fit the integer it is cast to saturates; integer division by zero gives 0.
+A kernel is ``extern "C" __global__ void NAME(const T *a, T *b, ..., INT scalar, ...)`` with its buffers in the order of the parameters, then its
+scalars, which are 32-bit `int` unless `index_dtype(kernel)` is "i64" (some buffer has 2^31 elements or more). Shared buffers are static up to 48 KiB
+in all; above that they are stored one after another in dynamic shared memory, and the launch needs `dynamic_shared_bytes(kernel)`. Vectors are the
+built-in ones (`float4`); their loads and stores in global and shared memory need an address aligned to the whole vector. Arithmetic on vectors is
+written out lane by lane. Both sides of a `select` with a vector condition may be read. Integer arithmetic wraps; a floating-point number that does
+not fit the integer type it is cast to saturates; integer division by zero gives 0.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ STATIC_SHARED_LIMIT = 48 * 1024
 _ALIGNMENT = 16
 _COMPONENTS = "xyzw"
 _OF_BITS = {4: ("__int_as_float", ""), 8: ("__longlong_as_double", "LL")}
-"""By bytes: what makes a float of an integer, and the integer's suffix."""
+"""By bytes: the function that reinterprets an integer as a float, and the suffix of the integer literal."""
 
 
 def shared_offsets(kernel: Kernel) -> dict[str, int]:
-    """Byte offset of each shared buffer were they laid one after another, 16-byte aligned."""
+    """Byte offsets of the shared buffers, placed one after another and 16-byte aligned."""
     offsets: dict[str, int] = {}
     end = 0
     for statement in statements(kernel.body):
@@ -48,7 +47,7 @@ def shared_offsets(kernel: Kernel) -> dict[str, int]:
 
 
 def shared_bytes(kernel: Kernel) -> int:
-    """Shared memory of one block, in bytes, whether static or dynamic."""
+    """Shared memory per block in bytes, whether static or dynamic."""
     return sum(
         _bytes_of_block(s.buffer, kernel.cluster)
         for s in statements(kernel.body)
@@ -57,19 +56,19 @@ def shared_bytes(kernel: Kernel) -> int:
 
 
 def _bytes_of_block(buffer: Buffer, cluster: int) -> int:
-    """Bytes of shared memory that a buffer takes of one block."""
+    """Bytes of shared memory per block that a buffer occupies."""
     elements = buffer.size // cluster if buffer.space == "cluster" else buffer.size
     return -(-elements * size_of(buffer.dtype) // _ALIGNMENT) * _ALIGNMENT
 
 
 def dynamic_shared_bytes(kernel: Kernel) -> int:
-    """Bytes of dynamic shared memory to launch with: 0 where the buffers are declared statically."""
+    """Bytes of dynamic shared memory to launch with; 0 if the buffers are declared statically."""
     total = shared_bytes(kernel)
     return total if total > STATIC_SHARED_LIMIT else 0
 
 
 def index_dtype(kernel: Kernel) -> str:
-    """The type of index arithmetic and of scalar parameters: "i32", or "i64" where a buffer has 2^31 elements or more."""
+    """The type of index arithmetic and scalar parameters: "i32", or "i64" if a buffer has 2^31 elements or more."""
     return "i64" if any(buffer.size >= 2**31 for buffer in kernel.parameters) else "i32"
 
 
@@ -90,7 +89,7 @@ def _nan_extremum(operation: str) -> Helper:
 
 
 def _atomic_add(lanes: int) -> Helper:
-    """Adds each lane; as one transaction where the machine has one for vectors (PTX: red, compute capability 9.0)."""
+    """Adds each lane; as one transaction if the machine has vector atomics (PTX: red, compute capability 9.0)."""
     fields = [f"value.{component}" for component in _COMPONENTS[:lanes]]
     inputs = ", ".join(f'"f"({field})' for field in fields)
     places = ", ".join(f"%{i + 1}" for i in range(lanes))
@@ -107,7 +106,7 @@ def _atomic_add(lanes: int) -> Helper:
 
 
 def _cluster_load(lanes: int) -> Helper:
-    """Reads shared memory of the block of a rank in the cluster."""
+    """Reads the shared memory of another block in the cluster, given its rank."""
     kind = "float" if lanes == 1 else f"float{lanes}"
     fields = ["value"] if lanes == 1 else [f"value.{component}" for component in _COMPONENTS[:lanes]]
     targets = ", ".join(f"%{i}" for i in range(lanes))
@@ -125,8 +124,8 @@ def _cluster_load(lanes: int) -> Helper:
 
 
 def _checking(inside: str, dtype: str) -> Helper:
-    """A position of a dimension, of an index that is data; one that is out of range is stored, and 0. The store has a predicate: behind a branch
-    the compiler would not issue loads that follow together with those of other indices."""
+    """The helper that turns an index that is data into a position of a dimension; an index out of range is stored as a fault and gives 0. The store
+    is predicated: across a branch the compiler would not issue later loads together with those of other indices."""
     name = "tw_checked" if inside == "index" else "tw_counted"
     kind = CUDA_TYPES[dtype]
     return Helper(
@@ -153,7 +152,7 @@ _HELPERS = HelperTable(_BUILTIN, CUDA_TYPES, "static __device__ __forceinline__"
 
 
 class CudaPrinter(Printer):
-    """Prints kernels one after another; `source()` is the file."""
+    """Prints kernels one after another; `source()` returns the file."""
 
     language = "CUDA"
     spread = True
@@ -185,7 +184,7 @@ class CudaPrinter(Printer):
         return super().let_type(value, mask)
 
     def needs_wide(self, value: Expr) -> bool:
-        """Whether an index expression may exceed 32 bits: it holds data, or its known range does."""
+        """Whether an index expression may exceed 32 bits: it contains data, or its known range exceeds them."""
         if value.dtype != INDEX or self.wide_index:
             return False
         if isinstance(value, Load) or isinstance(value, Var) and self.is_wide(value):
@@ -207,7 +206,7 @@ class CudaPrinter(Printer):
     # --- memory ---
 
     def place(self, name: str, offset: Expr) -> str:
-        """One scalar element."""
+        """A scalar element."""
         text, buffer = self.buffer(name)
         if buffer.lanes > 1:
             vector = text if buffer.size == buffer.lanes else f"{text}[{self.text(floordiv(offset, buffer.lanes))}]"
@@ -227,7 +226,7 @@ class CudaPrinter(Printer):
         return Code(f"*reinterpret_cast<{'' if writes else 'const '}{self.type_name(buffer.dtype, lanes)} *>({address})", UNARY)
 
     def in_pieces(self, buffer: Buffer, lanes: int) -> bool:
-        """A vector in an array of registers is read and written element by element, so that the array stays in registers."""
+        """Whether a vector is accessed element by element: in an array of registers, so that the array stays in registers."""
         return buffer.space == "register" and buffer.lanes != lanes
 
     def load(self, node: Load) -> Code:
@@ -251,7 +250,7 @@ class CudaPrinter(Printer):
     def store(self, statement: Store) -> None:
         value = statement.value
         if self.buffer(statement.buffer)[1].space == "cluster":
-            # a block stores to its own part alone
+            # a block stores only to its own part
             own = mod(statement.offset, self.buffer(statement.buffer)[1].size // self.cluster)
             statement = Store(statement.buffer, own, value)
         _, buffer = self.buffer(statement.buffer)
@@ -347,7 +346,7 @@ class CudaPrinter(Printer):
 
     def prepare(self, *roots: Expr) -> None:
         super().prepare(*roots)
-        # vectors that are taken apart below are loaded as vectors first
+        # vectors whose lanes are used separately below are loaded as vectors first
         certain = certainly_evaluated(roots)
         for node in walk(*roots):
             if isinstance(node, Apply) and node.lanes > 1 and not self.chooses_vectors(node):
@@ -377,7 +376,7 @@ class CudaPrinter(Printer):
         return f"{name}_{'i64' if self.wide_index else 'i32'}"
 
     def whole(self, node: Expr, lanes: int) -> Code:
-        """The value as a vector; a scalar goes to every lane."""
+        """The value as a vector; a scalar is broadcast."""
         if node.lanes > 1:
             return self.expression(node)
         return self.gathered([self.text(node)] * lanes, node.dtype)
@@ -446,7 +445,7 @@ class CudaPrinter(Printer):
 
 
 def _is_checked(node: Expr) -> bool:
-    """Whether it is a checked index, which has the type of index arithmetic whatever it was made of."""
+    """Whether it is a checked index, which has the type of index arithmetic whatever its operand's type."""
     return isinstance(node, Apply) and node.operation == "checked"
 
 

@@ -1,4 +1,5 @@
-"""What a kernel's header says: the problem, the schedule, the parameters, and the predicted time. No names of values: equal layers share kernels."""
+"""The text of kernel headers: the problem, the schedule, the parameters, and the predicted time. It names no values, as equal layers share
+kernels."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from tilewright.ir.problem import Problem
 
 
 def extents(axes: Sequence[Var]) -> str:
-    """`56 x 56`; a single 1 where nothing else is left."""
+    """`56 x 56`; a single 1 if all extents are 1."""
     return " x ".join(str(axis.extent) for axis in axes if axis.extent != 1) or "1"
 
 
 def described(problem: Problem) -> str:
-    """One line: a contraction by its M, N and reduced extents (`m 56 x 56, n 64, r 3 x 3 x 64`), other steps by what they compute."""
+    """One line: a contraction by its M, N and reduction extents (`m 56 x 56, n 64, r 3 x 3 x 64`), other steps by what they compute."""
     region = problem.region
     found = anchor(region.steps, problem.constants) if region.kind == "contraction" else None
     if found is None:
@@ -36,14 +37,14 @@ def _step(step: Step) -> str:
 
 
 def parameter(buffer: Buffer, layout: Layout, role: str) -> str:
-    """`in0: B, 3 x 3 x 64 x 64 f32 stored as d3 d0 d1 d2 d3:32`: dimensions outermost first, `d3:32` is the part of d3 within 32."""
+    """`in0: B, 3 x 3 x 64 x 64 f32 stored as d3 d0 d1 d2 d3:32`: dimensions outermost first; `d3:32` is d3 mod 32."""
     shape = " x ".join(map(str, layout.shape)) or "scalar"
     stored = "" if layout.is_row_major else f" stored as {layout}"
     return f"{buffer.name}: {role + ', ' if role else ''}{shape} {buffer.dtype}{stored}"
 
 
 def prediction(seconds: float, terms: Mapping[str, float], kernels: int) -> str:
-    """`predicted 739 us: arithmetic 723 us, L2 to registers 109 us, ...`, the longest term first. It is for all kernels of a region."""
+    """`predicted 739 us: arithmetic 723 us, L2 to registers 109 us, ...`, longest term first, for all kernels of a region together."""
     ordered = sorted(terms.items(), key=lambda term: -term[1])
     parts = ", ".join(f"{name} {1e6 * value:.3g} us" for name, value in ordered if value)
     shared = f" for the {kernels} kernels of the region" if kernels > 1 else ""

@@ -1,14 +1,14 @@
-"""Functions that generated code calls: integer division that floors, NaN-propagating extrema, and mathematics in single precision.
+"""Functions that generated code calls: flooring integer division, NaN-propagating extrema, and single-precision mathematics.
 
-C gets its own single-precision mathematics: branch-free, so that gcc vectorises a loop (or a vector's lanes) that calls it. Coefficients are
-our own minimax fits (Lawson's iteration in 40-digit arithmetic); errors are a few units in the last place, and infinities, NaN and
-subnormal numbers come out as the C library's. The reductions are the usual ones: e^x = 2^n e^r with |r| <= ln(2)/2, log x = e ln 2 + log m
-with m in [sqrt(1/2), sqrt(2)), sine and cosine of x - n pi/2 (in double precision: |x| up to about 10^9). Flags must not allow
-re-association or assume finite numbers (`-O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast` are right).
+C has its own single-precision mathematics here: branch-free, so that gcc vectorises a loop (or a vector's lanes) that calls it. The coefficients are
+minimax fits made for this file (Lawson's iteration in 40-digit arithmetic); errors are a few units in the last place, and infinities, NaN and
+subnormal numbers give the same results as in the C library. The argument reductions are the usual ones: e^x = 2^n e^r with |r| <= ln(2)/2, log x = e
+ln 2 + log m with m in [sqrt(1/2), sqrt(2)), sine and cosine of x - n pi/2 (in double precision: |x| up to about 10^9). Compiler flags must not allow
+re-association or assume finite numbers (`-O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast` are safe).
 
-CUDA C++ uses the functions that the compiler has built in.
+CUDA C++ uses the compiler's built-in functions.
 
-A helper's name is `tw_OPERATION_TYPE`, in C with `xLANES` for vectors.
+A helper is named `tw_OPERATION_TYPE`, in C with `xLANES` for vectors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilewright.ir.dtypes import COMPUTED, ELEMENT_TYPES, is_float, size_of
 
 @dataclass(frozen=True)
 class Helper:
-    """Source text of one function, and the helpers that it calls."""
+    """Source text of one function, and the names of the helpers that it calls."""
 
     text: str
     needs: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Helper:
 
 C_TYPES: Mapping[str, str] = MappingProxyType({name: element.c for name, element in ELEMENT_TYPES.items()})
 CUDA_TYPES: Mapping[str, str] = MappingProxyType({name: element.cuda for name, element in ELEMENT_TYPES.items()})
-# operation -> the C library's function for double; that for another type has the type's suffix
+# operation -> the C library's function for double; for other types the type's suffix is appended
 LIBRARY: Mapping[str, str] = MappingProxyType(
     {
         **{op: op for op in "pow atan2 sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh erf floor ceil trunc".split()},
@@ -50,7 +50,7 @@ def _unsigned(dtype: str) -> str:
 
 
 def _greatest(dtype: str) -> str:
-    """The greatest finite number, in as many digits as tell it from its neighbours."""
+    """The largest finite number, with enough digits to distinguish it from its neighbours."""
     limits = np.finfo(ELEMENT_TYPES[dtype].numpy)
     return f"{float(limits.max):.{ceil((limits.nmant + 1) * log10(2))}e}"
 
@@ -85,8 +85,8 @@ _UNSIGNED = {
 
 
 TOTAL_DIVISIONS: frozenset[str] = frozenset({"total_div", "total_floordiv", "total_mod", "total_truncdiv", "total_fmod"})
-"""Integer divisions by any number: quotient and remainder by 0 are 0, and the least number divided by -1 is itself. Everywhere else those of
-the names without `total_`."""
+"""Integer divisions defined for any divisor: quotient and remainder by 0 are 0, and the lowest integer divided by -1 is itself. Otherwise equal to
+the operations without `total_`."""
 
 
 def _total_division(operation: str, dtype: str, two: str, t: str) -> Helper:
@@ -100,7 +100,7 @@ _TYPED = re.compile(rf"tw_(\w+?)_({'|'.join(sorted(COMPUTED))})")
 
 
 def typed_helper(name: str, types: Mapping[str, str], qualifier: str) -> Helper | None:
-    """A function that exists for several element types; None where `name` is not one."""
+    """The helper of a function that exists for several element types; None if `name` is not one."""
     match = _TYPED.fullmatch(name)
     if match is None:
         return None
@@ -404,7 +404,7 @@ SINGLE_PRECISION: Mapping[str, Helper] = MappingProxyType(
 
 
 def ordered(names: Iterable[str], find: Mapping[str, Helper]) -> list[str]:
-    """Texts of the helpers and of what they call, callees first."""
+    """Texts of the helpers and of the helpers that they call, callees first."""
     done: dict[str, str] = {}
 
     def visit(name: str) -> None:
@@ -420,14 +420,15 @@ def ordered(names: Iterable[str], find: Mapping[str, Helper]) -> list[str]:
 
 @dataclass(frozen=True)
 class HelperTable(Mapping[str, Helper]):
-    """Every helper that code of one language may call, by name: its `own`, and the typed ones, made when asked for. Iterates its own."""
+    """Every helper that code of one language may call, by name: its `own`, and the typed ones, which are built on request. Iteration covers only its
+    own."""
 
     own: Mapping[str, Helper]
     types: Mapping[str, str]
     qualifier: str
 
     def with_own(self, more: Mapping[str, Helper]) -> HelperTable:
-        """The table with more helpers of its own."""
+        """The table extended by more helpers of its own."""
         return HelperTable({**self.own, **more}, self.types, self.qualifier) if more else self
 
     def __getitem__(self, name: str) -> Helper:

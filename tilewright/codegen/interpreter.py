@@ -1,19 +1,20 @@
-"""Runs any kernel, GPU kernels included, on a CPU, and reports what it does wrong.
+"""Runs any kernel on a CPU, GPU kernels included, and reports its faults.
 
-The kernel becomes C with a check on every access, which is compiled (unoptimised: it shall compile fast) and called. What is reported:
+The kernel becomes C with a check on every access, which is compiled (unoptimised, to compile fast) and called. It reports:
 
 - accesses out of bounds of global, shared and register buffers;
-- reads of what an asynchronous copy writes before it was waited for, and races with its arrival;
+- reads of the target of an asynchronous copy before the copy was awaited, and races with its arrival;
 - reads of shared and register elements, and of elements of output buffers, that were not written before;
-- races: two threads of a block touch the same element of shared or global memory between two barriers, or two blocks the same element of
-  global memory, and one of them writes (atomic additions may meet one another, and nothing else); in CPU kernels two iterations of a parallel loop;
+- races: two threads of a block access the same element of shared or global memory between two barriers, or two blocks the same element of global
+  memory, or (in CPU kernels) two iterations of a parallel loop the same element, and one of them writes; atomic additions race with everything but
+  one another;
 - vectors that are not aligned to their size (GPU);
-- barriers that some threads of a block do not reach, or reach another number of times, and instructions of a warp that some of its lanes do not;
-  stores to parameters that are not writable.
+- barriers that some threads of a block do not reach, or reach a different number of times, and warp instructions that some lanes do not reach;
+- stores to parameters that are not writable.
 
-Indices out of range that a kernel checks for are not its faults: they are stored to its parameter FAULTS, as on the machine.
+Indices out of range for which a kernel checks are not its faults: they are stored to its parameter FAULTS, as on the real machine.
 
-What the C does is in `codegen.checked`.
+The generated C is described in `codegen.checked`.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _KINDS = ("out of bounds", "uninitialised", "race", "race between blocks", "misa
 
 @dataclass(frozen=True)
 class Report:
-    """`faults`: messages, the first of each kind and buffer, in order of occurrence; empty where the kernel is clean. `unwritten`: how
-    many elements of each writable parameter the kernel never wrote (those with any)."""
+    """`faults`: messages in order of occurrence, only the first of each kind per buffer; empty if there are none. `unwritten`: for each writable
+    parameter that the kernel did not write completely, the number of elements that it did not write."""
 
     faults: tuple[str, ...] = ()
     unwritten: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -63,7 +64,7 @@ class Report:
 
 
 _MEANING = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p))
-"""What the interpreter's code calls: the number of an instruction, and where its operands are."""
+"""Callback of the compiled code: the number of an instruction, and the addresses of its operands."""
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +79,7 @@ def _compiler() -> str:
 
 @lru_cache(maxsize=1024)
 def _library(source: str) -> ctypes.CDLL:
-    """The compiled source, from the cache folder where it is there and sound; from a temporary one where the cache cannot be written."""
+    """The compiled source, from the cache folder if it is there and intact; from a temporary folder if the cache cannot be written."""
     compiler = _compiler()
     key = hashlib.sha256("\0".join((compiler, *_FLAGS, source)).encode()).hexdigest()[:32]
     folder = settings.cache_directory() / "interpreter"
@@ -107,7 +108,7 @@ def _library(source: str) -> ctypes.CDLL:
 
 
 def _read(path: Path) -> bytes | None:
-    """The shared object in a file that begins with its hash; None where there is none, it is damaged, or another user may have written it."""
+    """The shared object in a file that begins with its hash; None if there is no such file, it is damaged, or another user may have written it."""
     try:
         content = read_private(path, path.parent)
     except OSError:
@@ -116,7 +117,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _built(compiler: str, source: str, folder: Path) -> Path:
-    """The compiled source in a folder. Raises OSError where the disk is at fault, KernelFailed where the source is."""
+    """The source compiled into a folder. Raises OSError for faults of the disk, KernelFailed for faults of the source."""
     (folder / "kernel.c").write_text(source)
     command = [compiler, *_FLAGS, "-o", "kernel.so", "kernel.c", "-lm"]
     try:
@@ -137,7 +138,7 @@ def _translated(kernel: Kernel) -> tuple[str, tuple[Buffer, ...], tuple[Intrinsi
 
 
 def _apply(intrinsic: Intrinsic, addresses: Sequence[int], lanes: int) -> None:
-    """Runs the meaning of an instruction on its operands, [lanes][elements] each."""
+    """Applies the meaning of an instruction to its operands, [lanes][elements] each."""
     arrays = []
     for operand, address in zip(intrinsic.operands, addresses, strict=True):
         kind = np.dtype(_array_type(operand.dtype))
@@ -149,15 +150,15 @@ def _apply(intrinsic: Intrinsic, addresses: Sequence[int], lanes: int) -> None:
 
 
 def _array_type(dtype: str) -> str:
-    """The NumPy type of a parameter's array: of bfloat16 its bits."""
+    """The NumPy type of a parameter's array; for bfloat16 that of its bits."""
     return ELEMENT_TYPES[dtype].array
 
 
 def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] = (), initialised: Sequence[str] = ()) -> Report:
-    """Runs the kernel on NumPy arrays, one for each parameter (flat order, dtype and size as the parameter; writable ones are written).
+    """Runs the kernel on NumPy arrays, one per parameter, flat, with the parameter's dtype and size; writable ones are written.
 
-    `initialised` names writable parameters whose contents count as written before the call. Raises ValueError for arguments that do not
-    fit, CompilerMissing where there is no C compiler.
+    `initialised` names writable parameters whose contents count as written before the call. Raises ValueError for arguments that do not fit, and
+    CompilerMissing if there is no C compiler.
     """
     if len(arguments) != len(kernel.parameters) or len(scalars) != len(kernel.scalars):
         raise ValueError(
@@ -175,7 +176,7 @@ def run(kernel: Kernel, arguments: Sequence[np.ndarray], scalars: Sequence[int] 
     errors: list[BaseException] = []
 
     def meaning(number: int, addresses: Any) -> None:
-        """An exception cannot pass through C: it waits here."""
+        """Keeps an exception for later, as it cannot pass through C."""
         try:
             intrinsic = intrinsics[number]
             _apply(intrinsic, addresses[: len(intrinsic.operands)], LANES[intrinsic.scope])
@@ -220,7 +221,7 @@ def _message(kernel: Kernel, buffers: Sequence[Buffer], fault: Sequence[int]) ->
 
 
 def _threads(kernel: Kernel) -> int:
-    """Threads that a barrier may be for."""
+    """Upper limit on the number of threads of a barrier."""
     return prod(kernel.launch.block) * kernel.cluster if kernel.launch else 1
 
 

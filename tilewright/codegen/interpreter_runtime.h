@@ -1,4 +1,4 @@
-/* The checks behind the interpreter's code: see interpreter.py. Every access of a kernel goes through tw_read or tw_write. */
+/* Run-time checks of the interpreter, see interpreter.py. Every access of a kernel goes through tw_read or tw_write. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@ typedef struct {
     int64_t kind, buffer, offset, lanes, block, thread, other, writes;
 } tw_fault;
 
-/* Who touched an element in the epoch (the time between two barriers) of the stamp, and which blocks did in this launch. */
+/* The last epoch (time between two barriers) in which an element was written and read, by which threads, and by which blocks in this launch. */
 typedef struct {
     int64_t written, read;
     int32_t writer, reader;
@@ -23,12 +23,12 @@ typedef struct {
     char *data;
     int64_t size;
     int32_t bytes, id;
-    uint8_t *set;      /* per element: has been written; NULL: everything has */
-    tw_shadow *shadow; /* NULL: never in danger of a race */
+    uint8_t *set;      /* per element: whether it was written; NULL: all were */
+    tw_shadow *shadow; /* NULL: no race is possible */
     int32_t global, aligned, writable;
 } tw_buffer;
 
-/* An asynchronous copy that its thread has not waited for; its elements count as not written. */
+/* An asynchronous copy that its thread has not awaited; its elements count as not written. */
 typedef struct {
     const tw_buffer *buffer;
     int64_t offset, lanes, thread, group;
@@ -39,18 +39,18 @@ typedef struct {
     int64_t count, block, thread, epoch;
     tw_pending *copies;
     int64_t copying, capacity;
-    int64_t groups[16384]; /* per thread: groups of copies that are closed */
-    char scratch[1024];   /* where accesses out of bounds go */
+    int64_t groups[16384]; /* per thread: number of committed groups of copies */
+    char scratch[1024];   /* target of accesses out of bounds */
 } tw_state;
 
-/* Of an instruction, by its number: from its operands, [lanes][elements], to what it gives in place of the one that it writes. */
+/* Runs the meaning of an instruction, given by number, on its operands, [lanes][elements]; the result replaces the operand that it writes. */
 typedef void (*tw_meaning)(int64_t number, void **operands);
 
 static __attribute__((noinline, cold)) void tw_report(
     tw_state *s, int64_t kind, int64_t buffer, int64_t offset, int64_t lanes, int64_t other, int64_t writes) {
     for (int64_t i = 0; i < s->count; ++i)
         if (s->faults[i].kind == kind && s->faults[i].buffer == buffer)
-            return; /* the first of a kind for each buffer */
+            return; /* only the first of each kind per buffer */
     if (s->count < TW_FAULTS)
         s->faults[s->count++] = (tw_fault){kind, buffer, offset, lanes, s->block, s->thread, other, writes};
 }
@@ -65,7 +65,7 @@ static int tw_refused(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
     return 0;
 }
 
-/* Whether another block wrote; TW_ATOMIC_BLOCK - b stands for atomic additions of block b alone, TW_ATOMIC for those of several. */
+/* Whether another block wrote. TW_ATOMIC_BLOCK - b stands for atomic additions by block b only, TW_ATOMIC for those by several blocks. */
 static int tw_foreign(const tw_state *s, int64_t writer) {
     return writer != TW_NOBODY && writer != s->block && writer != TW_ATOMIC_BLOCK - s->block;
 }
@@ -121,7 +121,7 @@ static const void *tw_read(tw_state *s, const tw_buffer *b, int64_t offset, int6
     return b->data + offset * b->bytes;
 }
 
-/* By all lanes of a warp, for which two stand: whoever wrote the element, one of them is another thread. */
+/* A read by all lanes of a warp. Checking two lanes suffices: at least one of them differs from the thread that wrote the element. */
 static const void *tw_read_together(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {
     const void *const place = tw_read(s, b, offset, lanes);
     s->thread ^= 1;
@@ -143,7 +143,7 @@ static void *tw_write(tw_state *s, const tw_buffer *b, int64_t offset, int64_t l
     return b->data + offset * b->bytes;
 }
 
-/* Atomic additions of several threads or blocks may meet; what else touches the element may not. */
+/* Atomic additions by several threads or blocks do not race with one another, but with every other access to the element. */
 static void tw_check_atomic(tw_state *s, const tw_buffer *b, int64_t offset) {
     tw_shadow *e = b->shadow + offset;
     const int32_t me = (int32_t)s->thread;
@@ -180,7 +180,7 @@ static void *tw_atomic(tw_state *s, const tw_buffer *b, int64_t offset, int64_t 
     return b->data + offset * b->bytes;
 }
 
-/* The place of a copy that begins here: the value is there at once, but counts as unwritten until it is waited for. */
+/* The target of a copy that starts here: the value is stored at once, but counts as unwritten until the copy is awaited. */
 static void *tw_copy(tw_state *s, const tw_buffer *b, int64_t offset, int64_t lanes) {
     void *place = tw_write(s, b, offset, lanes);
     if (place == (void *)s->scratch)

@@ -1,8 +1,8 @@
-"""Checked indices moved out of the loops that do not change them: an embedding's row is checked once, not once an element.
+"""Hoists checked indices out of the loops that do not change them: an embedding's row is checked once, not once per element.
 
     for c: out[c] = table[checked(index[r]) * 768 + c]   ->   row = checked(index[r]); for c: out[c] = table[row * 768 + c]
 
-Where an inner loop changes it, and the outer one does not, its positions are kept (on a CPU, whose compiler then makes vectors of the outer loop):
+If an inner loop changes the index and the outer one does not, its positions are stored (on a CPU, whose compiler then vectorises the outer loop):
 
     for c: for r: sum[c] += table[checked(index[r]) * 64 + c]   ->   for r: rows[r] = checked(index[r]);
                                                                      for c: for r: sum[c] += table[rows[r] * 64 + c]
@@ -36,12 +36,13 @@ from tilewright.ir.kernel import (
 )
 
 MOST_KEPT = 512
-"""Positions that are kept for one loop: 4 KiB of a thread's stack."""
+"""Maximum number of positions stored for one loop: 4 KiB of a thread's stack."""
 
 
 def lift_checks(root: Statement, keep: bool) -> Statement:
-    """The statement with every checked index before the outermost loop that neither changes it nor might leave it out; with `keep`, also those that
-    loops inside of that one change. Nothing leaves a parallel loop: threads would share it, and nested parallel loops stay next to each other."""
+    """The statement with every checked index moved before the outermost loop that neither changes it nor might skip it; with `keep`, also those that
+    change in loops inside that one. Nothing is moved out of a parallel loop: threads would share it, and nested parallel loops stay perfectly
+    nested."""
     return _Lifter(keep).lifted(root) if checks(*expressions(root)) else root
 
 
@@ -61,7 +62,7 @@ class _Lifter:
         return parts[0] if len(parts) == 1 else Block(tuple(parts))
 
     def _parts(self, root: Statement) -> list[Statement]:
-        """The statement, after what was moved out of it."""
+        """The statements moved out of a statement, then what is left of it."""
         if not isinstance(root, For):
             return [self.lifted(root) if isinstance(root, (Block, With, If)) else root]
         body = self.lifted(root.body)
@@ -89,7 +90,7 @@ class _Lifter:
 
 
 def _certain(root: Statement, inner: tuple[For, ...] = ()) -> Iterator[tuple[Apply, tuple[For, ...]]]:
-    """Checked indices that the statement evaluates whatever conditions hold, with the loops inside of it around each that change it."""
+    """Checked indices that the statement always evaluates, each with the inner loops that change it."""
     for statement in root.statements if isinstance(root, Block) else (root,):
         roots: Sequence[Expr] = ()
         if isinstance(statement, Block):
@@ -108,7 +109,7 @@ def _certain(root: Statement, inner: tuple[For, ...] = ()) -> Iterator[tuple[App
 
 
 def _changed_by(loop: For) -> tuple[set[Var], set[str]]:
-    """Variables and buffers that are not the same in every iteration."""
+    """Variables and buffers that may differ between iterations."""
     names, buffers = {loop.variable}, set[str]()
     for statement in statements(loop.body):
         if isinstance(statement, (Let, For)):
@@ -141,7 +142,7 @@ def _replaced(expr: Expr, check: Apply, position: Expr) -> Expr:
 
 
 def _without_names(root: Statement) -> Statement:
-    """Without variables that stand for nothing but another one, which is used instead."""
+    """The statement with aliases removed: a variable whose value is just another variable is replaced by that one."""
     if not isinstance(root, Block):
         return root
     names: dict[Var, Var] = {}

@@ -1,4 +1,4 @@
-"""A constant operand seen as a strided view: what packing it when compiling takes."""
+"""A constant operand as a strided view, from which it is packed at compile time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tilewright.ir.layout import row_major
 def operand_view(load: Load, shape: Sequence[int], axes: Sequence[Var]) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
     """(sizes, strides, offset) with which `torch.as_strided` of the row-major constant of `shape` gives an array indexed by `axes`.
 
-    None where the load's flat offset is not linear in the axes, or has another variable, or where an index leaves the constant, as that of a load
-    behind a guard may."""
+    None if the load's flat offset is not linear in the axes or contains another variable, or if an index can leave the constant, as behind a
+    guard."""
     if any(low < 0 or high >= extent for (low, high), extent in zip(map(range_of, load.index), shape, strict=True)):
         return None
     flat = row_major(shape).offset(load.index)

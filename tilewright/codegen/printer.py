@@ -1,8 +1,8 @@
-"""The common part of the printers: kernel IR as text, with few parentheses, readable names and shared sub-expressions named once.
+"""The part that all printers share: kernel IR as text, with few parentheses, readable names and shared sub-expressions named once.
 
-A printer walks the statements and keeps three things: the lines so far, the names in scope, and the helper functions that were called (they
-are printed ahead of the kernels, see `codegen.helpers`). What differs between C and CUDA C++ is in the subclasses `c.CPrinter` and
-`cuda.CudaPrinter`: types, loads and stores, loops, and which helper an operation calls.
+A printer walks the statements and keeps the lines so far, the names in scope, and the helper functions that were called, which are printed ahead of
+the kernels (see `codegen.helpers`). The subclasses `c.CPrinter` and `cuda.CudaPrinter` have the parts that differ: types, loads and stores, loops,
+and which helper an operation calls.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _INFIX = {
     "bitwise_xor": ("^", BITXOR),
 }
 _DIVISIONS = frozenset({"div", "floordiv", "mod", "truncdiv", "fmod"})
-_MOVES = frozenset({"cast", "select", "broadcast", "zip_low", "zip_high"})  # what is done with 16-bit floats
-C_INT_BYTES = 4  # of `int`, in which C computes with narrower integers
-_LARGE = 12  # nodes of a guarded tree from which on writing it twice is worse than naming its loads
+_MOVES = frozenset({"cast", "select", "broadcast", "zip_low", "zip_high"})  # operations that are allowed on 16-bit floats
+C_INT_BYTES = 4  # size of `int`, in which C computes narrower integers
+_LARGE = 12  # a guarded tree of this many nodes costs more to print twice than to name its loads
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _ASSOCIATIVE = frozenset({"add", "mul", "and", "or", "bitwise_and", "bitwise_or", "bitwise_xor"})
 
@@ -78,20 +78,20 @@ _RESERVED = frozenset(
 
 @dataclass(frozen=True)
 class Code:
-    """Text of an expression and how tightly its outermost operator binds. `mask`: bytes of one lane where it is a vector of booleans."""
+    """Text of an expression, and how tightly its outermost operator binds. `mask`: bytes per lane of a vector of booleans, else 0."""
 
     text: str
     level: int = ATOM
     mask: int = 0
 
     def at(self, level: int) -> str:
-        """The text, in parentheses where it binds less tightly than `level`."""
+        """The text, in parentheses if it binds less tightly than `level`."""
         return self.text if self.level >= level else f"({self.text})"
 
 
 @dataclass
 class Scope:
-    """Names of one lexical level. `wide`: index variables that are 64 bits where others are 32 (CUDA)."""
+    """Names of one lexical level. `wide`: index variables of 64 bits where others have 32 (CUDA)."""
 
     variables: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Scope:
 
 
 def divides_safely(divisor: Expr) -> bool:
-    """Whether an integer divisor is known not to be 0 or -1: the machine stops a program that divides by 0, or the least number by -1."""
+    """Whether an integer divisor is known to be neither 0 nor -1: a program that divides by 0, or the lowest integer by -1, traps."""
     while isinstance(divisor, Apply) and divisor.operation == "broadcast":
         divisor = divisor.args[0]
     if isinstance(divisor, Const):
@@ -113,7 +113,7 @@ def divides_safely(divisor: Expr) -> bool:
 
 
 def printed_operation(node: Apply) -> str:
-    """The operation, `total_...` where it divides integers by what may be 0 or -1: see `helpers.TOTAL_DIVISIONS`."""
+    """The name of the operation, `total_...` for an integer division whose divisor may be 0 or -1: see `helpers.TOTAL_DIVISIONS`."""
     divides = node.operation in _DIVISIONS and not is_float(node.args[0].dtype)
     return f"total_{node.operation}" if divides and not divides_safely(node.args[1]) else node.operation
 
@@ -131,7 +131,7 @@ def is_non_negative(expr: Expr) -> bool:
 
 
 def float_literal(value: float, dtype: str) -> str:
-    """A finite constant in the fewest digits that give the same number back."""
+    """A finite constant with the fewest digits that read back as the same number."""
     element = ELEMENT_TYPES[dtype]
     if element.bytes == 8:
         return repr(float(value))
@@ -144,19 +144,19 @@ def float_literal(value: float, dtype: str) -> str:
 
 
 class Printer(ABC):
-    """State of printing one source file. Subclasses are final; they say what differs between languages."""
+    """State of printing one source file. Subclasses are final and hold what differs between languages."""
 
-    language: str  # under which instructions have their text
-    spread = False  # whether a vector operation is written once for each lane
+    language: str  # key of an instruction's text
+    spread = False  # whether a vector operation is written once per lane
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.depth = 0
         self.scopes: list[Scope] = []
         self.helpers: dict[str, None] = {}
-        self.functions: dict[str, Helper] = {}  # of instructions; those that are called are among the helpers
+        self.functions: dict[str, Helper] = {}  # functions of instructions; the ones that are called count as helpers
         self.preambles: dict[str, None] = {}  # sources of the contexts that are used
-        self.named: dict[str, str] = {}  # buffers of the contexts around, as instructions name them
+        self.named: dict[str, str] = {}  # buffer of an enclosing context -> its name in instructions
         self.hoisted: dict[int, Code] = {}
         self.used: frozenset[str] | None = None  # variables that the kernel reads; None: print all
 
@@ -193,7 +193,7 @@ class Printer(ABC):
     # --- lines and names ---
 
     def assign(self, target: str, statement: Store) -> None:
-        """`target = value`, or `target += rest` where the value adds to what is there."""
+        """`target = value`, or `target += rest` if the value adds to the target."""
         value = statement.value
         if isinstance(value, Apply) and value.operation == "add" and id(value) not in self.hoisted and not self.is_promoted(value.dtype):
             first, rest = value.args
@@ -209,10 +209,10 @@ class Printer(ABC):
 
     @abstractmethod
     def converted(self, source: str, target: str, code: Code, lanes: int) -> Code:
-        """A conversion between a narrow float and the type that it is computed in."""
+        """The code of a conversion between a narrow float and the type that it is computed in."""
 
     def converts(self, buffer: str, dtype: str) -> bool:
-        """Whether a value of that type is stored there as a narrower one."""
+        """Whether a value of that type is stored in the buffer as a narrower one."""
         stored = self.buffer(buffer)[1].dtype
         return stored in NARROW_FLOATS and dtype == computed_in(stored)
 
@@ -311,7 +311,7 @@ class Printer(ABC):
         def side(operand: Code, right: bool) -> str:
             least = level + 1 if right and not associative else level
             if operand.level != level and (level in (AND, OR) and operand.level < EQUALITY or BITOR <= level <= BITAND and operand.level < UNARY):
-                least = ATOM  # C's precedence of these is one that readers (and gcc -Wall) mistrust
+                least = ATOM  # readers (and gcc -Wall) mistrust C's precedence of these operators
             if level in (RELATION, EQUALITY) and operand.level <= RELATION:
                 least = ATOM
             text = operand.at(least)
@@ -366,7 +366,7 @@ class Printer(ABC):
         return self.call(operation, dtype, args, 1, node.dtype)
 
     def position(self, node: Apply) -> Code:
-        """A checked index: a call of `tw_checked`, or of `tw_counted` where negative indices count from the end."""
+        """A checked index: a call of `tw_checked`, or of `tw_counted` if negative indices count from the end."""
         least, extent, site = constants(node.args[1:])
         function = self.need(self.position_function("tw_counted" if least else "tw_checked"))
         return Code(f"{function}({self.text(node.args[0])}, {extent}, {self.fault(site)})")
@@ -376,7 +376,7 @@ class Printer(ABC):
         return name
 
     def fault(self, site: int) -> str:
-        """The address to which a fault of the site is stored."""
+        """The address where a fault of the site is stored."""
         faults, _ = self.buffer(FAULTS)
         return f"{faults} + {site}" if site else faults
 
@@ -386,7 +386,7 @@ class Printer(ABC):
         return not is_float(dtype) and size_of(dtype) < C_INT_BYTES
 
     def conversion(self, node: Apply, lanes: int) -> Code:
-        """A cast from or to a narrow float, by way of the type that it is computed in; of one lane where vectors are written lane by lane."""
+        """A cast from or to a narrow float, through the type that it is computed in; `lanes` is 1 if vectors are written lane by lane."""
         source = node.args[0]
         wide = computed_in(source.dtype if source.dtype in NARROW_FLOATS else node.dtype)
         if wide not in (source.dtype, node.dtype):
@@ -398,7 +398,7 @@ class Printer(ABC):
         return f"({text})" if text.startswith("-") else text
 
     def narrowed(self, code: Code, dtype: str) -> Code:
-        """The result of a promoted operation wraps to its own type."""
+        """Wraps the result of a promoted operation to its own type."""
         if self.is_promoted(dtype) and dtype != "bool":
             return Code(f"({self.type_name(dtype)}){code.at(UNARY)}", UNARY)
         return code
@@ -414,8 +414,8 @@ class Printer(ABC):
     # --- shared sub-expressions ---
 
     def prepare(self, *roots: Expr) -> None:
-        """Names sub-expressions that occur more than once, in `const` variables ahead of the statement. A load that only one side of a
-        `select` (or the right side of an `and`) reads is never moved out of it."""
+        """Names sub-expressions that occur more than once, as `const` variables ahead of the statement. A load on only one side of a `select` (or on
+        the right of an `and`) is never moved out of it."""
         self.hoisted = {}
         uses: dict[int, int] = {id(root): 1 for root in roots}
         weight: dict[int, int] = {}
@@ -438,8 +438,8 @@ class Printer(ABC):
                 self.name_value(node, self.expression(node))
 
     def _name_guarded_loads(self, root: Expr, paths: Mapping[int, tuple[Guard, ...]]) -> bool:
-        """Names the loads below a node, each `condition ? load : 0`, so that the node may be computed whatever the condition is; False
-        where that is impossible."""
+        """Names the loads below a node, each as `condition ? load : 0`, so that the node may be computed whatever the condition; False if that is
+        impossible."""
         if id(root) in self.hoisted:
             return False
         needed = [node for node in _below(root, self.hoisted) if is_risky(node)]
@@ -459,7 +459,7 @@ class Printer(ABC):
         return root is not needed[-1] if needed else True
 
     def side(self, code: Code, node: Expr) -> Code:
-        """What a conditional expression may choose."""
+        """A side of a conditional expression."""
         return code
 
     def zero(self, node: Expr) -> Code:
@@ -467,7 +467,7 @@ class Printer(ABC):
         return self.expression(const(0, node.dtype))
 
     def name_value(self, node: Expr, code: Code) -> None:
-        """A variable that holds the node's value until the end of the scope."""
+        """Declares a variable that holds the node's value until the end of the scope."""
         name = self.fresh("t")
         self.line(f"const {self.let_type(node, code.mask)} {name} = {code.text};")
         self.hoisted[id(node)] = Code(name, ATOM, code.mask)
@@ -514,7 +514,7 @@ class Printer(ABC):
         raise ValueError("this language has no atomic additions")
 
     def invoke(self, root: Invoke) -> None:
-        """An instruction's text."""
+        """Prints an instruction's text."""
         text = root.intrinsic.text.get(self.language)
         if text is None:
             raise ValueError(f"{self.language} has no text of the instruction {root.intrinsic.name}")
@@ -527,15 +527,15 @@ class Printer(ABC):
         self.line(text.line.format(**parts))
 
     def guarded_places(self, root: Invoke) -> list[tuple[Operand, Place]]:
-        """The places of an instruction's operands, valid ones also where nothing is read."""
+        """The places of an instruction's operands, at offset 0 if a guard prevents the read."""
         return [(operand, Place(place.buffer, select(root.guard(operand), place.offset, 0))) for operand, place in root.places]
 
     def address(self, place: Place) -> str:
-        """A place in a buffer as the text of an instruction has it."""
+        """A place in a buffer, as it appears in the text of an instruction."""
         return f"{self.buffer(place.buffer)[0]} + {self.text(place.offset, SUM)}"
 
     def within(self, root: With) -> None:
-        """Statements between the lines that set up their context and those that release it."""
+        """Prints statements between the lines that set up their context and those that release it."""
         text = root.context.text.get(self.language)
         if text is None:
             raise ValueError(f"{self.language} has no text of the context {root.context.name}")
@@ -562,7 +562,7 @@ class Printer(ABC):
             self.line("}")
 
     def body(self, root: Statement, enter: Sequence[str] = (), leave: Sequence[str] = ()) -> None:
-        """The inside of braces, with lines before and behind it."""
+        """Prints the inside of braces, with lines before and after it."""
         self.depth += 1
         self.push()
         for text in enter:
@@ -620,7 +620,7 @@ class Printer(ABC):
 
 
 def _below(root: Expr, named: Mapping[int, Code]) -> Iterator[Expr]:
-    """The nodes that printing the root prints, children first: those that have a name are not looked into."""
+    """The nodes that are visited when the root is printed, children first; nodes that have a name are not entered."""
     seen: set[int] = set()
     stack: list[tuple[Expr, bool]] = [(root, False)]
     while stack:

@@ -1,8 +1,7 @@
-"""Under which conditions each part of an expression is evaluated: what the printers may compute ahead, and behind which guard.
+"""The conditions under which each part of an expression is evaluated: what a printer may compute early, and behind which guard.
 
-An expression is a graph in which one node may serve many places. Printed as a tree, a chain of d operations that use their operand twice
-would have 2^d leaves; so nodes in several places get a name. But a load that stands behind a condition must not be read where it fails, and
-an index not be checked.
+An expression is a graph in which a node may have several users. Printed as a tree, a chain of d operations that use their operand twice would have
+2^d leaves, so such nodes get names. But a load behind a condition must not be executed if the condition fails, nor an index be checked.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from tilewright.ir.kernel import Statement, expressions
 
 
 def certainly_evaluated(roots: Sequence[Expr]) -> set[int]:
-    """Identities of nodes that are evaluated whatever conditions hold."""
+    """Identities of the nodes that are always evaluated."""
     return {key for key, paths in guards(roots).items() if () in paths}
 
 
 def is_risky(node: Expr) -> bool:
-    """Whether evaluating the node itself needs its guard: loads, checked indices, and integer division by what may be zero."""
+    """Whether the node itself must stay behind its guard: loads, checked indices, and integer division by a possible zero."""
     if isinstance(node, Load) or isinstance(node, Apply) and node.operation == "checked":
         return True
     divides = isinstance(node, Apply) and node.operation in ("floordiv", "mod", "truncdiv", "fmod") and not is_float(node.dtype)

@@ -1,4 +1,4 @@
-"""The source text of a kernel in its language, printed once whatever the kernel is called and whatever its header says."""
+"""The source text of a kernel in its language, printed once for all kernels that differ only in name and header."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADER = "header of the kernel"
 
 
 def source_text(kernel: Kernel) -> str:
-    """One complete source file that holds the kernel: CUDA C++ where it has a launch, else C."""
+    """One complete source file with the kernel: CUDA C++ if it has a launch, else C."""
     text = _anonymous_text(replace(kernel, name=_ANONYMOUS, header=_HEADER))
     header = "".join(f"// {line}\n" for line in kernel.header.splitlines())
     return text.replace(f"// {_HEADER}\n", header).replace(_ANONYMOUS, kernel.name)

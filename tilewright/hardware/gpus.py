@@ -94,7 +94,7 @@ L1_BANDWIDTH = "level 1 bandwidth assumed: that of shared memory, which is the s
 
 
 def _sheet(sheet: str, clock: str, caches: str, latency: str) -> dict[str, str]:
-    """Sources of a chip's own numbers: its data sheet or whitepaper, what that says about the clock, and the rest of ``caches``."""
+    """Sources of a chip's own numbers: its data sheet or whitepaper, which of its clocks is used, and the source of the rest of ``caches``."""
     fields = ("processors", "peak_flops", "memory_bandwidth", "memory_bytes")
     return {
         **dict.fromkeys(fields, sheet),

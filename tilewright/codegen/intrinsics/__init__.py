@@ -1,1 +1,1 @@
-"""The instructions of each machine as data, a file for a family; `mma` is the one to read first."""
+"""The instructions of each machine as data, one file per family; read `mma` first."""

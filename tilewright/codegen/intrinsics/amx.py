@@ -1,8 +1,8 @@
 """Tile registers of x86 (Intel AMX): 8 registers of up to 16 rows of 64 bytes, and their products of bfloat16 with float32 sums.
 
-In C the instructions are inline assembly with a memory clobber: what was stored before is in memory when a tile is loaded, and what is read after
-a tile was stored comes from there. The shapes of a kernel's tiles are set once, by `with_tiles`. A process asks Linux for the registers once, when a
-file with such kernels is loaded.
+In C the instructions are inline assembly with a memory clobber, so that earlier stores are in memory when a tile is loaded, and later loads see a
+stored tile. The shapes of a kernel's tiles are set once, by `with_tiles`. A process requests the registers from Linux once, when a file with such
+kernels is loaded.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tilewright.ir.intrinsic import Array, Context, ContextText, Intrinsic, Oper
 from tilewright.ir.kernel import Block, Buffer, Comment, Invoke, Place, Statement, With
 
 TILES = 8
-"""Registers of a thread."""
+"""Tile registers per thread."""
 TILE_PIXELS = 16
 """Rows of a register."""
 TILE_CHANNELS = 16
-"""Elements of four bytes of a row."""
+"""Four-byte elements per row."""
 ROW_BYTES = 4 * TILE_CHANNELS
 
 FACTOR, SUM = "bf16", FLOAT32
-"""Types of the elements of factors and of sums."""
+"""Element types of the factors and of the sums."""
 
 _MACROS = """\
 #define TW_TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
@@ -40,12 +40,12 @@ _MACROS = """\
 
 
 def tile(name: str, rows: int, columns: int, dtype: str) -> Buffer:
-    """A register of so many rows, each of `columns` elements."""
+    """A register of `rows` rows of `columns` elements."""
     return Buffer(name, dtype, rows * columns, "register", columns)
 
 
 def shape_of(buffer: Buffer) -> tuple[int, int]:
-    """Rows and elements of a row."""
+    """Rows, and elements per row."""
     return buffer.size // buffer.lanes, buffer.lanes
 
 
@@ -54,7 +54,7 @@ def row_bytes(buffer: Buffer) -> int:
 
 
 def configuration(tiles: Sequence[Buffer]) -> str:
-    """The 64 bytes that `ldtilecfg` reads, as the list of an initialiser.
+    """The 64 bytes that `ldtilecfg` reads, as a C initialiser list.
 
     Raises:
         ValueError: for more or larger tiles than there are.
@@ -73,7 +73,7 @@ def with_tiles(tiles: Sequence[Buffer], body: Statement) -> Statement:
     """The body with these tiles, in the order of the registers.
 
     Raises:
-        ValueError: for more or larger tiles than there are.
+        ValueError: for more or larger tiles than the machine has.
     """
     what = "\n".join(f"tile {number}: {each.name}, {shape_of(each)[0]} rows of {row_bytes(each)} bytes" for number, each in enumerate(tiles))
     text = ContextText(
@@ -97,7 +97,7 @@ def zero(target: Buffer) -> Invoke:
 
 
 def load(target: Buffer, buffer: str, offset: Expr, stride: int) -> Invoke:
-    """Row i of the tile = the elements of the buffer from offset + i * stride on."""
+    """Row i of the tile = the buffer's elements from offset + i * stride on."""
     return Invoke(_load(shape_of(target), target.dtype, stride), (_register(target), Place(buffer, offset)))
 
 
@@ -110,7 +110,7 @@ def multiply(sums: Buffer, a: Buffer, b: Buffer) -> Invoke:
 
 
 def store(source: Buffer, buffer: str, offset: Expr, stride: int) -> Invoke:
-    """Row i of the tile goes to the buffer (not to one of vectors) at offset + i * stride."""
+    """Stores row i of the tile to the buffer at offset + i * stride (not to a buffer of vectors)."""
     return Invoke(_store(shape_of(source), source.dtype, stride), (_register(source), Place(buffer, offset)))
 
 
@@ -151,19 +151,19 @@ def _multiply(rows: int, columns: int, depth: int) -> Intrinsic:
 
 
 def _products(sums: Array, a: Array, b: Array) -> Array:
-    """Even and odd steps have a float32 sum each, of fused multiply-adds in their order; both are added up, then to what was there. Subnormal
-    numbers count as zero (Intel SDM, TDPBF16PS)."""
+    """Sums the even and the odd steps separately, by fused multiply-adds in float32 in order; the two sums are added, then added to the accumulator.
+    Subnormal numbers count as zero (Intel SDM, TDPBF16PS)."""
     (_, rows, columns), steps = sums.shape, b.shape[1]
     left = _flushed((a[0].astype(np.uint32) << 16).view(np.float32)).reshape(rows, steps, 2)
     right = _flushed((b[0].astype(np.uint32) << 16).view(np.float32)).reshape(steps, columns, 2)
     parts = np.zeros((rows, columns, 2), np.float32)
     with np.errstate(all="ignore"):
         for k in range(steps):
-            # a product of two bfloat16 is exact in float32 but where it is tiny
+            # a product of two bfloat16 is exact in float32 unless it is tiny
             parts = _flushed((parts.astype(np.float64) + left[:, k, None, :].astype(np.float64) * right[k]).astype(np.float32))
         return _flushed(_flushed(sums[0]) + _flushed(parts[..., 0] + parts[..., 1]))[None]
 
 
 def _flushed(values: Array) -> Array:
-    """Zero (of the same sign) in place of subnormal float32."""
+    """Replaces subnormal float32 by zero of the same sign."""
     return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), values), values)

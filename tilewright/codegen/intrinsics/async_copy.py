@@ -1,6 +1,6 @@
-"""Asynchronous copies from global to shared memory that need no register (PTX: cp.async).
+"""Asynchronous copies from global to shared memory without registers (PTX: cp.async).
 
-What a copy brings may be read by its thread once its group has been awaited, by others after a barrier too.
+A thread may read what it copied once the copy's group has been awaited; other threads need a barrier as well.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AWAIT = Intrinsic(
 
 @lru_cache(maxsize=64)
 def copying(dtype: str, lanes: int, guarded: bool) -> Intrinsic:
-    """A copy of 4, 8 or 16 bytes; with a guard, of zeros where it does not hold. Sixteen bytes go past the level-1 cache."""
+    """A copy of 4, 8 or 16 bytes; with a guard, zeros are written if it is false. Copies of 16 bytes bypass the level-1 cache."""
     count = lanes * size_of(dtype)
     if count not in (4, 8, 16):
         raise ValueError(f"there is no asynchronous copy of {lanes} {dtype}")
@@ -61,7 +61,7 @@ def copying(dtype: str, lanes: int, guarded: bool) -> Intrinsic:
 
 
 def copy(buffer: str, offset: Expr, value: Expr) -> Invoke:
-    """Begins to copy a value to shared memory: a load, or `select(condition, load, 0)`. Raises ValueError for any other."""
+    """Starts to copy a value to shared memory. The value is a load or `select(condition, load, 0)`; raises ValueError for any other."""
     target = Place(buffer, offset)
     if isinstance(value, Load):
         return Invoke(copying(value.dtype, value.lanes, False), (target, Place(value.buffer, value.index[0])))
@@ -74,10 +74,10 @@ def copy(buffer: str, offset: Expr, value: Expr) -> Invoke:
 
 
 def commit() -> Invoke:
-    """The thread's copies since the last commit are a group, which may be empty."""
+    """Makes the thread's copies since the last commit a group, which may be empty."""
     return Invoke(_COMMIT)
 
 
 def await_groups(pending: int) -> Invoke:
-    """Waits until at most `pending` of the thread's youngest groups of copies are not complete."""
+    """Waits until at most `pending` of the thread's youngest groups of copies are incomplete."""
     return Invoke(_AWAIT, (index_const(pending),))

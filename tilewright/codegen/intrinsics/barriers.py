@@ -1,4 +1,4 @@
-"""Where the threads of a block (PTX: bar.sync) or of a cluster of blocks (PTX: barrier.cluster, compute capability 9.0) meet.
+"""Barriers of the threads of a block (PTX: bar.sync) or of a cluster of blocks (PTX: barrier.cluster, compute capability 9.0).
 
 Every thread of the scope reaches a barrier the same number of times.
 """
@@ -20,10 +20,10 @@ _CLUSTER = Intrinsic(
 
 
 def block_barrier() -> Invoke:
-    """All threads of a block meet."""
+    """Barrier of all threads of a block."""
     return Invoke(_BLOCK)
 
 
 def cluster_barrier() -> Invoke:
-    """All threads of the blocks of a cluster meet. A block must not end while others read its part of a "cluster" buffer."""
+    """Barrier of all threads of a cluster's blocks. A block must not end while others read its part of a "cluster" buffer."""
     return Invoke(_CLUSTER)

@@ -1,15 +1,15 @@
 """Products of small matrices by a warp on tensor cores (PTX: mma.sync, ldmatrix), and rounding to TF32.
 
-    mma(type, sums, a, b)           sums[16, 8] += a[16, k] b[k, 8], in float32; k = 8 of "tf32", 16 of "f16" and "bf16"
+    mma(type, sums, a, b)           sums[16, 8] += a[16, k] b[k, 8], in float32; k = 8 for "tf32", 16 for "f16" and "bf16"
     ldmatrix(type, target, source)  1, 2 or 4 matrices of 8 rows of 16 bytes from shared memory to the lanes' registers
-    round_to_tf32(target, value)    the nearest of 10 bits of mantissa, of two the one further from zero
+    round_to_tf32(target, value)    the nearest number with 10 bits of mantissa; ties away from zero
 
-What a lane holds of a matrix is its fragment (`Fragment`; PTX ISA, "Matrix Fragments for mma.m16n8k8" and "... mma.m16n8k16"), in a register
-buffer: of float32 and TF32 one element a register, of 16-bit floats two (a buffer of 2 lanes).
+The elements of a matrix that a lane holds are its fragment (`Fragment`; PTX ISA, "Matrix Fragments for mma.m16n8k8" and "... mma.m16n8k16"), in a
+register buffer: one element per register for float32 and TF32, two for 16-bit floats (a buffer of 2 lanes).
 
-A sum means its exact value, rounded once. The machine aligns the products of an instruction and cuts off what is far below the largest, so it gives
-the same bits where nothing is lost, and close ones else. It reads 19 bits of a TF32 factor and leaves out the others, which is rounding towards
-zero; to round to the nearest, `round_to_tf32` comes before.
+The meaning of a sum is its exact value, rounded once. The machine aligns the products of one instruction and truncates bits far below the largest, so
+its results are equal if no bits are lost, and close otherwise. It reads 19 bits of a TF32 factor and ignores the others, which rounds towards zero;
+apply `round_to_tf32` first to round to nearest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilewright.ir.kernel import Invoke, Place
 
 M, N = 16, 8
 ROW_BYTES = 16
-"""Of a row of a matrix that `ldmatrix` loads; they are aligned to it."""
+"""Bytes per row of a matrix that `ldmatrix` loads; rows are aligned to this."""
 REGISTER_BYTES = 4
 
 _QUALIFIER = "static __device__ __forceinline__"
@@ -37,31 +37,31 @@ _QUALIFIER = "static __device__ __forceinline__"
 
 @dataclass(frozen=True, eq=False)
 class Fragment:
-    """Rows and columns of the elements that each lane of a warp holds of a matrix, both [lane, element]."""
+    """Row and column of each matrix element that each lane of a warp holds; both arrays are [lane, element]."""
 
     rows: Array
     columns: Array
 
     @property
     def size(self) -> int:
-        """Elements of a lane."""
+        """Elements per lane."""
         return int(self.rows.shape[1])
 
     def matrix(self, held: Array) -> Array:
-        """The matrix of which the lanes hold these elements."""
+        """The matrix whose elements the lanes hold."""
         result = np.zeros((self.rows.max() + 1, self.columns.max() + 1), held.dtype)
         result[self.rows, self.columns] = held
         return result
 
     def of(self, matrix: Array) -> Array:
-        """What the lanes hold of a matrix."""
+        """The elements of a matrix that the lanes hold."""
         held: Array = matrix[self.rows, self.columns]
         return held
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """A product's depth k, the element type of the buffers that hold its factors, and the fragments of these and of the sums."""
+    """Depth k of a product, the element type of the buffers that hold its factors, and the fragments of the factors and the sums."""
 
     depth: int
     stored: str
@@ -86,20 +86,20 @@ def _shapes() -> dict[str, Shape]:
 
 
 SHAPES = _shapes()
-"""By the type of the factors."""
+"""The shapes by the type of the factors."""
 
 
 # --- instructions -----------------------------------------------------------------------------------------------------
 
 
 def mma(kind: str, sums: Place, a: Place, b: Place) -> Invoke:
-    """sums += a b, of fragments of `SHAPES[kind]`; the matrices are a [16, k], b [k, 8] and sums [16, 8]."""
+    """sums += a b, on fragments of `SHAPES[kind]`; the matrices are a [16, k], b [k, 8] and sums [16, 8]."""
     return Invoke(_mma(kind), (sums, a, b))
 
 
 def ldmatrix(dtype: str, count: int, target: Place, source: Place, transposed: bool = False) -> Invoke:
-    """`count` matrices of 8 rows of 16 bytes. Lane 8 m + r gives the address of row r of matrix m. A lane gets register lane % 4 of row lane / 4 of
-    every matrix; with `transposed` (16 bits only) of the matrix transposed."""
+    """Loads `count` matrices of 8 rows of 16 bytes. Lane 8 m + r gives the address of row r of matrix m. A lane receives register lane % 4 of row
+    lane / 4 of every matrix; if `transposed` (16 bits only), of the transposed matrix."""
     return Invoke(_ldmatrix(dtype, count, transposed), (target, source))
 
 
@@ -167,7 +167,7 @@ def _ldmatrix(dtype: str, count: int, transposed: bool) -> Intrinsic:
         return matrices.reshape(count, LANES["warp"], packed).swapaxes(0, 1).reshape(LANES["warp"], count * packed)
 
     text = {"CUDA": Text(f"{function}({{target}}, {{source}});", function, source)}
-    requires = ("sm_75",) if count == 4 else ("sm_80",)  # before, the other lanes' addresses had to be valid too
+    requires = ("sm_75",) if count == 4 else ("sm_80",)  # earlier machines require valid addresses from the other lanes too
     return Intrinsic(f"ldmatrix {suffix} {dtype}", "warp", operands, meaning, text, f"ldmatrix.{suffix}", requires)
 
 
@@ -198,7 +198,7 @@ _ROUND = Intrinsic(
 
 
 def _exact(held: Array, kind: str) -> Array:
-    """The factors that the machine takes, as float64."""
+    """The factors as the machine reads them, in float64."""
     if kind == "tf32":
         return (held.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
     return ((held.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else held).astype(np.float64)
@@ -209,10 +209,10 @@ def _register_type(dtype: str) -> str:
 
 
 def _word(register: str, dtype: str) -> str:
-    """The 32 bits of a register of a fragment."""
+    """A fragment's register as 32 bits."""
     return f"__float_as_uint({register})" if size_of(dtype) == 4 else f"{register}.x | (unsigned){register}.y << 16"
 
 
 def _register(word: str, dtype: str) -> str:
-    """A register of a fragment of 32 bits."""
+    """A fragment's register made of 32 bits."""
     return f"__uint_as_float({word})" if size_of(dtype) == 4 else f"make_ushort2({word} & 0xffff, {word} >> 16)"

@@ -1,4 +1,4 @@
-"""A hint that a cache line is wanted soon."""
+"""A hint that a cache line will be needed soon."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _PREFETCH = Intrinsic(
 
 
 def prefetch(buffer: str, offset: Expr) -> Invoke:
-    """The line at this offset of a buffer, which may lie beyond it."""
+    """Prefetches the cache line at this offset of a buffer, which may lie beyond the buffer's end."""
     return Invoke(_PREFETCH, (Place(buffer, offset),))
