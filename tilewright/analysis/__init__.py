@@ -1,1 +1,1 @@
-"""Static analysis: what a kernel will do, read from its loops and from the code that the compiler made of them, without running it."""
+"""Static analysis: predicts what a kernel does from its loops and its compiled code, without running it."""

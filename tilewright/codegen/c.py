@@ -297,7 +297,7 @@ class CPrinter(Printer):
         ]
         if operation == "not":
             return Code("~" + widened[0].at(UNARY), UNARY, mask)
-        if node.operation == "eq":  # of booleans
+        if node.operation == "eq":  # equality of booleans
             return Code(f"~({widened[0].at(ATOM)} ^ {widened[1].at(ATOM)})", UNARY, mask)
         symbol, level = {"and": ("&", BITAND), "or": ("|", BITOR), "xor": ("^", BITXOR)}[operation.removeprefix("bitwise_")]
         return Code(f"{widened[0].at(UNARY)} {symbol} {widened[1].at(UNARY)}", level, mask)

@@ -1,1 +1,1 @@
-"""What the code of CPU kernels does: instructions, pipelines, cache misses."""
+"""Static analysis of CPU kernels: instructions, pipelines, cache misses."""

@@ -1,12 +1,12 @@
 """Disassembled kernels as functions of basic blocks, the same for every instruction set.
 
-The text is that of `objdump -d` of a linked kernel, so that it is the very code that runs, with the padding that the assembler put in.
+The text is the output of `objdump -d` for a linked kernel: exactly the code that runs, including the assembler's padding.
 
-What an instruction means for the flow of control is a few operations on 64-bit registers, memory and flags; floating-point and vector
+The effect of an instruction on control flow is described by a few operations on 64-bit registers, memory and flags; floating-point and vector
 instructions are only counted. Operations, with registers and temporaries as strings and constants as integers::
 
     ("set", register, width, source)               register = source (width bytes, zero-extended)
-    ("apply", name, register, width, a, b)         register = a name b; names in `EXACT` and linear ones: add, sub, mul, shl
+    ("apply", name, register, width, a, b)         register = a name b; name: one of `EXACT`, or a linear one (add, sub, mul, shl)
     ("extend", register, source, from, width)      sign extension of `from` bytes
     ("address", register, address)                 register = the address itself
     ("load", register, address, bytes, signed)     signed: width of a sign extension, or 0
@@ -19,8 +19,9 @@ instructions are only counted. Operations, with registers and temporaries as str
     ("choose", register, width, condition, a, b)   register = a if condition else b
     ("call", name)
 
-An address is (base, index, scale, displacement); a symbol as its base is ("symbol", name). Further: ("wide", name, width, source), x86's products to
-and quotients of two registers; ("vector_words", register, ((register, word or None), ...)), a vector register put together from others.
+An address is (base, index, scale, displacement); a symbolic base is ("symbol", name). Two more operations: ("wide", name, width, source), x86's
+multiplication into and division of a pair of registers; ("vector_words", register, ((register, word or None), ...)), a vector register composed of
+parts of others.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ DECODERS = MappingProxyType({"x86-64": assembly_x86.decode, "aarch64": assembly_
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: mnemonic and operands as written, addresses of the code as symbols or hexadecimal numbers."""
+    """One line: mnemonic and operands as written; code addresses are symbols or hexadecimal numbers."""
 
     mnemonic: str
     operands: tuple[str, ...]
@@ -57,8 +58,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class BasicBlock:
-    """Instructions that are executed together. `ending`: ("jump", label), ("branch", condition, label), ("zero", register, width, is_zero, label),
-    ("bit", register, number, is_zero, label), ("return",), or ("fall",); `successors` are block numbers, that of a taken branch first."""
+    """A maximal sequence of instructions that are executed together. `ending`: ("jump", label), ("branch", condition, label), ("zero", register,
+    width, is_zero, label), ("bit", register, number, is_zero, label), ("return",), ("indirect",) or ("fall",); `successors` are block numbers, the
+    target of a taken branch first."""
 
     number: int
     function: str
@@ -71,7 +73,7 @@ class BasicBlock:
 
 @dataclass(frozen=True)
 class Assembly:
-    """The functions of a binary: blocks by number, the first block of each function, and its address."""
+    """The functions of a binary: its blocks by number, and the first block and the address of each function."""
 
     architecture: str
     blocks: tuple[BasicBlock, ...]
@@ -83,7 +85,7 @@ class Assembly:
 
 
 LISTING_BYTES = 1 << 28
-"""No listing of kernels is longer."""
+"""Upper limit on the size of a listing."""
 _FUNCTION = re.compile(r"^([0-9a-f]+) <([^>]+)>:$")
 _LINE = re.compile(r"^\s*([0-9a-f]+):\t(.+)$")
 _REFERENCE = re.compile(r"\b([0-9a-f]+) <([^>]+)>$")
@@ -95,7 +97,7 @@ def disassembler(machine: Machine) -> str:
     """The path of objdump for a machine's code.
 
     Raises:
-        CompilerMissing: where there is none.
+        CompilerMissing: if there is none.
     """
     found = shutil.which(f"{machine.target_triple}-objdump") or shutil.which("objdump")
     if found is None:
@@ -104,11 +106,11 @@ def disassembler(machine: Machine) -> str:
 
 
 def disassembled(binary: Path, machine: Machine) -> str:
-    """The code of a binary that was linked for the machine, as text.
+    """The disassembled code of a binary linked for the machine.
 
     Raises:
-        CompilerMissing: where there is no objdump for that machine.
-        KernelFailed: where it cannot read the binary, or does not end.
+        CompilerMissing: if there is no objdump for that machine.
+        KernelFailed: if objdump cannot read the binary or does not terminate.
     """
     found = disassembler(machine)
     try:
@@ -122,7 +124,7 @@ def disassembled(binary: Path, machine: Machine) -> str:
 
 
 def lines_of(text: str) -> dict[tuple[int, str], dict[int, Instruction]]:
-    """Instructions by address, for each function by its address and name."""
+    """Instructions by address, for each function (address, name)."""
     functions: dict[tuple[int, str], dict[int, Instruction]] = {}
     current: dict[int, Instruction] = {}
     for raw in text.splitlines():
@@ -136,7 +138,7 @@ def lines_of(text: str) -> dict[tuple[int, str], dict[int, Instruction]]:
 
 
 def instruction_of(text: str) -> Instruction:
-    """One line of code without its address: comments become symbols where they name what is meant."""
+    """Parses one line of code without its address; a comment that names the operand's symbol replaces the number."""
     content, _, comment = text.split("//")[0].partition(" # ")
     content = content.strip()
     while content.startswith(_PREFIXES):
@@ -155,7 +157,7 @@ def instruction_of(text: str) -> Instruction:
 
 
 def split_operands(text: str) -> tuple[str, ...]:
-    """Operands between commas that are not inside brackets."""
+    """The operands, separated at commas outside brackets."""
     result, depth, start = [], 0, 0
     for position, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -167,7 +169,7 @@ def split_operands(text: str) -> tuple[str, ...]:
 
 
 def parse(text: str, architecture: str) -> Assembly:
-    """What `disassembled` gives of a binary of this architecture ("x86-64" or "aarch64")."""
+    """Parses the output of `disassembled` for this architecture ("x86-64" or "aarch64")."""
     decode = DECODERS[architecture]
     raw: list[tuple[str, list[Instruction], list[Operation], InstructionCounts, tuple[Any, ...]]] = []
     place: dict[tuple[str, int], int] = {}
@@ -213,7 +215,7 @@ def _closed(
 
 
 def _successors(function: str, ending: Sequence[Any], place: Mapping[tuple[str, int], int], following: int | None) -> tuple[int, ...]:
-    """The blocks behind one; none where a function returns, or jumps to another."""
+    """The successors of a block; none if the function returns or jumps to another function."""
     target = None
     if ending[0] in ("jump", "branch", "zero", "bit") and re.fullmatch("[0-9a-f]+", str(ending[-1])):
         target = place.get((function, int(ending[-1], 16)))

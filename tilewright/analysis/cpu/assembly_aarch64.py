@@ -1,4 +1,4 @@
-"""AArch64 instructions as operations that decide the flow of control, see `assembly`."""
+"""AArch64 instructions as the operations that determine control flow, see `assembly`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _APPLIED = MappingProxyType({
 
 
 def _register(text: str) -> tuple[str, int] | None:
-    """Canonical name and width of a general register; the zero register is ("zero", width)."""
+    """Canonical name and width of a general-purpose register; the zero register is ("zero", width)."""
     if text in ("sp", "wsp"):
         return "sp", 8
     if text in ("xzr", "wzr"):
@@ -44,7 +44,7 @@ def _is_vector(text: str) -> bool:
 
 
 def decode(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple[Any, ...]], Effect, tuple[Any, ...] | None]:
-    """Operations, what the instruction is counted as, and the block's ending if it ends one."""
+    """The operations, the effect for counting, and the block's ending if the instruction ends one."""
     if _LOADS.match(mnemonic) or _STORES.match(mnemonic):
         return _memory_access(mnemonic, operands)
     vector = bool(operands) and (_is_vector(operands[0]) or len(operands) > 1 and _is_vector(operands[1]))
@@ -136,12 +136,12 @@ def _memory_access(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple
         else:
             middle.append(("load", name, place, width, 0) if loads else ("store", place, width, name))
     if loads and len(middle) == 2 and middle[0][0] == "load" and middle[0][1] in (base, index):
-        middle.reverse()  # the first register is the address of the second
+        middle.reverse()  # the address depends on the first register, so that one is loaded last
     return [*before, *middle, *after], effect, None
 
 
 def _shifted(operands: tuple[str, ...], width: int) -> tuple[list[tuple[Any, ...]], Any]:
-    """The last operand with its shift or extension: operations before, and what to use."""
+    """The last operand with its shift or extension: preparatory operations, and the value to use."""
     number = _number(operands[0])
     if number is not None:
         shift = operands[1].split() if len(operands) > 1 else []

@@ -1,4 +1,4 @@
-"""x86-64 instructions (AT&T syntax) as operations that decide the flow of control, see `assembly`."""
+"""x86-64 instructions (AT&T syntax) as the operations that determine control flow, see `assembly`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _number(text: str) -> int | None:
 
 
 def _memory(text: str) -> tuple[Any, ...] | None:
-    """An address, or None for what is none."""
+    """The parsed address, or None if the operand is not one."""
     text = text.split(":")[-1]
     if text.startswith(("%", "$")):
         return None
@@ -72,7 +72,7 @@ def _bytes(text: str) -> int:
 
 
 def decode(mnemonic: str, operands: tuple[str, ...]) -> tuple[list[tuple[Any, ...]], Effect, tuple[Any, ...] | None]:
-    """Operations, what the instruction is counted as, and the block's ending if it ends one."""
+    """The operations, the effect for counting, and the block's ending if the instruction ends one."""
     effect = _effect(mnemonic, operands)
     if mnemonic in ("ret", "rep ret", "repz ret"):
         return [], effect, ("return",)
@@ -110,7 +110,7 @@ def _effect(mnemonic: str, operands: tuple[str, ...]) -> Effect:
 
 
 def _decode_vector(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    """Vector instructions matter where they copy pointers, and where they write a general register or the flags."""
+    """Operations of vector instructions: relevant only if they copy pointers, or write a general-purpose register or the flags."""
     if not operands or mnemonic.startswith(("vzero",)):
         return []
     target = operands[-1].partition("{")[0]
@@ -159,7 +159,7 @@ def _decode_vector(mnemonic: str, operands: tuple[str, ...]) -> list[tuple[Any, 
 
 
 def _source(text: str, size: int) -> tuple[list[tuple[Any, ...]], Any]:
-    """Operations before, and the operand: a constant or a register."""
+    """Preparatory operations, and the operand as a constant or register."""
     if text.startswith("$"):
         number = _number(text[1:])
         return ([], number) if number is not None else ([("address", "t0", (("symbol", text[1:]), None, 1, 0))], "t0")
@@ -240,7 +240,7 @@ def _arithmetic(mnemonic: str, operands: tuple[str, ...], register: str | None, 
         width = _width(mnemonic, operands, wide[1])
         before, value = _source(target, width)
         return [*before, ("wide", wide[1], width, value), ("flags", None, 0, 0, 8)]
-    if re.match(r"sbb[qlw]?$", mnemonic) and register and operands[0] == target:  # all ones where the carry is set
+    if re.match(r"sbb[qlw]?$", mnemonic) and register and operands[0] == target:  # all ones if the carry is set
         return [("choose", register, _width(mnemonic, operands, "sbb"), _CONDITIONS["b"], -1, 0), ("flags", None, 0, 0, 8)]
     found = re.match(r"(add|sub|and|or|xor|sal|shl|shr|sar|neg|not|inc|dec)([qlwb])?$", mnemonic)
     if not found:

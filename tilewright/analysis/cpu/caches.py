@@ -1,24 +1,28 @@
-"""Cache misses of a CPU kernel: data movement bottom up over its loop tree, for each level of cache (Tuna, algorithm 2).
+"""Cache misses of a CPU kernel: data movement, bottom up over its loop tree, for each cache level (Tuna, algorithm 2).
 
-At every node and for every buffer: the *footprint* (distinct lines) and the *movement* (lines that come into the cache if it is cold before the
-node). An access and straight-line code move their footprint. For a loop of N iterations
+For every node and buffer: the *footprint* (distinct lines) and the *movement* (lines that are loaded into the cache if it is cold before the node).
+For an access or straight-line code, movement equals footprint. For a loop of N iterations
 
-    movement = N * movement of one iteration - sum over what is reused of (lines reused * fraction kept)
+    movement = N * movement of one iteration - sum over reuses of (lines reused * fraction kept)
 
-where the lines reused follow from footprints: N times that of one iteration, less that of the whole loop. A line is kept if the cache still
-holds it when it is touched again, which depends on the *reuse distance*, the footprint of what runs in between. Where consecutive iterations share
-lines, that is the end of one and the beginning of the next, for a line in the middle: together an iteration, and both tiles of what differs between
-the two but is read throughout. Where the iteration is itself a loop that touches the same lines every time, it is the last of its iterations and the
-first of the next. Where iterations k apart share lines, it is k iterations. A sequence is treated alike: what a part shares with earlier parts is
-kept or not by the footprint of what lies between.
+The number of reused lines follows from footprints: N times that of one iteration, minus that of the whole loop. A line is kept if it is still in the
+cache when it is accessed again. That depends on the *reuse distance*, the footprint of what runs in between:
 
-So, where one iteration fits, a loop moves its footprint, and where it does not, N times the movement of an iteration: the paper's rule. The paper
-tracks a reuse status, true or false, for each tensor; here it is the fraction kept. A set of an associative cache keeps a line if at most as many
-lines as it has ways fall into it in between. How the lines of each buffer spread over the sets is known (`footprints.lines_by_set`), where
-the buffers lie is not: so the fraction is that of all relative positions of the buffers, each independent. That is the margin that
-associativity takes from capacity, exact for strides that fall into few sets. Without associativity the whole capacity counts, as in the paper.
+- Consecutive iterations share lines: for a line in the middle of an iteration's footprint, the end of one iteration and the beginning of the next.
+  Together these make up one iteration, plus, for buffers that differ between the two iterations but are read throughout each, the tiles of both.
+- The iteration is itself a loop that accesses the same lines every time: its last iteration, and the first one of the next outer iteration.
+- Iterations k apart share lines: k iterations.
 
-Every level is taken to see all accesses. Worked example, the paper's two products: `tests/test_analysis_caches.py`.
+A sequence is treated alike: the lines that a part shares with earlier parts are kept or not, depending on the footprint of what runs in between.
+
+So a loop moves its footprint if one iteration fits in the cache, and otherwise N times the movement of an iteration: the paper's rule. Where the
+paper tracks a reuse status, true or false, for each tensor, this model uses the fraction kept. A set of an associative cache keeps a line if the
+lines that fall into the set in between are no more than its ways. The distribution of each buffer's lines over the sets is known
+(`footprints.lines_by_set`), but the buffers' addresses are not, so the fraction is an average over all relative positions of the buffers, taken as
+independent. This models the capacity lost to limited associativity, and is exact for strides that fall into few sets. Without associativity the full
+capacity counts, as in the paper.
+
+Every level is assumed to see all accesses. Worked example, the paper's two products: `tests/test_analysis_caches.py`.
 """
 
 from __future__ import annotations
@@ -35,18 +39,19 @@ from tilewright.hardware.machine import Cache, Machine
 from tilewright.ir.kernel import Kernel
 
 HOPELESS = 4
-"""A reuse distance of so many capacities keeps nothing, whatever the sets."""
+"""A reuse distance above this multiple of the capacity keeps nothing, whatever the sets."""
 
 Ranges = tuple[tuple[int, int, int], ...]
-"""Loops by their number, each with its first value and a count: what differs from all of a node's loops running from 0 to their ends."""
+"""(loop number, first value, count) for the loops that do not run over their full range, 0 to their ends."""
 Window = tuple[tuple[Node, Ranges], ...]
-"""What runs between two touches of a line."""
+"""What runs between two accesses to a line: nodes, each with its restricted loops."""
 
 
 @dataclass(frozen=True)
 class Reuse:
-    """Lines of a buffer that are touched again, `lag` iterations of a loop later or (lag 0) by a later part of a sequence; how many lines of all
-    buffers are touched in between; which fraction the cache keeps. `lines` counts over one run of the loop or the sequence."""
+    """Lines of a buffer that are accessed again, `lag` iterations of a loop later or (lag 0) by a later part of a sequence. `lines` counts them over
+    one run of the loop or the sequence; `distance` is the number of lines of all buffers accessed in between; `kept` is the fraction that stays in
+    the cache."""
 
     buffer: str
     loop: str
@@ -58,7 +63,8 @@ class Reuse:
 
 @dataclass(frozen=True)
 class LevelMisses:
-    """Of one level: by buffer the lines that come in, and the distinct lines, both of the whole kernel; `reuses` innermost first."""
+    """Misses of one level: by buffer, the lines that are loaded and the distinct lines, both for the whole kernel; `reuses` starts with the
+    innermost."""
 
     level: int
     line_bytes: int
@@ -68,7 +74,7 @@ class LevelMisses:
 
     @property
     def total(self) -> float:
-        """Lines that come in."""
+        """Number of lines loaded."""
         return sum(self.misses.values())
 
     @property
@@ -78,13 +84,13 @@ class LevelMisses:
 
 @dataclass(frozen=True)
 class CacheMisses:
-    """Predicted misses of one thread in one call of a kernel, with caches cold before it."""
+    """Predicted misses of one thread in one call of a kernel that starts with cold caches."""
 
     kernel: str
     levels: tuple[LevelMisses, ...]
 
     def level(self, level: int) -> LevelMisses:
-        """Raises KeyError where the machine has no such cache."""
+        """The misses of one level. Raises KeyError if the machine has no such cache."""
         for found in self.levels:
             if found.level == level:
                 return found
@@ -102,13 +108,14 @@ class CacheMisses:
 
 
 def cache_misses(kernel: Kernel, machine: Machine, threads: int = 1) -> CacheMisses:
-    """Misses at each level of the machine's caches, of the first of so many threads. A cache that processors share is theirs in equal parts."""
+    """Misses at each level of the machine's caches for the first of `threads` threads. A cache shared by processors is divided equally between
+    them."""
     caches = tuple(replace(cache, bytes=cache.bytes // min(max(cache.shared_by, 1), threads)) for cache in machine.caches)
     return CacheMisses(kernel.name, misses_of_levels(loop_tree(kernel, threads), caches))
 
 
 def misses_of_levels(tree: LoopTree, caches: tuple[Cache, ...]) -> tuple[LevelMisses, ...]:
-    """Misses at each cache (its capacity, line and ways; 0 ways: fully associative)."""
+    """Misses at each cache (given by capacity, line and ways; 0 ways: fully associative)."""
     footprints = {line_bytes: _Footprints(tree, line_bytes) for line_bytes in {cache.line_bytes for cache in caches}}
     return tuple(_misses_of_level(footprints[cache.line_bytes], cache) for cache in caches)
 
@@ -124,7 +131,7 @@ def _misses_of_level(footprints: _Footprints, cache: Cache) -> LevelMisses:
 
 
 class _Footprints:
-    """What windows of one tree touch, in lines of one size."""
+    """Footprints of the windows of one tree, for one line size."""
 
     def __init__(self, tree: LoopTree, line_bytes: int) -> None:
         self.tree = tree
@@ -134,12 +141,12 @@ class _Footprints:
         self._intervals: dict[tuple[Window, str], tuple[np.ndarray, np.ndarray]] = {}
 
     def line(self, buffer: str) -> int:
-        """Elements in a line."""
+        """Elements per line."""
         return max(self.line_bytes // self.tree.element_bytes[buffer], 1)
 
     def groups(self, window: Window, buffer: str) -> list[tuple[int, list[Strided]]]:
-        """What the window touches of the buffer. Sets of one group move together, with the loops that may stand elsewhere, by multiples of so many
-        elements (0: not at all)."""
+        """What the window accesses in the buffer, as groups (step, sets). The loops that are not part of the window shift all sets of a group
+        together, by multiples of `step` elements (0: no shift)."""
         key = (window, buffer)
         if key in self._groups:
             return self._groups[key]
@@ -151,7 +158,7 @@ class _Footprints:
             for access in node.accesses.get(buffer, ()):
                 outside = tuple(entry for entry in access.steps if entry[0] in moving or entry[0] not in ranges)
                 found = touched(access, ranges, self.tree.sizes[buffer], self.line(buffer))
-                if access.rest is not None and not found.places:  # it may be anywhere, and is taken to share nothing
+                if access.rest is not None and not found.places:  # its position is unknown, and it is assumed to share no lines
                     found = replace(found, start=unknown)
                     unknown += found.elements
                 result.setdefault(outside, []).append(found)
@@ -159,7 +166,7 @@ class _Footprints:
         return self._groups[key]
 
     def lines(self, window: Window, buffer: str) -> float:
-        """Distinct lines of the buffer that the window touches, the mean over the positions that loops outside give it."""
+        """Distinct lines of the buffer that the window accesses, averaged over the positions given by the loops outside."""
         key = (window, buffer)
         if key not in self._lines:
             line = self.line(buffer)
@@ -168,7 +175,7 @@ class _Footprints:
         return self._lines[key]
 
     def intervals(self, window: Window, buffer: str) -> tuple[np.ndarray, np.ndarray]:
-        """These lines, as disjoint intervals, while the loops outside stand at 0."""
+        """These lines as disjoint intervals, with the loops outside at 0."""
         key = (window, buffer)
         if key not in self._intervals:
             sets = [found for _, group in self.groups(window, buffer) for found in group]
@@ -177,7 +184,7 @@ class _Footprints:
 
 
 class _Level:
-    """Algorithm 2 for one cache, with what it has found so far."""
+    """Algorithm 2 for one cache, with intermediate results."""
 
     def __init__(self, footprints: _Footprints, cache: Cache) -> None:
         self.footprints = footprints
@@ -189,7 +196,7 @@ class _Level:
         self._spread: dict[tuple[Window, str], np.ndarray] = {}
 
     def spread(self, window: Window, buffer: str) -> np.ndarray:
-        """The fraction of the cache's sets into which 0, 1, ... ways, and (last) more lines of the buffer fall."""
+        """Fractions of the cache's sets into which 0, 1, ..., `ways`, and (last) more than `ways` lines of the buffer fall."""
         key = (window, buffer)
         if key not in self._spread:
             counts = np.minimum(lines_by_set(self.footprints.intervals(window, buffer), self.sets), self.ways + 1)
@@ -199,7 +206,8 @@ class _Level:
     # --- reuse ---
 
     def kept(self, buffer: str, window: Window) -> tuple[float, float]:
-        """Fraction of the buffer's lines that are in the cache after the window, which touches them, ran; and the lines that it touches."""
+        """The fraction of the buffer's lines, accessed in the window, that are in the cache after it; and the number of lines of all buffers that the
+        window accesses."""
         touched_buffers = {name for node, _ in window for name in node.accesses}
         lines = {name: self.lines(window, name) for name in touched_buffers}
         distance = sum(lines.values())
@@ -221,7 +229,7 @@ class _Level:
         return float(min(fits / weights.sum(), 1.0)), distance
 
     def tail(self, node: Node, buffer: str, fixed: Ranges = ()) -> Window:
-        """What runs in the node after the last touch of a line of the buffer, for a line in the middle of what the node touches."""
+        """What runs in the node after the last access to a line of the buffer, for a line in the middle of the node's footprint."""
         if isinstance(node, Loop):
             if not node.moves(buffer):
                 return self.tail(node.body, buffer, (*fixed, (node.number, node.count - 1, 1)))
@@ -233,7 +241,7 @@ class _Level:
         return ((node, fixed),)
 
     def head(self, node: Node, buffer: str, fixed: Ranges = ()) -> Window:
-        """What runs in the node before the first touch of that line."""
+        """What runs in the node before the first access to that line."""
         if isinstance(node, Loop):
             if not node.moves(buffer):
                 return self.head(node.body, buffer, (*fixed, (node.number, 0, 1)))
@@ -245,21 +253,21 @@ class _Level:
         return ()
 
     def middle(self, loop: Loop, buffer: str) -> tuple[int, int]:
-        """The first and the last iteration that touch a line in the middle of what the loop touches: several, where a line holds several steps."""
+        """The first and the last iteration that access a line in the middle of the loop's footprint; they differ if a line holds several steps."""
         step = min(abs(stride) for access in loop.accesses[buffer] for number, stride in access.steps if number == loop.number)
         several = min(max(self.footprints.line(buffer) // max(step, 1), 1), loop.count)
         first = (loop.count - several + 1) // 2
         return first, first + several - 1
 
     def place(self, node: Sequence, buffer: str, last: bool) -> int:
-        """The part of a sequence that is the last (or the first) to touch most lines of the buffer."""
+        """The last (or first) part of a sequence that accesses the most lines of the buffer."""
         using = [number for number, part in enumerate(node.parts) if buffer in part.accesses]
         lines = {number: self.lines(((node.parts[number], ()),), buffer) for number in using}
         most = max(lines.values()) * (1 - 1e-9)
         return [number for number in using if lines[number] >= most][-1 if last else 0]
 
     def between(self, loop: Loop, buffer: str, lag: int) -> Window:
-        """What runs between the touches of a line of the buffer in one iteration of the loop and `lag` iterations later."""
+        """What runs between the accesses to a line of the buffer in one iteration of the loop and `lag` iterations later."""
         if lag > 1:
             return ((loop, ((loop.number, 0, lag),)),)
         return _together(self.tail(loop.body, buffer, ((loop.number, 0, 1),)), self.head(loop.body, buffer, ((loop.number, 1, 1),)))
@@ -267,7 +275,7 @@ class _Level:
     # --- movement ---
 
     def movement(self, node: Node) -> dict[str, float]:
-        """Lines of each buffer that come in while the node runs once, from a cold cache."""
+        """Lines of each buffer that are loaded while the node runs once, from a cold cache."""
         if isinstance(node, Leaf):
             return {name: self.lines(((node, ()),), name) for name in node.accesses}
         if isinstance(node, Loop):
@@ -277,11 +285,11 @@ class _Level:
         return {name: self.sequence_movement(node, name, [m.get(name, 0.0) for m in moved]) for name in node.accesses}
 
     def loop_movement(self, loop: Loop, buffer: str, moved: float) -> float:
-        """The equation of the module's docstring. Reuse at each distance is scaled so that, all kept, the loop's own footprint is left."""
+        """The equation in the module docstring. Reuses are scaled such that the movement is the loop's footprint if all of them are kept."""
         count = loop.count
         single = self.lines(((loop.body, ()),), buffer)
         reused = count * single - self.lines(((loop, ()),), buffer)
-        if reused <= 0:  # a mean over positions may be a little less than what this loop meets
+        if reused <= 0:  # an average over positions may be slightly below the footprint of this loop
             return count * moved - reused
         lags = self.lags(loop, buffer)
         total = sum(lags.values())
@@ -294,8 +302,9 @@ class _Level:
         return result
 
     def lags(self, loop: Loop, buffer: str) -> dict[int, float]:
-        """Lines that an iteration touches and that one `lag` before it was the last to touch, times the iterations that have such a one. From
-        the footprint u(k) of k iterations: n(k) = u(k + 1) - u(k) is new after k, and n(k - 1) - n(k) was last touched k before."""
+        """By lag k, the number of lines that an iteration accesses and that were last accessed k iterations before, summed over iterations. With the
+        footprint u(k) of k iterations, n(k) = u(k + 1) - u(k) lines are new after k iterations, and n(k - 1) - n(k) were last accessed k iterations
+        before."""
         if not loop.moves(buffer):
             return {1: 1.0}
         count = loop.count
@@ -310,7 +319,7 @@ class _Level:
         return found or {1: 1.0}
 
     def sequence_movement(self, node: Sequence, buffer: str, moved: list[float]) -> float:
-        """The parts' movement less what they keep from earlier ones, the latest first."""
+        """The movement of all parts minus what each keeps from earlier parts, latest first."""
         result = sum(moved)
         using = [number for number, part in enumerate(node.parts) if buffer in part.accesses]
         for position, number in enumerate(using):

@@ -1,13 +1,13 @@
 """Footprints: the distinct elements, and the distinct cache lines, that affine accesses touch while loops run.
 
-An access under loops touches {start + sum(stride * i), 0 <= i < count}. Taken by ascending stride, the terms become *levels* whose sums are all
-different, so that counts are products: a term whose stride is a multiple q of the level below it and q <= count widens that level
-(y * s + r over Y and R has (Y - 1) * s + R values where s <= R: a convolution's window), one that reaches beyond everything below is a level of
-its own. Where neither holds (2 x + 3 y) the levels involved are replaced by all multiples of their strides' greatest common divisor within the same
-range, which is never less: the set is then not `exact`.
+An access under loops touches {start + sum(stride * i), 0 <= i < count}. The terms, in order of ascending stride, become *levels* whose sums are all
+different, so that counts are products. If a term's stride is a multiple q of the stride of the level below it, and q <= that level's count, the term
+widens that level (y * s + r over Y and R has (Y - 1) * s + R values if s <= R: a convolution's window). If its stride exceeds the span of all levels
+below, it becomes a level of its own. Otherwise (2 x + 3 y) the levels involved are replaced by all multiples of the greatest common divisor of their
+strides within the same range, which is never fewer: the set is then not `exact`.
 
-In lines, gaps shorter than a line vanish, so a set is runs of neighbouring lines at the sums of its outer levels; how many lines a run touches
-follows from where in a line it begins. Unions are merged runs. (Tuna, section III.A.2, leaves all of this to the integer set library.)
+Counted in lines, gaps shorter than a line disappear, so a set becomes runs of adjacent lines at the sums of its outer levels; the number of lines in
+a run depends on its start within a line. Unions are merged runs. (Tuna, section III.A.2, leaves all of this to the integer set library.)
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from math import gcd, prod
 import numpy as np
 
 MOST_RUNS = 1 << 20
-"""Sets of more runs are rounded up to fewer, longer ones."""
+"""Sets of more runs are approximated from above by fewer, longer ones."""
 
 
 @dataclass(frozen=True)
 class Strided:
-    """start + every sum of one multiple (0 to count - 1) of the stride of each level; levels (stride, count) ascend, and no two sums are equal.
-    In elements. `exact`: the set is what the access touches, and not more. All of it again at each of `places`, if there are any: these are for
-    offsets that no strides describe."""
+    """start + all sums of one multiple (0 to count - 1) of each level's stride, in elements. The levels (stride, count) ascend, and no two sums are
+    equal. `exact`: the set is exactly what the access touches. If there are `places`, the set is repeated at each of them: these are offsets that no
+    strides describe."""
 
     start: int
     levels: tuple[tuple[int, int], ...]
@@ -35,17 +35,17 @@ class Strided:
 
     @property
     def elements(self) -> int:
-        """Distinct elements of one place."""
+        """Distinct elements at one place."""
         return prod(count for _, count in self.levels)
 
     @property
     def span(self) -> int:
-        """Distance from the first element to the last."""
+        """Distance from the first to the last element."""
         return sum(stride * (count - 1) for stride, count in self.levels)
 
 
 def strided(start: int, terms: Iterable[tuple[int, int]], places: tuple[int, ...] = ()) -> Strided:
-    """The set {start + sum(stride * i), 0 <= i < count} of (stride, count) terms in any order, strides of any sign; at each of `places`."""
+    """The set {start + sum(stride * i), 0 <= i < count} for (stride, count) terms in any order, with strides of any sign, at each of `places`."""
     levels: list[tuple[int, int]] = []
     exact = True
     span = 0
@@ -57,7 +57,7 @@ def strided(start: int, terms: Iterable[tuple[int, int]], places: tuple[int, ...
             levels.append((stride, count))
         else:
             exact = False
-            while levels:  # everything up to a level whose sums stay below the common divisor
+            while levels:  # merge levels until the sums of those below stay under the common divisor
                 common = gcd(stride, levels[-1][0])
                 stride, count = common, (stride * (count - 1) + levels[-1][0] * (levels[-1][1] - 1)) // common + 1
                 levels.pop()
@@ -78,7 +78,7 @@ def _span(levels: Sequence[tuple[int, int]]) -> int:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of `length` neighbouring elements (gaps shorter than a line filled in) at start + the sums of outer levels."""
+    """Runs of `length` adjacent elements (with gaps shorter than a line filled in) at start + the sums of the outer levels."""
 
     start: int
     length: int
@@ -94,11 +94,11 @@ class Runs:
 
 
 def runs_of(touched: Strided, line: int) -> Runs:
-    """The set as runs that touch the same lines of `line` elements; more lines where there are too many runs to list."""
+    """The set as runs that touch the same lines of `line` elements, or more lines if there are too many runs to list."""
     length = 1
     outer: list[tuple[int, int]] = []
     for stride, count in touched.levels:
-        if not outer and stride - length < line:  # no whole line lies in the gap
+        if not outer and stride - length < line:  # no whole line fits in the gap
             length += stride * (count - 1)
         else:
             outer.append((stride, count))
@@ -109,10 +109,10 @@ def runs_of(touched: Strided, line: int) -> Runs:
 
 
 def distinct_lines(sets: Sequence[Strided], line: int, phase: int = 0) -> float:
-    """Lines of `line` elements that sets of one buffer touch together: in closed form where they are one separable set, else by merging runs.
+    """Lines of `line` elements in the union of sets of one buffer: in closed form for one separable set, else by merging runs.
 
-    `phase`: the starts are known up to one multiple of so many elements (0: known), as where loops outside move all of them; the mean over these
-    is returned.
+    `phase`: all starts are shifted by an unknown common multiple of `phase` elements (0: not shifted), as by loops outside; the mean over these
+    shifts is returned.
     """
     distinct = tuple(dict.fromkeys(replace(touched, exact=True) for touched in sets))
     if len(distinct) == 1 and (lines := _closed_form(distinct[0], line, phase)) is not None:
@@ -126,7 +126,7 @@ def distinct_lines(sets: Sequence[Strided], line: int, phase: int = 0) -> float:
 
 
 def _closed_form(touched: Strided, line: int, phase: int) -> float | None:
-    """The mean number of lines of one set; None where two runs may share a line."""
+    """The mean number of lines of one set; None if two runs may share a line."""
     if touched.places:
         return None
     runs = runs_of(touched, line)
@@ -135,7 +135,7 @@ def _closed_form(touched: Strided, line: int, phase: int) -> float | None:
         if stride < reached + line - 1:
             return None
         reached += stride * (count - 1)
-    # how many runs begin at each place in a line
+    # number of runs that begin at each position in a line
     begins = np.zeros(line)
     begins[_phases(phase, line)] = 1
     begins = np.roll(begins / begins.sum(), runs.start % line)
@@ -154,7 +154,7 @@ def _phases(phase: int, line: int) -> list[int]:
 
 
 def line_intervals(sets: Sequence[Strided], line: int, shift: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The union of sets, moved by `shift` elements, as disjoint ascending intervals of lines: first and last line of each."""
+    """The union of the sets, shifted by `shift` elements, as disjoint ascending intervals of lines: the first and the last line of each."""
     firsts, lasts = [], []
     for touched in sets:
         runs = runs_of(touched, line)
@@ -171,7 +171,7 @@ def line_intervals(sets: Sequence[Strided], line: int, shift: int = 0) -> tuple[
 
 
 def lines_by_set(intervals: tuple[np.ndarray, np.ndarray], cache_sets: int) -> np.ndarray:
-    """How many lines of disjoint intervals (`line_intervals`) fall into each set of a cache, [cache_sets], the first set that of line 0."""
+    """Number of lines of disjoint intervals (`line_intervals`) that fall into each set of a cache, [cache_sets]; line 0 falls into the first set."""
     first, last = intervals
     lengths = last - first + 1
     begin, rest = first % cache_sets, lengths % cache_sets

@@ -1,4 +1,4 @@
-"""Executed instructions by class: what an instruction is counted as, and the sums."""
+"""Executed instructions by class: the classes, and sums over blocks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 CLASSES = ("fma", "multiply", "add", "arithmetic", "load", "store", "move", "integer", "branch")
-"""What an instruction is counted as: the one thing that it mainly does."""
+"""The class of an instruction is the main thing that it does."""
 
 
 @dataclass(frozen=True)
 class InstructionCounts:
-    """Numbers of executed instructions. A class counts what mainly does that; `loads` and `stores` count every instruction that reads or writes
-    memory, those too that compute with what they read, and `spills` those among them that address the stack. Fractions come from branches that
-    depend on data, of which `undecided` counts the executions; without them the numbers are exact."""
+    """Numbers of executed instructions. Each instruction counts in the class of its main effect. `loads` and `stores` count every instruction that
+    reads or writes memory, including those that compute with what they read, and `spills` those among them that address the stack. Fractions come
+    from branches that depend on data; `undecided` counts executions of such branches. Without them the numbers are exact."""
 
     fma: float = 0
     multiply: float = 0
@@ -32,7 +32,7 @@ class InstructionCounts:
 
     @property
     def total(self) -> float:
-        """All instructions."""
+        """Number of all instructions."""
         return float(sum(getattr(self, name) for name in CLASSES))
 
     def __add__(self, other: InstructionCounts) -> InstructionCounts:
@@ -44,7 +44,7 @@ class InstructionCounts:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one instruction is counted as: its class, and whether it reads or writes memory, and whether that is the stack."""
+    """How one instruction is counted: its class, whether it reads or writes memory, and whether that is the stack."""
 
     kind: str
     reads: bool = False
@@ -80,12 +80,12 @@ _AARCH64 = (
 
 
 def x86_kind(mnemonic: str) -> str:
-    """The class of an x86-64 instruction that computes; of moves between memory and registers see `assembly_x86`."""
+    """The class of an x86-64 instruction that computes; `assembly_x86` handles moves between memory and registers."""
     return next(kind for pattern, kind in _X86 if re.match(pattern, mnemonic))
 
 
 def aarch64_kind(mnemonic: str, vector: bool) -> str:
-    """The class of an AArch64 instruction that is neither load nor store; `vector`: its operands are vectors."""
+    """The class of an AArch64 instruction that is neither a load nor a store; `vector`: its operands are vectors."""
     if vector and mnemonic in ("add", "sub", "and", "orr", "eor", "bic", "orn", "shl", "sshr", "ushr", "neg", "mul", "mla", "abs", "smax", "smin"):
         return {"add": "add", "sub": "add", "mul": "multiply"}.get(mnemonic, "arithmetic")
     if vector and mnemonic == "mov":
@@ -94,7 +94,7 @@ def aarch64_kind(mnemonic: str, vector: bool) -> str:
 
 
 def total(executions: Mapping[int, float], each: Mapping[int, InstructionCounts], undecided: float = 0) -> InstructionCounts:
-    """The sum over blocks of executions times the counts of a block."""
+    """The sum over blocks of each block's executions times its counts."""
     sums = dict.fromkeys((field.name for field in fields(InstructionCounts)), 0.0)
     for block, count in executions.items():
         for name in sums:

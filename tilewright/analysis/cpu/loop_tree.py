@@ -1,13 +1,13 @@
-"""The loop tree of a CPU kernel: loops with trip counts, and at the leaves the accesses to memory with their affine offsets.
+"""The loop tree of a CPU kernel: loops with trip counts, and at the leaves the memory accesses with their affine offsets.
 
     Node = Loop(variable, trips, body) | Sequence(parts) | Leaf(loops, accesses)
 
-Accesses of straight-line code, unrolled loops included, are one leaf. A loop whose body depends on its variable through guards or extents (the last,
-partial tile; a panel that is not full) is divided where they change, so that everything below has fixed trips and no guard. What stays approximate,
-always with more accesses rather than fewer: both sides of guards that depend on anything else are taken, as are both of a `select`; an extent that
-several variables decide has its greatest value; an offset that depends on what is loaded may lie anywhere in its buffer. Other offsets that are not
-affine (an index taken apart by division, or kept within bounds) are evaluated.
-Buffers in registers are left out: the compiler keeps them there, or in a small part of the stack that stays in the first level.
+The accesses of straight-line code, including unrolled loops, are one leaf. A loop whose body depends on its variable through guards or extents (a
+partial last tile; a panel that is not full) is divided where they change, so that everything below has fixed trip counts and no guards. Some things
+are approximate, always with more accesses rather than fewer: both branches of guards that depend on anything else are taken, and both sides of a
+`select`; an extent that depends on several variables has its largest value; an offset that depends on loaded values may be anywhere in its buffer.
+Other offsets that are not affine (an index divided into parts, or clamped to bounds) are evaluated.
+Buffers in registers are left out: the compiler keeps them there, or in a small part of the stack that stays in the first-level cache.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tilewright.ir.intrinsic import Operand
 from tilewright.ir.kernel import Block, For, If, Invoke, Kernel, Let, Place, Statement, Store, With, statements
 
 MOST_PARTS = 8
-"""A loop is divided into at most so many parts."""
+"""Maximum number of parts into which a loop is divided."""
 LONGEST_DIVIDED = 1 << 14
 MOST_PLACES = 1 << 14
-"""Offsets that are not affine are evaluated for at most so many iterations."""
+"""Maximum number of iterations for which non-affine offsets are evaluated."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """`lanes` neighbouring elements at start + sum(stride * loop) + rest; `strides` maps the loops' numbers. `rest` is what is not affine (None:
-    nothing), a function of loops (`loop_variable`); `rest_loops` are those that move it, and it changes by multiples of `rest_step`. In elements."""
+    """`lanes` adjacent elements at start + sum(stride * loop) + rest; `strides` is (loop number, stride) for each loop. `rest` is the non-affine
+    part, a function of loops (`loop_variable`), or None; it changes with the loops `rest_loops`, by multiples of `rest_step`. All in elements."""
 
     buffer: str
     start: int
@@ -49,17 +49,17 @@ class Access:
 
     @property
     def steps(self) -> tuple[tuple[int, int], ...]:
-        """Loops that move the access, by multiples of so many elements."""
+        """The loops that move the access, each with the number of elements of which its steps are multiples."""
         return (*self.strides, *((number, self.rest_step) for number in self.rest_loops))
 
 
 def loop_variable(number: int, count: int) -> Var:
-    """The variable of a loop of a tree in `Access.rest`."""
+    """The variable that stands for a loop of the tree in `Access.rest`."""
     return Var(f"loop {number}", count)
 
 
 class _Node:
-    """What every node knows: the loops in it by their number, from 0 to their trips, and the accesses below by buffer."""
+    """Properties of every node: the loops in it, by number with (0, trip count), and the accesses below it, by buffer."""
 
     @cached_property
     def ranges(self) -> dict[int, tuple[int, int]]:
@@ -72,7 +72,7 @@ class _Node:
 
 @dataclass(frozen=True, eq=False)
 class Leaf(_Node):
-    """Accesses with no loop around them in the node but unrolled ones (number, trips)."""
+    """Accesses in no loop of the tree except unrolled ones (number, trip count)."""
 
     touches: tuple[Access, ...]
     loops: tuple[tuple[int, int], ...] = ()
@@ -88,7 +88,7 @@ class Leaf(_Node):
 
 @dataclass(frozen=True, eq=False)
 class Loop(_Node):
-    """`number` is the loop's alone in its tree; `variable` is its name in the kernel."""
+    """A loop: `number` is unique in its tree; `variable` is its name in the kernel."""
 
     variable: str
     number: int
@@ -110,7 +110,7 @@ class Loop(_Node):
 
 @dataclass(frozen=True, eq=False)
 class Sequence(_Node):
-    """One node after the other."""
+    """Nodes that run one after another."""
 
     parts: tuple[Node, ...]
 
@@ -135,7 +135,7 @@ def _by_buffer(accesses: list[Access] | tuple[Access, ...]) -> dict[str, tuple[A
 
 @dataclass(frozen=True, eq=False)
 class LoopTree:
-    """A kernel's tree (None where it touches no memory); elements and bytes of an element of each buffer."""
+    """A kernel's tree (None if it accesses no memory), and each buffer's number of elements and bytes per element."""
 
     root: Node | None
     sizes: Mapping[str, int]
@@ -143,8 +143,8 @@ class LoopTree:
 
 
 def touched(access: Access, ranges: Mapping[int, tuple[int, int]], size: int, line: int) -> Strided:
-    """What the access touches while loops run through `ranges` (number to first value and count), the others standing still at 0. Where its places
-    are not known, a line of `line` elements for each time from the buffer's beginning, and the whole buffer at most."""
+    """What the access touches while loops run through `ranges` (number to first value and count) and all others stay at 0. If its positions are
+    unknown, one line of `line` elements for each execution, from the start of the buffer and at most the whole buffer."""
     inside = [(stride, *ranges[number]) for number, stride in access.strides if number in ranges]
     start = access.start + sum(stride * begin for stride, begin, _ in inside)
     terms = [(1, access.lanes), *((stride, count) for stride, _, count in inside)]
@@ -159,7 +159,7 @@ def touched(access: Access, ranges: Mapping[int, tuple[int, int]], size: int, li
 
 @lru_cache(maxsize=1 << 14)
 def _places(rest: Expr, columns: tuple[tuple[int, int, int], ...]) -> tuple[int, ...] | None:
-    """The values of an offset while loops (number, first value, count) run; None where they are not known, or too many."""
+    """The values of an offset while loops (number, first value, count) run; None if they are unknown or too many."""
     if prod(count for _, _, count in columns) > MOST_PLACES:
         return None
     grid = np.ix_(*(np.arange(begin, begin + count) for _, begin, count in columns))
@@ -168,8 +168,8 @@ def _places(rest: Expr, columns: tuple[tuple[int, int, int], ...]) -> tuple[int,
 
 
 def loop_tree(kernel: Kernel, threads: int = 1) -> LoopTree:
-    """The tree of a CPU kernel as the first of so many threads runs it: of parallel loops, outermost first, it has an equal part of the iterations,
-    rounded up. Scalar parameters count as 0."""
+    """The tree of a CPU kernel as the first of `threads` threads runs it. Parallel loops, outermost first, are divided evenly: this thread runs its
+    share of the iterations, rounded up. Scalar parameters count as 0."""
     builder = _Builder(frozenset(buffer.name for buffer in kernel.parameters), threads)
     start: dict[Var, Expr] = {scalar: index_const(0) for scalar in kernel.scalars}
     root = builder.visit(kernel.body, start)
@@ -178,7 +178,7 @@ def loop_tree(kernel: Kernel, threads: int = 1) -> LoopTree:
 
 
 class _Builder:
-    """Numbers the loops of one tree, and hands out its threads."""
+    """Numbers the loops of one tree, and assigns threads to parallel loops."""
 
     def __init__(self, buffers: frozenset[str], threads: int) -> None:
         self.buffers = buffers
@@ -186,7 +186,7 @@ class _Builder:
         self.loops = 0
 
     def visit(self, statement: Statement, known: Mapping[Var, Expr]) -> Node | None:
-        """The statement's tree, with known variables replaced; None where it touches no memory."""
+        """The statement's tree, with known variables replaced; None if it accesses no memory."""
         if isinstance(statement, Block):
             parts: list[Node] = []
             inside = dict(known)
@@ -234,7 +234,8 @@ class _Builder:
         return _joined(parts)
 
     def operand(self, operand: Operand, place: Place, known: Mapping[Var, Expr]) -> Iterator[Leaf]:
-        """What an instruction touches in memory: an access a row, once for reading and once for writing. It does not wait for what it prefetches."""
+        """The memory accesses of an instruction's operand: one per row, each for reading and for writing. Prefetches are left out, as the instruction
+        does not wait for them."""
         offset = substitute(place.offset, known)
         rows: tuple[tuple[int, int], ...] = ()
         if operand.rows > 1:
@@ -245,7 +246,7 @@ class _Builder:
             yield Leaf((_access(place.buffer, offset, operand.row, writes, {}),), rows)
 
     def touches(self, statement: Statement, known: Mapping[Var, Expr]) -> Iterator[Access]:
-        # comments and allocations touch nothing
+        # comments and allocations access nothing
         if isinstance(statement, (Let, Store)):
             for load in loads(statement.value, *([statement.offset] if isinstance(statement, Store) else [])):
                 if load.buffer in self.buffers:
@@ -261,7 +262,7 @@ def _access(buffer: str, offset: Expr, lanes: int, writes: bool, known: Mapping[
     if not others:
         return Access(buffer, form.constant, tuple(sorted(affine.items())), lanes, writes)
     moving = sorted({_number(variable) for atom, _ in others for variable in variables(atom)})
-    # what moves both parts belongs to the rest, so that the places of the rest count it once
+    # a variable of both parts belongs to the rest, so that the places of the rest count it once
     shared = [(atom, stride) for atom, stride in form.terms if isinstance(atom, Var) and _number(atom) in moving]
     rest = from_linear(Linear((*others, *shared), 0))
     strides = tuple(sorted((number, stride) for number, stride in affine.items() if number not in moving))
@@ -273,7 +274,7 @@ def _number(variable: Var) -> int:
 
 
 def _joined(parts: list[Node]) -> Node | None:
-    """The parts in order; neighbouring leaves become one."""
+    """The parts in order, with neighbouring leaves merged."""
     result: list[Node] = []
     for part in parts:
         for piece in part.parts if isinstance(part, Sequence) else (part,):
@@ -291,7 +292,7 @@ def _repeated(statement: For, number: int, count: int, body: Node) -> Node:
 
 
 def _divided(statement: For, extent: int, known: Mapping[Var, Expr]) -> list[tuple[int, int]]:
-    """Ranges of the loop's variable within which guards and extents that it alone decides keep their values."""
+    """Ranges of the loop's variable in which the guards and extents that depend on it alone are constant."""
     if not 1 < extent <= LONGEST_DIVIDED:
         return [(0, extent)] if extent > 0 else []
     deciding = [s.condition if isinstance(s, If) else s.extent for s in statements(statement.body) if isinstance(s, (If, For))]
@@ -315,7 +316,7 @@ _OPERATIONS = {
 
 
 def _evaluated(expr: Expr, values: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The expression for columns of its variables by their names; None where it has others, loads, or other operations."""
+    """The expression for arrays of values of its variables, by name; None if it contains other variables, loads, or other operations."""
     if isinstance(expr, Const):
         return np.asarray(expr.value)
     if isinstance(expr, Var):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop: its header, all its blocks, the sources of its back edges, and the header of the loop around it (None: outermost)."""
+    """A natural loop: its header, all its blocks, the sources of its back edges, and the header of the enclosing loop (None: outermost)."""
 
     header: int
     blocks: frozenset[int]
@@ -17,7 +17,7 @@ class Loop:
 
 
 def order_of(entry: int, successors: Mapping[int, Sequence[int]]) -> list[int]:
-    """The blocks that can be reached, in reverse post-order."""
+    """The reachable blocks, in reverse post-order."""
     done: list[int] = []
     seen = {entry}
     stack = [(entry, iter(successors[entry]))]
@@ -35,7 +35,7 @@ def order_of(entry: int, successors: Mapping[int, Sequence[int]]) -> list[int]:
 
 
 def dominators(entry: int, successors: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Immediate dominator of every block that can be reached; the entry's is itself (Cooper, Harvey, Kennedy: A Simple, Fast Dominance Algorithm)."""
+    """Immediate dominator of every reachable block; the entry's is itself (Cooper, Harvey, Kennedy: A Simple, Fast Dominance Algorithm)."""
     order = order_of(entry, successors)
     number = {block: position for position, block in enumerate(order)}
     before: dict[int, list[int]] = {block: [] for block in order}
@@ -68,7 +68,7 @@ def dominates(above: int, block: int, immediate: Mapping[int, int]) -> bool:
 
 
 def natural_loops(entry: int, successors: Mapping[int, Sequence[int]]) -> dict[int, Loop]:
-    """Loops by header; back edges to one header make one loop. Cycles without a dominating header are not among them."""
+    """Loops by header; all back edges to one header form one loop. Cycles without a dominating header are not included."""
     immediate = dominators(entry, successors)
     before: dict[int, list[int]] = {block: [] for block in immediate}
     for block in immediate:
@@ -97,11 +97,11 @@ def natural_loops(entry: int, successors: Mapping[int, Sequence[int]]) -> dict[i
 
 
 EXIT = -1
-"""The number of the block behind every return, in `post_dominators`."""
+"""Number of the virtual block after every return, in `post_dominators`."""
 
 
 def post_dominators(entry: int, successors: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Immediate post-dominator of every block that can be reached; `EXIT` behind the last ones."""
+    """Immediate post-dominator of every reachable block; `EXIT` for the last ones."""
     reached = order_of(entry, successors)
     reverse: dict[int, list[int]] = {block: [] for block in [EXIT, *reached]}
     for block in reached:

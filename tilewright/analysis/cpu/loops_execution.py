@@ -1,9 +1,9 @@
-"""How often each basic block is executed: the flow of control followed exactly, with loops counted in closed form.
+"""How often each basic block is executed: control flow is followed exactly, and loops are counted in closed form.
 
-Only what decides branches is computed: integers, addresses, the stack, the flags. Buffers lie at made-up addresses far apart, and what is loaded
-from them is not known. One iteration of a loop is followed once (`Path`: guards, effect on registers and stack, executions of blocks) and then
-applied as often as its guards hold, so that the time does not depend on trip counts. This takes in unrolling, peeling, remainders, run-time
-checks for overlap and threads' shares of a parallel loop, whatever the compiler made of them. Where a branch depends on data, both sides count half.
+Only what decides branches is computed: integers, addresses, the stack, the flags. Buffers have made-up addresses far apart, and values loaded from
+them are unknown. One iteration of a loop is followed once (`Path`: guards, effect on registers and stack, executions of blocks) and then applied as
+often as its guards hold, so that the time of the analysis does not depend on trip counts. This covers unrolling, peeling, remainders, run-time checks
+for overlap and threads' shares of a parallel loop, however the compiler generated them. If a branch depends on data, both sides count half.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tilewright.ir.kernel import Kernel
 BUFFERS, BUFFER_DISTANCE = 1 << 40, 1 << 35
 UNDECIDED = "undecided"
 LIMIT = 200_000
-"""Blocks and loop iterations that are followed at most."""
+"""Maximum number of blocks and loop iterations that are followed."""
 
 
 def executions(kernel: Kernel, assembly: Assembly, threads: int = 1, thread: int = 0, step: int = 0, comparisons: float = inf) -> dict[object, float]:
-    """How often a thread executes each block (by its number), enters each loop (("entries", header)), and meets branches that depend on data
-    (`UNDECIDED`); `step` is the value of every scalar parameter. Thread 0 executes what is not parallel. `comparisons`: see `Execution`.
+    """How often a thread executes each block (by its number), enters each loop (("entries", header)), and reaches branches that depend on data
+    (`UNDECIDED`). `step` is the value of every scalar parameter. Thread 0 executes all code outside parallel loops. `comparisons`: see `Execution`.
 
     Raises:
-        Unanalysable: where the flow of control cannot be followed.
+        Unanalysable: if the control flow cannot be followed.
     """
     addresses = [BUFFERS + BUFFER_DISTANCE * (number + 1) for number in range(len(kernel.parameters))]
     found = Execution(assembly, threads, thread, comparisons=comparisons).run(kernel.name, addresses, [step] * len(kernel.scalars))
@@ -38,8 +38,8 @@ def executions(kernel: Kernel, assembly: Assembly, threads: int = 1, thread: int
 
 
 class Execution(Operations):
-    """Follows one kernel of an assembly file for one thread of `threads`; `executions` counts blocks by number. `comparisons`: how often at most an
-    iteration is compared with one that was followed before, which is what takes the time where iterations differ much."""
+    """Follows one kernel of an assembly file for one of `threads` threads; `executions` counts blocks by number. `comparisons` limits how often an
+    iteration is compared with one followed before, which dominates the analysis time if iterations differ much."""
 
     def __init__(self, assembly: Assembly, threads: int = 1, thread: int = 0, limit: int = LIMIT, comparisons: float = inf) -> None:
         super().__init__(assembly)
@@ -48,7 +48,7 @@ class Execution(Operations):
         self.after: dict[str, dict[int, int]] = {}
 
     def run(self, function: str, arguments: Sequence[int], scalars: Sequence[int] = ()) -> dict[Hashable, float]:
-        """Executions by block number of a kernel whose buffers lie at the given addresses."""
+        """Executions by block number of a kernel with buffers at the given addresses."""
         frame = Frame(None)
         for place, numbers in ((ARGUMENTS, arguments), (SCALARS, scalars)):
             frame.state |= {place + 8 * i: Value(number) for i, number in enumerate(numbers)}
@@ -69,7 +69,7 @@ class Execution(Operations):
     # --- paths ---
 
     def walk(self, frame: Frame, name: str, loop: Loop | None, block: int, stop: int | None = None, start: bool = False) -> tuple[str, int | None]:
-        """Follows blocks from `block` until `stop`, the loop's header, a block outside of the loop, or the function's end."""
+        """Follows blocks from `block` to `stop`, the loop's header, a block outside the loop, or the end of the function."""
         loops = self.loops[name]
         while True:
             if not start:
@@ -119,7 +119,7 @@ class Execution(Operations):
             block = join
 
     def following(self, frame: Frame, code: BasicBlock) -> int | str | None:
-        """The next block, "return", or None where that depends on data."""
+        """The next block, "return", or None if that depends on data."""
         kind = code.ending[0]
         if kind == "return" or not code.successors:
             if kind == "indirect":
@@ -145,7 +145,7 @@ class Execution(Operations):
         return None if taken is None else code.successors[0 if taken else 1]
 
     def repeat(self, frame: Frame, name: str, loop: Loop) -> int:
-        """Executes a loop from its header; gives the block behind it."""
+        """Executes a loop from its header; returns the block after it."""
         known = self.paths.setdefault(loop.header, [])
         frame.count(("entries", loop.header))
         while True:
@@ -159,7 +159,7 @@ class Execution(Operations):
                 path = self.path_of(inner, target)
             else:
                 path = known.pop(place)
-            known.insert(0, path)  # what was taken last is asked first
+            known.insert(0, path)  # the path taken last is tried first
             self.limit -= 1
             if self.limit < 0 or self.comparisons < 0:
                 raise Unanalysable(f"{name}: too many different iterations")
@@ -170,7 +170,7 @@ class Execution(Operations):
     @staticmethod
     def path_of(frame: Frame, leaves: int | None) -> Path:
         effects = {place: value if isinstance(value, Value) else None for place, value in frame.state.items()}
-        for place, value in frame.entry.items():  # what was only read is no effect
+        for place, value in frame.entry.items():  # a value that was only read is no effect
             if effects[place] == value:
                 del effects[place]
         symbols = {place: value.number for place, value in frame.entry.items() if value is not None}
@@ -179,7 +179,7 @@ class Execution(Operations):
 
     @staticmethod
     def moved(value: Value, path: Path, now: Mapping[Hashable, Value]) -> Value:
-        """The path's value for another beginning, in terms of the frame around it."""
+        """The path's value for a different start, in terms of the enclosing frame."""
         result = Value(value.number)
         for symbol, coefficient in value.terms.items():
             result = result.plus(now[symbol].add(-path.symbols[symbol]), coefficient)
@@ -201,7 +201,7 @@ class Execution(Operations):
         return True
 
     def take(self, frame: Frame, path: Path) -> None:
-        """Applies a path that fits, as often in a row as it certainly does."""
+        """Applies a path that fits, as many times in a row as its guards are certain to hold."""
         now = {place: frame.read(place) for place in path.symbols}
         guards = [Guard(g.relation, self.moved(g.left, path, now), self.moved(g.right, path, now)) for g in path.guards]
         new = {place: None if value is None else self.moved(value, path, now) for place, value in path.effects.items()}
@@ -237,7 +237,7 @@ class Execution(Operations):
         return result
 
     def steps(self, frame: Frame, path: Path, now: Mapping[Hashable, Value], new: Mapping[Hashable, Value | None]) -> dict[Hashable, Value] | None:
-        """By how much each symbol changes in every further application, or None where that is not always the same."""
+        """The change of each symbol with every further application, or None if it is not always the same."""
         steps: dict[Hashable, Value] = {}
         for place, value in now.items():
             after = new.get(place, value)
@@ -258,7 +258,7 @@ class Execution(Operations):
         return steps if not loose else {place: Value(value.number) for place, value in steps.items()}
 
     def call(self, frame: Frame, name: str) -> None:
-        """Runs functions of the file and of OpenMP's parallel regions; of others only what they leave in registers."""
+        """Follows functions of the file and OpenMP's parallel regions; of other functions only the effect on registers is modelled."""
         convention = self.convention
         if name == "GOMP_parallel":
             target = frame.read(convention.arguments[0])

@@ -1,7 +1,6 @@
-"""What instructions do to registers, stack and flags along a path, as far as branches depend on it.
+"""The effect of instructions on registers, stack and flags along a path, as far as branches depend on it.
 
-The operations are those of `assembly`; what they compute are `Value`s, which say how they depend on the path's beginning, or None for what
-data decides.
+The operations are those of `assembly`. Their results are `Value`s, which record how they depend on the path's start, or None if they depend on data.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ _EXACT: Mapping[str, Callable[[int, int, int], int]] = MappingProxyType({
 
 
 def truncated(a: int, b: int) -> int:
-    """a / b rounded to zero, and 0 where b is 0, as AArch64 divides."""
+    """a / b rounded towards zero, and 0 if b is 0, as on AArch64."""
     return 0 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 class Unanalysable(Exception):
-    """The flow of control cannot be followed; the message says why."""
+    """The control flow cannot be followed; the message says why."""
 
 
 @dataclass(frozen=True)
 class Convention:
-    """What calls do to registers."""
+    """Calling convention: which registers a call reads and clobbers."""
 
     arguments: tuple[str, str]
     result: str
@@ -53,7 +52,7 @@ CONVENTIONS = MappingProxyType({
 
 @dataclass(frozen=True)
 class Path:
-    """One way from a loop's header back to it, or out of it (`leaves` is the block there): what it needs, does and executes."""
+    """One way from a loop's header back to it, or out of it (`leaves` is then the block outside): its requirements, effects and executed blocks."""
 
     symbols: Mapping[Hashable, int]
     unknown: frozenset[Hashable]
@@ -65,7 +64,7 @@ class Path:
 
 @dataclass
 class Frame:
-    """The state along a path: `state` holds what was written or read, `entry` what it began with."""
+    """The state along a path: `state` holds everything written or read, `entry` the initial values."""
 
     parent: Frame | None
     state: dict[Hashable, Any] = field(default_factory=dict)
@@ -95,7 +94,7 @@ class Frame:
             self.guards[guard] = None
 
     def fixed(self, value: Value) -> int:
-        """The number, which the path from now on depends on."""
+        """The number itself; the path now requires that the value stays the same."""
         if value.terms:
             self.require(Guard("eq", value, Value(value.number)))
         return value.number
@@ -105,7 +104,7 @@ class Frame:
 
 
 class Operations:
-    """The operations, one method each, on the state of a frame; calls are `loops_execution`'s."""
+    """The operations, one method each, on the state of a frame; `loops_execution` implements calls."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
@@ -123,7 +122,7 @@ class Operations:
 
     @staticmethod
     def cut(frame: Frame, value: Value, width: int) -> Value:
-        """The low bytes; the value depends on its beginning as before as long as they hold it."""
+        """The low bytes of a value. It keeps its dependence on the path's start as long as they can hold it."""
         if width >= 8:
             return value
         low = Value(value.number & ((1 << 8 * width) - 1), value.terms)
@@ -159,7 +158,7 @@ class Operations:
             self.write(frame, place, Value(number & ((1 << 8 * width) - 1)))
 
     def wide(self, frame: Frame, name: str, width: int, source: Any) -> None:
-        """x86's multiplications to and divisions of a pair of registers."""
+        """x86's multiplication into, and division of, a pair of registers."""
         values = [self.operand(frame, place, width) for place in ("rax", "rdx", source)]
         if values[0] is None or values[2] is None or name in ("div", "idiv") and values[1] is None:
             low = high = None
@@ -208,7 +207,7 @@ class Operations:
         self.write(frame, place, self.location(frame, address))
 
     def slot(self, frame: Frame, address: tuple[Any, ...]) -> int | None:
-        """The address if it is one of the stack or of the arguments; the path then depends on it."""
+        """The address if it is in the stack or the arguments, in which case the path depends on it; else None."""
         value = self.location(frame, address)
         if value is None or not ARGUMENTS <= value.number < STACK + (1 << 20):
             return None
@@ -237,13 +236,13 @@ class Operations:
         self.put(frame, place, made)
 
     def put(self, frame: Frame, place: str, words: Sequence[Any]) -> None:
-        """A vector register's words of eight bytes; of those that never held an address nothing need be known."""
+        """Stores a vector register's eight-byte words; words that never held an address are not tracked."""
         for number in range(8):
             value, key = words[number] if number < len(words) else None, (place, number)
             if isinstance(value, Value):
                 if key not in self.held:
                     self.held.add(key)
-                    for known in self.paths.values():  # what was followed before did not look at this word
+                    for known in self.paths.values():  # paths followed so far did not track this word
                         known.clear()
                 frame.state[key] = value
             elif key in self.held:

@@ -1,8 +1,8 @@
-"""Register values while a path is followed: a number, and how it depends linearly on what was there when the path began.
+"""Register values along a path: a number, and its linear dependence on the values at the start of the path.
 
-A `Value` is a 64-bit number with the coefficients of the *symbols* (registers and stack slots at the path's beginning). What was decided on the way
-is kept as `Guard`s: comparisons of two values. A path taken once holds for any other beginning under which its guards hold, so a loop's
-iterations can be counted in closed form: all values change by constants from one iteration to the next, and each guard says for how many.
+A `Value` is a 64-bit number with coefficients of the *symbols* (registers and stack slots at the start of the path). Decisions on the way are kept as
+`Guard`s: comparisons of two values. A path that was followed once is valid for any other start that satisfies its guards, so a loop's iterations can
+be counted in closed form: all values change by constants from one iteration to the next, and each guard says for how many iterations it holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """`number` (unsigned) with `terms`: by how much it changes with each symbol, modulo 2^64."""
+    """`number` (unsigned) with `terms`: its change with each symbol, modulo 2^64."""
 
     number: int
     terms: Mapping[Hashable, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def signed(number: int, width: int = 8) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A comparison that held: relation "eq", "ltu", "geu", "lt", "ge" (the last two signed) of left and right."""
+    """A comparison that held: relation "eq", "ltu", "geu", "lt" or "ge" (the last two signed) between left and right."""
 
     relation: str
     left: Value
@@ -74,7 +74,7 @@ class Guard:
         return not self.left.terms and not self.right.terms
 
     def repeats(self, left_step: int, right_step: int) -> int:
-        """How many times it holds in a row, this time included, while the sides change by these steps; neither side wraps in between."""
+        """How many times in a row it holds, including this time, while the sides change by these steps; neither side wraps in between."""
         left, right = self.sides()
         if self.relation == "eq":
             return UNLIMITED if left_step == right_step else 1
@@ -83,14 +83,14 @@ class Guard:
         for value, step in ((left, left_step), (right, right_step)):
             if step:
                 limit = min(limit, ((high - value) // step if step > 0 else (value - low) // -step) + 1)
-        room = right - left - 1 if self.relation in ("lt", "ltu") else left - right  # holds while this is not negative
+        room = right - left - 1 if self.relation in ("lt", "ltu") else left - right  # the guard holds while this is not negative
         slope = right_step - left_step if self.relation in ("lt", "ltu") else left_step - right_step
         return limit if slope >= 0 else min(limit, room // -slope + 1)
 
 
 def decided(condition: str, kind: str, left: Value, right: Value, width: int) -> tuple[bool, list[Guard]] | None:
-    """Whether a condition holds for flags of `left - right` (kind "sub"), or of a result (`left`; kinds "and", "result"), and why; None where
-    these flags do not tell."""
+    """Whether a condition holds for the flags of `left - right` (kind "sub") or of a result (`left`; kinds "and", "result"), with the guards that
+    decide it; None if these flags do not decide it."""
     if kind != "sub":
         if condition not in ("eq", "ne", "neg", "pos") and (kind != "and" or condition not in ("lt", "ge", "gt", "le")):
             return None
@@ -113,7 +113,7 @@ def decided(condition: str, kind: str, left: Value, right: Value, width: int) ->
     if is_signed and width < 8:
         left, right = (Value(signed(side.number, width) & MASK, side.terms) for side in (left, right))
     if left.terms and right.terms and min(left.number, right.number) >= 1 << 40 and max(left.number, right.number) < 1 << 62:
-        left, right, is_signed = left.plus(right, -1), ZERO, True  # both are pointers, and stay such
+        left, right, is_signed = left.plus(right, -1), ZERO, True  # both are pointers, and remain pointers
     less = (signed(left.number) < signed(right.number)) if is_signed else left.number < right.number
     relation = ("lt" if less else "ge") + ("" if is_signed else "u")
     return less == (base == "lt"), [Guard(relation, left, right)]

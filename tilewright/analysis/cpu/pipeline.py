@@ -1,14 +1,15 @@
-"""Cycles of basic blocks on a core's pipelines, by list scheduling of their instructions, and of whole kernels (Tuna, section III).
+"""Cycles of basic blocks, by list scheduling on a core's pipelines, and of whole kernels (Tuna, section III).
 
-Instructions enter in their order, as many a cycle as the core admits; each micro-operation starts in the first cycle in which its operands are ready
-and a port that takes it is free, older instructions first; at most a window of them is under way, and few of these wait for their operands. On a core
-that executes in order none starts before the one in front of it. A register renamed has its new value only for what comes behind; flags count as a
-register. Dependences through memory are left out: a kernel's loops read what they have written only from the stack, a few cycles earlier at least,
-and its accumulators stay in registers.
+Instructions enter in program order, up to the issue width per cycle. Each micro-operation starts in the first cycle in which its operands and one of
+its ports are ready, older instructions first. At most a window of them is in flight, and fewer of these may wait for operands. On an in-order core
+none starts before its predecessor. A renamed register has its new value only for later instructions; the flags count as a register. Dependences
+through memory are ignored: a kernel's loops read back only what they spilled to the stack at least a few cycles before, and its accumulators stay in
+registers.
 
-A loop of one block is scheduled over as many iterations as fill the window a few times, with the chains that its registers carry from one to the
-next; what an iteration adds in the second half is its cost. Any other block is taken to overlap with its like: repeated, each repetition independent
-of the last. Caches answer at once, with the latency of the first level; what misses is counted by `caches.py`. Branches are predicted.
+A loop of one block is scheduled for as many iterations as fill the window a few times, with the dependence chains that its registers carry from one
+iteration to the next; its cost is the mean of the second half of these iterations. Any other block is assumed to overlap with similar blocks: it is
+repeated, and the repetitions are independent. All accesses have the latency of the first-level cache; `caches.py` counts misses. Branches are assumed
+to be predicted.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from tilewright.hardware.pipelines import PIPELINES, Cost, Pipeline
 from tilewright.ir.kernel import Kernel
 
 WINDOWS = 3
-"""Instructions of a loop that are scheduled, in windows of the core."""
+"""How many times the instructions scheduled for a loop fill the core's window."""
 ITERATIONS = (4, 400)
-"""At least and at most so many iterations of a block."""
+"""Minimum and maximum number of iterations that are scheduled for a block."""
 STEADY_INSTRUCTIONS = 400
-"""At least so many instructions are scheduled."""
+"""Minimum number of instructions that are scheduled."""
 
 
 @dataclass(frozen=True)
 class BlockCycles:
-    """Of a basic block: cycles that one more execution adds where many follow each other, and cycles of a single one from its first instruction to
-    its last result."""
+    """Cycles of a basic block: `steady` is the cost of one more execution in a long series, `alone` the time of a single execution from its first
+    instruction to its last result."""
 
     steady: float
     alone: float
@@ -46,9 +47,9 @@ class BlockCycles:
 
 @dataclass(frozen=True)
 class KernelCycles:
-    """Cycles of one thread for one call: `steady` of all blocks, and `starts`, what the first iterations of inner loops take longer than the others.
+    """Cycles of one thread for one call: `steady` for all blocks, and `starts`, the extra time of the first iterations of inner loops.
 
-    `blocks`: by number the executions and cycles of each block."""
+    `blocks`: executions and cycles of each block, by number."""
 
     steady: float
     starts: float
@@ -57,7 +58,7 @@ class KernelCycles:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """An instruction with its rows of the table; registers are numbers."""
+    """An instruction with its rows of the table; registers are numbered."""
 
     slots: int
     load: Cost | None
@@ -72,7 +73,7 @@ class _Compiled:
 
 
 def block_cycles(instructions: Sequence[Instruction], architecture: str, pipeline: Pipeline, repeats: bool) -> BlockCycles:
-    """Cycles of a block of instructions of an architecture ("x86-64" or "aarch64"); `repeats`: it is a loop of its own."""
+    """Cycles of a block of instructions for an architecture ("x86-64" or "aarch64"); `repeats`: the block is a loop by itself."""
     return _cycles(tuple(instructions), architecture, pipeline.name, repeats)
 
 
@@ -98,7 +99,7 @@ def _cycles(instructions: tuple[Instruction, ...], architecture: str, core: str,
 
 
 def _compiled(usages: Sequence[Usage], pipeline: Pipeline) -> tuple[list[_Compiled], int]:
-    """Rows of the table for each instruction, where a comparison and its branch may be one; and the number of registers."""
+    """The table rows of each instruction, where a comparison and its branch may be fused into one; and the number of registers."""
     numbers: dict[str, int] = {}
 
     def number(name: str) -> int:
@@ -107,7 +108,7 @@ def _compiled(usages: Sequence[Usage], pipeline: Pipeline) -> tuple[list[_Compil
     code: list[_Compiled] = []
     fused = False
     for at, usage in enumerate(usages):
-        if fused:  # the branch was counted with the instruction in front
+        if fused:  # the branch was counted with the preceding instruction
             fused = False
             continue
         fused = pipeline.fuses and usage.decides and at + 1 < len(usages) and usages[at + 1].is_jump and bool(usages[at + 1].sources)
@@ -133,7 +134,7 @@ def _times(cost: Cost | None, count: int) -> Cost | None:
 
 
 class _Ports:
-    """Which cycles each port is taken, as bits of a number; and how much each was used, so that the least used of the free ones is taken."""
+    """The busy cycles of each port, as the bits of a number, and how often each port was used, so that the least used free one is chosen."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.index = {name: number for number, name in enumerate(names)}
@@ -141,7 +142,7 @@ class _Ports:
         self.used = [0] * len(names)
 
     def first(self, ports: tuple[int, ...], cycles: int, ready: int) -> tuple[int, int]:
-        """The first cycle from `ready` on in which one of the ports is free for so many cycles, and that port."""
+        """The first cycle from `ready` on in which one of the ports is free for `cycles` cycles, and that port."""
         best, chosen = -1, -1
         for port in ports:
             taken = self.busy[port] >> ready
@@ -157,7 +158,7 @@ class _Ports:
         self.used[port] += cycles
 
     def run(self, uses: Any, ready: float) -> float:
-        """Starts micro-operations from `ready` on; the cycle in which the last one has started."""
+        """Starts micro-operations no earlier than `ready`; returns the cycle in which the last one starts."""
         begun = ready
         for ports, cycles in uses:
             start, port = self.first(ports, cycles, int(-(-ready // 1)))
@@ -171,16 +172,16 @@ def _numbered(cost: Cost | None, ports: _Ports) -> Any:
 
 
 def _out_of_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, count: int, repeats: bool) -> tuple[list[float], float]:
-    """The cycles in which all of each iteration has retired, and that of the first one."""
+    """For each iteration, the cycle in which all of its instructions have retired; and that of the first iteration again."""
     ports = _Ports(pipeline.ports)
     rows = [tuple(_numbered(part, ports) for part in (entry.load, entry.compute, entry.store)) for entry in code]
     width, window, scheduler = pipeline.issue_width, pipeline.window, pipeline.scheduler
     ready = [0.0] * registers
-    early = [0.0] * registers  # for an accumulator, which a multiply-add passes on before its result is ready
-    entered = under_way = 0  # the issue width that has passed, and what of it instructions took
+    early = [0.0] * registers  # ready time for use as an accumulator, which may precede the result of the multiply-add
+    entered = under_way = 0  # issue slots that have passed, and those that instructions occupied
     retired: list[float] = []
     places: list[int] = []
-    waiting: list[float] = []  # when what has entered and not started will start
+    waiting: list[float] = []  # start times of instructions that have entered but not started
     done, oldest, ends = 0.0, 0, []
     for _ in range(count):
         if not repeats:
@@ -226,7 +227,7 @@ def _out_of_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline,
 
 
 def _in_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, count: int, repeats: bool) -> tuple[list[float], float]:
-    """The cycles in which the last instruction of each iteration has started, and that in which the first one has its results."""
+    """For each iteration, the cycle in which its last instruction starts; and the cycle in which the first iteration's results are ready."""
     ports = _Ports(pipeline.ports)
     rows = [
         [(uses, part) for uses, part in ((_numbered(part, ports), part) for part in (entry.load, entry.compute, entry.store)) if part is not None]
@@ -248,7 +249,7 @@ def _in_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, cou
             while True:
                 if start > cycle:
                     cycle, taken = start, 0
-                # what takes more than the rest of a cycle begins one of its own
+                # an instruction that does not fit into the rest of a cycle starts in the next one
                 if taken and taken + min(entry.slots, width) > width:
                     start = cycle + 1
                     continue
@@ -276,11 +277,12 @@ def _in_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, cou
 
 def cycles(kernel: Kernel, assembly: Assembly | str, machine: Machine, threads: int = 1, thread: int = 0, comparisons: float = inf) -> KernelCycles:
     """Cycles of one thread for one call of a kernel: those of each block times its executions. Thread 0 has the largest share of every parallel loop,
-    and what is not parallel. `assembly` is what `assembly.disassembled` gives, or that parsed; `comparisons` as for `loops_execution.Execution`.
+    and all code outside parallel loops. `assembly` is the output of `assembly.disassembled`, or its parsed form; `comparisons` as for
+    `loops_execution.Execution`.
 
     Raises:
-        Unanalysable: where the flow of control cannot be followed.
-        KeyError: for a machine without a table of its pipelines.
+        Unanalysable: if the control flow cannot be followed.
+        KeyError: for a machine without a pipeline table.
     """
     code = parse(assembly, machine.architecture) if isinstance(assembly, str) else assembly
     pipeline = PIPELINES[machine.pipeline]
@@ -301,5 +303,5 @@ def cycles(kernel: Kernel, assembly: Assembly | str, machine: Machine, threads: 
 
 
 def _repeats(block: BasicBlock) -> bool:
-    """Whether the block is a loop of its own."""
+    """Whether the block is a loop by itself."""
     return block.number in block.successors

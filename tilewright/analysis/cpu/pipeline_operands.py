@@ -1,4 +1,5 @@
-"""What an instruction reads, writes and is, for the pipeline model: registers and flags, and the rows of `hardware/pipelines.py` that it takes."""
+"""Operands and kinds of instructions for the pipeline model: the registers and flags that each reads and writes, and its rows of
+`hardware/pipelines.py`."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ FLAGS = "flags"
 
 @dataclass(frozen=True)
 class Usage:
-    """One instruction. `steps` are kinds and vector bits, executed one after another: a load, what computes, a store; any may be absent. The load
-    waits for `address` only, the computation for the load and `sources`, and for `accumulator` as a multiply-add does for what it adds to; `targets`
-    are ready after it. `updated`: an address register that the access itself advances. `decides`: it only sets flags, or changes one register and
-    sets them, so that a branch behind it may be one with it. `count`: how often it loads or stores a vector register."""
+    """One instruction. `load`, `compute` and `store` are (kind, vector bits), executed in this order; any may be None. The load waits only for
+    `address`; the computation waits for the load and `sources`, and for `accumulator` as a multiply-add does for its addend; `targets` are ready
+    after it. `updated`: an address register that the access itself advances. `decides`: the instruction only sets flags, or changes one register and
+    sets flags, so that it may be fused with a following branch. `count`: the number of vector registers loaded or stored."""
 
     load: tuple[str, int] | None = None
     compute: tuple[str, int] | None = None
@@ -77,7 +78,7 @@ _DECIDING = re.compile(r"(cmp|test|add|sub|and|inc|dec)[qlwb]?$")
 
 
 def x86_register(name: str) -> str:
-    """Canonical name: vectors as "v0" whatever their width."""
+    """Canonical name of a register: vectors as "v0" whatever their width."""
     if name[1:3] == "mm":
         return "v" + name[3:]
     known = REGISTERS.get(name)
@@ -89,7 +90,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def x86_usage(mnemonic: str, operands: Sequence[str]) -> Usage:
-    """Of an x86-64 instruction in AT&T syntax."""
+    """Usage of an x86-64 instruction in AT&T syntax."""
     kind = next(kind for pattern, kind in _X86_KINDS if re.match(pattern, mnemonic))
     if kind in ("nop", "clear") or mnemonic == "xchg" and len(set(operands)) == 1:
         return Usage(compute=("clear" if kind == "clear" else "nop", 0))
@@ -153,7 +154,7 @@ def x86_usage(mnemonic: str, operands: Sequence[str]) -> Usage:
 
 
 def _x86_tile(mnemonic: str, operands: Sequence[str]) -> Usage:
-    """Of an instruction on tile registers; `tdpbf16ps b, a, sums`."""
+    """Usage of an instruction on tile registers; `tdpbf16ps b, a, sums`."""
     tiles = tuple("t" + text[4:] for text in operands if text.startswith("%tmm"))
     address = tuple(name for text in operands if "(" in text for name in _names(text))
     if mnemonic == "tilezero":
@@ -166,7 +167,7 @@ def _x86_tile(mnemonic: str, operands: Sequence[str]) -> Usage:
 
 
 def _moved(mnemonic: str, plain: Sequence[str], names: tuple[str, ...], masks: tuple[str, ...], merges: bool, bits: int) -> Usage:
-    """A move between registers, or of a constant."""
+    """Usage of a move between registers, or of a constant."""
     if mnemonic.startswith("kmov"):
         kind = "mask to general" if plain[-1][1] in "er" else "mask from general" if plain[0][1] in "er" else "mask"
         return Usage(compute=(kind, 0), sources=names[:-1], targets=names[-1:])
@@ -197,7 +198,7 @@ def _x86_vector(
         return Usage(first, ("compare mask", 0), None, memory, names[:-1] + masks, "", names[-1:])
     target, sources = names[-1:], names[:-1] + masks
     if kind == "fma":
-        # 213 and 132 multiply the target, 231 adds to it
+        # forms 213 and 132 multiply the target, 231 adds to it
         if "231" in mnemonic:
             return Usage(first, (kind, bits), None, memory, sources, target[0], target)
         return Usage(first, (kind, bits), None, memory, names + masks, "", target)
@@ -258,7 +259,7 @@ def _is_vector(text: str) -> bool:
 
 
 def aarch64_usage(mnemonic: str, operands: Sequence[str]) -> Usage:
-    """Of an AArch64 instruction."""
+    """Usage of an AArch64 instruction."""
     at = next((number for number, text in enumerate(operands) if text.startswith("[")), None)
     if at is not None:
         return _aarch64_access(mnemonic, operands, at)
@@ -313,7 +314,8 @@ def aarch64_usage(mnemonic: str, operands: Sequence[str]) -> Usage:
 
 
 def _shifting(operands: Sequence[str]) -> str:
-    """Whether the last operand is shifted by much or extended, which takes longer than arithmetic alone."""
+    """The kind of an arithmetic instruction: "address" if its last operand is extended or shifted by more than 4 bits, which takes longer, else
+    "integer"."""
     found = re.match(r"(lsl|lsr|asr|[su]xt[bhwx])(?: #(\w+))?", operands[-1]) if len(operands) > 1 else None
     return "address" if found and not (found[1] == "lsl" and int(found[2] or "0", 0) <= 4) else "integer"
 
