@@ -1,1 +1,1 @@
-"""Running compiled programs: the executable, its memory, CPU and GPU engines, artifacts; measuring candidates, and records of it."""
+"""Loading and running compiled programs: the executable, its memory, CPU and GPU engines, and artifacts."""

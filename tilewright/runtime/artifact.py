@@ -1,17 +1,17 @@
-"""Saved executables: a directory, or one zip file, of a manifest, weights, sources and binaries.
+"""Saved executables: a directory, or one zip file, with a manifest, weights, sources and binaries.
 
 | file | holds |
 |---|---|
 | ``manifest.json`` | format version, machine, requirements, program, signature, and the SHA-256 of every other file |
-| ``weights.safetensors`` | the graph's constants, and the module's buffers that calls change |
-| ``sources/`` | the kernels' source text, for people |
+| ``weights.safetensors`` | the graph's constants, and the buffers of the module that calls change |
+| ``sources/`` | the kernels' source text, to be read |
 | ``binaries/`` | shared objects or cubins |
 
-`load` maps nothing before everything was checked: hashes; that every field is one that an encoder writes (`fields`); that they say nothing which
-a compilation could not have said (`soundness`); that binaries are whole, run nothing while they are mapped, and carry the facts of their
-kernels (`toolchain.elf`). Hashes find damage, checks find lies about honest kernels; neither says who made the artifact, and its kernels may do
-anything when they are called: load only what you would also run, or what has the digest that you expect. The digest is the SHA-256 of the
-manifest, which is also in ``manifest.sha256``. Everything is written under a temporary name and then renamed.
+`load` maps nothing into memory until everything is checked: hashes; that an encoder could have written every field (`fields`); that a compilation
+could have produced their contents (`soundness`); that binaries are complete, run no code while they are mapped, and carry the facts of their kernels
+(`toolchain.elf`). Hashes detect damage, and the checks detect false statements about honest kernels. Neither says who made the artifact, and its
+kernels may do anything when they are called: load only what you would also run, or what has the digest that you expect. The digest is the SHA-256 of
+the manifest and is also stored in ``manifest.sha256``. Everything is written under a temporary name and then renamed.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from tilewright.toolchain.elf import check_cubin, check_shared_object
 
 FORMAT = "tilewright executable"
 FORMAT_VERSION = 4
-"""The only one that is read: the versions 1 and 2 do not say what kernels touch, so that nothing in them can be checked."""
+"""The only version that can be read: versions 1 and 2 do not say what memory kernels access, so nothing in them can be checked."""
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.sha256"
 WEIGHTS = "weights.safetensors"
 MOST_MANIFEST = 1 << 28
-"""Bytes."""
+"""Maximum size of a manifest in bytes."""
 RELEASE = re.compile(r"(\d{1,3}\.\d{1,3})?")
-"""Of CUDA, or none."""
+"""A CUDA release, or the empty string."""
 STATE_PREFIX = "state:"
-"""Before the names of states in the weights; graph constants have their own names."""
+"""Prefix of the names of states in the weights; graph constants have names without it."""
 
 
 @dataclass(frozen=True)
 class SavedBinary:
-    """A binary of a loaded artifact; `path` is its place in it, for messages."""
+    """A binary of a loaded artifact; `path` is its path inside the artifact, for messages."""
 
     path: Path
     entries: tuple[str, ...]
@@ -72,16 +72,16 @@ class SavedBinary:
 
 
 def save(image: Image, path: str | Path) -> str:
-    """Write an artifact; an existing one at the path is replaced. The machine need not be here. Returns its `digest`.
+    """Writes an artifact, replacing an existing one at the path. The target machine need not be present. Returns its `digest`.
 
     Raises:
-        InvalidArtifact: where the model has inputs, outputs or attributes that JSON cannot hold or that `load` would refuse, the path is something
-        else's, or nothing can be written there.
+        InvalidArtifact: if the model has inputs, outputs or attributes that JSON cannot represent or that `load` would reject, if something other
+        than an artifact is at the path, or if nothing can be written there.
     """
     target = Path(path)
     check_path(target)
     files = _files(image)
-    with _boundary(target, "report this model"):  # nothing is written that would not be read
+    with _boundary(target, "report this model"):  # never write what could not be read again
         manifest = _manifest(target, files[MANIFEST])
         _decode(target, manifest, files)
     try:
@@ -92,7 +92,7 @@ def save(image: Image, path: str | Path) -> str:
 
 
 def check_path(path: str | Path) -> None:
-    """Raises InvalidArtifact where an artifact would replace something else."""
+    """Raises InvalidArtifact if an artifact would replace something else."""
     target = Path(path)
     if target.suffix == ".zip":
         ours = not target.exists() or (target.is_file() and (not target.stat().st_size or _is_packed_artifact(target)))
@@ -103,7 +103,7 @@ def check_path(path: str | Path) -> None:
 
 
 def _is_packed_artifact(path: Path) -> bool:
-    """Whether the file is a zip file with a manifest, or damaged beyond that."""
+    """Whether the file is a zip file with a manifest, or one too damaged to tell."""
     try:
         with zipfile.ZipFile(path) as archive:
             return MANIFEST in archive.namelist()
@@ -169,12 +169,12 @@ def _files(image: Image) -> dict[str, bytes]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy on the CPU that shares memory with nothing, as safetensors asks."""
+    """A contiguous copy on the CPU that shares no memory, as safetensors requires."""
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _driver_minimum(machine: Machine) -> str:
-    """The CUDA release whose driver loads the cubins; empty for a CPU."""
+    """The CUDA release of the oldest driver that loads the cubins; empty for a CPU."""
     if not machine.is_gpu:
         return ""
     return "12.0" if machine.toolchain_extra == "cuda12" else "13.0"
@@ -185,7 +185,7 @@ def _driver_minimum(machine: Machine) -> str:
 
 @dataclass(frozen=True)
 class Opened:
-    """An artifact that was checked. `driver` is the CUDA release that its driver must be of at least (empty for a CPU)."""
+    """A checked artifact. `driver` is the CUDA release that the driver must at least support (empty for a CPU)."""
 
     image: Image
     driver: str
@@ -193,15 +193,16 @@ class Opened:
 
 
 def load(path: str | Path, expect_digest: str | None = None) -> Executable:
-    """The executable of an artifact, on the machine that it was compiled for.
+    """Loads the executable of an artifact on the machine that it was compiled for.
 
     Args:
-        expect_digest: what `Executable.save` returned, or `tilewright digest` printed, where the artifact was made: another one is refused.
+        expect_digest: the digest that `Executable.save` returned, or `tilewright digest` printed, when the artifact was made; an artifact with
+        another digest is rejected.
 
     Raises:
-        InvalidArtifact: for a file that is missing, damaged or changed (it is named), what no compilation makes, another format version, more
-            memory than there is, or a CPU of another architecture or without the instruction sets.
-        TargetNotPresent: where it needs a GPU, or a newer driver, that is not here.
+        InvalidArtifact: for a missing, damaged or changed file (the message names it), contents that no compilation produces, another format version,
+        more memory than the machine has, or a CPU of another architecture or without the instruction sets.
+        TargetNotPresent: if it needs a GPU or a newer driver that this machine lacks.
     """
     opened = open_artifact(path, expect_digest)
     check_target(opened.image.machine, opened.driver)
@@ -210,13 +211,13 @@ def load(path: str | Path, expect_digest: str | None = None) -> Executable:
 
 
 def read(path: str | Path, expect_digest: str | None = None) -> Image:
-    """Everything in an artifact, for any machine; nothing is mapped or run. Raises InvalidArtifact as `load` does."""
+    """Reads everything in an artifact, for any machine; maps and runs nothing. Raises InvalidArtifact as `load` does."""
     return open_artifact(path, expect_digest).image
 
 
 def digest(path: str | Path) -> str:
-    """The SHA-256 of an artifact's manifest, which holds that of every other file: a name for all that is in it, the same for a directory and a
-    zip file. Raises InvalidArtifact where there is none."""
+    """The SHA-256 of an artifact's manifest, which contains the hash of every other file. It identifies the whole content, and is the same for a
+    directory and a zip file. Raises InvalidArtifact if there is none."""
     with _boundary(path), members(Path(path)) as reader:
         return hashlib.sha256(_member(reader, MANIFEST, MOST_MANIFEST)).hexdigest()
 
@@ -239,8 +240,7 @@ def open_artifact(path: str | Path, expect_digest: str | None = None) -> Opened:
 
 @contextmanager
 def _boundary(path: str | Path, remedy: str = "save the executable again") -> Iterator[None]:
-    """Everything between the bytes of an artifact and its image happens inside: what is wrong with them is an InvalidArtifact of one line that names
-    the file."""
+    """Context in which an artifact's bytes are decoded: whatever is wrong with them becomes an InvalidArtifact, whose one line names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -281,7 +281,7 @@ def _manifest(path: str | Path, text: bytes) -> Field:
 
 
 def _contents(reader: Members, files: Field) -> dict[str, bytes]:
-    """Every file of an artifact but its manifest, each with the hash that the manifest says."""
+    """Every file of an artifact except its manifest, with the hash checked against the manifest."""
     hashes = {name: entry.text() for name, entry in files.entries(MOST_MEMBERS)}
     for name in (*hashes, *reader):
         if not SAFE_NAME.fullmatch(name):
@@ -298,7 +298,7 @@ def _contents(reader: Members, files: Field) -> dict[str, bytes]:
 
 
 def _decode(path: Path, manifest: Field, contents: Mapping[str, bytes]) -> tuple[Image, str]:
-    """The image, checked, and the driver that it needs."""
+    """The checked image, and the driver that it needs."""
     machine = decode_machine(manifest["machine"])
     if machine.digest != manifest["machine_digest"].text():
         raise ValueError("the machine's facts do not have the machine's digest")
@@ -322,7 +322,7 @@ def _decode(path: Path, manifest: Field, contents: Mapping[str, bytes]) -> tuple
 
 
 def _weights(data: bytes) -> dict[str, torch.Tensor]:
-    """Raises ValueError for anything but a safetensors file of types that PyTorch has."""
+    """The tensors of a safetensors file. Raises ValueError for any other content, and for types that PyTorch lacks."""
     try:
         return safetensors.torch.load(data)
     except (safetensors.SafetensorError, LookupError, TypeError, RuntimeError, OverflowError) as error:
@@ -330,7 +330,7 @@ def _weights(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def _binaries(path: Path, entries: Field, program: LoadableProgram, machine: Machine, contents: Mapping[str, bytes]) -> tuple[SavedBinary, ...]:
-    """The binaries, each of which is one that can be loaded and carries the facts of its kernels; every kernel is in one of them."""
+    """The binaries, after checks that each can be loaded and carries the facts of its kernels, and that every kernel is in one of them."""
     kind, examine = ("cubin", check_cubin) if machine.is_gpu else ("so", check_shared_object)
     result, found = [], set[str]()
     for entry in entries.items():
@@ -351,7 +351,7 @@ def _binaries(path: Path, entries: Field, program: LoadableProgram, machine: Mac
 
 
 def _check_memory(path: str | Path, image: Image) -> None:
-    """Raises InvalidArtifact where the buffers of a program for a CPU are more than this machine's memory, which would be found page by page."""
+    """Raises InvalidArtifact if the buffers of a CPU program exceed this machine's memory; otherwise that would show only as pages are touched."""
     if image.machine.is_gpu:
         return
     program, available = image.program, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -363,7 +363,7 @@ def _check_memory(path: str | Path, image: Image) -> None:
 
 
 def check_target(machine: Machine, driver: str = "") -> None:
-    """Raises where code for the machine, that needs a driver of at least this CUDA release, cannot run here; see `load`."""
+    """Raises if code for the machine, with a driver of at least this CUDA release, cannot run here; see `load`."""
     if is_present(machine):
         if driver:
             _check_driver(driver)

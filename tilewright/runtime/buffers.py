@@ -1,4 +1,4 @@
-"""The memory of one executable: its arena, its packed constants, and where each buffer of the program is found."""
+"""The memory of one executable: its arena, its packed constants, and the location of each buffer of the program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:
-    """Flat tensors on the device of the named buffers; buffers of one source, view, matrix, layout and dtype are one tensor."""
+    """Flat tensors on the device for the named buffers; buffers with the same source, view, matrix, layout and dtype share one tensor."""
     result: dict[str, torch.Tensor] = {}
     made: dict[tuple[object, ...], torch.Tensor] = {}
     for name in names:
@@ -43,8 +43,8 @@ def pack_constants(program: LoadableProgram, names: Sequence[str], device: torch
 def allocation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, zeroed: bool = False) -> Callable[[], torch.Tensor]:
     """A function that makes fresh row-major tensors, uninitialised unless `zeroed`; a GPU must be PyTorch's current device.
 
-    Large ones on a CPU come from a pool. Else, where this PyTorch has the function that its own generated code calls, that one: it costs a
-    third of `torch.empty`.
+    Large tensors on a CPU come from a pool. For others the function that PyTorch's own generated code calls is used if this PyTorch has it: it takes
+    a third of the time of `torch.empty`.
     """
     if zeroed:
         return partial(torch.zeros, shape, dtype=dtype, device=device)
@@ -58,9 +58,9 @@ def allocation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
 
 
 class Buffers:
-    """Arena and constants on one device. Constants are shared by clones, the arena is not.
+    """Arena and constants on one device. Clones share the constants, but not the arena.
 
-    A buffer of the caller has no fixed address: `external` gives its number, inputs first, then outputs.
+    The caller's buffers have no fixed address: `external` gives their number, inputs first, then outputs.
     """
 
     def __init__(
@@ -77,18 +77,19 @@ class Buffers:
         if constants is None:
             constants = pack_constants(program, self.places.constants, device)
         self.constants: Mapping[str, torch.Tensor] = MappingProxyType(dict(constants))
-        # Zeroed once: halos and rounding are never written again.
+        # Zeroed once: halos and rounding are never written afterwards.
         self.arena = torch.zeros(max(self.plan.bytes, 1) + alignment, dtype=torch.uint8, device=device)
         self._base = -self.arena.data_ptr() % alignment
         self._views: dict[str, torch.Tensor] = {}
-        # Indices out of range, 0 where there are none. Of a GPU in memory of the host that kernels write to: it is read without waiting for them.
+        # Indices out of range, 0 if there are none. For a GPU in pinned host memory that kernels write to, so that it can be read without waiting for
+        # them.
         self.faults = torch.zeros(len(program.index_checks), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._fault_places: dict[str, int] = {}
         for name in program.faults:
             self._fault_places[name] = self.faults.data_ptr() + 8 * sum(len(program.faults[other]) for other in self._fault_places)
 
     def external(self, name: str) -> int | None:
-        """The number of the caller's tensor in which a buffer lies; None for the arena and constants."""
+        """The number of the caller's tensor that contains a buffer; None for the arena and constants."""
         root = self.program.root(name)
         if root in self.places.inputs:
             return self.places.inputs[root]
@@ -106,7 +107,7 @@ class Buffers:
         return self.arena.data_ptr() + self._base + self.plan.offsets[root]
 
     def take_fault(self) -> IndexOutOfRange | None:
-        """The error of an index out of range that kernels have reported; forgets all of them."""
+        """The error for an index out of range that a kernel has reported, if any; clears all reports."""
         for number, index in enumerate(self.faults.tolist()):
             if index:
                 self.faults.zero_()
@@ -115,7 +116,7 @@ class Buffers:
         return None
 
     def extent(self, name: str) -> tuple[str, int, int]:
-        """Where a buffer lies, for finding overlaps: (memory, first byte, end)."""
+        """The location of a buffer, used to find overlaps: (memory, first byte, end)."""
         root = self.program.root(name)
         if root in self.plan.offsets:
             start = self.plan.offsets[root]
@@ -123,7 +124,7 @@ class Buffers:
         return root, 0, 1
 
     def flat(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The storage of a buffer as a one-dimensional tensor of its dtype; writing it writes the buffer."""
+        """The storage of a buffer as a one-dimensional tensor of its dtype; writes to it change the buffer."""
         root = self.program.root(name)
         if root in self.places.inputs:
             return inputs[self.places.inputs[root]].view(-1)
@@ -139,14 +140,14 @@ class Buffers:
         return self._views[root]
 
     def value(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A stored value of the graph in its logical shape: a view, except of split layouts."""
+        """A stored value of the graph in its logical shape: a view, or a copy for split layouts."""
         flat = self.flat(name, inputs, outputs)
         storage = self.program.storage.get(name)
-        if storage is None:  # an alias that no kernel names: row-major over the whole of its root
+        if storage is None:  # an alias that no kernel names: row-major, over its whole root
             return flat.view(self.program.graph.values[name].shape)
         return unpack(flat, storage.layout)
 
     def is_stored(self, name: str) -> bool:
-        """Whether the value can be read back after its region has run."""
+        """Whether the value can be read after its region has run."""
         root = self.program.root(name)
         return root in self.places.inputs or root in self.places.outputs or root in self.constants or root in self.plan.offsets

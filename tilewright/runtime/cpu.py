@@ -1,9 +1,8 @@
 """Runs a program on this CPU: a whole segment of kernels is one foreign call.
 
-Kernels have the signature ``void NAME(void *const *arguments, const int64_t *scalars)``. When the executable is built,
-each call becomes a record {function, arguments, scalars} over buffers whose addresses are known; a call of the
-executable only writes the addresses of the caller's tensors and has a small C loop, compiled once, walk the records.
-Without a C compiler a Python loop does the same.
+Kernels have the signature ``void NAME(void *const *arguments, const int64_t *scalars)``. When the executable is built, each call becomes a record
+{function, arguments, scalars} over buffers with known addresses. A call of the executable only writes the addresses of the caller's tensors and runs
+a small C loop, compiled once, over the records. Without a C compiler a Python loop does the same.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ KERNEL_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class SegmentStruct(ctypes.Structure):
-    """`segment` of the runner."""
+    """The struct `segment` of the C runner."""
 
     _fields_ = [
         ("records", ctypes.c_void_p),
@@ -80,7 +79,7 @@ class SegmentStruct(ctypes.Structure):
 
 
 class Compiled(Protocol):
-    """What the runtime needs of a `toolchain.Binary`."""
+    """The part of `toolchain.Binary` that the runtime needs."""
 
     @property
     def path(self) -> Path: ...
@@ -101,17 +100,16 @@ def openmp_libraries() -> tuple[str, ...]:
 
 
 def share_openmp() -> ctypes.CDLL | None:
-    """Make the OpenMP runtime that PyTorch loaded visible to kernels, which then do not start a second pool of
-    threads."""
+    """Makes the OpenMP runtime that PyTorch loaded visible to kernels, so that they do not start a second thread pool."""
     own = str(Path(torch.__file__).parent)
-    # other packages bring runtimes of their own, such as scikit-learn's
+    # other packages, such as scikit-learn, bring runtimes of their own
     for path in sorted(openmp_libraries(), key=lambda path: not path.startswith(own)):
         return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     return None
 
 
 def permit_tiles() -> bool:
-    """Asks Linux to let this process use the tile registers (AMX), without which their first instruction is an illegal one; whether it does."""
+    """Requests permission from Linux to use the tile registers (AMX), without which tile instructions are illegal; returns whether it was granted."""
     arch_prctl, get_permitted, request, tile_data = 158, 0x1022, 0x1023, 18
     mask, syscall = ctypes.c_uint64(), ctypes.CDLL(None).syscall
     syscall(arch_prctl, request, tile_data)
@@ -119,7 +117,7 @@ def permit_tiles() -> bool:
 
 
 class Library:
-    """The shared objects of a program, mapped, and the addresses of their entries."""
+    """The mapped shared objects of a program, and the addresses of their entries."""
 
     def __init__(self, binaries: Sequence[Compiled]) -> None:
         self.openmp = share_openmp()
@@ -147,7 +145,7 @@ class Library:
 
 
 def _load_runner() -> ctypes._NamedFuncPointer | None:
-    """The compiled C loop; None where there is no compiler, or it cannot be mapped."""
+    """The compiled C loop; None if there is no compiler or the code cannot be mapped."""
     source = SourceFile("runner", RUNNER_SOURCE, "c", ("tilewright_run",))
     try:
         built = compile_kernels([source], host_cpu())[0]
@@ -157,14 +155,14 @@ def _load_runner() -> ctypes._NamedFuncPointer | None:
         return None
     try:
         function = mapped(built.content, "tilewright_run").tilewright_run
-    except OSError:  # a limit on the size of files, which holds for those in memory too
+    except OSError:  # such as a limit on file sizes, which also applies to files in memory
         return None
     function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int
     return function
 
 
 class _Segment:
-    """Regions between two PyTorch nodes, as records."""
+    """The regions between two PyTorch nodes, as records."""
 
     def __init__(self, owner: CpuEngine, first: int, last: int) -> None:
         starts = owner.region_starts
@@ -184,8 +182,8 @@ class _Segment:
 
 
 class Team:
-    """The threads that OpenMP keeps for the next kernel. A forked process has none of them, and GNU's runtime waits for them for ever: there kernels
-    run on one thread, if some ran on several before."""
+    """The threads that OpenMP keeps for the next kernel. A forked process has none of them, and GNU's runtime would wait for them forever, so kernels
+    there run on one thread if any kernel before the fork ran on several."""
 
     def __init__(self) -> None:
         self._engines: weakref.WeakSet[CpuEngine] = weakref.WeakSet()
@@ -193,7 +191,7 @@ class Team:
         os.register_at_fork(after_in_child=self._lose)
 
     def of(self, engine: CpuEngine) -> int:
-        """How many threads the engine's kernels are given, from now on."""
+        """The number of threads for the engine's kernels from now on."""
         if engine.threads > 1:
             self._exists = True
             self._engines.add(engine)
@@ -209,14 +207,14 @@ _TEAM = Team()
 
 
 class CpuEngine:
-    """One program over one arena, ready to run. `run` must not be entered twice at a time.
+    """One program over one arena, ready to run. Calls of `run` must not overlap.
 
     Raises:
-        KernelFailed: where a binary cannot be loaded or lacks a kernel.
+        KernelFailed: if a binary cannot be loaded or lacks a kernel.
     """
 
     input_alignment = 1
-    """Bytes; inputs are read in place at any address."""
+    """In bytes; inputs are read in place at any address."""
 
     def __init__(self, buffers: Buffers, library: Library, threads: int | None = None) -> None:
         program = buffers.program
@@ -236,7 +234,7 @@ class CpuEngine:
         self.arguments = np.zeros(max(slots, 1), dtype=np.int64)
         repeats = max((region.repeat for region in program.regions), default=1)
         width = max((kernel.scalars for kernel in program.kernels.values()), default=0) or 1
-        # row i holds the number of the repetition once for each scalar parameter
+        # row i holds the number of the repetition, once per scalar parameter
         self.scalars = np.repeat(np.arange(repeats, dtype=np.int64)[:, None], width, axis=1).copy()
         records: list[tuple[int, int, int]] = []
         patches: list[tuple[int, int]] = []
@@ -262,7 +260,7 @@ class CpuEngine:
 
     @property
     def threads(self) -> int:
-        """OpenMP threads of each kernel; in a forked process kernels may have to do with one, see `Team`."""
+        """OpenMP threads per kernel; after a fork, kernels may have to run on one, see `Team`."""
         return self._threads
 
     @threads.setter
@@ -271,19 +269,19 @@ class CpuEngine:
         self.renew_threads()
 
     def renew_threads(self) -> None:
-        """What is built already is given as many threads as there may be."""
+        """Sets the number of threads in all segments that are already built."""
         for segment in self._segments.values():
             segment.struct.threads = _TEAM.of(self)
 
     def bind(self, pointers: Sequence[int]) -> None:
-        """Take the addresses of the caller's tensors for the runs that follow: inputs, then outputs."""
+        """Sets the addresses of the caller's tensors for the following runs: inputs, then outputs."""
         self.externals[: len(pointers)] = list(pointers)
 
     def run(self, first: int, last: int) -> None:
-        """Run the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node.
+        """Runs the kernels of regions `first` to `last` (excluded), none of which is a PyTorch node.
 
         Raises:
-            IndexOutOfRange: where a kernel found an index out of range.
+            IndexOutOfRange: if a kernel found an index out of range.
         """
         segment = self._segments.get((first, last))
         if segment is None:
@@ -307,13 +305,13 @@ class CpuEngine:
         return bool(self.buffers.faults.any())
 
     def check_indices(self, wait: bool) -> None:
-        """Nothing is left to say: `run` raises."""
+        """Does nothing: `run` has already raised any error."""
 
     def finish(self) -> None:
-        """Nothing to wait for: `run` returns when the kernels have."""
+        """Does nothing: `run` returns when the kernels have finished."""
 
     def abandon(self) -> None:
-        """Nothing to undo after a call that failed."""
+        """Does nothing: a failed call leaves nothing to undo."""
 
     def close(self) -> None:
         self._segments.clear()
@@ -325,7 +323,7 @@ def cpu_engine(
     threads: int | None = None,
     model: CpuEngine | None = None,
 ) -> CpuEngine:
-    """An engine over fresh buffers; with the constants and kernels of `model`, where it is a clone of that."""
+    """An engine over fresh buffers; a clone of `model`, if given, shares its constants and kernels."""
     from tilewright.runtime.memory_plan import CPU_ALIGNMENT
 
     buffers = Buffers(program, torch.device("cpu"), CPU_ALIGNMENT, model.buffers.constants if model is not None else None)

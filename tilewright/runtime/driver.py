@@ -1,7 +1,6 @@
-"""The CUDA driver through ctypes: the few functions that the GPU engine calls, every return code checked.
+"""The CUDA driver through ctypes: the few functions that the GPU engine calls, with every return code checked.
 
-Structures and numbers are those of cuda.h of CUDA 12 and 13 (version 2 of the kernel node's parameters, which came with
-CUDA 12.0).
+Structures and numbers are those of cuda.h in CUDA 12 and 13 (with version 2 of the kernel node parameters, introduced in CUDA 12.0).
 """
 
 from __future__ import annotations
@@ -71,11 +70,11 @@ PROTOTYPES: dict[str, list[Any]] = {
 
 
 class Driver:
-    """The functions of libcuda with their prototypes. `library` is for tests; by default it is ``libcuda.so.1``.
+    """The functions of libcuda with their prototypes. `library` is for tests; the default is ``libcuda.so.1``.
 
     Raises:
-        TargetNotPresent: where there is no driver, or it is older than CUDA 12.
-        KernelFailed: from every method, naming the function and the driver's name of the error.
+        TargetNotPresent: if there is no driver, or it is older than CUDA 12.
+        KernelFailed: from every method, with the name of the function and the driver's name for the error.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -94,17 +93,17 @@ class Driver:
         self("cuInit", 0)
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Call a function and raise for any status but success."""
+        """Calls a function and raises for any status except success."""
         status = self.functions[name](*arguments)
         if status:
             self.fail(name, status)
 
     def fail(self, name: str, status: int) -> None:
-        """Raise for a status that is not success."""
+        """Raises for a status that is not success."""
         raise KernelFailed(f"{name} failed: {self.error(status)}", "see the CUDA driver's documentation of the error")
 
     def error(self, status: int) -> str:
-        """The driver's name and words for a status."""
+        """The driver's name and description of a status."""
         texts = []
         for function in ("cuGetErrorName", "cuGetErrorString"):
             text = c_char_p()
@@ -113,14 +112,14 @@ class Driver:
         return f"{texts[0]} ({status}): {texts[1]}"
 
     def _handle(self, name: str, *arguments: Any) -> int:
-        """Call a function whose first argument receives a handle."""
+        """Calls a function whose first argument receives a handle."""
         handle = c_void_p()
         self(name, byref(handle), *arguments)
         return handle.value or 0
 
     @property
     def version(self) -> tuple[int, int]:
-        """The newest CUDA release that the driver knows."""
+        """The latest CUDA release that the driver supports."""
         number = c_int()
         self("cuDriverGetVersion", byref(number))
         return number.value // 1000, number.value % 1000 // 10
@@ -146,7 +145,7 @@ class Driver:
         return self._handle("cuModuleGetFunction", module, name.encode())
 
     def allow_shared_bytes(self, function: int, count: int) -> None:
-        """Let a kernel be launched with that much dynamic shared memory."""
+        """Allows a kernel to be launched with `count` bytes of dynamic shared memory."""
         self("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED_SIZE_BYTES, count)
 
     def create_graph(self) -> int:
@@ -169,14 +168,14 @@ class Driver:
         self("cuGraphLaunch", executable, stream)
 
     def launch_kernel(self, params: KernelNodeParams, stream: int) -> None:
-        """Launch one kernel with what a node of a graph would have."""
+        """Launches one kernel with the parameters of a graph node."""
         self(
             "cuLaunchKernel", params.func, params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY,
             params.blockDimZ, params.sharedMemBytes, stream, params.kernelParams, None,
         )  # fmt: skip
 
     def copy(self, target: int, source: int, count: int, stream: int) -> None:
-        """Copy bytes from device memory to device memory, in the stream's order."""
+        """Copies bytes from device memory to device memory, in stream order."""
         self("cuMemcpyDtoDAsync_v2", target, source, count, stream)
 
     def create_event(self) -> int:
@@ -189,7 +188,7 @@ class Driver:
         self("cuStreamWaitEvent", stream, event, 0)
 
     def wait_for_event(self, event: int) -> None:
-        """Let the host wait for what the event marks; for an event never recorded it returns at once."""
+        """Makes the host wait for the event; returns at once if it was never recorded."""
         self("cuEventSynchronize", event)
 
     def destroy_event(self, event: int) -> None:

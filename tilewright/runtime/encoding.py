@@ -1,7 +1,7 @@
-"""Programs, graphs, layouts and machines as plain JSON, and back. Explicit field by field: decoding makes nothing but
-these types.
+"""Programs, graphs, layouts and machines as plain JSON, and back.
 
-Decoders read typed fields (`fields.Field`) within limits, and raise ValueError, with the place, for data that no encoder made.
+Encoding is explicit, field by field, and decoding makes only these types. Decoders read typed fields (`fields.Field`) within limits, and raise
+ValueError with the place for data that no encoder produced.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, Loadabl
 
 Weights = dict[str, torch.Tensor]
 MOST_ELEMENTS = 1 << 40
-"""Of one value, along any dimension and in all: more than any machine has memory for, and products stay far below 2^63."""
+"""Limit on the elements of one value, along any dimension and in all: larger than any machine's memory, while products stay far below 2^63."""
 MOST_RANK = 32
 MOST_REPEATS = 1 << 20
-"""Steps of a loop."""
+"""Limit on the steps of a loop."""
 MOST_SCALARS = 16
 LARGEST_MATRIX = 64
-"""Rows or columns of a matrix that maps a constant; Winograd's have at most 36."""
+"""Limit on the rows or columns of a matrix applied to a constant; Winograd's have at most 36."""
 
 
 def encode_attribute(value: Any, prefix: str, weights: Weights) -> Any:
@@ -68,7 +68,7 @@ def decode_attribute(data: Field, prefix: str, weights: Mapping[str, torch.Tenso
 
 
 def _prose(text: str) -> str:
-    """A text for people, without the control characters that a compiler's words may have."""
+    """Text for people, without the control characters that compiler messages may contain."""
     return CONTROL.sub("?", text)
 
 
@@ -89,7 +89,7 @@ def _decode_value(data: Field) -> Value:
 
 
 def encode_graph(graph: Graph, prefix: str, weights: Weights) -> dict[str, Any]:
-    """The graph as JSON; its constants go into `weights` under `prefix` and their names."""
+    """The graph as JSON; its constants are added to `weights` under `prefix` and their names."""
     weights.update({prefix + name: tensor for name, tensor in graph.constants.items()})
     return {
         "nodes": [
@@ -126,7 +126,7 @@ def decode_graph(data: Field, prefix: str, weights: Mapping[str, torch.Tensor]) 
 
 
 def _by_name(data: Field, values: Iterable[Any]) -> Mapping[str, Any]:
-    """Values by their names, which have to differ."""
+    """Values by name; the names must be distinct."""
     found: dict[str, Any] = {}
     for value in values:
         if value.name in found:
@@ -179,7 +179,7 @@ def _decode_view(data: Field | None) -> tuple[tuple[int, ...], tuple[int, ...], 
 
 
 def _decode_matrix(data: Field | None) -> tuple[tuple[float, ...], ...] | None:
-    """Rows of one length."""
+    """Matrix rows of equal length."""
     if data is None:
         return None
     matrix = tuple(tuple(entry.number() for entry in row.items(LARGEST_MATRIX, 1)) for row in data.items(LARGEST_MATRIX, 1))
@@ -189,7 +189,7 @@ def _decode_matrix(data: Field | None) -> tuple[tuple[float, ...], ...] | None:
 
 
 def encode_program(program: LoadableProgram, weights: Weights) -> dict[str, Any]:
-    """The program as JSON; the constants of its graph go into `weights`."""
+    """The program as JSON; its graph's constants are added to `weights`."""
     return {
         "graph": encode_graph(program.graph, "", weights),
         "target": program.target,
@@ -289,14 +289,14 @@ def encode_machine(machine: Machine) -> dict[str, Any]:
 
 
 def decode_machine(data: Field) -> Machine:
-    """Raises ValueError for facts of other names or types than a machine has."""
+    """Raises ValueError for facts whose names or types are not a machine's."""
     known = {spec.name: spec for spec in fields(Machine)}
     data.only(*known)
     return Machine(**{name: _decode_fact(data[name], str(spec.type)) for name, spec in known.items()})
 
 
 def _decode_fact(data: Field, kind: str) -> Any:
-    """A field of a machine by its annotation."""
+    """A field of a machine, decoded by its annotation."""
     if kind == "int":
         return data.integer(0, 1 << 60)
     if kind == "float":

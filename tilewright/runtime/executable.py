@@ -1,8 +1,7 @@
 """``Executable``: a compiled model, callable like the module it was made from.
 
-One call at a time: a lock serialises callers of one executable; `clone` gives another that shares the constants and has
-memory of its own. Results are fresh tensors that no later call overwrites; the memory of large ones is used again once
-nothing refers to it.
+One call at a time: a lock serialises callers of one executable; `clone` gives another that shares the constants and has memory of its own. Results
+are fresh tensors that no later call overwrites; the memory of large ones is reused once nothing refers to it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from tilewright.runtime.verify import TOLERANCES, Verification, compare, referen
 
 @dataclass(frozen=True)
 class Image:
-    """Everything that an executable is made of, and an artifact holds. `sources` maps file names to the text of the
-    kernels."""
+    """All parts of an executable, as stored in an artifact. `sources` maps file names to the kernels' text."""
 
     program: LoadableProgram
     signature: Signature
@@ -45,12 +43,11 @@ class Image:
     binaries: tuple[Compiled, ...]
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     states: Mapping[str, torch.Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    """By name, the tensors of the signature's states: a live module's own buffers, which calls then change as PyTorch
-    would."""
+    """The tensors of the signature's states by name: a live module's own buffers, which calls change as PyTorch would."""
 
 
 class Engine(Protocol):
-    """What runs the kernels of a program over its buffers: a CPU's or a GPU's."""
+    """The interface of the CPU and GPU engines, which run the kernels of a program over its buffers."""
 
     buffers: Buffers
     input_alignment: int
@@ -71,7 +68,7 @@ class ModuleStamp:
     entries: Mapping[str, tuple[Callable[[], torch.Tensor | None], int, int]]
 
     changing: frozenset[str] = frozenset()
-    """Names of buffers that calls themselves change: only their identity counts."""
+    """Names of buffers that calls themselves change: only their identity is compared."""
 
     @staticmethod
     def of(module: torch.nn.Module, changing: Iterable[str] = ()) -> ModuleStamp:
@@ -103,16 +100,16 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 class Executable:
-    """A model compiled for one machine. Calling it needs that machine; plan and `save` do not.
+    """A model compiled for one machine. Calling it needs that machine; `plan` and `save` do not.
 
     Raises, when called:
-        InvalidInput: for inputs of another number, nesting, shape, dtype or device than it was compiled for.
-        TargetNotPresent: where the machine is not here.
+        InvalidInput: for inputs whose number, nesting, shape, dtype or device differ from what it was compiled for.
+        TargetNotPresent: if the machine is not present.
         ExecutableClosed: after `close`.
-        ExecutableBusy: inside of a call of its own.
-        IndexOutOfRange: for an index that lies outside of what it indexes. On a CPU the call itself raises it. On a GPU a call does not wait for
-            its kernels: with `check` it does, and raises; else the next call or `synchronize` raises, and the results of the call that had
-            the index are wrong (no memory outside of the tensors was read for them).
+        ExecutableBusy: if called from inside one of its own calls.
+        IndexOutOfRange: for an index out of range. On a CPU the call itself raises it. On a GPU a call with `check` waits for its kernels and raises
+        it; without `check` the next call or `synchronize` raises it, and the results of the call that used the index are wrong (they contain no data
+        from outside the tensors).
     """
 
     def __init__(
@@ -123,7 +120,7 @@ class Executable:
         live: Mapping[str, Callable[[], torch.Tensor | None]] | None = None,
         check: bool = False,
     ) -> None:
-        """`live` gives a module's own parameter for a graph constant, for models that return a parameter itself."""
+        """`live` returns the module's own parameter for a graph constant, for models that return a parameter itself."""
         self.image = image
         self.check = check
         self._stamp = stamp
@@ -135,7 +132,7 @@ class Executable:
         self._engine: Engine | None = None
         program, signature = image.program, image.signature
         check_nodes(program)
-        # where each graph input comes from: an input leaf, or (below zero) a state
+        # source of each graph input: an input leaf, or (below zero) a state
         sources = {leaf.name: i for i, leaf in enumerate(signature.inputs) if leaf.name}
         sources.update({state.input: -1 - i for i, state in enumerate(signature.states)})
         missing = [name for name in program.graph.inputs if name not in sources]
@@ -154,7 +151,7 @@ class Executable:
     # Construction
 
     def _start(self, shared: Executable | None = None) -> None:
-        """Build the engine and everything about a call that does not change from one to the next."""
+        """Builds the engine and everything about a call that stays the same between calls."""
         image = self.image
         if not is_present(image.machine):
             raise TargetNotPresent(
@@ -256,12 +253,13 @@ class Executable:
         return self._results(leaves, inputs, outputs)
 
     def _require_idle(self) -> None:
-        """The lock is no obstacle to its own thread: a signal's handler or a finalizer runs inside of a call, over the same memory."""
+        """Rejects a call from a signal handler or a finalizer during a call: the lock does not stop its own thread, and both would use the same
+        memory."""
         if self._busy:
             raise ExecutableBusy("this executable is used inside of a call of its own, by a signal's handler or a finalizer", "use a clone() there")
 
     def _allocate(self) -> list[torch.Tensor]:
-        """Fresh outputs; one with a halo is zeroed."""
+        """Fresh outputs; outputs with a halo are zeroed."""
         if self._gpu is not None and torch.cuda.current_device() != self._gpu:
             with torch.cuda.device(self._device):
                 return [allocate() for allocate in self._allocations]
@@ -277,7 +275,7 @@ class Executable:
             return self._engine
 
     def _admit(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        """The graph's inputs in order: the caller's tensors where the kernels can read them in place, else copies."""
+        """The graph's inputs in order: the caller's tensors if the kernels can read them in place, else copies."""
         device, alignment = self._device, self._engine.input_alignment if self._engine is not None else 1
         inputs = []
         grad = torch.is_grad_enabled()
@@ -306,10 +304,10 @@ class Executable:
         return inputs
 
     def _addresses(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[int]:
-        """Where the graph's inputs and the results lie."""
+        """Addresses of the graph's inputs and of the results."""
         try:
             addresses = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
-        except RuntimeError:  # a word of PyTorch's for 0
+        except RuntimeError:  # for some tensors PyTorch raises this instead of returning 0
             addresses = [0]
         if 0 in addresses:
             for source, tensor in zip(self._sources, inputs, strict=True):
@@ -326,7 +324,7 @@ class Executable:
             raise InvalidInput(f"{name} has no memory that kernels could read: {described(tensor)}{kind}", "pass a tensor that holds its elements")
 
     def _check_tangents(self, leaves: Sequence[Any]) -> None:
-        """No derivative is lost: those of forward mode neither."""
+        """Rejects inputs with forward-mode tangents, so that no derivative is silently lost."""
         for leaf, tensor in zip(self.image.signature.inputs, leaves, strict=True):
             if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
                 raise InvalidInput(f"input {leaf.place} has a tangent, and compiled models compute no derivatives", "pass its primal")
@@ -342,8 +340,8 @@ class Executable:
                 )
 
     def _check_written(self, leaves: Sequence[Any]) -> None:
-        """A model that writes to an input or to a module's buffer would have to see the change in every other input of the same memory; it was
-        compiled for inputs of their own. What PyTorch would not write is refused before anything is."""
+        """Rejects inputs that share memory with an input or module buffer that the model writes: the model was compiled for separate inputs, and
+        would not see the change. Also rejects, before anything is written, what PyTorch would not write."""
         places = [leaf.place for leaf in self.image.signature.inputs]
         spans = [_span(x) for x in leaves]
         written = [(f"input {places[leaf]}", leaf, leaves[leaf], spans[leaf]) for leaf, _ in self.image.signature.mutations]
@@ -380,8 +378,7 @@ class Executable:
                 run_region(self.image.program.regions[first], engine.buffers, inputs, outputs, self._torch_constants)
 
     def _results(self, leaves: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
-        """Outputs as PyTorch would return them: aliases of inputs, constants, several views of one result, inputs
-        changed."""
+        """Outputs as PyTorch would return them: aliases of inputs, constants, several views of one result, changed inputs."""
         program, signature = self.image.program, self.image.signature
         assert self._engine is not None
         buffers = self._engine.buffers
@@ -398,7 +395,7 @@ class Executable:
                     values[name] = buffers.value(name, inputs, outputs)
             return values[name]
 
-        # Everything that is still read from inputs and states is read before they are changed.
+        # Everything that is still needed from inputs and states is read before they are changed.
         names = program.graph.outputs
         produced = {leaf.index: value(names[leaf.index]) for leaf in signature.outputs if leaf.kind == "value"}
         changed = [(leaves[leaf], value(names[output])) for leaf, output in signature.mutations]
@@ -432,7 +429,7 @@ class Executable:
 
     @property
     def plan(self) -> Plan:
-        """What each region is, and why; `str()` prints a table."""
+        """The kind of each region and the reasons for it; `str()` gives a table."""
         return plan_of(self.image.program, self._engine.buffers.plan if self._engine is not None else None)
 
     @property
@@ -452,8 +449,7 @@ class Executable:
             self._require_engine().threads = count
 
     def clone(self) -> Executable:
-        """Another executable of the same model: constants and kernels are shared, working memory and lock are its
-        own."""
+        """Another executable of the same model, with shared constants and kernels but its own working memory and lock."""
         if self._closed:
             raise ExecutableClosed("this executable is closed", "compile or load it again")
         other = Executable.__new__(Executable)
@@ -475,10 +471,10 @@ class Executable:
         raise UnsupportedOption("an executable cannot be pickled", "save() it, and tilewright.load() it in the other process")
 
     def synchronize(self) -> None:
-        """Wait for everything that was enqueued on the GPU, and raise what no call has raised yet. On a CPU there is nothing to wait for.
+        """Waits for all work enqueued on the GPU, and raises errors that no call has raised yet. On a CPU there is nothing to wait for.
 
         Raises:
-            IndexOutOfRange: where a call, or a replay of a CUDA graph into which one was captured, had an index out of range.
+            IndexOutOfRange: if a call, or a replay of a CUDA graph that captured one, had an index out of range.
         """
         engine = self._require_engine()
         if self._gpu is not None:
@@ -487,11 +483,10 @@ class Executable:
             engine.check_indices(False)
 
     def verify(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> Verification:
-        """Every stored value of each region against the graph evaluated in float64 for the same inputs.
+        """Compares every stored value of each region with the graph evaluated in float64 for the same inputs.
 
-        `tolerance` replaces those of `verify.TOLERANCES` for floating-point values; a model compiled for a lower
-        precision than its tensors' dtype gets that of the types in which values are stored. Inputs are not changed, also where a call would change
-        them.
+        `tolerance` replaces those of `verify.TOLERANCES` for floating-point values; a model compiled for a lower precision than its tensors' dtype
+        has the tolerance of the types in which values are stored. Inputs are not changed, even if a call would change them.
         """
         self._require_engine()
         leaves = self.image.signature.leaves(args, kwargs)
@@ -510,14 +505,14 @@ class Executable:
         outputs = self._allocate()
         addresses = self._addresses(inputs, outputs)
         names = {name for region in program.regions for name in region.outputs if buffers.is_stored(name)}
-        # results of PyTorch's that nobody reads may not even be unique (the signs of singular vectors)
+        # results of PyTorch operators that nobody reads may not even be unique (the signs of singular vectors)
         read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
         names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
         if tolerance is None and any(storage.value.dtype == "bf16" for storage in program.storage.values()):
             tolerance = TOLERANCES["bf16"]
         expected = reference_values(program.graph, inputs, frozenset(names))
         rows = []
-        # a value that several regions write (a loop's final state) is whole after the last of them
+        # a value that several regions write (a loop's final state) is complete only after the last of them
         last = {name: index for index, region in enumerate(program.regions) for name in region.outputs}
         for index, region in enumerate(program.regions):
             try:
@@ -537,7 +532,7 @@ class Executable:
         return Verification(tuple(rows))
 
     def is_stale(self, module: torch.nn.Module) -> bool:
-        """Whether the module's parameters or buffers were replaced or changed in place since compilation.
+        """Whether any of the module's parameters or buffers were replaced or changed in place since compilation.
 
         Raises:
             UnsupportedOption: for an executable that was not compiled in this process.
@@ -547,13 +542,13 @@ class Executable:
         return self._stamp.differs(module)
 
     def save(self, path: str | Path) -> str:
-        """Write an artifact: a directory, or one file where the path ends in ".zip". Returns its digest, for `tilewright.load`."""
+        """Writes an artifact: a directory, or one file if the path ends in ".zip". Returns its digest, for `tilewright.load`."""
         from tilewright.runtime.artifact import save
 
         return save(self.image, path)
 
     def close(self) -> None:
-        """Release the working memory and kernels; calls raise from then on. Twice is harmless."""
+        """Releases the working memory and kernels; later calls raise. Closing twice is harmless."""
         with self._lock:
             self._require_idle()
             self._closed = True
@@ -581,19 +576,18 @@ def executable_of(
     defaults: Mapping[str, Any] | None = None,
     check: bool = False,
 ) -> Executable:
-    """The executable of a program that was made of what a front end read, with its kernels compiled.
+    """The executable of a program from a front end's model, with its kernels compiled.
 
-    `sources` maps file names to kernel text; `module` is the live module, for `is_stale`; `parameters` names the
-    positional parameters of its forward function, `defaults` the values of those that have one. The module's buffers
-    that the model changes are changed by calls as PyTorch would.
+    `sources` maps file names to kernel text; `module` is the live module, for `is_stale`; `parameters` names the positional parameters of its forward
+    function, and `defaults` maps those that have a default to its value. Calls change the module's buffers as PyTorch would.
 
     Raises:
-        ValueError: where the program is inconsistent.
-        KernelFailed: where a binary cannot be loaded or lacks a kernel.
+        ValueError: if the program is inconsistent.
+        KernelFailed: if a binary cannot be loaded or lacks a kernel.
     """
     signature = signature_of(imported, parameters, defaults)
     ready = loadable(program)
-    # a parameter that is only returned is in no region; simplifying passes may have dropped it
+    # a parameter that is only returned is in no region, and simplifying passes may have dropped it
     returned = {leaf.value for leaf in signature.outputs if leaf.kind == "parameter"} - set(ready.graph.constants)
     if returned:
         graph = ready.graph
@@ -611,17 +605,17 @@ def executable_of(
 
 
 def _span(value: Any) -> tuple[int, int]:
-    """Addresses of the first byte of a tensor's memory and of the first behind it; of one storage or of several over the same array."""
+    """The address range (first byte, end) of the storage of a tensor. It also finds overlaps between several storages over the same array."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
         return 0, 0
     try:
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # it has none
+    except (RuntimeError, NotImplementedError):  # the tensor has no storage
         return 0, 0
 
 
 def check_threads(count: Any) -> None:
-    """Raises UnsupportedOption for anything but a number of threads that a process can start."""
+    """Raises UnsupportedOption for anything that is not a number of threads that a process can start."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= settings.MOST_THREADS:
         raise UnsupportedOption(f"threads = {count!r} is no number of threads", f"pass a whole number from 1 to {settings.MOST_THREADS}")

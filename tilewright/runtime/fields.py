@@ -1,4 +1,6 @@
-"""``Field``: a value of parsed JSON that knows its place, read as one type within bounds. What no encoder made is a ValueError that names the place.
+"""``Field``: a value of parsed JSON that knows its place and is read as one type, within bounds.
+
+Data that no encoder produced raises a ValueError that names the place::
 
     program = parsed(data, "manifest.json")
     for region in program["regions"].items(MOST_REGIONS): region["repeat"].integer(1, MOST_STEPS)
@@ -13,19 +15,19 @@ from typing import Any
 from tilewright.files import json_of
 
 MOST_DEPTH = 100
-"""Levels of nesting: trees of arguments and loops within loops have ten."""
+"""Levels of nesting; trees of arguments and nested loops need about ten."""
 MOST_TEXT, MOST_NAME = 1 << 20, 1 << 12
-"""Characters of one text, and of one name."""
+"""Maximum characters of one text, and of one name."""
 MOST_ITEMS = 1 << 20
-"""Elements of a list or an object."""
+"""Maximum elements of a list or an object."""
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters of a text for people that are none: all but line ends and tabs."""
+"""Control characters that text for people must not contain: all except line ends and tabs."""
 
 
 class Field:
-    """One value. `parent` and `key` say where it stands."""
+    """One JSON value. `parent` and `key` give its position."""
 
     __slots__ = ("depth", "key", "parent", "value")
 
@@ -37,7 +39,7 @@ class Field:
 
     @property
     def place(self) -> str:
-        """As `manifest.json: program.regions[3].repeat`."""
+        """The path of the value, such as `manifest.json: program.regions[3].repeat`."""
         keys = []
         field: Field | None = self
         while field is not None:
@@ -47,7 +49,7 @@ class Field:
         return f"{keys[-1]}{': ' if text else ''}{text.removeprefix('.')}"
 
     def wrong(self, expected: str) -> ValueError:
-        """The error that this value is not what is expected."""
+        """The error for a value that differs from what is expected."""
         shown = repr(self.value)
         return ValueError(f"{self.place} is {shown if len(shown) <= 60 else shown[:57] + '...'}, not {expected}")
 
@@ -64,7 +66,7 @@ class Field:
         return Field(found[key], key, self)
 
     def only(self, *keys: str) -> Field:
-        """This object, which has exactly these fields."""
+        """This object, after a check that it has exactly these fields."""
         different = set(self._object()) ^ set(keys)
         if different:
             name = min(different)
@@ -72,7 +74,7 @@ class Field:
         return self
 
     def entries(self, most: int = MOST_ITEMS) -> Iterator[tuple[str, Field]]:
-        """The fields of an object that has any names."""
+        """The fields of an object whose names are arbitrary."""
         if len(self._object()) > most:
             raise ValueError(f"{self.place} has {len(self.value)} fields, more than {most}")
         return ((key, Field(value, key, self)) for key, value in self.value.items())
@@ -93,7 +95,7 @@ class Field:
         return self.value
 
     def integers(self, least: int, most: int, count: int = MOST_ITEMS) -> tuple[int, ...]:
-        """A list of whole numbers."""
+        """A list of integers."""
         if not isinstance(self.value, list) or len(self.value) > count or not all(type(x) is int and least <= x <= most for x in self.value):
             raise self.wrong(f"a list of at most {count} whole numbers from {least} to {most}")
         return tuple(self.value)
@@ -115,14 +117,14 @@ class Field:
         return self.value
 
     def prose(self) -> str:
-        """A text for people, which does nothing to a terminal."""
+        """Text for people, without characters that would control a terminal."""
         text = self.text()
         if CONTROL.search(text):
             raise self.wrong("a text without control characters")
         return text
 
     def name(self) -> str:
-        """A text that can stand in an error's one line."""
+        """Text that fits into an error message of one line."""
         text = self.text()
         if not text.isprintable() or len(text) > MOST_NAME:
             raise self.wrong("a name")
@@ -132,18 +134,18 @@ class Field:
         return tuple(item.name() for item in self.items())
 
     def choice(self, *values: Any) -> Any:
-        """One of the values, of the same type."""
+        """The value, which must equal one of `values` and have the same type."""
         if not any(self.value == value and type(self.value) is type(value) for value in values):
             raise self.wrong("one of " + ", ".join(map(repr, values)))
         return self.value
 
     def optional(self) -> Field | None:
-        """None for null."""
+        """The field, or None for null."""
         return None if self.value is None else self
 
 
 def parsed(data: bytes, name: str) -> Field:
-    """The JSON of a file. Raises ValueError as `tilewright.files.json_of`."""
+    """The JSON of a file. Raises ValueError, as `tilewright.files.json_of` does."""
     try:
         return Field(json_of(data), name)
     except ValueError as error:

@@ -1,18 +1,16 @@
 """Runs a program on a GPU: each segment between PyTorch nodes is a CUDA graph, launched on the caller's stream.
 
-Kernels are nodes; an edge stands where one call reads or overwrites what an earlier one wrote, or overwrites what it
-reads, found from the bytes they touch, so that memory shared in turn by several values orders them too. Calls without a
-path between them may run side by side.
+Kernels are nodes. There is an edge if a call reads or overwrites what an earlier call wrote, or overwrites what the earlier one reads; this is
+determined from the bytes that they access, so that values that share memory are ordered too. Calls without a path between them may run concurrently.
 
-The caller's tensors are read and written in place: their addresses are node parameters, and only the nodes that have a
-changed one are updated before a launch. A tensor that very many nodes touch (a scan's input) has a copy of its own
-instead.
+The caller's tensors are read and written in place: their addresses are node parameters, and before a launch only the nodes whose addresses changed
+are updated. A tensor that very many nodes access (a scan's input) is copied to a staging buffer instead.
 
-Indices out of range are stored by kernels in memory of the host (`Buffers.faults`), which the next call looks at before it enqueues anything: nothing
-waits for a kernel. Of two calls in a row the second may be on its way before the first has found something; then the one after it says so.
+Kernels store indices out of range in host memory (`Buffers.faults`). The next call checks it before it enqueues anything, so nothing waits for a
+kernel. If a second call is enqueued before the first has found a fault, the call after it raises the error.
 
-A call that the caller captures into a CUDA graph of its own puts its kernels there one by one. Replays of that graph use
-this executable's memory: the caller orders them against other calls.
+If the caller captures a call into a CUDA graph, its kernels are added to that graph one by one. Replays of that graph use this executable's memory:
+the caller must order them with respect to other calls.
 """
 
 from __future__ import annotations
@@ -34,20 +32,20 @@ from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
 from tilewright.runtime.memory_plan import GPU_ALIGNMENT
 
 Extent = tuple[str, int, int]
-"""Memory, first byte and end of a buffer."""
+"""(memory, first byte, end) of a buffer."""
 STAGED_FROM = 16
-"""Nodes touching one of the caller's tensors from which it is copied rather than all of them updated."""
+"""A caller's tensor that at least this many nodes access is copied, rather than all of them updated."""
 EDGES_UP_TO = 4096
-"""Nodes of a segment beyond which they are ordered as a chain."""
+"""Segments with more nodes are ordered as a chain."""
 
 
 def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) -> list[list[int]]:
-    """For each call the earlier calls that it must wait for, none of them implied by another.
+    """For each call, the earlier calls that it must wait for, without those implied by others.
 
     Each call is given by the extents (memory, first byte, end) that it reads and that it writes.
     """
     result: list[list[int]] = []
-    ancestors: list[int] = []  # bit i: call i comes before
+    ancestors: list[int] = []  # bit i: call i comes before this one
     history: dict[str, list[tuple[int, int, int, bool]]] = {}
     for index, (reads, writes) in enumerate(accesses):
         needed = set()
@@ -66,17 +64,17 @@ def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) 
         for extents, writing in ((reads, False), (writes, True)):
             for memory, start, end in extents:
                 entries = history.setdefault(memory, [])
-                if writing:  # whatever this call overwrites wholly is ordered before it already
+                if writing:  # earlier accesses to bytes that this call overwrites completely are now ordered before it
                     entries[:] = [e for e in entries if not (start <= e[1] and e[2] <= end and e[0] != index)]
                 entries.append((index, start, end, writing))
     return result
 
 
 class ParameterBlock:
-    """The parameters of one kernel node: an array of pointers to values, some of them slots shared with other nodes."""
+    """The parameters of one kernel node: an array of pointers to values, some of which are slots shared with other nodes."""
 
     def __init__(self, slots: Sequence[int], fixed: Sequence[int], scalars: Sequence[int], scalar_bytes: int) -> None:
-        """`slots` are addresses of shared slots, 0 where the parameter is the next of the `fixed` values."""
+        """`slots` are addresses of shared slots, or 0 if the parameter is the next one of the `fixed` values."""
         self.values = (ctypes.c_uint64 * max(len(fixed), 1))(*fixed)
         scalar_type = ctypes.c_int64 if scalar_bytes == 8 else ctypes.c_int32
         self.scalars = (scalar_type * max(len(scalars), 1))(*scalars)
@@ -93,7 +91,7 @@ class ParameterBlock:
 
 
 def node_params(function: int, kernel: LoadableKernel, block: ParameterBlock) -> KernelNodeParams:
-    """The driver's structure for one kernel node; it points into `block`, which must outlive it."""
+    """The driver's structure for one kernel node. It points into `block`, which must outlive it."""
     return KernelNodeParams(
         func=function,
         gridDimX=kernel.grid[0],
@@ -108,7 +106,7 @@ def node_params(function: int, kernel: LoadableKernel, block: ParameterBlock) ->
 
 
 class GpuLibrary:
-    """The loaded cubins of a program and the handles of their kernels; unloaded when nothing refers to it."""
+    """The loaded cubins of a program and the handles of their kernels; unloaded once nothing refers to them."""
 
     def __init__(self, driver: Driver, binaries: Sequence[Compiled], kernels: Mapping[str, LoadableKernel], context: int) -> None:
         self.driver = driver
@@ -137,14 +135,14 @@ def _unload(driver: Driver, modules: Sequence[int], context: int) -> None:
         for module in modules:
             driver.unload_module(module)
         driver.pop_context()
-    except KernelFailed:  # at the end of the process the driver may be gone before us
+    except KernelFailed:  # at process exit the driver may already be gone
         return
 
 
 def _destroy(
     driver: Driver, context: int, graphs: list[tuple[int, int]], events: list[int], writing: Sequence[int], faults: torch.Tensor
 ) -> None:
-    """`writing` is the stream on which kernels may still report to `faults`, which is kept until they are done."""
+    """Destroys graphs and events. `writing` is the stream on which kernels may still report to `faults`, which is kept alive until they are done."""
     try:
         if writing:
             driver.push_context(context)
@@ -152,7 +150,7 @@ def _destroy(
                 driver.record_event(events[0], stream)
             driver.pop_context()
         for event in events:
-            driver.wait_for_event(event)  # PyTorch's allocator does not know of streams from outside
+            driver.wait_for_event(event)  # PyTorch's allocator does not know external streams
         for graph, executable in graphs:
             driver.destroy_executable(executable)
             driver.destroy_graph(graph)
@@ -168,7 +166,7 @@ class _Node:
     params: KernelNodeParams
     block: ParameterBlock
     pointer: Any
-    """To `params`, for the driver."""
+    """Pointer to `params`, for the driver."""
 
 
 class _Segment:
@@ -205,7 +203,7 @@ class _Segment:
             for external in touched:
                 self.touching.setdefault(external, []).append(node)
         self.nodes = nodes
-        self.graph = graph  # kept: its nodes are named when an executable graph is updated
+        self.graph = graph  # kept, as updates of the executable graph refer to its nodes
         self.executable = driver.instantiate(graph)
         self.seen = engine._pointers
 
@@ -218,20 +216,19 @@ class _Segment:
         for call in calls:
             writes = program.kernels[call.kernel].writes
             pairs = list(zip(call.arguments, writes, strict=True))
-            # a kernel may also read what it writes
+            # a kernel may also read a buffer that it writes
             accesses.append(([extent(name) for name, _ in pairs], [extent(name) for name, write in pairs if write]))
         return dependencies(accesses)
 
 
 class GpuEngine:
-    """One program over one arena on one GPU. `run` must not be entered twice at a time; it returns when the kernels are
-    enqueued.
+    """One program over one arena on one GPU. Calls of `run` must not overlap; `run` returns when the kernels are enqueued.
 
-    `in_order` runs the kernels of a segment one after another instead of side by side where the data allow it.
+    `in_order` runs the kernels of a segment one after another, even if the data allow them to run concurrently.
     """
 
     input_alignment = 16
-    """Bytes: kernels load vectors of up to 16 bytes."""
+    """In bytes: kernels load vectors of up to 16 bytes."""
     threads = 1
 
     def __init__(self, buffers: Buffers, library: GpuLibrary, in_order: bool = False) -> None:
@@ -239,7 +236,7 @@ class GpuEngine:
         self.library = library
         self.in_order = in_order
         self._driver = library.driver
-        functions = library.driver.functions  # looked up once: each call of the executable uses them
+        functions = library.driver.functions  # looked up once, as each call of the executable uses them
         self._launch, self._record = functions["cuGraphLaunch"], functions["cuEventRecord"]
         self._set_params = functions["cuGraphExecKernelNodeSetParams_v2"]
         self._get_context = functions["cuCtxGetCurrent"]
@@ -257,9 +254,9 @@ class GpuEngine:
         self._no_faults = bytes(8 * faults.numel())
         self._event = self._driver.create_event()
         self._pointers: list[int] = []
-        self._stream = 0  # of the call under way
+        self._stream = 0  # stream of the current call
         self._capturing = False
-        self._last: int | None = None  # the stream of the last use of the memory
+        self._last: int | None = None  # the stream that used the memory last
         self._lasting = False  # whether that stream is never destroyed, so that its event can be recorded when needed
         self._streams: dict[int, bool] = {}
         self._graphs: list[tuple[int, int]] = []
@@ -287,16 +284,16 @@ class GpuEngine:
         }
 
     def bind(self, pointers: Sequence[int]) -> None:
-        """Take the addresses of the caller's tensors for the runs that follow: inputs, then outputs.
+        """Sets the addresses of the caller's tensors for the following runs: inputs, then outputs.
 
-        The GPU's context is current from here to `finish` or `abandon`. Enqueues what must come before the kernels.
+        The GPU's context is current from here to `finish` or `abandon`. Enqueues the work that must precede the kernels.
         """
         self._pointers = list(pointers)
-        self.externals[: len(pointers)] = self._pointers  # type: ignore[assignment]  # integers are taken as well
+        self.externals[: len(pointers)] = self._pointers  # ctypes accepts integers as well
         self._stream = stream = current_stream(self._device)
         self._enter()
         self._capturing = is_capturing()
-        if self._last != stream and not self._capturing:  # what is captured must not wait for what is not
+        if self._last != stream and not self._capturing:  # captured work must not wait for work outside the capture
             self._follow(stream)
         if self.staging:
             for external, copy in self.staging.items():
@@ -304,7 +301,7 @@ class GpuEngine:
                     self._driver.copy(copy.data_ptr(), pointers[external], copy.numel(), stream)
 
     def _follow(self, stream: int) -> None:
-        """Make this stream wait for the last use of the memory, on the stream before."""
+        """Makes this stream wait for the last use of the memory on the previous stream."""
         if self._last is not None:
             if self._lasting:
                 self._driver.record_event(self._event, self._last)
@@ -315,17 +312,17 @@ class GpuEngine:
         self._writing[:] = [stream] if self._lasting and self._faults is not None else []
 
     def _adopt(self, stream: int) -> bool:
-        """Whether the stream is PyTorch's own or the default one, which are never destroyed: then PyTorch's allocator is
-        told that memory of ours is used on it as well."""
+        """Whether the stream is one of PyTorch's own or the default one. These are never destroyed, and PyTorch's allocator is told that this
+        engine's memory is used on the stream as well."""
         current = torch.cuda.current_stream(self.buffers.device)
-        if stream and current.stream_id == stream:  # the identity of a stream from outside is its address
+        if stream and current.stream_id == stream:  # the id of an external stream is its address
             return False
         for tensor in (self.buffers.arena, *self.buffers.constants.values(), *self.staging.values()):
             tensor.record_stream(current)
         return True
 
     def run(self, first: int, last: int) -> None:
-        """Enqueue the kernels of regions `first` to `last` (excluded); none of them is a PyTorch node."""
+        """Enqueues the kernels of regions `first` to `last` (excluded), none of which is a PyTorch node."""
         segment = self._segments.get((first, last))
         if segment is None:
             segment = self._segments[first, last] = _Segment(self, first, last)
@@ -342,7 +339,7 @@ class GpuEngine:
                 self._driver.fail("cuGraphLaunch", status)
 
     def _update(self, segment: _Segment) -> None:
-        """Give the nodes that touch a tensor at a new address their parameters; the blocks hold the new address already."""
+        """Updates the parameters of the nodes that access a tensor at a new address; their blocks already hold that address."""
         changed = [nodes for external, nodes in segment.touching.items() if segment.seen[external] != self._pointers[external]]
         segment.seen = self._pointers
         for node in changed[0] if len(changed) == 1 else dict.fromkeys(node for nodes in changed for node in nodes):
@@ -352,7 +349,7 @@ class GpuEngine:
                 self._driver.fail("cuGraphExecKernelNodeSetParams_v2", status)
 
     def finish(self) -> None:
-        """Enqueue what must come after: copies of staged outputs, and the mark that other streams wait for."""
+        """Enqueues the work that must follow the kernels: copies of staged outputs, and the event that other streams wait for."""
         if self.staging:
             for external, copy in self.staging.items():
                 if external >= self._inputs and self._pointers[external]:
@@ -363,16 +360,16 @@ class GpuEngine:
             self._leave()
 
     def abandon(self) -> None:
-        """End a call that failed between `bind` and `finish`."""
+        """Ends a call that failed between `bind` and `finish`."""
         if not self._lasting and not self._capturing:
-            self._record(self._event, self._stream)  # what was enqueued is waited for all the same
+            self._record(self._event, self._stream)  # other streams must still wait for what was enqueued
         self._leave()
 
     def check_indices(self, wait: bool) -> None:
-        """Raise what kernels have found so far; with `wait`, let the host wait for the call that was enqueued last, unless it was captured.
+        """Raises the error for faults that kernels have reported so far; with `wait`, first waits for the call enqueued last, unless it was captured.
 
         Raises:
-            IndexOutOfRange: where an index was out of range.
+            IndexOutOfRange: if an index was out of range.
         """
         if self._faults is None:
             return
@@ -400,7 +397,7 @@ class GpuEngine:
             self._driver.pop_context()
 
     def close(self) -> None:
-        """Wait for the GPU and destroy the graphs."""
+        """Waits for the GPU and destroys the graphs."""
         torch.cuda.synchronize(self.buffers.device)
         self._segments.clear()
         self._finalizer()
@@ -423,7 +420,8 @@ def gpu_engine(
     model: GpuEngine | None = None,
     in_order: bool = False,
 ) -> GpuEngine:
-    """An engine over fresh buffers on the current GPU; or on that of `model`, of which it is a clone, with its constants and kernels."""
+    """An engine over fresh buffers on the current GPU; a clone of `model`, if given, is on the GPU of `model` and shares its constants and
+    kernels."""
     torch.cuda.init()
     if model is not None:
         device, constants, library = model.buffers.device, model.buffers.constants, model.library
@@ -439,5 +437,5 @@ def gpu_engine(
             driver.pop_context()
     buffers = Buffers(program, device, GPU_ALIGNMENT, constants)
     engine = GpuEngine(buffers, library, in_order)
-    torch.cuda.synchronize(device)  # the arena is zeroed and constants are there, whatever stream the first call is on
+    torch.cuda.synchronize(device)  # the arena is zeroed and the constants are copied before the first call, whatever its stream
     return engine

@@ -1,4 +1,4 @@
-"""The source file of a kernel as it is compiled to be loaded: its text, and what a caller has to keep to as the name of a symbol."""
+"""The source file from which a kernel is compiled to be loaded: its text, and the requirements on its caller as the name of a symbol."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.toolchain.compilers import language_of
 
 
 def declared(symbol: str, language: str) -> str:
-    """Source text that makes a binary have the symbol; see `loadable.facts_symbol`."""
+    """Source text that defines the symbol in a binary; see `loadable.facts_symbol`."""
     before = 'extern "C" __device__ const' if language == "cuda" else "const"
     return f"\n// What is called with less memory, more steps or otherwise than this says is not this kernel.\n{before} char {symbol} = 1;\n"
 

@@ -1,7 +1,6 @@
-"""``LoadableProgram``: what is left of a `Program` once its kernels are compiled, all of it plain data.
+"""``LoadableProgram``: what remains of a `Program` once its kernels are compiled, all of it plain data.
 
-Steps and kernel bodies are gone; the graph stays, for `Executable.verify`, for nodes that run through PyTorch, and for
-the report.
+Steps and kernel bodies are gone; the graph is kept for `Executable.verify`, for nodes that run through PyTorch, and for the report.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from tilewright.ir.space import SpaceCounts
 
 @dataclass(frozen=True)
 class LoadableKernel:
-    """How one compiled kernel is called. `writes` says of each parameter whether the kernel writes it, `extents` how many bytes of it from its
-    beginning on it may touch, for whatever `scalars` below `steps`.
+    """How one compiled kernel is called. For each parameter, `writes` says whether the kernel writes it, and `extents` how many bytes from its start
+    the kernel may access, for any `scalars` below `steps`.
 
-    `grid`, `block`, `shared_bytes` (the dynamic shared memory of one block) and `scalar_bytes` (of each of the
-    `scalars` that follow the buffers) are for GPU kernels; a CPU kernel gets its scalars as an array of 64-bit
-    integers.
+    `grid`, `block`, `shared_bytes` (dynamic shared memory per block) and `scalar_bytes` (size of each of the `scalars` that follow the buffers) are
+    for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers.
     """
 
     name: str
@@ -65,8 +63,8 @@ class LoadableRegion:
 
 @dataclass(frozen=True)
 class LoadableProgram:
-    """A compiled model. `storage` holds every buffer that a call names, those of single regions included. `faults` names the buffers to which
-    kernels report indices that are out of range, and says what each of their elements stands for."""
+    """A compiled model. `storage` holds every buffer that a call names, including those of single regions. `faults` maps the name of each buffer in
+    which kernels report indices out of range to the meaning of its elements."""
 
     graph: Graph
     target: str
@@ -78,7 +76,7 @@ class LoadableProgram:
 
     @cached_property
     def index_checks(self) -> tuple[IndexCheck, ...]:
-        """Of every element of the buffers of `faults`, one buffer after another."""
+        """The checks of all elements of the buffers in `faults`, one buffer after another."""
         return tuple(check for checks in self.faults.values() for check in checks)
 
     @cached_property
@@ -86,8 +84,7 @@ class LoadableProgram:
         return MappingProxyType({node.name: node for node in self.graph.nodes})
 
     def root(self, name: str) -> str:
-        """The value in whose storage `name` lies: itself, where it is no alias. Raises ValueError for a circle of
-        aliases."""
+        """The value in whose storage `name` is stored: `name` itself unless it is an alias. Raises ValueError for a cycle of aliases."""
         return self._roots.get(name, name)
 
     @cached_property
@@ -104,12 +101,12 @@ class LoadableProgram:
         return roots
 
     def bytes_of(self, name: str) -> int:
-        """Bytes of a buffer, halo and rounding included."""
+        """Bytes of a buffer, including halo and rounding."""
         storage = self.storage[name]
         return storage.layout.size * size_of(storage.value.dtype)
 
     def constant_source(self, name: str) -> str | None:
-        """The graph constant of which a buffer is a packed copy; None where it is no constant."""
+        """The graph constant of which a buffer is a packed copy; None if it is no constant."""
         source = self.storage[name].source
         if source is not None:
             return source
@@ -117,7 +114,7 @@ class LoadableProgram:
 
 
 def loadable_kernel(kernel: Kernel) -> LoadableKernel:
-    """How to call a kernel, from its IR."""
+    """How to call a kernel, derived from its IR."""
     touched = LoadableKernel(
         kernel.name,
         tuple(buffer.writable for buffer in kernel.parameters),
@@ -133,9 +130,9 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
 
 
 def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
-    """Name of a symbol that says all of this. A kernel's binary has it, so that no other file can say otherwise of that binary:
-    `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second. Code for a
-    CPU also has the digest of the instruction sets (`Machine.isa`) that it may use, as `_isa0123456789abcdef`."""
+    """The name of a symbol that encodes all of this. A kernel's binary contains it, so that no other file can claim anything else about that binary:
+    `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second. For CPU code the name also contains the digest of
+    the instruction sets (`Machine.isa`) that it may use, such as `_isa0123456789abcdef`."""
     touched = "".join(f"_{'w' if write else 'r'}{extent}" for write, extent in zip(kernel.writes, kernel.extents, strict=True))
     scalars = f"_{kernel.scalars}x{kernel.scalar_bytes}_below{kernel.steps}" if kernel.scalars else ""
     shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
@@ -148,7 +145,7 @@ def loadable(program: Program) -> LoadableProgram:
     """The program without steps and kernel bodies.
 
     Raises:
-        ValueError: where a call names an unknown kernel or buffer, or passes a wrong number of arguments.
+        ValueError: if a call names an unknown kernel or buffer, or passes a wrong number of arguments.
     """
     kernels = {name: loadable_kernel(kernel) for name, kernel in program.kernels().items()}
     storage = dict(program.storage)
@@ -187,8 +184,7 @@ def loadable(program: Program) -> LoadableProgram:
 
 
 def check(program: LoadableProgram) -> None:
-    """Raises ValueError where a name leads nowhere or a call does not fit its kernel, its kernel's launch, or its
-    buffers."""
+    """Raises ValueError if a name is undefined, or a call does not match its kernel, the kernel's launch, or its buffers."""
     for name in program.aliases:
         program.root(name)
     for region in program.regions:

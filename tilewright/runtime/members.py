@@ -1,7 +1,7 @@
 """The files inside an artifact, a directory or a zip file, read within limits.
 
-Only regular files count: a link could lead out of a directory, a pipe or a device would never end. Of a zip file what its directory declares is
-checked before anything is inflated: how many members it has, how large they say they are, and that none lies in another.
+Only regular files count: a link could lead out of a directory, and a pipe or a device might never end. For a zip file, its directory is checked
+before anything is inflated: the number of members, their declared sizes, and that none overlaps another.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SAFE_NAME = re.compile(r"(sources/|binaries/)?[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}
 FOLDERS = ("sources", "binaries")
 MOST_MEMBERS = 1 << 17
 MOST_BYTES = 1 << 37
-"""Of all members together."""
+"""Limit on the bytes of all members together."""
 MOST_INFLATION = 200
-"""How much larger all members may be than the zip file: ours are stored as they are, and weights hardly shrink."""
+"""Limit on the ratio of the members' total size to the zip file's: `save` stores members uncompressed, and weights hardly compress."""
 SPARE_BYTES = 1 << 20
-"""What a small zip file may hold beyond that."""
+"""Total size that a small zip file may have beyond that ratio."""
 
 Members = Mapping[str, Callable[[int], bytes]]
-"""Of every name a function that reads the file, if it has no more than so many bytes. Raises ValueError or OSError."""
+"""For every name, a function that reads the file if it has at most the given number of bytes. Raises ValueError or OSError."""
 
 
 @contextmanager
@@ -35,8 +35,8 @@ def members(path: Path) -> Iterator[Members]:
     """The files of an artifact.
 
     Raises:
-        FileNotFoundError: where there is nothing.
-        ValueError: for what is neither a directory nor a zip file of files with safe names within the limits.
+        FileNotFoundError: if there is nothing.
+        ValueError: for anything except a directory, or a zip file whose members have safe names and are within the limits.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") if stat.S_ISREG(os.fstat(descriptor).st_mode) else _Directory(descriptor) as opened:
@@ -82,7 +82,7 @@ def _inflated(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> by
 
 
 class _Directory:
-    """An open directory; nothing in it is followed or waited for."""
+    """An open directory; links in it are not followed, and pipes are not waited for."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

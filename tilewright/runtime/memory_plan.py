@@ -1,12 +1,12 @@
-"""Where every buffer of a program lies: one arena with reuse, planned before the first call.
+"""The location of every buffer of a program: one arena with reuse, planned before the first call.
 
-A value lives from its first use to its last, counted in calls (in regions, where a region is repeated). Buffers are
-placed by decreasing size, each at the smallest gap between the buffers that live at the same time (greedy by size, best
-fit: Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
+A value lives from its first to its last use, counted in calls (in regions if a region is repeated). Buffers are placed in order of decreasing size,
+each in the smallest gap between the buffers that are live at the same time (greedy by size, best fit: Pisarchyk and Lee, "Efficient memory management
+for deep neural net inference", 2020).
 
-A buffer with a halo or with rounding must find those elements zero at every call, and kernels write only its interior.
-So it shares its place only with buffers of identical layout and dtype, whose interior is wholly overwritten by each
-writer: the zeros of the first clearing then last. Such a place is used for nothing else at any time.
+A buffer with a halo or with rounding must find those elements zero at every call, and kernels write only its interior. So it shares its place only
+with buffers of identical layout and dtype, whose interior is completely overwritten by each writer: the zeros of the initial clearing are then
+preserved. Such a place is never used for anything else.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ GPU_ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer in need of a place. It lives through `first`..`last`, both included. `zeroed`: (layout, dtype) where
-    halo or rounding must stay zero, else None."""
+    """A buffer that needs a place, live through `first`..`last`, both included. `zeroed`: (layout, dtype) if halo or rounding must stay zero, else
+    None."""
 
     name: str
     bytes: int
@@ -40,7 +40,7 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Byte offsets into one arena of `bytes`; `unshared_bytes` is what the buffers would take without reuse."""
+    """Byte offsets into one arena of `bytes`; `unshared_bytes` is the total size of the buffers without reuse."""
 
     offsets: Mapping[str, int]
     sizes: Mapping[str, int]
@@ -53,8 +53,8 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class Places:
-    """Which storage each root value of a program is given: the caller's inputs, fresh outputs, constants, or the
-    arena. What reports indices out of range is none of these: see `buffers`."""
+    """The storage class of each root value of a program: the caller's inputs, fresh outputs, constants, or the arena. Buffers that report indices out
+    of range belong to none of these: see `buffers`."""
 
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
@@ -83,15 +83,14 @@ def _region_buffers(program: LoadableProgram, region: LoadableRegion) -> Iterabl
 
 
 def _torch_buffers(program: LoadableProgram, region: LoadableRegion) -> list[str]:
-    """What a PyTorch region reads and writes: its nodes may read a value of which the region's kernels read a copy."""
+    """The buffers that a PyTorch region reads and writes: its nodes may read a value of which its kernels read a copy."""
     read = (name for node in region.nodes for name in program.nodes[node].inputs)
     names = dict.fromkeys((*region.inputs, *read, *region.outputs))
     return [name for name in names if program.root(name) in program.storage]
 
 
 def assign_places(program: LoadableProgram) -> Places:
-    """The storage class of each root buffer. An output that is (an alias of) an input or a constant takes no storage of
-    its own."""
+    """The storage class of each root buffer. An output that is (an alias of) an input or a constant has no storage of its own."""
     inputs = {name: i for i, name in enumerate(program.graph.inputs)}
     outputs: dict[str, int] = {}
     for name in program.graph.outputs:
@@ -110,7 +109,7 @@ def assign_places(program: LoadableProgram) -> Places:
 
 
 def lifetimes(program: LoadableProgram, names: Iterable[str]) -> list[Lifetime]:
-    """When the named root buffers are in use."""
+    """The lifetimes of the named root buffers."""
     wanted = set(names)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -139,10 +138,10 @@ def lifetimes(program: LoadableProgram, names: Iterable[str]) -> list[Lifetime]:
 
 
 def _slots(buffers: Iterable[Lifetime]) -> list[list[Lifetime]]:
-    """Buffers that may share a place, one after the other: as few slots as there are buffers at one time."""
+    """Groups of buffers that may share a place one after another; there are as few groups as buffers live at one time."""
     slots: list[list[Lifetime]] = []
     taken: list[tuple[int, int]] = []  # (last use, slot), a heap
-    free: list[int] = []  # a heap
+    free: list[int] = []  # slots, a heap
     for buffer in sorted(buffers, key=lambda b: b.first):
         while taken and taken[0][0] < buffer.first:
             heappush(free, heappop(taken)[1])
@@ -156,14 +155,14 @@ def _slots(buffers: Iterable[Lifetime]) -> list[list[Lifetime]]:
 
 
 class _Arena:
-    """What has a place. Each search is a few passes over columns, which are sorted by offset: thousands of buffers take a second."""
+    """The placed buffers. Each search is a few passes over columns sorted by offset: thousands of buffers take a second."""
 
     def __init__(self, alignment: int) -> None:
         self._alignment = alignment
         self._placed = np.empty((4, 0), np.int64)  # rows: offset, aligned end, first use, last use
 
     def place(self, buffer: Lifetime) -> int:
-        """Offset of the smallest gap that holds the buffer beside those that live with it, or just above them all."""
+        """Offset of the smallest gap among the buffers that are live at the same time, or just above them all."""
         starts, ends, first, last = self._placed
         meets = (first <= buffer.last) & (last >= buffer.first)
         starts, ends = starts[meets], np.maximum.accumulate(ends[meets])
@@ -181,7 +180,7 @@ class _Arena:
 
 
 def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT) -> MemoryPlan:
-    """Offsets such that no two buffers that live at one time overlap, and zeroed elements stay zero."""
+    """Offsets at which buffers that are live at the same time do not overlap, and zeroed elements stay zero."""
     offsets = {buffer.name: 0 for buffer in buffers if buffer.bytes == 0}
     horizon = max((b.last for b in buffers), default=0)
     items = [(buffer, [buffer]) for buffer in buffers if buffer.bytes and buffer.zeroed is None]
@@ -189,7 +188,7 @@ def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT) -> Memory
     for buffer in buffers:
         if buffer.bytes and buffer.zeroed is not None:
             alike.setdefault(buffer.zeroed, []).append(buffer)
-    for slot in chain.from_iterable(map(_slots, alike.values())):  # it belongs to them from beginning to end
+    for slot in chain.from_iterable(map(_slots, alike.values())):  # the place belongs to these buffers throughout
         items.append((replace(slot[0], first=0, last=horizon), slot))
     arena = _Arena(alignment)
     for item, members in sorted(items, key=lambda entry: (-entry[0].bytes, entry[0].first, entry[0].name)):
@@ -200,5 +199,5 @@ def place(buffers: Sequence[Lifetime], alignment: int = CPU_ALIGNMENT) -> Memory
 
 
 def plan_memory(program: LoadableProgram, alignment: int = CPU_ALIGNMENT) -> MemoryPlan:
-    """The arena of a program: every buffer that is neither an input, an output nor a constant."""
+    """Plans the arena of a program: every buffer that is neither an input, an output nor a constant."""
     return place(lifetimes(program, assign_places(program).arena), alignment)

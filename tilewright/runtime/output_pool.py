@@ -1,9 +1,9 @@
-"""Memory of large outputs on a CPU, taken back when the caller has dropped them and handed out again.
+"""Memory of large outputs on a CPU, reclaimed once the caller has dropped them and handed out again.
 
-A fresh block of many megabytes costs a page fault for each of its pages at the first write: for a small convolution over a large image a
-third of the whole call. A block that is handed out is wrapped in an array of its own, the lease; the tensor's storage holds the only reference
-to the lease. Whatever still sees the memory (views, detached tensors, `.numpy()`, DLPack, graphs of autograd, other threads) holds that
-storage, so when the lease is finalised nobody does, and the block is free.
+A fresh block of many megabytes costs a page fault for each of its pages at the first write: a third of the whole call for a small convolution over a
+large image. A block that is handed out is wrapped in an array of its own, the lease; the tensor's storage holds the only reference to the lease.
+Everything that can still access the memory (views, detached tensors, `.numpy()`, DLPack, autograd graphs, other threads) holds that storage, so once
+the lease is finalised nothing does, and the block is free.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch
 LEAST_BYTES = 1 << 20
 """Smaller outputs come from PyTorch's allocator, whose memory is mostly mapped already."""
 KEPT = 2
-"""Free blocks kept for one output: a caller that holds the last result while it asks for the next needs one, and one more is spare."""
-ALIGNMENT = 64  # bytes, as PyTorch's allocator aligns
+"""Free blocks kept per output: a caller that holds the last result while it requests the next needs one, and one more is spare."""
+ALIGNMENT = 64  # in bytes, as in PyTorch's allocator
 
 
 class OutputPool:
-    """Makes tensors of one shape and dtype, uninitialised; calling it from several threads at a time is safe.
+    """Makes uninitialised tensors of one shape and dtype; it may be called from several threads at the same time.
 
-    Memory comes back while other code runs, in any thread and possibly while this thread is inside `__call__` (garbage collection), so
-    there is no lock: appending to a deque and taking from it are atomic. Its length bounds what is kept; the oldest block goes.
+    Memory is returned while other code runs, in any thread and possibly while this thread is inside `__call__` (garbage collection), so there is no
+    lock: appending to and taking from a deque are atomic. Its maximum length limits what is kept; the oldest block is dropped.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -36,7 +36,7 @@ class OutputPool:
         self.free: deque[np.ndarray] = deque(maxlen=KEPT)
 
     def __call__(self) -> torch.Tensor:
-        """A row-major tensor over a block that nobody else sees."""
+        """A row-major tensor over a block that nothing else can access."""
         try:
             block = self.free.pop()
         except IndexError:
@@ -44,7 +44,7 @@ class OutputPool:
         lease = block.view()
         returned = weakref.finalize(lease, _take_back, weakref.ref(self), block)
         returned.atexit = False
-        # resize_ gives the shape without making the result a view of another tensor
+        # resize_ sets the shape without making the result a view of another tensor
         return torch.frombuffer(lease, dtype=self.dtype).resize_(self.shape)
 
 

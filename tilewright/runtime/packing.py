@@ -1,4 +1,4 @@
-"""Between tensors and stored layouts: packing constants, and viewing a flat buffer as the value stored in it."""
+"""Conversion between tensors and stored layouts: packing constants, and viewing a flat buffer as the value stored in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tilewright.ir.region import Storage
 
 
 def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """What a packed copy of a constant holds: the part of it that `view` names, mapped by `matrix` in float64 and rounded once.
+    """The contents of a packed copy of a constant: the part given by `view`, multiplied by `matrix` in float64 and rounded once.
 
     Raises:
-        ValueError: where the part does not have as many elements as the matrix and the value say.
+        ValueError: if the number of elements of that part does not match the matrix and the value.
     """
     if storage.view is not None:
         constant = constant.contiguous().as_strided(*storage.view)
@@ -29,8 +29,7 @@ def prepared(constant: torch.Tensor, storage: Storage) -> torch.Tensor:
 
 
 def _factors(layout: Layout) -> list[list[int]]:
-    """Of each dimension the positions in `layout.order` of its outer part and then of its factors, from the most
-    significant."""
+    """For each dimension, the positions in `layout.order` of its outer part and then of its factors, most significant first."""
     entries: list[list[int]] = [[] for _ in layout.shape]
     for position, (dim, factor) in enumerate(layout.order):
         if factor and not entries[dim]:
@@ -40,10 +39,10 @@ def _factors(layout: Layout) -> list[list[int]]:
 
 
 def pack(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The flat storage of a tensor in a layout, in fresh memory of the CPU; halo and rounding are zero.
+    """The flat storage of a tensor in a layout, in fresh CPU memory; halo and rounding are zero.
 
     Raises:
-        ValueError: where the tensor's number of elements is not the layout's.
+        ValueError: if the tensor's number of elements differs from the layout's.
     """
     if tensor.numel() != prod(layout.shape):
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is packed as shape {layout.shape}")
@@ -65,7 +64,7 @@ def pack(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def unpack(flat: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The logical tensor stored in a flat buffer: a view of it where no dimension is split, else a copy."""
+    """The logical tensor stored in a flat buffer: a view if no dimension is split, else a copy."""
     if layout.is_row_major:
         return flat.view(layout.shape)
     strides = layout.dense_strides()
@@ -80,7 +79,7 @@ def unpack(flat: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def write(flat: torch.Tensor, layout: Layout, value: torch.Tensor) -> None:
-    """Store a logical tensor in a flat buffer; a halo is left as it is (of a split layout it is zeroed)."""
+    """Stores a logical tensor in a flat buffer; a halo is left unchanged (in a split layout it is zeroed)."""
     if layout.dense_strides() is not None:
         unpack(flat, layout).copy_(value)
         return

@@ -12,8 +12,8 @@ from tilewright.runtime.memory_plan import MemoryPlan
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One region. `nodes` are (node name, operator, place in the user's model); `terms` are the named parts of the
-    prediction, seconds; `space` counts the candidates that were considered."""
+    """One region. `nodes` are (node name, operator, place in the user's model); `terms` are the named parts of the prediction, in seconds; `space`
+    counts the candidates considered."""
 
     name: str
     kind: str

@@ -1,8 +1,7 @@
-"""``Signature``: how an executable is called. What a call needs and nothing else, and JSON throughout.
+"""``Signature``: how an executable is called. It holds only what a call needs, all of it representable in JSON.
 
-A `Tree` is the shape of nested arguments: tuples, lists, dictionaries and named tuples over leaves, as
-`torch.utils._pytree` sees them. Other registered containers are kept by their type while the process lives, and come
-back from JSON as dictionaries.
+A `Tree` is the structure of nested arguments: tuples, lists, dictionaries and named tuples over leaves, as in `torch.utils._pytree`. Other registered
+containers keep their type within the process, and become dictionaries when read from JSON.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ CONSTANT_TYPES = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Tree:
-    """kind: "leaf", "tuple", "list", "dict", "namedtuple" or "registered". `keys` are those of a dictionary, or field
-    names."""
+    """kind: "leaf", "tuple", "list", "dict", "namedtuple" or "registered". `keys` are those of a dictionary, or the field names."""
 
     kind: str
     children: tuple[Tree, ...] = ()
     keys: tuple[Any, ...] = ()
     type_name: str = ""
     registered: Any = field(default=None, compare=False)
-    """(type, context) of another container that is registered with `torch.utils._pytree`."""
+    """(type, context) of another container registered with `torch.utils._pytree`."""
 
     @property
     def leaves(self) -> int:
@@ -72,7 +70,7 @@ def _field_names(kind: Any, context: Any, count: int) -> tuple[str, ...]:
 
 
 def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
-    """The nested value of a tree over leaves in order."""
+    """The nested value with a tree's structure and the given leaves, in order."""
     if tree.kind == "leaf":
         return next(leaves)
     values = [unflatten(child, leaves) for child in tree.children]
@@ -92,10 +90,10 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
 
 
 def flatten(tree: Tree, value: Any, place: str) -> Iterator[Any]:
-    """The leaves of a nested value that has the tree's shape.
+    """The leaves of a nested value that has the tree's structure.
 
     Raises:
-        InvalidInput: naming the place where it differs.
+        InvalidInput: if it differs; the message names the place.
     """
     if tree.kind == "leaf":
         yield value
@@ -125,10 +123,9 @@ def flatten(tree: Tree, value: Any, place: str) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class InputLeaf:
-    """One leaf of the arguments: the graph input `name`, or where `name` is empty a `constant` that the model was
-    compiled for.
+    """One leaf of the arguments: the graph input `name`, or, if `name` is empty, a `constant` for which the model was compiled.
 
-    `place` is the caller's word for it, as "args[0]" or "kwargs['mask']"."""
+    `place` is the leaf in the caller's terms, such as "args[0]" or "kwargs['mask']"."""
 
     place: str
     name: str = ""
@@ -141,9 +138,9 @@ class InputLeaf:
 class OutputLeaf:
     """One leaf of the result, by `kind`:
 
-    "value": graph output number `index`; "input": the caller's tensor at input leaf `index` itself; "view": the ATen
-    calls in `value`, pairs (operator, further arguments), replayed on that tensor; "parameter": the parameter that is
-    the graph constant named by `value`; "constant": the number, string or None in `value`.
+    "value": graph output number `index`; "input": the caller's own tensor at input leaf `index`; "view": that tensor after the ATen calls in `value`,
+    pairs (operator, further arguments); "parameter": the parameter that is the graph constant named by `value`; "constant": the number, string or
+    None in `value`.
     """
 
     kind: str = "value"
@@ -153,7 +150,7 @@ class OutputLeaf:
 
 @dataclass(frozen=True)
 class StateLeaf:
-    """A buffer of the module that each call reads as the graph input `input` and replaces by graph output `output`."""
+    """A buffer of the module, read by each call as the graph input `input` and replaced by the graph output `output`."""
 
     name: str
     input: str
@@ -164,8 +161,8 @@ class StateLeaf:
 class Signature:
     """How an executable is called.
 
-    `inputs` are the leaves of (args, kwargs) in order. `parameters` names the positional parameters, which a caller may
-    then also pass by keyword. `mutations` are pairs (input leaf, graph output): what is copied back after each call.
+    `inputs` are the leaves of (args, kwargs) in order. `parameters` names the positional parameters, which a caller may also pass by keyword.
+    `mutations` are pairs (input leaf, graph output): the output is copied back to the input after each call.
     """
 
     inputs: tuple[InputLeaf, ...]
@@ -176,13 +173,14 @@ class Signature:
     states: tuple[StateLeaf, ...] = ()
     parameters: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Parameters that the model was compiled without, by name, and the values that it was compiled for: a caller may pass those too."""
+    """Parameters that were omitted at compilation, by name, with the default values for which the model was compiled; a caller may pass these values
+    too."""
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call's arguments, in order.
 
         Raises:
-            InvalidInput: for arguments of another number or nesting.
+            InvalidInput: for arguments whose number or nesting differs.
         """
         positional = self.input_tree.children[0]
         if self.defaults:
@@ -215,7 +213,7 @@ class Signature:
 
 
     def _without_defaults(self, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments less those that repeat the defaults which the model was compiled for."""
+        """The arguments without those that repeat the defaults for which the model was compiled."""
         surplus = dict(zip(self.parameters[count:], args[count:], strict=False))
         if len(args) > count and len(surplus) == len(args) - count and not surplus.keys() & kwargs.keys():
             args = args[:count]
@@ -231,7 +229,7 @@ class Signature:
 
 
 def described(value: Any) -> str:
-    """What a caller passed, for a message."""
+    """Description of what a caller passed, for a message."""
     if value is None:
         return "None"
     if isinstance(value, (int, float, str, bool)):
@@ -244,7 +242,7 @@ def described(value: Any) -> str:
 
 
 def places(tree: Tree, place: str = "") -> Iterator[str]:
-    """The caller's words for the leaves of a tree, as "[0]['mask']"."""
+    """The leaves of a tree in the caller's terms, such as "[0]['mask']"."""
     if tree.kind == "leaf":
         yield place
     for index, child in enumerate(tree.children):
@@ -252,7 +250,8 @@ def places(tree: Tree, place: str = "") -> Iterator[str]:
 
 
 def signature_of(imported: Imported, parameters: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Signature:
-    """The signature of a model that a front end has read; `parameters` names its positional parameters, `defaults` are those of all."""
+    """The signature of a model that a front end has read; `parameters` names its positional parameters, `defaults` maps parameters to their default
+    values."""
     graph = imported.graph
     input_tree = tree_of(imported.in_spec)
     words = [*places(input_tree.children[0], "args"), *places(input_tree.children[1], "kwargs")]
@@ -289,7 +288,7 @@ def encode_tree(tree: Tree) -> Any:
 
 
 def decode_tree(data: Field) -> Tree:
-    """Raises ValueError for anything that `encode_tree` does not make."""
+    """Raises ValueError for anything that `encode_tree` does not produce."""
     if data.value == "leaf":
         return LEAF
     kind = data["kind"].choice("tuple", "list", "dict", "namedtuple", "registered")
@@ -299,7 +298,7 @@ def decode_tree(data: Field) -> Tree:
     name = data["type"].name() if "type" in data.value else ""
     if kind in ("dict", "namedtuple", "registered") and (len(keys) != len(children) or len(set(keys)) != len(keys)):
         raise data.wrong(f"a tree with {len(children)} different keys")
-    named = namedtuple(name, keys) if kind == "namedtuple" else None  # ValueError for names that Python does not take
+    named = namedtuple(name, keys) if kind == "namedtuple" else None  # raises ValueError for names that Python does not accept
     return Tree(kind, children, keys, name, registered=named)
 
 
@@ -312,7 +311,7 @@ def _decode_number(data: Field) -> int | float:
 
 
 def encode_literal(value: Any) -> Any:
-    """A number, string, bool, None or a tuple of such as JSON; raises InvalidArtifact for anything else."""
+    """A number, string, bool, None or a tuple of these as JSON; raises InvalidArtifact for anything else."""
     if isinstance(value, (tuple, list)):
         return [encode_literal(item) for item in value]
     if isinstance(value, float):
@@ -334,7 +333,7 @@ def decode_literal(data: Field) -> Any:
 
 
 def encode_signature(signature: Signature) -> dict[str, Any]:
-    """Plain JSON. Raises InvalidArtifact for constants and keys that JSON does not have."""
+    """The signature as plain JSON. Raises InvalidArtifact for constants and keys that JSON cannot represent."""
     return {
         "inputs": [
             {
@@ -357,7 +356,7 @@ def encode_signature(signature: Signature) -> dict[str, Any]:
 
 
 def decode_signature(data: Field) -> Signature:
-    """The inverse of `encode_signature`; raises ValueError for other data. Whether it fits a program is `soundness`'s."""
+    """The inverse of `encode_signature`; raises ValueError for other data. `soundness` checks whether it fits a program."""
     data.only("inputs", "input_tree", "outputs", "output_tree", "mutations", "states", "parameters", "defaults")
     inputs = []
     for leaf in data["inputs"].items():

@@ -1,15 +1,15 @@
-"""Whether what a file says of a program can be believed: checked before a byte of memory is taken for it or a binary is mapped.
+"""Checks whether a file's statements about a program are consistent, before any memory is allocated for it or a binary is mapped.
 
-Kernels are machine code that trusts its caller: they touch as many bytes of each argument as they were compiled for, whatever a manifest says of
-shapes and layouts. `check` holds every statement of a program against the others, so that honest kernels stay inside of their buffers:
+Kernels are machine code that trusts its caller: they access as many bytes of each argument as they were compiled for, whatever a manifest says about
+shapes and layouts. `check` compares every statement about a program with the others, so that honest kernels stay inside their buffers:
 
-- each kernel's facts (bytes of each argument, what it writes, steps, launch) are those that its binary carries as the name of a symbol
-  (`loadable.facts_symbol`), and each argument's buffer has that many bytes;
-- nothing writes to an input, a constant, or what is an alias of one; nothing is read before something wrote it;
-- values, layouts, views, aliases, weights and the signature say the same of shapes and types; sizes and counts are within limits.
+- the facts of each kernel (bytes of each argument, what it writes, steps, launch) are those that its binary carries as the name of a symbol
+  (`loadable.facts_symbol`), and the buffer of each argument has that many bytes;
+- nothing writes to an input, a constant, or an alias of one; nothing is read before it is written;
+- values, layouts, views, aliases, weights and the signature agree on shapes and types; sizes and counts are within limits.
 
-Addresses are in no file: the memory plan (`memory_plan`) is made from what was checked here. Whoever puts other machine code into a binary can do
-anything that the process may do; that is not, and cannot be, found here. An artifact is code: load only what you would also run.
+No file contains addresses: the memory plan (`memory_plan`) is made from the data checked here. Replaced machine code in a binary can do anything that
+the process may do; this is not, and cannot be, detected here. An artifact is code: load only what you would also run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tilewright.runtime.memory_plan import assign_places
 from tilewright.runtime.signature import OutputLeaf, Signature
 
 MOST_CALLS = 1 << 22
-"""Kernel calls of one call of a model; each costs some bytes and a microsecond."""
+"""Limit on the kernel calls in one call of a model; each costs some bytes and a microsecond."""
 MOST_BUFFERS = 1 << 14
 MOST_BYTES = 1 << 46
-"""Of all buffers together: what is more no machine has, and sums of it stay far below 2^63."""
+"""Limit on the bytes of all buffers together: larger than any machine's memory, while sums stay far below 2^63."""
 
 
 def check(program: LoadableProgram, signature: Signature, machine: Machine, states: Mapping[str, torch.Tensor]) -> None:
-    """Raises ValueError, with the reason, where the program could not have been made by compiling a model."""
+    """Raises ValueError, with the reason, if no compilation of a model could have produced the program."""
     _check_graph(program.graph)
     for name, storage in program.storage.items():
         _check_storage(program, name, storage)
@@ -66,7 +66,7 @@ def _typed(value: Value) -> tuple[tuple[int, ...], str]:
 
 
 def of_tensor(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
-    """(shape, dtype) in this package's words; the dtype is empty where there is no word for it."""
+    """(shape, dtype) in this package's names; the dtype is empty if there is no name for it."""
     known = {kind.torch: name for name, kind in ELEMENT_TYPES.items()}
     return tuple(tensor.shape), known.get(str(tensor.dtype).removeprefix("torch."), "")
 
@@ -75,7 +75,8 @@ def of_tensor(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
 
 
 def _check_graph(graph: Graph) -> None:
-    """Every value is an input, a constant, or made by one node before it is read; nodes make what their operators make of their inputs."""
+    """Every value is an input, a constant, or produced by one node before it is read; nodes produce what their operators produce from their
+    inputs."""
     made = set(graph.inputs)
     if len(made) != len(graph.inputs) or made & graph.constants.keys():
         raise ValueError("two inputs of its graph, or an input and a constant, have one name")
@@ -141,7 +142,7 @@ def _sequence(data: Any, node: Node) -> tuple[Any, ...]:
 
 
 def _check_recipe(recipe: Any, node: Node) -> None:
-    """An argument, as `torch_nodes.make_argument` reads it."""
+    """Checks an argument recipe, as `torch_nodes.make_argument` reads it."""
     kind, value = _pair(recipe, node)
     if kind == "list":
         for item in _sequence(value, node):
@@ -154,7 +155,7 @@ def _check_recipe(recipe: Any, node: Node) -> None:
 
 
 def _check_scan(graph: Graph, node: Node) -> None:
-    """A loop: see `graph.reference` for what its attributes say."""
+    """Checks a loop: see `graph.reference` for the meaning of its attributes."""
     attributes = node.attributes
     body, states, sequences, length = (attributes.get(key) for key in ("body", "states", "sequences", "length"))
     if not isinstance(body, Graph) or not all(type(n) is int and n >= 0 for n in (states, sequences, length)):
@@ -178,7 +179,7 @@ def _check_scan(graph: Graph, node: Node) -> None:
 
 
 def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> None:
-    """The layout is one of the value's shape; a value of the graph is stored with its shape; a constant has as many elements as are packed."""
+    """The layout has the value's shape; a value of the graph is stored with its shape; a constant has as many elements as are packed."""
     value, layout = storage.value, storage.layout
     if value.name != name or value.shape != layout.shape or any(dim >= len(layout.shape) for dim, _ in layout.order):
         raise ValueError(f"the layout of {name} is not one of {value}")
@@ -210,7 +211,7 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
 
 
 def _check_factors(name: str, layout: Layout) -> None:
-    """The outer part of a dimension stands before its factors."""
+    """The outer part of a dimension precedes its factors."""
     seen = set()
     for dim, factor in layout.order:
         if factor and dim not in seen:
@@ -219,7 +220,7 @@ def _check_factors(name: str, layout: Layout) -> None:
 
 
 def _check_alias(program: LoadableProgram, name: str, given: Set[str]) -> None:
-    """It has as many bytes as what it lies on, and the same type."""
+    """An alias has the same number of bytes and the same type as its root."""
     root = program.root(name)
     if name in given:
         raise ValueError(f"{name} is an input or a constant, and an alias of {root}")
@@ -248,7 +249,7 @@ def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
 
 
 def _check_places(program: LoadableProgram) -> None:
-    """Inputs and outputs are stored as PyTorch passes them, and what a call names has as much memory as its kernel touches."""
+    """Inputs and outputs are stored as PyTorch passes them, and every buffer that a call names is at least as large as its kernel accesses."""
     graph = program.graph
     for name in graph.inputs:
         storage = program.storage.get(name)
@@ -260,7 +261,7 @@ def _check_places(program: LoadableProgram) -> None:
             raise ValueError(f"the output {name} is nowhere")
         if root in program.storage and program.storage[root].value.dtype != graph.values[name].dtype:
             raise ValueError(f"the output {name} is stored in another type")
-    for name in program.faults:  # memory of its own, which calls write to and nothing else touches
+    for name in program.faults:  # memory of its own, which only calls write and nothing else accesses
         if program.root(name) != name or program.storage[name].source is not None:
             raise ValueError(f"{name} is for indices out of range, and an alias or a constant")
     read_only = {*graph.inputs, *assign_places(program).constants}
@@ -287,7 +288,7 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
 
 
 def _check_order(program: LoadableProgram) -> None:
-    """Regions and calls read what was written before."""
+    """Regions and calls read only what was written before."""
     inputs = set(program.graph.inputs)
     written = {*inputs, *program.graph.constants}
     written.update(name for name in program.storage if program.constant_source(name) is not None)
@@ -305,7 +306,7 @@ def _check_order(program: LoadableProgram) -> None:
 
 
 def _accesses(program: LoadableProgram, region: LoadableRegion, inputs: Set[str]) -> Iterator[tuple[str, bool]]:
-    """(buffer, whether it is written) in order."""
+    """Accesses (buffer, whether it is written), in order."""
     if region.kind == "torch":
         if region.calls or region.repeat != 1:
             raise ValueError(f"region {region.name} runs through PyTorch, and calls kernels")
@@ -334,7 +335,7 @@ def _accesses(program: LoadableProgram, region: LoadableRegion, inputs: Set[str]
 
 
 def _check_signature(program: LoadableProgram, signature: Signature, states: Mapping[str, torch.Tensor]) -> None:
-    """Arguments and results are the graph's inputs and outputs, each once, of the same shapes and types."""
+    """Arguments and results are the graph's inputs and outputs, each once, with equal shapes and types."""
     graph, inputs = program.graph, signature.inputs
     tree = signature.input_tree
     kinds = (tree.kind, *(child.kind for child in tree.children))
@@ -372,7 +373,7 @@ def _check_signature(program: LoadableProgram, signature: Signature, states: Map
 
 
 def _check_returned(signature: Signature, leaf: OutputLeaf) -> None:
-    """An input that is returned, or a view of one: its calls are tried on a tensor without memory."""
+    """A returned input or a view of one: its calls are tried on a tensor without memory."""
     if not 0 <= leaf.index < len(signature.inputs) or not signature.inputs[leaf.index].name:
         raise ValueError(f"it returns input {leaf.index}, which is no tensor of its inputs")
     if leaf.kind == "input":

@@ -1,8 +1,7 @@
-"""Nodes that run through PyTorch: operator `torch`, with the ATen operator's name and how its arguments are made.
+"""Nodes that run through PyTorch: operator `torch`, with the ATen operator's name and recipes for its arguments.
 
-Nodes of the operator table may stand here too, where a kernel did not compile: they are evaluated by their definition.
-
-Which operators a node may name is said in `frontend/torch_operators.py`.
+Nodes of the operator table may appear here too, if a kernel did not compile: they are evaluated by their definition. `frontend/torch_operators.py`
+says which operators a node may name.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from tilewright.runtime.packing import unpack, write
 
 
 def make_argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
-    """The argument that a recipe stands for: ("input", i), ("value", literal), ("list", recipes), ("dtype", name) or
+    """The argument that a recipe describes: ("input", i), ("value", literal), ("list", recipes), ("dtype", name) or
     ("device", _).
 
     Raises:
-        InvalidArtifact: for another kind, or a dtype that PyTorch does not have.
+        InvalidArtifact: for another kind, or a dtype that PyTorch lacks.
     """
     kind, value = recipe
     if kind == "input":
@@ -46,7 +45,7 @@ def make_argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor], devic
 
 
 def run_node(node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The tensors that a node of operator `torch` returns."""
+    """The tensors that a `torch` node returns."""
     operator = resolve_operator(node.attributes["target"])
     arguments, keywords = node.attributes["call"]
     with torch.no_grad():
@@ -60,10 +59,10 @@ def run_node(node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -
 
 
 def _checked_node(graph: Graph, node: Node, inputs: Sequence[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The tensors that a node of operator `torch` returns, where they are those of the graph. What PyTorch raises stays what it is, with a note.
+    """The tensors that a `torch` node returns, checked against the graph. Exceptions from PyTorch are passed on with a note.
 
     Raises:
-        KernelFailed: naming the node, where PyTorch makes other tensors.
+        KernelFailed: if PyTorch returns different tensors; the message names the node.
     """
     try:
         results = run_node(node, inputs, device)
@@ -81,8 +80,7 @@ def _checked_node(graph: Graph, node: Node, inputs: Sequence[torch.Tensor], devi
 
 
 def check_nodes(program: LoadableProgram) -> None:
-    """Raises InvalidArtifact where a node cannot run through PyTorch, or a PyTorch region's nodes do not make its
-    outputs."""
+    """Raises InvalidArtifact if a node cannot run through PyTorch, or a PyTorch region's nodes do not produce its outputs."""
     _check_targets(program.graph)
     for region in program.regions:
         if region.kind == "torch":
@@ -106,7 +104,7 @@ def _check_targets(graph: Graph) -> None:
 
 
 def _evaluate(graph: Graph, node: Node, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """A node of the operator table by its definition, with NumPy: for a kernel that the compiler refused."""
+    """Evaluates a node of the operator table by its definition, with NumPy: for a kernel that the compiler rejected."""
     results = evaluate_node(graph, node, [to_numpy(tensor) for tensor in inputs])
     return tuple(torch.from_numpy(array) for array in results)
 
@@ -118,8 +116,7 @@ def run_region(
     outputs: Sequence[torch.Tensor],
     constants: Mapping[str, torch.Tensor],
 ) -> None:
-    """Run the nodes of a PyTorch region over the executable's storage. `constants` are those of the graph, on the
-    device."""
+    """Runs the nodes of a PyTorch region over the executable's storage. `constants` are those of the graph, on the device."""
     program = buffers.program
     local: dict[str, torch.Tensor] = {}
 
@@ -129,7 +126,7 @@ def run_region(
         if buffers.is_stored(name):
             value = program.graph.values.get(name)
             stored = buffers.value(name, inputs, outputs)
-            return stored.to(torch_dtype(value.dtype)) if value is not None else stored  # which may be narrower than the graph's type
+            return stored.to(torch_dtype(value.dtype)) if value is not None else stored  # the buffer may have a narrower type than the graph
         return constants[name]
 
     for node_name in region.nodes:

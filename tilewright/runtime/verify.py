@@ -1,9 +1,7 @@
-"""``verify``: every stored value of an executable against the same graph in float64, to find the first region that is
-wrong.
+"""``verify``: compares every stored value of an executable with the same graph in float64, to find the first wrong region.
 
-Memory is shared between values, so the executable runs one region at a time and each region's results are read before
-the next one runs. The reference evaluates the graph's nodes in float64: sums of products through PyTorch, all others by
-their definition in the operator table.
+Memory is shared between values, so the executable runs one region at a time, and each region's results are read before the next one runs. The
+reference evaluates the graph's nodes in float64: sums of products through PyTorch, all others by their definition in the operator table.
 """
 
 from __future__ import annotations
@@ -23,14 +21,13 @@ from tilewright.ir.dtypes import BY_TORCH_NAME, ELEMENT_TYPES, is_float
 from tilewright.ir.graph import Graph, Node, Value
 
 TOLERANCES: Mapping[str, float] = MappingProxyType({name: t.tolerance for name, t in ELEMENT_TYPES.items() if t.tolerance})
-"""Largest error that passes, as a fraction of the largest magnitude of the value; integers and booleans must be
-equal."""
+"""Largest error that passes, as a fraction of the value's largest magnitude; integers and booleans must be equal."""
 
 
 @dataclass(frozen=True)
 class VerifiedValue:
-    """One value. `absolute_error` is the largest difference; `relative_error` is it over the largest magnitude of the
-    reference. Both are infinite where NaN or infinities stand in different positions."""
+    """One value. `absolute_error` is the largest difference; `relative_error` is that divided by the largest magnitude of the reference. Both are
+    infinite if NaN or infinities are in different positions."""
 
     region: str
     order: int
@@ -48,7 +45,7 @@ class VerifiedValue:
 
 @dataclass(frozen=True)
 class Verification:
-    """`values` in the order of execution; `str()` prints them worst first."""
+    """`values` are in order of execution; `str()` prints them worst first."""
 
     values: tuple[VerifiedValue, ...]
 
@@ -58,8 +55,7 @@ class Verification:
 
     @property
     def first_wrong(self) -> VerifiedValue | None:
-        """The first value in order of execution beyond its tolerance: what follows it may be wrong only because of
-        it."""
+        """The first value in order of execution beyond its tolerance; errors in later values may only follow from it."""
         return next((value for value in self.values if not value.passed), None)
 
     @property
@@ -104,7 +100,7 @@ def _widened_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def reference_values(graph: Graph, inputs: Sequence[torch.Tensor], wanted: frozenset[str]) -> dict[str, np.ndarray]:
-    """The wanted values of the graph in float64 (integers and booleans as they are)."""
+    """The wanted values of the graph in float64 (integers and booleans unchanged)."""
     wide = widened(graph)
     environment: dict[str, np.ndarray] = {}
     for name, tensor in zip(wide.inputs, inputs, strict=True):
