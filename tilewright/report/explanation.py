@@ -1,4 +1,4 @@
-"""The explanation of a compiled program as text: totals, every region with its reasons, what runs through PyTorch, memory."""
+"""The explanation of a compiled program as text: totals, every region with its reasons, nodes that run through PyTorch, memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIMENSION_LETTERS = {3: "NCW", 4: "NCHW", 5: "NCDHW"}
 
 
 def explanation(image: Image, name: str = "model") -> str:
-    """Everything about the program that a user may ask for; needs neither the machine nor a call."""
+    """The full report on a program; needs neither its machine nor a call."""
     lines = [*_totals(image, name), ""]
     for number, region in enumerate(image.program.regions, 1):
         lines += [*region_lines(image.program, region, number), ""]
@@ -40,8 +40,8 @@ def _totals(image: Image, name: str) -> Iterator[str]:
 
 
 def region_lines(program: LoadableProgram, region: LoadableRegion, number: int) -> Iterator[str]:
-    """One region: its nodes and where they are in the model, schedule, the candidates it was chosen from, predicted time and its terms, work,
-    layout, reasons."""
+    """One region: its nodes and their places in the model, its schedule, the candidates it was chosen from, predicted time with its terms, work,
+    layouts, reasons."""
     repeated = f", repeated {region.repeat} times" if region.repeat > 1 else ""
     yield f"{number}. {region.name}: {region.kind}{repeated}"
     for label, texts in (
@@ -75,8 +75,8 @@ def _checked(program: LoadableProgram, region: LoadableRegion) -> list[str]:
 
 
 def _space(space: SpaceCounts) -> list[str]:
-    """The candidates of the region's schemas, and the first reason why each infeasible one was rejected, the most frequent first. Nothing where there
-    was no choice."""
+    """The candidates of the region's schemas, and the number rejected for each reason, most frequent first; a candidate counts for the first reason
+    that rejects it. Empty if there was no choice."""
     if space.generated < 2:
         return []
     reasons = sorted(space.rejected.items(), key=lambda item: (-item[1], item[0]))
@@ -114,7 +114,7 @@ def _layouts(program: LoadableProgram, region: LoadableRegion) -> list[str]:
 
 
 def layout_text(layout: Layout) -> str:
-    """As "N H W C", with factors of split dimensions and the halo: "row-major" where it is that."""
+    """The layout as text, such as "N H W C", with the factors of split dimensions and the halo, or "row-major"."""
     if layout.is_row_major:
         return "row-major"
     letters: Sequence[str] = DIMENSION_LETTERS.get(len(layout.shape), tuple(f"d{i}" for i in range(len(layout.shape))))

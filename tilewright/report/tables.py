@@ -16,7 +16,7 @@ from tilewright.tuning.measure import Outcome
 
 
 def plan_table(image: Image, title: str = "") -> Table:
-    """One row a region, and the totals; "candidates" are the feasible schedules among which one was chosen."""
+    """One row per region, and the totals; "candidates" is the number of feasible schedules from which one was chosen."""
     program = image.program
     table = Table(title=title or None, show_footer=True)
     total = program_work(program)
@@ -46,7 +46,7 @@ def _operator(node: Node) -> str:
 
 
 def verification_table(verification: Verification, limit: int | None = None) -> Table:
-    """Stored values, worst first; at most `limit` of them."""
+    """Stored values, worst first, at most `limit` of them."""
     table = Table("region", "value", "shape", "dtype")
     for heading in ("relative error", "absolute error", "tolerance"):
         table.add_column(heading, justify="right")
@@ -66,7 +66,7 @@ def verification_table(verification: Verification, limit: int | None = None) -> 
 
 
 def outcome_table(outcomes: Sequence[Outcome], title: str) -> Table:
-    """One row a contender; times are medians with half the interquartile range, speed-ups those of the first over each."""
+    """One row per contender. Times are medians with half the interquartile range; the last ratio is the contender's median over that of the first."""
     table = Table("contender", title=title)
     for heading in ("median ms", "least ms", "calls", "relative error", "ready in s", "times ours"):
         table.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def scaled(value: float, unit: str) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """As "705 us"; "-" for no time."""
+    """A time such as "705 us"; "-" for zero."""
     if not seconds:
         return "-"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):

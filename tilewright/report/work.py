@@ -1,4 +1,4 @@
-"""What a region computes and moves: arithmetic operations from the operator table, bytes from the storage of what it reads and writes."""
+"""The work of a region: arithmetic operations from the operator table, bytes from the storage of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tilewright.runtime.loadable import LoadableProgram, LoadableRegion
 
 @dataclass(frozen=True)
 class Work:
-    """`flops` counts the operations of the model's operators, whatever the kernel makes of them (what runs through PyTorch counts as 0).
-    Bytes are those of each distinct buffer, halo included, moved once."""
+    """`flops` counts the operations of the model's operators, however the kernel computes them (operators that run through PyTorch count as 0). Bytes
+    count each distinct buffer once, including its halo."""
 
     flops: int = 0
     bytes_read: int = 0
@@ -24,7 +24,7 @@ class Work:
 
 
 def node_flops(graph: Graph, node: Node) -> int:
-    """Arithmetic operations of one node; a loop's body counts once for each repetition."""
+    """Arithmetic operations of one node; a loop's body counts once per repetition."""
     if node.operator == "scan":
         body: Graph = node.attributes["body"]
         length: int = node.attributes["length"]

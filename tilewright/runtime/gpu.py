@@ -289,7 +289,7 @@ class GpuEngine:
         The GPU's context is current from here to `finish` or `abandon`. Enqueues the work that must precede the kernels.
         """
         self._pointers = list(pointers)
-        self.externals[: len(pointers)] = self._pointers  # ctypes accepts integers as well
+        self.externals[: len(pointers)] = self._pointers  # type: ignore[assignment]  # ctypes accepts integers as well
         self._stream = stream = current_stream(self._device)
         self._enter()
         self._capturing = is_capturing()

@@ -1,4 +1,4 @@
-"""Text to binary, plus what the compiler says of it. Loading the binary is the runtime's part."""
+"""Text to binary, with the compiler's output. The runtime loads the binaries."""
 
 from __future__ import annotations
 

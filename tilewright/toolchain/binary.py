@@ -1,4 +1,4 @@
-"""The values of the toolchain: a source file in, a binary with what its compiler said of it out."""
+"""The values of the toolchain: a source file as input, a binary with its compiler's output as the result."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One translation unit, as a code printer made it."""
+    """One translation unit, as produced by a code printer."""
 
     name: str
-    """For people: it appears in file names and messages, and changes no binary."""
+    """For people: it appears in file names and messages, and does not affect the binary."""
     text: str
     language: str
     """"c" or "cuda"."""
@@ -24,14 +24,14 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one GPU kernel takes, as the assembler reports it."""
+    """Resources of one GPU kernel, as the assembler reports them."""
 
     registers: int
-    """A thread."""
+    """Registers per thread."""
     shared_bytes: int
-    """Static shared memory of a block; what is asked for at launch is not included."""
+    """Static shared memory per block; dynamic shared memory, requested at launch, is not included."""
     spill_bytes: int
-    """Stores and loads of spilled registers of a thread, in bytes of code."""
+    """Stores and loads of spilled registers per thread, in bytes of code."""
     stack_bytes: int
     barriers: int
 
@@ -41,24 +41,23 @@ class Binary:
     """A compiled source file."""
 
     path: Path
-    """Where the shared object or cubin lies, for people and for tools that read it."""
+    """Location of the shared object or cubin, for people and for tools that read it."""
     kind: str
     """"so" or "cubin"."""
     entries: tuple[str, ...]
     command: tuple[str, ...]
     log: str
-    """What the compiler wrote, warnings included."""
+    """Output of the compiler, including warnings."""
     content: bytes = field(repr=False)
-    """Of the file when it was checked: this is what is loaded and saved, whatever becomes of the file."""
+    """Content of the file when it was checked. This is what is loaded and saved, whatever happens to the file."""
     resources: Mapping[str, Resources] = field(default_factory=dict)
-    """By entry; empty for CPU code."""
+    """Resources by entry; empty for CPU code."""
 
 
 def parse_resources(log: str) -> dict[str, Resources]:
     """Resources by entry from a log of ``--ptxas-options=-v``.
 
-    The assembler writes, for each entry, one line that names it, one with its stack and spills, and one with its
-    registers, barriers and shared memory.
+    For each entry the assembler writes one line with its name, one with its stack and spills, and one with its registers, barriers and shared memory.
     """
     found: dict[str, Resources] = {}
     for part in re.split(r"Compiling entry function ", log)[1:]:

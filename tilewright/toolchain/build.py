@@ -1,4 +1,4 @@
-"""Compiles many source files at once: cached ones at no cost, the others on all cores, failures as values."""
+"""Compiles many source files at once: cached ones at no cost, the others on all cores. Failures are values."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def compile_kernels(
     progress: Callable[[int, int], None] | None = None,
     seconds: float | None = None,
 ) -> list[Binary | KernelFailed]:
-    """Binaries of the sources, in their order.
+    """Compiles the sources; returns their binaries in the same order.
 
-    Cached kernels start neither compiler nor thread. The others are compiled on ``workers`` threads (default: the cores
-    available): a C compiler is a process of its own, and NVRTC works without the interpreter's lock. Sources with one
-    key are compiled once. A call of a compiler that takes longer than ``seconds`` (default: the user's setting) is a
-    failure of its kernel. ``progress`` is called with the number done and the number of all, from the calling thread.
+    Cached kernels start neither a compiler nor a thread. The others are compiled on ``workers`` threads (default: the available cores): a C compiler
+    is a process of its own, and NVRTC releases the interpreter's lock. Sources with the same key are compiled once. A compiler call that takes longer
+    than ``seconds`` (default: the user's setting) is a failure of its kernel. ``progress`` is called with the number done and the total, from the
+    calling thread.
 
     Raises:
         CompilerMissing: before anything is compiled.
-        CacheError: where neither the cache nor the temporary folder can be written.
+        CacheError: if neither the cache nor the temporary folder can be written.
     """
     cache = cache or default_cache()
     compilers: dict[str, Compiler] = {}
@@ -64,7 +64,7 @@ def compile_kernels(
         nonlocal done
         for index in indices:
             same = index == indices[0] or isinstance(result, KernelFailed)
-            results[index] = result if same else build(index)  # a hit, with this source's own entries
+            results[index] = result if same else build(index)  # a cache hit, with this source's own entries
             done += 1
         if progress is not None:
             progress(done, len(sources))
@@ -82,7 +82,7 @@ def compile_kernels(
             futures = {pool.submit(build, indices[0]): indices for indices in groups}
             for future in as_completed(futures):
                 take(futures[future], future.result())
-        except BaseException:  # an interruption among them: nothing that is under way is waited for
+        except BaseException:  # including interruptions: do not wait for compilations in progress
             for compiler in compilers.values():
                 compiler.stop()
             raise

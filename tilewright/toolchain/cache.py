@@ -1,11 +1,11 @@
-"""The kernel cache: one folder a kernel with source, command, log, metadata and binary, safe for many processes.
+"""The kernel cache: one folder per kernel with source, command, log, metadata and binary, safe for concurrent processes.
 
     root/ab/ab12...           a finished entry, named by its key; it appears by one atomic rename and is not changed
-    root/building-HOST-PID-*  an entry in the making; left behind by a killed process, and then pruned
+    root/building-HOST-PID-*  an entry being built; if its process is killed it remains until it is pruned
 
-An entry whose hashes do not fit is built again. Where the cache cannot be written (full disk, read-only) or another user
-may have written it, a warning is logged and the kernel is built in a private temporary folder that lives as long as the
-process. Folders and files are made for the user alone, and nothing else is read (`system/private_files.py`).
+An entry whose hashes do not match is built again. If the cache cannot be written (full disk, read-only) or another user may have written it, a
+warning is logged and the kernel is built in a private temporary folder that lives as long as the process. Folders and files are created for this user
+only, and no others are read (`system/private_files.py`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tilewright.toolchain.binary import Binary, SourceFile, parse_resources
 from tilewright.toolchain.compilers import Compiler, Outcome
 
 SCHEMA = 1
-"""Version of the entries' format; it is part of every key."""
+"""Version of the entries' format; part of every key."""
 BUILDING = "building-"
 STALE_SECONDS = 3600.0
-"""A folder in the making counts as abandoned after this long, whatever process has its number now."""
+"""A folder being built counts as abandoned after this time, even if a process with its number exists."""
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
-"""What reading a damaged entry raises."""
+"""Exceptions that reading a damaged entry may raise."""
 DISK_WORDS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG))
-"""What a compiler says when it is the disk, and not the kernel, that is at fault."""
+"""Compiler messages that indicate a fault of the disk, not of the kernel."""
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Entry:
 
 
 def kernel_key(source: SourceFile, compiler: Compiler) -> str:
-    """Hash of everything that decides the binary: text, command, compiler's identity, format version."""
+    """Hash of everything that determines the binary: text, command, compiler identity, format version."""
     parts = [SCHEMA, source.language, source.text, compiler.command(source), compiler.identity]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
@@ -71,11 +71,11 @@ def _hash_of(content: bytes) -> str:
 
 @lru_cache(maxsize=1)
 def _private_folder() -> Path:
-    """A temporary folder of this process, removed when it ends."""
+    """A temporary folder of this process, removed when the process ends."""
     scratch, owner = Scratch(), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # a forked child inherits this registration, not the folder
+        if os.getpid() == owner:  # a forked child inherits this registration, but does not own the folder
             scratch.close()
 
     atexit.register(remove)
@@ -83,7 +83,7 @@ def _private_folder() -> Path:
 
 
 def _warn_once(place: Path, words: str) -> None:
-    """Says once in a process what is wrong with a place."""
+    """Logs a warning about a place, once per process."""
     if place not in _warned():
         _warned().add(place)
         log.warning(words)
@@ -91,7 +91,7 @@ def _warn_once(place: Path, words: str) -> None:
 
 @lru_cache(maxsize=1)
 def _warned() -> set[Path]:
-    """The places of which the process has said it."""
+    """The places about which this process has warned."""
     return set()
 
 
@@ -104,7 +104,7 @@ def _warn_foreign(error: NotPrivate) -> None:
 
 
 def _alive(name: str) -> bool:
-    """Whether the process that is making the folder ``building-HOST-PID-RANDOM`` still runs, as far as can be told."""
+    """Whether the process that builds the folder ``building-HOST-PID-RANDOM`` still runs, as far as can be determined."""
     host, _, rest = name.removeprefix(BUILDING).partition("-")
     pid = rest.partition("-")[0]
     if host != _host_tag() or not pid.isdigit():
@@ -120,7 +120,7 @@ def _alive(name: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host_tag() -> str:
-    """Name of this host, and of a container with process numbers of its own, in the names of folders in the making."""
+    """Tag of this host, and of a container with its own process numbers, for the names of folders being built."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -129,17 +129,17 @@ def _host_tag() -> str:
 
 
 class KernelCache:
-    """Compiled kernels under one root folder. Its only state is on the disk."""
+    """Compiled kernels under one root folder. All state is on the disk."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
 
     def folder(self, key: str) -> Path:
-        """Where the entry of that key is, if it is."""
+        """The folder of the entry with that key, which need not exist."""
         return self.root / key[:2] / key
 
     def load(self, key: str, source: SourceFile, compiler: Compiler) -> Binary | None:
-        """The finished binary of that key, or None where there is none, it is damaged, or another user may have written it."""
+        """The finished binary of that key, or None if there is none, it is damaged, or another user may have written it."""
         folder = self.folder(key)
         try:
             binary = _read_entry(folder, source.entries)
@@ -155,11 +155,11 @@ class KernelCache:
         return None
 
     def get_or_build(self, source: SourceFile, compiler: Compiler, machine: Machine) -> Binary | KernelFailed:
-        """The binary from the cache, else compiled and stored; a kernel that does not compile is a value.
+        """The binary from the cache, or else compiled and stored; a kernel that does not compile is returned as a value.
 
         Raises:
-            CompilerMissing: where the compiler is needed and not there.
-            CacheError: where neither the cache nor the temporary folder can be written.
+            CompilerMissing: if the compiler is needed and missing.
+            CacheError: if neither the cache nor the temporary folder can be written.
         """
         key = kernel_key(source, compiler)
         found = self.load(key, source, compiler)
@@ -226,14 +226,14 @@ class KernelCache:
     def _keep_failure(
         root: Path, folder: Path, key: str, source: SourceFile, machine: Machine, outcome: Outcome
     ) -> KernelFailed:
-        """Keep source, command and log of a failed build where the message can point to them."""
+        """Keeps the source, command and log of a failed build in a place that the message can name."""
         kept = root / "failed" / key
         shutil.rmtree(kept, ignore_errors=True)
         make_folder(kept.parent)
         _close_to_others(folder)
         try:
             os.rename(folder, kept)
-        except OSError:  # another process keeps the same failure at this moment
+        except OSError:  # another process is storing the same failure
             if not (kept / "log").exists():
                 raise
         words = outcome.log
@@ -265,7 +265,7 @@ class KernelCache:
         return found
 
     def check(self) -> list[str]:
-        """One line for each thing that is wrong: damaged entries, and folders that killed processes left."""
+        """One line per problem: damaged entries, and folders that killed processes left."""
         problems = []
         for folder in self._all_folders():
             try:
@@ -293,15 +293,15 @@ class KernelCache:
     def prune(
         self, older_than_days: float | None = None, size_limit_bytes: int | None = None, everything: bool = False
     ) -> int:
-        """Remove abandoned folders and kept failures, then entries: all, those too old, or the oldest beyond a size.
+        """Removes abandoned folders and kept failures, then entries: all, those that are too old, or the oldest beyond a total size.
 
         Returns:
-            How many finished entries were removed.
+            Number of finished entries removed.
         """
         for folder in (*self._abandoned(), self.root / "failed"):
             shutil.rmtree(folder, ignore_errors=True)
         if everything:
-            folders = list(self._all_folders())  # those without readable metadata too
+            folders = list(self._all_folders())  # including those without readable metadata
         else:
             remaining = sorted(self.entries(), key=lambda entry: entry.created, reverse=True)
             doomed = []
@@ -322,7 +322,7 @@ class KernelCache:
 
 
 def _publish(folder: Path, destination: Path, is_sound: Callable[[Path], bool]) -> None:
-    """Give the finished folder its name in one step; where another process was first, its entry stays if it is sound."""
+    """Renames the finished folder to its final name in one step; if another process was first, its entry stays if it is intact."""
     make_folder(destination.parent)
     require_private(destination.parent, destination.parent.parent)
     for _ in range(3):
@@ -334,7 +334,7 @@ def _publish(folder: Path, destination: Path, is_sound: Callable[[Path], bool]) 
                 raise
         if is_sound(destination):
             return
-        # A damaged entry is moved aside (one step again), so that no process sees it half removed.
+        # A damaged entry is moved aside, again in one step, so that no process sees it half removed.
         aside = folder.parent / f"{folder.name}-damaged"
         try:
             os.rename(destination, aside)
@@ -345,7 +345,7 @@ def _publish(folder: Path, destination: Path, is_sound: Callable[[Path], bool]) 
 
 
 def _read_entry(folder: Path, entries: tuple[str, ...]) -> Binary:
-    """The binary of a finished entry; OSError, ValueError, KeyError or TypeError where anything is wrong with it."""
+    """The binary of a finished entry; raises OSError, ValueError, KeyError or TypeError if the entry is damaged."""
     root = folder.parent.parent
     metadata = json.loads(read_private(folder / "metadata.json", root))
     path = _inside(folder, metadata["binary"])
@@ -358,14 +358,14 @@ def _read_entry(folder: Path, entries: tuple[str, ...]) -> Binary:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Files are made with the umask, which may let a group write them."""
+    """Removes other users' permissions: files are made with the umask, which may let a group write them."""
     for file in folder.iterdir():
         if file.is_file() and not file.is_symlink():
             file.chmod(0o600)
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file of an entry. Raises ValueError for a name that leads elsewhere."""
+    """The path of an entry's file. Raises ValueError for a name that leads elsewhere."""
     if name in ("", ".", "..") or "/" in name:
         raise ValueError(f"{name!r} is no name of a file")
     return folder / name

@@ -1,10 +1,9 @@
 """The two compilers: the system's C compiler for CPUs, and NVRTC in this process for GPUs.
 
-Each has an ``identity`` and a ``command`` (without paths of this one build), which together with the source text decide
-the binary, and ``compile``, which writes it. Both may be used from many threads; NVRTC works outside the interpreter's
-lock, so threads are enough for it to use all cores. Each call has a limit in time, and ``stop`` ends those that are under
-way: a C compiler with all that it has started, NVRTC where it next asks whether to go on, which is between its passes.
-What they leave is looked at: a binary that could not be loaded is a failure to compile.
+Each has an ``identity`` and a ``command`` (without paths of a particular build), which determine the binary together with the source text, and a
+method ``compile``, which writes it. Both may be used from many threads; NVRTC releases the interpreter's lock, so threads suffice to use all cores.
+Each call has a time limit, and ``stop`` ends calls in progress: a C compiler with all processes that it started, NVRTC when it next asks whether to
+continue, which is between its passes. Their output is checked: a binary that could not be loaded is a compilation failure.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from tilewright.toolchain.elf import check_cubin, check_shared_object
 
 C_FLAGS = (
     "-O2", "-ftree-vectorize", "-std=gnu11", "-fPIC", "-shared", "-fopenmp",
-    "-nostartfiles",  # no constructors: loading a kernel runs nothing (toolchain/elf.py holds it to that)
-    "-fno-math-errno",  # lets square roots and exponentials be vectorised
-    "-fno-trapping-math",  # lets branches become masked operations; values are not changed
+    "-nostartfiles",  # no constructors: loading a kernel runs no code (toolchain/elf.py checks this)
+    "-fno-math-errno",  # allows square roots and exponentials to be vectorised
+    "-fno-trapping-math",  # allows branches to become masked operations; values do not change
     "-ffp-contract=fast",  # a * b + c becomes one fused operation
-    "-fwrapv",  # integers wrap, as PyTorch's
+    "-fwrapv",  # integers wrap, as in PyTorch
 )  # fmt: skip
 CUDA_FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 LIBRARIES = ("-lm",)
@@ -46,7 +45,7 @@ INSTALL = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of a compiler left: its words, and whether the binary is there; `hung` where it was ended."""
+    """Result of one compiler run: its output, and whether it wrote the binary; `hung` if it was stopped."""
 
     succeeded: bool
     log: str
@@ -58,10 +57,10 @@ VERSION_SECONDS = 60.0
 
 @lru_cache(maxsize=64)
 def _version_line(path: str, modified_ns: int) -> str:
-    """First line of ``--version``; asked once in a process for each file and time of change.
+    """First line of ``--version``, requested once per process for each file and modification time.
 
     Raises:
-        CompilerMissing: where it cannot be run, or does not answer.
+        CompilerMissing: if the program cannot be run or does not answer.
     """
     try:
         done = run_program([path, "--version"], min(settings.compile_seconds(), VERSION_SECONDS))
@@ -71,10 +70,10 @@ def _version_line(path: str, modified_ns: int) -> str:
 
 
 def identity_of(path: str) -> str:
-    """The resolved path of a program and what it calls itself.
+    """The resolved path of a program and its version line.
 
     Raises:
-        CompilerMissing: where it cannot be run.
+        CompilerMissing: if it cannot be run.
     """
     return f"{os.path.realpath(path)}: {_version_line(path, os.stat(path).st_mtime_ns)}"
 
@@ -92,12 +91,12 @@ class CCompiler:
     """gcc or clang for one machine."""
 
     path: str
-    """The executable; symbolic links are kept, since some compilers go by the name they are called with."""
+    """The executable; symbolic links are not resolved, as some compilers depend on the name by which they are called."""
     machine_flags: tuple[str, ...]
     architecture: str
-    """Of the code, as in `Machine`."""
+    """Architecture of the code, as in `Machine`."""
     seconds: float = field(default_factory=settings.compile_seconds, compare=False)
-    """What one call may take."""
+    """Time limit of one call."""
     programs: Programs = field(default_factory=Programs, compare=False, repr=False)
 
     binary_name = "kernel.so"
@@ -109,11 +108,11 @@ class CCompiler:
         """The user's choice, else a compiler named after the target's triple, else this host's gcc or clang.
 
         Raises:
-            CompilerMissing: names what was looked for.
+            CompilerMissing: if there is none; the message lists the names that were tried.
         """
         native = machine.target_triple.split("-")[0] == os.uname().machine
         chosen = settings.c_compiler()
-        # A compiler chosen by the user serves the host; for another architecture only where it is made for that.
+        # A compiler chosen by the user serves the host, and another architecture only if its name contains that architecture.
         if chosen and (native or machine.target_triple.split("-")[0] in Path(chosen).name):
             names: tuple[str, ...] = (chosen,)
         elif native:
@@ -129,11 +128,11 @@ class CCompiler:
         return cls(os.path.abspath(found), machine.compiler_flags, machine.architecture)
 
     def require(self) -> None:
-        """Nothing more to do: ``find`` has seen the compiler."""
+        """Does nothing: ``find`` has already found the compiler."""
 
     @property
     def identity(self) -> str:
-        """The resolved path and what it calls itself."""
+        """The resolved path and the version line."""
         return identity_of(self.path)
 
     def command(self, source: SourceFile) -> tuple[str, ...]:
@@ -141,7 +140,7 @@ class CCompiler:
         return (self.path, *flags, "-o", self.binary_name, self.source_name, *LIBRARIES)
 
     def compile(self, source: SourceFile, folder: Path) -> Outcome:
-        """Compile ``folder / source_name`` to ``folder / binary_name``."""
+        """Compiles ``folder / source_name`` to ``folder / binary_name``."""
         try:
             done = self.programs.run(self.command(source), self.seconds, folder, settings.compiler_environment(folder))
         except ProgramHung as error:
@@ -158,33 +157,33 @@ class CCompiler:
         return Outcome(True, words)
 
     def check(self, content: bytes, entries: Sequence[str]) -> None:
-        """Raises ValueError where a binary cannot be loaded or lacks a function."""
+        """Raises ValueError if a binary cannot be loaded or lacks a function."""
         check_shared_object(content, self.architecture, entries)
 
     def stop(self) -> None:
-        """End what is under way; nothing is compiled any more."""
+        """Ends compilations in progress, and prevents new ones."""
         self.programs.stop()
 
 
 @lru_cache(maxsize=1)
 def _nvrtc_identity() -> str:
-    """Release of the installed NVRTC: its package's where there is one, so that a warm cache loads no library."""
+    """Release of the installed NVRTC: that of its package if there is one, so that a warm cache loads no library."""
     for package in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
         try:
             return f"nvrtc {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
             continue
-    _nvrtc_architectures()  # a clear error where the library is not there
+    _nvrtc_architectures()  # a clear error if the library is missing
     status, major, minor = _load_nvrtc("cuda13").nvrtcVersion()
     return f"nvrtc {major}.{minor}"
 
 
 @lru_cache(maxsize=1)
 def _nvrtc_architectures() -> frozenset[int]:
-    """Architectures that the installed NVRTC knows, as 90.
+    """Architectures that the installed NVRTC supports, as numbers such as 90.
 
     Raises:
-        CompilerMissing: where the bindings are installed and the library is not.
+        CompilerMissing: if the bindings are installed but the library is not.
     """
     try:
         status, architectures = _load_nvrtc("cuda13").nvrtcGetSupportedArchs()
@@ -208,19 +207,19 @@ def _load_nvrtc(extra: str) -> Any:
 
 
 FLOW_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-"""Of NVRTC: called between its passes, and 1 where it shall stop."""
+"""A callback that NVRTC calls between its passes; it returns 1 to stop NVRTC."""
 
 
 @dataclass(frozen=True)
 class NvrtcCompiler:
-    """NVRTC for one exact architecture; it always makes a cubin, so that inline assembly is checked at once."""
+    """NVRTC for one exact architecture. It always produces a cubin, so that inline assembly is checked at once."""
 
     architecture: str
-    """As "sm_90a"."""
+    """Such as "sm_90a"."""
     extra: str
-    """The extra that brings an NVRTC with this architecture."""
+    """The package extra with an NVRTC for this architecture."""
     seconds: float = field(default_factory=settings.compile_seconds, compare=False)
-    """What one call may take."""
+    """Time limit of one call."""
     stopping: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     binary_name = "kernel.cubin"
@@ -229,14 +228,14 @@ class NvrtcCompiler:
 
     @classmethod
     def find(cls, machine: Machine) -> NvrtcCompiler:
-        """NVRTC for the machine; the library is not loaded before it is needed."""
+        """NVRTC for the machine; the library is loaded only when needed."""
         return cls(machine.architecture, machine.toolchain_extra)
 
     def require(self) -> None:
-        """Load NVRTC and see whether it knows the architecture.
+        """Loads NVRTC and checks that it supports the architecture.
 
         Raises:
-            CompilerMissing: where it is not installed, or is of a CUDA release without the architecture.
+            CompilerMissing: if it is not installed, or its CUDA release lacks the architecture.
         """
         _load_nvrtc(self.extra)
         if int(self.architecture.removeprefix("sm_").rstrip("af")) not in _nvrtc_architectures():
@@ -253,7 +252,7 @@ class NvrtcCompiler:
         return ("nvrtc", f"--gpu-architecture={self.architecture}", *CUDA_FLAGS, *source.extra_flags, self.source_name)
 
     def compile(self, source: SourceFile, folder: Path) -> Outcome:
-        """Compile the source's text to ``folder / binary_name``."""
+        """Compiles the source's text to ``folder / binary_name``."""
         outcome, _, cubin = self.translated(source)
         if outcome.succeeded:
             try:
@@ -264,15 +263,15 @@ class NvrtcCompiler:
         return outcome
 
     def check(self, content: bytes, entries: Sequence[str]) -> None:
-        """Raises ValueError where a binary is not whole or lacks a kernel."""
+        """Raises ValueError if a binary is incomplete or lacks a kernel."""
         check_cubin(content, self.architecture, entries)
 
     def stop(self) -> None:
-        """End what is under way when NVRTC next asks, and so what is begun."""
+        """Ends compilations in progress when NVRTC next asks, and likewise any that start later."""
         self.stopping.set()
 
     def translated(self, source: SourceFile) -> tuple[Outcome, str, bytes]:
-        """What the compiler says, the PTX that it made of the source's text, and the cubin that it assembled from that; empty where it failed."""
+        """The compiler's output, the PTX of the source's text, and the cubin assembled from it; PTX and cubin are empty if it failed."""
         self.require()
         nvrtc = _load_nvrtc(self.extra)
         options = [flag.encode() for flag in self.command(source)[1:-1]]
@@ -307,7 +306,7 @@ Compiler = CCompiler | NvrtcCompiler
 
 
 def language_of(machine: Machine) -> str:
-    """That of the machine's kernels."""
+    """The language of the machine's kernels."""
     return "cuda" if machine.is_gpu else "c"
 
 
@@ -315,8 +314,8 @@ def compiler_for(machine: Machine, language: str) -> Compiler:
     """The compiler of a machine.
 
     Raises:
-        UnsupportedOption: where the language is not the one of the machine's kind.
-        CompilerMissing: where there is none.
+        UnsupportedOption: if the language is not that of the machine's kind.
+        CompilerMissing: if there is none.
     """
     if (machine.kind, language) not in (("cpu", "c"), ("gpu", "cuda")):
         raise UnsupportedOption(f"{language} sources are not for {machine.name}, a {machine.kind}")

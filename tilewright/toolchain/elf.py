@@ -1,11 +1,11 @@
-"""What a binary of ours must look like before it is loaded: shared objects of CPU kernels and cubins, checked byte by byte, in Python alone.
+"""Checks binaries before they are loaded: shared objects of CPU kernels and cubins, byte by byte, in Python alone.
 
-`dlopen` trusts a file. A truncated one ends in SIGBUS, a changed offset in a write anywhere, and a constructor runs before the first symbol is
-asked for. `check_shared_object` follows the loader through everything that it reads: segments, the dynamic section, symbols, hash tables,
-versions and relocations have to lie inside the file and inside the memory that the file is given, and nothing may run while it is loaded
-(no constructors, destructors, indirect functions, thread-local storage, or libraries but those of C, mathematics and OpenMP).
-Kernels are linked without start files, so honest ones have none of these. What was checked is what the loader uses: relocations write where
-neither a table nor the dynamic section is, since what the loader writes it may read again.
+`dlopen` trusts a file. A truncated one ends in SIGBUS, a changed offset in a write to anywhere, and a constructor runs before the first symbol is
+looked up. `check_shared_object` follows the loader through everything that it reads: segments, the dynamic section, symbols, hash tables, versions
+and relocations must lie inside the file and inside the memory that the file is given. Nothing may run while the file is loaded: it may have no
+constructors, destructors, indirect functions, thread-local storage, or libraries except those of C, mathematics and OpenMP. Kernels are linked
+without start files, so honest ones have none of these. The loader uses exactly what was checked: relocations must not write to tables or the dynamic
+section, since the loader may read again what it has written.
 
 What the machine code does when it is called is not and cannot be checked here.
 """
@@ -17,16 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MACHINES = {"x86-64": 62, "aarch64": 183}
-"""e_machine by the architecture of a `Machine`."""
+"""e_machine by a `Machine`'s architecture."""
 CUDA = 190
 LARGEST_MEMORY = 1 << 28
-"""Bytes of address space of one shared object; kernels are code and small tables."""
+"""Limit on the bytes of address space of one shared object; kernels are code and small tables."""
 LIBRARIES = frozenset(
     """libc.so.6 libm.so.6 libmvec.so.1 libgomp.so.1 libomp.so libomp.so.5 libiomp5.so libpthread.so.0 libgcc_s.so.1 libatomic.so.1
     ld-linux-x86-64.so.2 ld-linux-aarch64.so.1 libc.musl-x86_64.so.1 libc.musl-aarch64.so.1""".split()
 )
 RELOCATIONS = {"x86-64": (8, 6, 7, 1), "aarch64": (1027, 1025, 1026, 257)}
-"""RELATIVE first, then GLOB_DAT, JUMP_SLOT and a whole address (psABI): each writes eight bytes."""
+"""RELATIVE first, then GLOB_DAT, JUMP_SLOT and an absolute address (psABI): each writes eight bytes."""
 
 LOAD, DYNAMIC, INTERPRETER, NOTE, HEADERS, THREAD_LOCAL = 1, 2, 3, 4, 6, 7
 EH_FRAME, STACK, RELRO, PROPERTY = 0x6474E550, 0x6474E551, 0x6474E552, 0x6474E553
@@ -38,17 +38,17 @@ TAGS = {
     11: "SYMENT", 16: "SYMBOLIC", 20: "PLTREL", 23: "JMPREL", 24: "BIND_NOW", 30: "FLAGS", 0x6FFFFEF5: "GNU_HASH", 0x6FFFFFF0: "VERSYM",
     0x6FFFFFF9: "RELACOUNT", 0x6FFFFFFB: "FLAGS_1", 0x6FFFFFFE: "VERNEED", 0x6FFFFFFF: "VERNEEDNUM", 0x70000001: "BTI_PLT", 0x70000003: "PAC_PLT",
 }  # fmt: skip
-"""Entries of a dynamic section that a kernel may have. Not among them: what runs code (INIT, FINI and their arrays), where libraries are
-looked for (RPATH, RUNPATH, AUDIT, FILTER), the name under which the process would find this file in place of a library (SONAME), and what writes
-to code (TEXTREL)."""
+"""Entries that a kernel's dynamic section may have. Excluded are entries that run code (INIT, FINI and their arrays), search paths of libraries
+(RPATH, RUNPATH, AUDIT, FILTER), the name under which the process would find this file in place of a library (SONAME), and relocations of code
+(TEXTREL)."""
 TOGETHER = (("RELA", "RELASZ", "RELAENT"), ("JMPREL", "PLTRELSZ", "PLTREL"), ("VERSYM", "VERNEED", "VERNEEDNUM"))
-"""Entries of which the loader takes one to mean that the others are there."""
+"""Groups of entries: the loader takes the presence of one to mean that the others are present."""
 SYMBOL_BYTES, RELOCATION_BYTES, ENTRY_BYTES = 24, 24, 16
 FUNCTION, GLOBAL, WEAK = 2, 1, 2
 
 
 class _Bytes:
-    """A file whose reads stay inside. Raises ValueError."""
+    """The bytes of a file; reading beyond them raises ValueError."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -62,7 +62,7 @@ class _Bytes:
         return struct.unpack_from("<" + form, self.data, at)
 
     def text(self, at: int, end: int, what: str) -> str:
-        """The printable text at an offset, which has to end with a zero before `end`."""
+        """The printable text at an offset, which must end with a zero byte before `end`."""
         stop = self.data.find(b"\0", at, end) if 0 <= at < end else -1
         if stop < 0:
             raise ValueError(f"{what} is no string of the file")
@@ -100,13 +100,13 @@ class _Section:
 
 @dataclass(frozen=True)
 class _File:
-    """Header, segments and sections, all of which lie inside the file."""
+    """Header, segments and sections of a file, all of which lie inside it."""
 
     bytes: _Bytes
     flags: int
     abi: int
     header_at: int
-    """Offset of the table of segments."""
+    """Offset of the program header table."""
     segments: tuple[_Segment, ...]
     sections: tuple[_Section, ...]
 
@@ -144,15 +144,15 @@ def _read(data: bytes, machine: int, kind: int, abis: Sequence[int]) -> _File:
 
 
 def check_shared_object(data: bytes, architecture: str, entries: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Whether a shared object can be loaded without harm and has these functions.
+    """Checks that a shared object can be loaded safely and has these functions.
 
     Args:
         data: the whole file.
-        architecture: of the `Machine` that it is for, "x86-64" or "aarch64".
-        others: names of further symbols that it has to have.
+        architecture: that of its `Machine`, "x86-64" or "aarch64".
+        others: names of further symbols that it must have.
 
     Raises:
-        ValueError: with the reason, where it cannot.
+        ValueError: with the reason, if it fails the check.
     """
     if architecture not in MACHINES:
         raise ValueError(f"the architecture {architecture!r} is not known")
@@ -160,13 +160,14 @@ def check_shared_object(data: bytes, architecture: str, entries: Sequence[str], 
 
 
 def check_cubin(data: bytes, architecture: str, entries: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Whether a cubin is whole, for the architecture (as "sm_90a"), and has these kernels and other symbols. The driver checks it once more.
+    """Checks that a cubin is complete, is for the architecture (such as "sm_90a"), and has these kernels and other symbols. The driver checks it
+    again.
 
     Raises:
-        ValueError: with the reason, where it is not.
+        ValueError: with the reason, if it fails the check.
     """
     file = _read(data, CUDA, 2, (0x33, 0x41))
-    number = file.flags >> 8 & 0xFF if file.abi == 0x41 else file.flags & 0xFF  # where the releases 13 and 12 of CUDA write it
+    number = file.flags >> 8 & 0xFF if file.abi == 0x41 else file.flags & 0xFF  # CUDA 13 and CUDA 12 store it in different places
     if f"{number}" != architecture.removeprefix("sm_").rstrip("af"):
         raise ValueError(f"it is for sm_{number}, not {architecture}")
     tables = [section for section in file.sections if section.name == ".symtab"]
@@ -187,7 +188,7 @@ def check_cubin(data: bytes, architecture: str, entries: Sequence[str], others: 
 
 
 class _SharedObject:
-    """One file, as the loader sees it: addresses in segments."""
+    """One file as the loader sees it, with addresses in segments."""
 
     def __init__(self, file: _File, architecture: str) -> None:
         self.file = file
@@ -216,7 +217,7 @@ class _SharedObject:
 
     def _check_segments(self) -> None:
         end = 0
-        unit = max((segment.alignment for segment in self.loads), default=0)  # pages may be as large, and are protected as a whole
+        unit = max((segment.alignment for segment in self.loads), default=0)  # pages may be this large, and are protected as a whole
         for segment in self.loads:
             page = segment.alignment
             if page < 4096 or page & (page - 1) or page > 1 << 21 or (segment.address - segment.offset) % page:
@@ -267,15 +268,15 @@ class _SharedObject:
                     raise ValueError("a property ends beyond its note")
 
     def _offset(self, address: int, count: int, what: str, written: bool = False) -> int:
-        """Where in the file a range of memory is from. Raises ValueError where it is not from the file, or may be `written` unlike what is said:
-        what may be written is not what was read here once a relocation has written to it."""
+        """The file offset of a range of memory. Raises ValueError if the range is not loaded from the file, or if its writability differs from
+        `written`: relocations may overwrite writable data after it was checked here."""
         for segment in self.loads:
             if segment.holds(address, count, in_file=True) and bool(segment.flags & WRITE) == written:
                 return segment.offset + address - segment.address
         raise ValueError(f"{what} (address {address:#x}) lies outside of what is loaded{'' if written else ' and may not be written'}")
 
     def _check_written(self, address: int, count: int, what: str) -> None:
-        """Of what the loader writes: inside of what may be written, and no part of the dynamic section."""
+        """Checks a range that the loader writes: it must be writable and outside the dynamic section."""
         if not any(segment.flags & WRITE and segment.holds(address, count) for segment in self.loads):
             raise ValueError(f"{what} lies outside of what may be written")
         if self.dynamic.meets(address, count):
@@ -329,7 +330,7 @@ class _SharedObject:
     # Symbols
 
     def _symbol(self, index: int, versions: int | None) -> tuple[int, int, int, int, int, int]:
-        """(name, info, other, section, address, size) of a symbol that the loader may look at."""
+        """(name, info, other, section, address, size) of a symbol that the loader may read."""
         at = self._offset(self.tags["SYMTAB"] + SYMBOL_BYTES * index, SYMBOL_BYTES, f"symbol {index}")
         name, info, other, section, address, size = self.bytes.take("IBBHQQ", at, f"symbol {index}")
         self._string(name)
@@ -342,7 +343,7 @@ class _SharedObject:
         return name, info, other, section, address, size
 
     def _exported(self, versions: int | None) -> dict[str, int]:
-        """The symbols that hash tables lead to, by name."""
+        """The symbols that can be reached through hash tables, by name."""
         indices = set(self._gnu_hash() if "GNU_HASH" in self.tags else ()) | set(self._hash() if "HASH" in self.tags else ())
         return {self._string(self._symbol(index, versions)[0]): index for index in sorted(indices)}
 
@@ -386,14 +387,14 @@ class _SharedObject:
                 raise ValueError("its hash table does not end")
 
     def _check_versions(self) -> int | None:
-        """The largest number of a version of symbols; None where there are no versions. The loader asks libraries for those that are needed."""
+        """The highest symbol version number; None if there are no versions. The loader requests the needed versions from the libraries."""
         if "VERSYM" not in self.tags:
             return None
         at, records, read, largest = self.tags["VERNEED"], self.tags["VERNEEDNUM"], 0, 0
         malformed = ValueError("its versions are malformed")
         if not 0 < records <= len(self.needed):
             raise malformed
-        for record in range(records):  # the loader goes by the offset of the next one, whatever the counts say
+        for record in range(records):  # the loader follows the offset of the next record, whatever the counts say
             _, count, library, aside, onwards = self.bytes.take("HHIII", self._offset(at, 16, "a version"), "a version")
             if self._string(library) not in self.needed:
                 raise ValueError("it needs a version of a library that it does not need")
@@ -411,12 +412,12 @@ class _SharedObject:
         return largest
 
     def _check_relocations(self, versions: int | None) -> None:
-        """Each writes eight bytes, and none of them what the loader reads."""
+        """Each relocation writes eight bytes, none of which the loader reads."""
         types = RELOCATIONS[self.architecture]
         relative = self.tags.get("RELACOUNT", 0)
         sizes = (("RELA", "RELASZ"), ("JMPREL", "PLTRELSZ"))
         (first, end), (second, last) = ((self.tags.get(table, 0), self.tags.get(table, 0) + self.tags.get(size, 0)) for table, size in sizes)
-        if first < last and second < end:  # where they end together the loader takes one for a part of the other
+        if first < last and second < end:  # if they end together, the loader treats one as part of the other
             raise ValueError("its tables of relocations overlap")
         for table, size in sizes:
             if self.tags.get(size, 0) % RELOCATION_BYTES:
