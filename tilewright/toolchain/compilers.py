@@ -267,7 +267,7 @@ class NvrtcCompiler:
         check_cubin(content, self.architecture, entries)
 
     def stop(self) -> None:
-        """Ends compilations in progress when NVRTC next asks, and likewise any that start later."""
+        """Ends compilations in progress when NVRTC next asks, and any that start later."""
         self.stopping.set()
 
     def translated(self, source: SourceFile) -> tuple[Outcome, str, bytes]:
