@@ -16,7 +16,8 @@ from tilewright.hardware import documents as named
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one instruction. `uses` are pairs (ports of which it occupies one, cycles for which it does); `slots` is its share of the issue width.
+    """Cost of one instruction. `uses` are pairs (ports, cycles): the instruction occupies one of these ports for these cycles. `slots` is its share
+    of the issue width.
     `accumulate`: cycles from a multiply-add to the next one that adds to its result, if lower than `latency`, else 0."""
 
     latency: float

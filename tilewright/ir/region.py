@@ -78,8 +78,7 @@ class Call:
 class Storage:
     """A buffer that a program needs: a value of the graph, a workspace, or a constant packed into another layout. `source` names the constant. `view`
     is (sizes, strides, offset), as for torch.as_strided, if only a part or another view of the constant is stored. `matrix` (a tuple of rows) is
-    multiplied with the leading dimensions of that view, whose product is its number of columns; with it Winograd's filters are transformed at compile
-    time."""
+    applied over as many leading dimensions of that view as make up its columns; with it Winograd's filters are transformed at compile time."""
 
     value: Value
     layout: Layout

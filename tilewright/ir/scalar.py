@@ -109,7 +109,7 @@ _TABLE = (
     ScalarOperation("ge", 2, np.greater_equal, 1, True),
     ScalarOperation("eq", 2, np.equal, 1, True),
     ScalarOperation("ne", 2, np.not_equal, 1, True),
-    ScalarOperation("and", 2, np.logical_and, 1, True),  # the right side is evaluated only where the left holds
+    ScalarOperation("and", 2, np.logical_and, 1, True),  # the right side is evaluated only if the left holds
     ScalarOperation("or", 2, np.logical_or, 1, True),
     ScalarOperation("not", 1, np.logical_not, 1, True),
     ScalarOperation("bitwise_and", 2, np.bitwise_and),

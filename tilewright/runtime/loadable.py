@@ -84,7 +84,7 @@ class LoadableProgram:
         return MappingProxyType({node.name: node for node in self.graph.nodes})
 
     def root(self, name: str) -> str:
-        """The value in whose storage `name` is stored: `name` itself unless it is an alias. Raises ValueError for a cycle of aliases."""
+        """The value that owns the storage of `name`: `name` itself unless it is an alias. Raises ValueError for a cycle of aliases."""
         return self._roots.get(name, name)
 
     @cached_property
@@ -106,7 +106,7 @@ class LoadableProgram:
         return storage.layout.size * size_of(storage.value.dtype)
 
     def constant_source(self, name: str) -> str | None:
-        """The graph constant of which a buffer is a packed copy; None if it is no constant."""
+        """The graph constant that a buffer is a packed copy of; None if it is no constant."""
         source = self.storage[name].source
         if source is not None:
             return source

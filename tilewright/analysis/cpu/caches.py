@@ -285,7 +285,7 @@ class _Level:
         return {name: self.sequence_movement(node, name, [m.get(name, 0.0) for m in moved]) for name in node.accesses}
 
     def loop_movement(self, loop: Loop, buffer: str, moved: float) -> float:
-        """The equation in the module docstring. Reuses are scaled such that the movement is the loop's footprint if all of them are kept."""
+        """The equation in the module docstring. Reuses are scaled so that the movement is the loop's footprint if all of them are kept."""
         count = loop.count
         single = self.lines(((loop.body, ()),), buffer)
         reused = count * single - self.lines(((loop, ()),), buffer)

@@ -49,7 +49,7 @@ class Access:
 
     @property
     def steps(self) -> tuple[tuple[int, int], ...]:
-        """The loops that move the access, each with the number of elements of which its steps are multiples."""
+        """(loop number, elements) for each loop that moves the access: a step of the loop moves it by a multiple of these elements."""
         return (*self.strides, *((number, self.rest_step) for number in self.rest_loops))
 
 
