@@ -1,15 +1,15 @@
 """Times that no kernel of a GPU schedule can beat: true lower bounds for whole columns of candidates.
 
-A bound is the largest of named terms, each of which holds alone. Rates are the machine's peaks at its highest clock, never what something was
-seen to sustain; work that might be avoided (reads that a cache may serve, addresses, conflicts of banks, barriers) counts as nothing. Kernels that
-wait for each other do not overlap: what another kernel takes at least is part of every term of this one, but not of what memory moves for both.
+A bound is the maximum of named terms, each a lower bound by itself. Rates are the machine's peaks at its highest clock, never sustained rates. Work
+that might be avoided (reads that a cache may serve, addresses, bank conflicts, barriers) counts as zero. Dependent kernels do not overlap: the least
+time of the call's other kernels is added to every term except memory, which counts the traffic of all kernels.
 
-Work is given to processors in whole blocks, and to schedulers in whole warps, which stay where they started. So of u units of work on p
-places some place does ceil(u / p) of them (the pigeonhole principle); `busiest` applies it. DeepCuts (PLDI 2021, section 4) multiplies ratios
-of the same kind; as they are printed, good kernels exceed the result (`bench.deepcuts`).
+Work is assigned to processors in whole blocks, and to schedulers in whole warps, which do not migrate. So if u units of work run on p places, some
+place does at least ceil(u / p) of them (the pigeonhole principle); `busiest` applies it. DeepCuts (PLDI 2021, section 4) multiplies ratios of the
+same kind; with the formulas as printed, good kernels beat that bound (`bench.deepcuts`).
 
-There is no term for level 2: its peak is not published for every machine, what was measured of it is no bound, and level 1 may serve what several
-blocks of a processor read. What comes into shared memory is counted at the rate of that memory instead, which is that of level 1.
+There is no term for level 2: its peak is not published for every machine, measured rates are not bounds, and level 1 may serve reads shared by
+several blocks of a processor. Fills of shared memory count at the rate of shared memory instead, which equals that of level 1.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.schema import AnySchema
 
 WIDEST = 4
-"""Elements that one instruction loads at most (16 bytes: PTX ISA, vector loads)."""
+"""Maximum elements that one instruction loads (16 bytes: PTX ISA, vector loads)."""
 
 
 def lower_bound(schema: AnySchema, facts: Any, candidates: Columns, machine: Machine, rotated_bytes: float = 0.0) -> Estimate:
-    """Seconds below which no call under these candidates runs, in a chain of dependent kernels: the longest of the terms.
+    """Lower bounds in seconds on a call under each candidate, in a chain of dependent kernels: the maximum of the terms.
 
-    `rotated_bytes`: bytes that are touched between two calls with the same buffers, those of one call included; where that is more than level 2
-    holds, at least the share 1 - level 2 / rotated of them goes through memory. 0: everything may already be in level 2.
+    `rotated_bytes`: bytes touched between two calls with the same buffers, including those of one call. If that exceeds level 2, at least the
+    fraction 1 - level 2 / rotated of them goes through memory. 0: everything may already be in level 2.
 
     Raises:
         Unsuitable: for a schema that has no bound.
@@ -45,10 +45,10 @@ def lower_bound(schema: AnySchema, facts: Any, candidates: Columns, machine: Mac
 
 
 def memory_share(machine: Machine, rotated_bytes: float) -> float:
-    """The least share of the bytes of calls in rotation that memory moves.
+    """The minimum fraction of the bytes of rotating calls that goes through memory.
 
-    Of R distinct bytes a round at most the S that level 2 holds are still there in the next: at least R - S were evicted, so they are read
-    again, or were written back. Of 220 MB on an h200 (60 MiB) that is 71 %."""
+    If a round touches R distinct bytes and level 2 holds S, at least R - S of them were evicted before the next round, so they are read again or were
+    written back. For 220 MB on an h200 (60 MiB) that is 71 %."""
     level2 = machine.cache(2)
     if level2 is None or rotated_bytes <= level2.bytes:
         return 0.0
@@ -56,7 +56,7 @@ def memory_share(machine: Machine, rotated_bytes: float) -> float:
 
 
 def busiest(units: np.ndarray, places: int) -> np.ndarray:
-    """Units of the place that has most of them, at least."""
+    """The minimum number of units at the place that has the most."""
     return -(-units // places)
 
 
@@ -70,9 +70,9 @@ def longest_of(
     moved: np.ndarray | float,
     others: np.ndarray,
 ) -> Estimate:
-    """From cycles, and bytes through memory, to seconds; `others`: what the call's other kernels take at least.
+    """Converts cycles, and bytes through memory, to seconds. `others`: the minimum seconds of the call's other kernels.
 
-    launch: a kernel in a chain of dependent ones takes no less than an empty one there (`Machine.launch_seconds`, measured). Its work may overlap
+    launch: a kernel in a chain of dependent kernels takes at least as long as an empty one (`Machine.launch_seconds`, measured). Its work may overlap
     the launch, so the two are not added."""
     count = len(fma)
 
@@ -91,15 +91,15 @@ def longest_of(
 
 
 def fma_cycles(machine: Machine) -> float:
-    """Cycles for which a warp's multiply-add occupies the lanes of its scheduler: 1 with 32 lanes a scheduler, 2 with 16."""
+    """Cycles for which a warp's multiply-add occupies the lanes of its scheduler: 1 with 32 lanes per scheduler, 2 with 16."""
     return machine.warp_size * machine.schedulers_per_processor / machine.fp32_lanes_per_processor
 
 
 def steps_of_busiest(counts: TileCounts, machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(steps of one full part, block steps of the busiest processor, warp steps of the busiest scheduler), the last two at least.
+    """(steps of one full part, block steps of the busiest processor, warp steps of the busiest scheduler); the last two are lower bounds.
 
-    A tile has `tile_steps`, which `split` blocks divide: s each, and the last the t that remain. Full blocks are pieces of s steps, all blocks of t
-    at least, and all steps together could be spread evenly: of each the share of the busiest place."""
+    The `split` blocks of a tile share its `tile_steps`: s steps each, and the remaining t for the last. The bound is the maximum of three: the full
+    blocks, with s steps each; all blocks, with at least t steps each; and all steps, spread evenly."""
     places, schedulers = machine.processors, machine.schedulers_per_processor
     tiles, split, steps, each, warps = counts.tiles, counts.split, counts.tile_steps, counts.steps, counts.warps
     last = np.maximum(steps - (split - 1) * each, 0)
@@ -111,12 +111,12 @@ def steps_of_busiest(counts: TileCounts, machine: Machine) -> tuple[np.ndarray, 
 
 
 def live(extent: int, tile: np.ndarray, per_thread: np.ndarray) -> np.ndarray:
-    """Elements of a thread's `per_thread` along one dimension that must be computed: where the tile is longer than the extent, the compiler may leave
-    out what no thread stores, but tile / per_thread threads have to cover the extent."""
+    """Elements of a thread's `per_thread` along one dimension that must be computed: if the tile is longer than the extent, the compiler may omit
+    what no thread stores, but tile / per_thread threads must cover the extent."""
     return busiest(np.minimum(extent, tile), tile // per_thread)
 
 
 def spread(machine: Machine, instructions: float) -> float:
-    """Seconds of a kernel of so many instructions of a thread, evenly spread over all schedulers, but a launch at least."""
+    """Seconds of a kernel with `instructions` thread instructions in all, spread evenly over all schedulers; at least a launch."""
     cycles = instructions / machine.warp_size / (machine.processors * machine.schedulers_per_processor)
     return max(machine.launch_seconds, cycles / machine.clock_hz)

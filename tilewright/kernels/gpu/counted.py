@@ -1,4 +1,4 @@
-"""Predicted times from counts alone: one analytical model for every schema that counts, whose constants are fitted."""
+"""Predicted times from counts alone: one analytical model with fitted constants for every schema that has counts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tilewright.kernels.gpu.counts import TileCounts, ceil_div
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 MEMORY_SHARE = 0.85
-"""Of the nominal bandwidth that copies reach: assumed."""
+"""Fraction of the nominal bandwidth that copies reach: assumed."""
 MEMORY_OVERLAP = 4.0
 """Exponent with which memory traffic and the processors' work overlap: assumed."""
 
 
 def busiest(volumes: TileCounts, machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks of the busiest processor, the waves in which it takes them, and the blocks of a last wave that is not full (else 0)."""
+    """Blocks of the busiest processor, its number of waves, and the blocks of a partial last wave (0 if all are full)."""
     each = ceil_div(volumes.blocks, machine.processors)
     full = np.floor_divide(each, volumes.resident)
     rest = each - full * volumes.resident
@@ -25,8 +25,8 @@ def busiest(volumes: TileCounts, machine: Machine) -> tuple[np.ndarray, np.ndarr
 
 
 def step_cycles(volumes: TileCounts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:
-    """Cycles of a processor for one step of one block, by what they are spent on: fma, issue, shared, level2, together as `through`; and `alone`,
-    how long a block takes that has the processor to itself."""
+    """Cycles of a processor for one step of one block, by resource: fma, issue, shared, level2; `through`, these combined; and `alone`, the latency
+    of a block that has the processor to itself."""
     v, o = volumes, overheads
     cache2 = machine.cache(2)
     assert cache2 is not None
@@ -49,13 +49,13 @@ def step_cycles(volumes: TileCounts, machine: Machine, overheads: Overheads) -> 
 
 
 def counted_cost(volumes: TileCounts, machine: Machine, overheads: Overheads | None = None) -> Estimate:
-    """Analytical model from counts alone, so that it serves every schema. In cycles of a processor, for n blocks side by side:
+    """Analytical model from counts alone, which serves every schema. In cycles of a processor, for n concurrent blocks:
 
     through(n) = n (fma^o + issue^o + shared^o + level2^o)^(1/o), with o = `overlap`; alone = latency + warps' own chain of instructions;
-    step(n) = (through(n)^h + alone^h)^(1/h), with h = `hiding`. The busiest processor gets b = ceil(blocks / processors) blocks, r at once:
-    floor(b / r) waves of steps step(r), and one with the rest (the tail). The sum's loop, then `drain` for each block. `memory` is a bound by
-    distinct bytes. Waves and tail as in CNNOpt (section 3.2), overlap as in `tilewright.kernels.gpu.steps`. `overheads`: those of the machine, unless
-    others are given."""
+    step(n) = (through(n)^h + alone^h)^(1/h), with h = `hiding`. The busiest processor gets b = ceil(blocks / processors) blocks, r at once: floor(b /
+    r) waves with step(r), and one wave with the rest (the tail). The reduction loop is followed by `drain` for each block. `memory` is a bound by
+    distinct bytes. Waves and tail are as in CNNOpt (section 3.2), overlap as in `tilewright.kernels.gpu.steps`. `overheads` default to the machine's
+    calibration."""
     v, o = volumes, overheads or gpu_calibration(machine).counted
     cycles = step_cycles(v, machine, o)
     one, alone = cycles["through"], cycles["alone"]
@@ -74,5 +74,5 @@ def counted_cost(volumes: TileCounts, machine: Machine, overheads: Overheads | N
     memory = (v.distinct_bytes + o.write_factor * v.written_bytes) / (MEMORY_SHARE * machine.memory_bandwidth)
     together = (compute**MEMORY_OVERLAP + memory**MEMORY_OVERLAP) ** (1 / MEMORY_OVERLAP)
     launch = np.full(len(v), o.launch * machine.launch_seconds)
-    # the terms add up: what memory adds to the processors' own time is its term
+    # the terms are summed, so the memory term is what memory adds to the processors' own time
     return Estimate({"launch": launch, "loop": loop / machine.clock_hz, "drain": drain / machine.clock_hz, "memory": together - compute})

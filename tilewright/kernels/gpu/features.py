@@ -1,8 +1,8 @@
-"""Features of GPU kernels for learned models: versioned records of names, computed for whole columns from `TileCounts` and `Machine`.
+"""Features of GPU kernels for learned models: versioned lists of names, computed for whole columns from `TileCounts` and `Machine`.
 
-`BLACK_BOX`: the sizes of problem and tiles alone. `HYBRID`: those, the counts and the terms of the analytical model. `RELATIVE`: only quantities
-without dimension, relative to the machine (times over the bound's, shares of its resources, waves), for a model that is to rank kernels on a
-machine never measured. All but shares are logarithms (base 2), so that ratios are differences.
+`BLACK_BOX`: sizes of problem and tiles alone. `HYBRID`: these, the counts and the terms of the analytical model. `RELATIVE`: only dimensionless
+quantities relative to the machine (times over the bound, shares of its resources, waves), for a model that ranks kernels on machines it was not
+trained on. All except shares are binary logarithms, so that ratios become differences.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 VERSION = 1
-"""Raised with every change of a record's names, their order or their meaning; a stored model of another version is refused."""
+"""Incremented whenever a record's names, their order or their meaning change; a stored model of another version is rejected."""
 PROBLEM = ("outputs", "height", "width", "channels", "filter_y", "filter_x", "stride_y", "stride_x")
 TILES = (
     "slice", "register_k", "register_y", "register_x", "warp_k", "warp_y", "warp_x", "block_k", "block_y", "block_x", "channels", "split", "stages",
@@ -47,8 +47,8 @@ RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "candidate": CANDIDATE, "own black box": OWN_BLACK_BOX}
 )
 def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The columns that `BLACK_BOX` reads: the schema's number, which stays what models were trained with, sizes of the problem and axes of the
-    schedule by name; those that a schema lacks count as 1."""
+    """The columns of `BLACK_BOX`: the schema's number (fixed, since models are trained on it), sizes of the problem and axes of the schedule by name;
+    names that a schema lacks are 1."""
     one = np.ones(length(candidates))
     columns = {f"problem {name}": np.asarray(problem.get(name, 1)) * one for name in PROBLEM}
     columns |= {f"tile {name}": np.asarray(candidates.get(name, 1)) * one for name in TILES}
@@ -57,11 +57,11 @@ def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray
 
 
 def features(record: str, described: Columns, volumes: TileCounts, machine: Machine, overheads: Overheads) -> np.ndarray:
-    """[candidates, names of the record] float32."""
+    """The features, [candidates, names of the record] float32."""
     columns = dict(described)
     if record not in ("black box", "own black box"):
         columns |= _terms(volumes, machine, overheads)
-    # shares and the schema's number stay as they are
+    # shares and the schema's number are not made logarithms
     plain = {"useful work", "full warps", "occupancy", "registers share", "shared share", "balance", "tail", "last wave", "written share", "schema"}
     plain |= {f"tile {name}" for name in OWN_TILES}
     names = RECORDS[record]
@@ -73,7 +73,7 @@ def features(record: str, described: Columns, volumes: TileCounts, machine: Mach
 
 
 def _terms(volumes: TileCounts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:
-    """The named quantities of `HYBRID` and `RELATIVE` that come from counts, machine and analytical model."""
+    """The quantities of `HYBRID` and `RELATIVE` from counts, machine and analytical model, by name."""
     v = volumes
     estimate = counted_cost(v, machine, overheads)
     cycles = step_cycles(v, machine, overheads)

@@ -1,4 +1,4 @@
-"""Times that no direct convolution can beat."""
+"""Lower bounds on the time of a direct convolution."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tilewright.kernels.gpu.direct.schedule import SHARED, DirectFacts, extents_
 
 
 def direct_bound(facts: DirectFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
-    """Direct convolution: a thread computes register_k x register_y x register_x outputs, of `channels` input channels in each step.
+    """Lower bounds in seconds: a thread computes register_k x register_y x register_x outputs, from `channels` input channels per step.
 
-    Tiles and chunks of channels that reach past the end are computed whole, as in `contraction_bound`, whose terms these are, with F filter elements
-    and c channels a step. fma: c F outputs a warp step.  issue: those, one load of at most four for each four inputs of a channel that a
-    thread's outputs need, and for each four of its c F register_k weights.  chain: c F a step.  shared: the loads of inputs, and of weights where
-    they are staged; what is written is the patch of the block with its halo, and the staged weights."""
+    Tiles and chunks of channels that extend past the end are computed whole. The terms are those of `contraction_bound`, with F filter elements and c
+    channels per step. fma: c F outputs per warp step.  issue: these, one load for every four inputs of a channel that a thread's outputs need, and
+    one for every four of its c F register_k weights.  chain: c F per step.  shared: loads of inputs, and of weights if these are staged; stores of
+    the block's patch with its halo, and of the staged weights."""
     k, y, x = extents_of(candidates)
     split, channels = candidates["split"], candidates["channels"]
     warps = counts.warps
@@ -45,7 +45,8 @@ def direct_bound(facts: DirectFacts, candidates: Columns, counts: TileCounts, ma
 
 
 def _inputs_needed(outputs: np.ndarray, filter_size: int, stride: int, dilation: int) -> np.ndarray:
-    """Distinct inputs along one dimension that so many neighbouring outputs read; with a dilation at least the larger of outputs and filter."""
+    """Minimum number of distinct inputs that `outputs` adjacent outputs read along one dimension; with a dilation, the larger of outputs and
+    filter."""
     needed: np.ndarray
     if dilation > 1:
         needed = np.maximum(outputs, filter_size)

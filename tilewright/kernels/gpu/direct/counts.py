@@ -1,4 +1,4 @@
-"""Data movement and resources of direct convolutions: ours, and those that CNNOpt published."""
+"""Data movement and resources of direct convolutions: our kernels, and those published with CNNOpt."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tilewright.kernels.gpu.direct.schedule import RS, DirectFacts, registers_of
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 Problem: TypeAlias = DirectFacts | Columns
-"""One problem, or the same fields as columns: one problem a row."""
+"""One problem, or the same fields as columns with one problem per row."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What the axes of a direct schedule leave open. `channels_last`: input and result have channels innermost, else columns of the image.
-    `staged_result`: results pass through shared memory (padded by one column) to be stored in rows. `spare_registers`: a thread's registers
-    above those of equations 2 and 3."""
+    """Properties of a direct kernel that its schedule does not determine. `channels_last`: input and result have channels innermost, otherwise
+    columns of the image. `staged_result`: results pass through shared memory (padded by one column) to be stored in rows. `spare_registers`:
+    registers per thread beyond equations 2 and 3."""
 
     channels_last: bool = True
     staged_result: bool = False
@@ -33,7 +33,7 @@ GENERATED = Variant()
 
 
 def problem_columns(problem: Problem, count: int) -> dict[str, np.ndarray]:
-    """The fields of a problem as float64: columns of `count` rows, or numbers where all rows have one problem."""
+    """The fields of a problem as float64: columns of `count` rows, or single numbers if all rows share one problem."""
     if isinstance(problem, DirectFacts):
         return {name: np.asarray(value, dtype=np.float64) for name, value in asdict(problem).items()}
     plain = asdict(DirectFacts(1, 1, 1, 1, 1, 1, 1, 1))
@@ -41,17 +41,17 @@ def problem_columns(problem: Problem, count: int) -> dict[str, np.ndarray]:
 
 
 def input_extent(outputs: np.ndarray, filter_size: np.ndarray, stride: np.ndarray, dilation: np.ndarray) -> np.ndarray:
-    """Input points along one dimension under so many outputs: (outputs - 1) stride + (filter - 1) dilation + 1. The paper prints the case of
+    """Input points along one dimension for `outputs` adjacent outputs: (outputs - 1) stride + (filter - 1) dilation + 1. The paper prints the case of
     stride and dilation 1, outputs + filter - 1."""
     inputs: np.ndarray = (outputs - 1) * stride + (filter_size - 1) * dilation + 1
     return inputs
 
 
 def direct_registers(candidates: Columns, problem: Problem, form: Variant) -> np.ndarray:
-    """Registers of a thread: its results, its slice of the input, one filter element, and the form's spare ones.
+    """Registers per thread: its results, its slice of the input, one filter element, and the variant's spare registers.
 
-    CNNOpt's equations 2 and 3, a thread's part. Equation 2 is printed with (Ry + Fy - 1) + (Rx + Fx - 1) for the slice; a two-dimensional slice
-    holds the product (the text before it, and the script of the paper's artifact, have the product)."""
+    CNNOpt's equations 2 and 3, per thread. Equation 2 is printed with (Ry + Fy - 1) + (Rx + Fx - 1) for the slice; a two-dimensional slice holds the
+    product, as in the text before the equation and in the artifact's script."""
     p = problem_columns(problem, len(candidates["slice"]))
     along_y = input_extent(candidates["register_y"], p["filter_y"], p["stride_y"], p["dilation_y"])
     along_x = input_extent(candidates["register_x"], p["filter_x"], p["stride_x"], p["dilation_x"])
@@ -63,15 +63,16 @@ def direct_registers(candidates: Columns, problem: Problem, form: Variant) -> np
 def variant_counts(
     candidates: Columns, problem: Problem, machine: Machine, form: Variant = GENERATED, resources: tuple[np.ndarray, np.ndarray] | None = None
 ) -> TileCounts:
-    """Direct convolution, RS and S kernels (CNNOpt, sections 3 and 4.3). Columns `slice`, `register_*`, `warp_*`, `block_*`, `channels`, `split`,
-    `stages`, `filters` as in `DirectSchedule`. `resources`: registers of a thread and bytes of shared memory of a block, where they are known.
+    """Counts of the RS and S kernels of direct convolution (CNNOpt, sections 3 and 4.3). Columns `slice`, `register_*`, `warp_*`, `block_*`,
+    `channels`, `split`, `stages`, `filters` are as in `DirectSchedule`. `resources`: registers per thread and bytes of shared memory per block, if
+    known.
 
-    Global to shared memory, a step of a block: the input tile of `channels` channels, row by row, each a run of words (`row_sectors`; with
-    channels innermost a pixel's channels are the run), and the filters of the block's outputs. The paper prints ceil(tile / 32) as the
-    transactions of one tile in one channel; times blocks and channels it is a count. We count sectors and rows, because a row of a tile
-    starts anywhere and a tile is not contiguous. Shared memory to registers, a warp: every element of its input slice once, as many wavefronts
-    as it has distinct words in the widest bank (threads along K read one word together), and the filter elements F F register_k. The paper
-    multiplies these by warps, blocks and channels, as we do; it counts a filter read as one transaction, which it is only for 32 words."""
+    Global to shared memory, per step of a block: the input tile of `channels` channels, in rows that are runs of words (`row_sectors`; with channels
+    innermost the run is a pixel's channels), and the filters of the block's outputs. The paper prints ceil(tile / 32) as the transactions of one tile
+    in one channel, and multiplies by blocks and channels. We count sectors and rows, because a row of a tile may start anywhere and a tile is not
+    contiguous. Shared memory to registers, per warp: every element of its input slice once, with as many wavefronts as distinct words in the most
+    loaded bank (threads along K share a word), and the F F register_k filter elements. Like the paper, we multiply these by warps, blocks and
+    channels; the paper counts a filter read as one transaction, which holds only up to 32 words."""
     count = len(candidates["slice"])
     p = problem_columns(problem, count)
     r = {name: np.asarray(column, dtype=np.float64) for name, column in candidates.items()}
@@ -92,26 +93,26 @@ def variant_counts(
     tile_words = in_y * in_x * r["channels"]
     filter_words = tile_k * filter_size * r["channels"]
 
-    # fill of shared memory
+    # filling shared memory
     if form.channels_last:
         runs, run = in_y * in_x, r["channels"]
         fill = ceil_div(tile_words / p["input_vector"], machine.warp_size)
     else:
         runs, run = in_y * r["channels"], in_x
-        # a row is a warp's work in RS; in S, whose tiles span the image, the tile is one run of pairs
+        # in RS a warp fills one row; in S, whose tiles span the image, the tile is one run of pairs
         fill = np.where(r["slice"] == RS, runs * ceil_div(in_x, machine.warp_size), ceil_div(tile_words, 2 * machine.warp_size))
     staged_filters = filters == 0
     fill = fill + np.where(staged_filters, r["channels"] * filter_size * ceil_div(tile_k, machine.warp_size * p["filter_vector"]), 0)
     filter_sectors = r["channels"] * filter_size * row_sectors(tile_k)
     sectors = runs * row_sectors(run) + filter_sectors
 
-    # a warp's reads
+    # reads of a warp
     slice_x = input_extent(r["register_x"], p["filter_x"], p["stride_x"], p["dilation_x"])
     slice_y = input_extent(r["register_y"], p["filter_y"], p["stride_y"], p["dilation_y"])
     rows_read = np.where(r["slice"] == RS, slice_y, p["filter_y"] * r["register_y"])
     conflicts = bank_conflicts(r["register_x"] * p["stride_x"], r["warp_x"])
     input_loads = r["channels"] * rows_read * slice_x * conflicts
-    # staged filters: a thread's register_k words follow each other and are read in pairs, so that the threads along K are register_k words apart
+    # staged filters: a thread's register_k words are contiguous and read in pairs, so threads along K are register_k words apart
     pairs = ceil_div(r["register_k"], 2) * bank_conflicts(r["register_k"], r["warp_k"])
     filter_loads = r["channels"] * filter_size * np.where(staged_filters, pairs, 0)
     cached = r["channels"] * filter_size * np.where(staged_filters, 0, r["register_k"] * ceil_div(r["warp_k"], machine.warp_size))
@@ -123,7 +124,7 @@ def variant_counts(
     if form.staged_result:
         across_k = r["warp_k"] * r["block_k"]
         shared_result = np.where(r["slice"] == RS, tile_points * (across_k + 1), tile_points * across_k)
-        # RS stores rows of the tile; in S the tile spans the image's width and is one run
+        # RS stores the tile in rows; in S the tile spans the image's width and is one run
         lines = np.where(r["slice"] == RS, tile_y, 1.0)
         line = np.where(r["slice"] == RS, tile_x, tile_points)
         store_instructions = tile_k * lines * ceil_div(line, machine.warp_size)
@@ -173,7 +174,7 @@ def variant_counts(
 
 
 def direct_counts(facts: DirectFacts, candidates: Columns, machine: Machine) -> TileCounts:
-    """`variant_counts` with what it estimates of any kernel as it is in ours: resources of a block, and distinct bytes as they lie in memory."""
+    """`variant_counts` with the actual values for our kernels: resources of a block, and distinct bytes as stored in memory."""
     one = np.ones(len(candidates["slice"]))
     resources = registers_of(facts, candidates) * one, shared_bytes_of(facts, candidates) * one
     counts = variant_counts(candidates, facts, machine, GENERATED, resources)
@@ -185,8 +186,8 @@ def direct_counts(facts: DirectFacts, candidates: Columns, machine: Machine) -> 
 
 
 def bank_conflicts(stride_words: np.ndarray, distinct: np.ndarray, banks: int = 32) -> np.ndarray:
-    """Wavefronts of one load in which `distinct` groups of threads read words `stride_words` apart: words that share a bank take turns.
+    """Wavefronts of one load in which `distinct` groups of threads read words `stride_words` apart: words in the same bank are serialised.
 
-    The words fall on banks / gcd(stride, banks) banks, so ceil(distinct gcd / banks)."""
+    The words occupy banks / gcd(stride, banks) banks, so the result is ceil(distinct gcd / banks)."""
     shared = np.gcd(np.asarray(stride_words, dtype=np.int64), banks)
     return ceil_div(np.asarray(distinct, dtype=np.float64) * shared, banks)

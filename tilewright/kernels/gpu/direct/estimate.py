@@ -1,6 +1,6 @@
-"""Predicted times of the `direct` schema: the steps of `kernels.gpu.steps`, with what its kernels do in one step.
+"""Predicted times of the `direct` schema: the model of `kernels.gpu.steps` with the work of one step of its kernels.
 
-The formulas have the form of the implicit GEMM's, and constants of their own where reads of the slice differ from its fragments.
+The formulas have the form of the implicit GEMM's, with separate constants where reads of the slice differ from reads of fragments.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 
 COPY_INSTRUCTIONS = 7
-"""Of one asynchronous copy: the address, its guard, and what the assembler puts around it."""
+"""Instructions of one asynchronous copy: address, guard, and what the assembler adds."""
 STRETCH_INSTRUCTIONS = 5
-"""Loop control and addresses of one unrolled stretch of channels."""
+"""Instructions for loop control and addresses of one unrolled run of channels."""
 
 
 def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
-    """For one step (a chunk of C channels under T taps) of one block of W warps that computes K x Y x X outputs, in cycles of a processor:
+    """Seconds of each candidate. One step (a chunk of C channels with T taps) of a block of W warps that computes K x Y x X outputs takes, in cycles
+    of a processor:
 
-    issue = C T K Y X / lanes + W (C loads + copies + loop control) / schedulers, loads of a channel being T Rk / 4 of filters and
-    those of the slice;  shared = W C (wavefronts of the loads) + those of the stores of patch and filters, a load's wavefronts being what its bank
-    conflicts make of it;  l2 = 4 C (patch + T K) / bytes a cycle, sectors of the patch
-    counted whole where a chunk has less than a sector's channels (half of the rest is still in level 1 for the next chunk).
+    issue = C T K Y X / lanes + W (C loads + copies + loop control) / schedulers, with T Rk / 4 loads of filters per channel plus those of the slice;
+    shared = W C (wavefronts of the loads, including bank conflicts) + wavefronts of the stores of patch and filters;  l2 = 4 C (patch + T K) / (bytes
+    per cycle), where a chunk with fewer channels than a sector loads whole sectors of the patch (half of the excess is still in level 1 for the next
+    chunk).
 
-    Then `on_processors`: waves, the tail, latencies; and a split as in the implicit GEMM. The sum is bounded from below by the distinct bytes.
+    `on_processors` then adds waves, the tail and latencies; a split is as in the implicit GEMM. Compute overlaps with the memory traffic of the
+    distinct bytes.
 
-    Worked example, multiply-adds and reads: register tile 8 x 2 x 4 under 3 x 3 taps is 576 multiply-adds a channel, for which a thread of the
-    RS kernel reads 9 * 8 / 4 = 18 vectors of filters and 4 rows of a vector of four and one of two; a warp needs 144 cycles of the processor's
-    four schedulers, and shared memory, without conflicts, 18 + 4 + 4 = 26."""
+    Worked example, multiply-adds and reads: a register tile of 8 x 2 x 4 with 3 x 3 taps has 576 multiply-adds per channel, for which a thread of the
+    RS kernel reads 9 * 8 / 4 = 18 vectors of filters and 4 rows of one vector of four and one of two. A warp needs 144 cycles of the processor's four
+    schedulers, and 18 + 4 + 4 = 26 cycles of shared memory without conflicts."""
     fitted = gpu_calibration(machine)
     own, instructions, latencies = fitted.direct, fitted.instructions, fitted.steps
     split, channels = candidates["split"], candidates["channels"]
@@ -66,9 +68,9 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     fetch = np.where(copied, COPY_INSTRUCTIONS * (elements + vectors), elements * (1 + instructions.address / lanes) + 4 * vectors)
     moves = np.where(candidates["filters"] == REGISTERS, channels * taps * candidates["register_k"], 0)
     control = STRETCH_INSTRUCTIONS * channels / stretch_of(facts, candidates) + moves
-    # multiply-adds take issue slots themselves: what else is issued adds to them
+    # multiply-adds occupy issue slots, so all other instructions add to them
     others = warps * (channels * (filter_loads + input_loads) + fetch + control + instructions.step) / machine.schedulers_per_processor
-    # a copy of four bytes also looks up the lines of level 1, one for each pixel that the warp touches
+    # a four-byte copy also looks up level-1 lines, one for each pixel that the warp touches
     lines = np.where(copied, BANKS / np.maximum(channels, 1) * own.copy_lines, 0.0)
     stored = warps * (elements * (1 + lines) + 4.0 * vectors)
     shared = (warps * channels * wavefronts + stored) * 128 / machine.shared_bytes_per_cycle
@@ -81,7 +83,7 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
     level2 = moved * channels * facts.element_bytes / cache2.bandwidth
 
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
-    # a warp alone waits for its first reads of a channel, and filters that come by the read-only path are in level 2 at first
+    # a single warp waits for its first reads of a channel; filters read through the read-only path start in level 2
     late = np.where(candidates["filters"] == CACHED, cache2.latency_cycles / 2, latencies.fragment_latencies * cache1.latency_cycles)
     late = np.where(candidates["filters"] == REGISTERS, cache2.latency_cycles, late)
     chain = products * latencies.multiply_add_cycles
@@ -105,7 +107,7 @@ def direct_estimate(facts: DirectFacts, candidates: Columns, counts: TileCounts,
 
 
 def _reads(facts: DirectFacts, candidates: Columns, cached_cycles: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of one channel: loads of filters and of the slice by a warp, and the cycles of shared memory (or level 1) that they take in all."""
+    """Per warp and channel: loads of filters, loads of the slice, and the total cycles of shared memory (or level 1) for both."""
     taps = facts.filter_y * facts.filter_x
     width = np.minimum(4, candidates["register_k"])
     filter_loads = taps * candidates["register_k"] // width
@@ -117,7 +119,7 @@ def _reads(facts: DirectFacts, candidates: Columns, cached_cycles: float) -> tup
     whole, rest = slice_columns // lanes, slice_columns % lanes
     input_loads = read_rows * (whole + (rest % 2) + (rest // 2))
     conflicts = wavefronts_of(facts, candidates)
-    # what remains of a row meets the banks as the vectors do, with fewer words
+    # the remainder of a row has the bank conflicts of the vectors, with fewer words
     narrow = np.maximum(1.0, conflicts * (rest / lanes)) * ((rest % 2) + (rest // 2))
     input_cycles = read_rows * (whole * conflicts + narrow)
     return filter_loads, input_loads, filter_loads * filter_cycles + input_cycles

@@ -1,4 +1,4 @@
-"""What learned models read of candidates of direct convolution besides counts."""
+"""Features of direct convolution for learned models, in addition to counts."""
 
 from __future__ import annotations
 

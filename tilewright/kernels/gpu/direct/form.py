@@ -1,4 +1,4 @@
-"""A sum of products seen as a convolution in one or two dimensions, by the coefficients of its axes in the flat offset of its input."""
+"""Recognises a sum of products as a 1-d or 2-d convolution, from the coefficients of its axes in the flat offset of its input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.kernels.gpu.gemm.form import ProductForm, product_form
 
 @dataclass(frozen=True)
 class Sliding:
-    """A dimension along which the filter slides: the output's axis and the filter's, None where their extent is one."""
+    """A dimension along which the filter slides: the axes of the output and of the filter; None if the extent is one."""
 
     output: Var | None
     tap: Var | None
@@ -25,14 +25,14 @@ class Sliding:
 
 @dataclass(frozen=True)
 class ConvolutionAxes:
-    """Roles of the axes of a sum: dimensions that slide, outermost first, and reduced axes that do not."""
+    """Roles of the axes of a sum: sliding dimensions, outermost first, and reduction axes that do not slide."""
 
     sliding: tuple[Sliding, ...]
     channels: tuple[Var, ...]
 
     @property
     def order(self) -> tuple[Var, ...]:
-        """Reduced axes in the order in which filters are packed: channels, filter rows, filter columns."""
+        """Reduction axes in the order in which filters are packed: channels, filter rows, filter columns."""
         return (*self.channels, *(one.tap for one in self.sliding if one.tap is not None))
 
     @property
@@ -42,11 +42,11 @@ class ConvolutionAxes:
 
 @dataclass(frozen=True)
 class DirectForm:
-    """A convolution: element (images, y, x) of channel c under filter tap (fy, fx) lies at
+    """A convolution: element (images, y, x) of channel c under filter tap (fy, fx) is at offset
 
         base + c * channel_pitch + (y * stride_y + fy * dilation_y) * row_pitch + (x * stride_x + fx * dilation_x) * column_pitch
 
-    of the buffer `source`. Axes of extent one are stand-ins that no expression knows."""
+    of the buffer `source`. Axes of extent one are placeholders that occur in no expression."""
 
     product: ProductForm
     axes: ConvolutionAxes
@@ -76,16 +76,17 @@ class DirectForm:
 
 
 def direct_form(problem: Problem) -> DirectForm:
-    """Raises Unsuitable, with the reason, where the region is not a convolution of a stored input with constant filters."""
+    """The form of a convolution of a stored input with constant filters. Raises Unsuitable, with the reason, for other regions."""
     axes = convolution_axes(problem)
     product = product_form(problem, axes.order, axes.apart)
     return form_of(product, axes)
 
 
 def convolution_axes(problem: Problem) -> ConvolutionAxes:
-    """A dimension of the input slides where its index is linear in one axis of the output and one that is reduced.
+    """The roles of the axes. A dimension of the input slides if its index is linear in one output axis and one reduction axis.
 
-    Of several reduced axes that slide nowhere the one with the least stride is the channels; others are taps of an output of one row or column."""
+    Among several reduction axes that do not slide, the one with the smallest stride is the channels; others are taps for an output with one row or
+    column."""
     region = problem.region
     found = anchor(region.steps, problem.constants)
     if found is None:
@@ -121,7 +122,7 @@ def _extent(axis: Var) -> int:
 
 
 def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
-    """The convolution of a product form whose reduced axes are in the order of `axes`. Raises Unsuitable where an access has another form."""
+    """The convolution of a product form whose reduction axes are in the order of `axes`. Raises Unsuitable if an access has another form."""
     if product.row_stages:
         raise Unsuitable("rows of channels are reduced behind the sum")
     if not isinstance(product.a, Load) or len(product.a.index) != 1:
@@ -169,11 +170,11 @@ def form_of(product: ProductForm, axes: ConvolutionAxes) -> DirectForm:
 
 
 def _dimensions(product: ProductForm, axes: ConvolutionAxes, offset: Expr) -> tuple[list[tuple[Var, Var]], tuple[Var, ...]]:
-    """(output axis, filter axis) of rows and of columns, and the axes of the output that count images."""
+    """(output axis, filter axis) of rows and of columns, and the output axes that enumerate images."""
     free = [axis for axis in product.m if axis not in axes.apart]
     pairs = [(one.output, one.tap) for one in axes.sliding]
     if len(pairs) < 2 and free:
-        # a dimension in which the filter has one tap: rows or columns, by which has the larger stride
+        # a dimension with a single filter tap is rows or columns; the larger stride is rows
         other = free.pop()
         own = pairs[0][0] if pairs else None
         inner = own is not None and abs(coefficient(offset, other) or 0) < abs(coefficient(offset, own) or 0)
@@ -188,7 +189,7 @@ def _dimensions(product: ProductForm, axes: ConvolutionAxes, offset: Expr) -> tu
 
 
 def _pitch(offset: Expr, output: Var, tap: Var) -> tuple[int, int, int]:
-    """(pitch, stride, dilation): the axes' coefficients are pitch * stride and pitch * dilation, where the axis is there."""
+    """(pitch, stride, dilation): the coefficients of the two axes, where they occur, are pitch * stride and pitch * dilation."""
     moved, slid = (coefficient(offset, axis) if axis.extent != 1 else 0 for axis in (output, tap))
     if moved is None or slid is None or (moved <= 0 and output.extent != 1) or (slid <= 0 and tap.extent != 1):
         raise Unsuitable("the input's offset does not grow with the axes that slide over it")

@@ -1,10 +1,10 @@
 """Lowering of the `direct` schema: the RS and S kernels of CNNOpt (PACT 2022, section 3), a patch of the input in shared memory.
 
-A block computes a tile of output channels, rows and columns of one image and group. For each chunk of input channels it has the patch that its
-pixels need, halo included, in shared memory as [channel][row][column], and the filters as [channel][tap][output channel]; then for each channel
-a thread reads its slice of the patch into registers, and under each tap multiplies it with its filters. In the RS kernel the slice is
-two-dimensional; in the S kernel it is one row, and the thread holds a row of taps of its filters meanwhile (the paper's holds one filter element).
-Where the input is channels-last, it is transposed on the way: by copies of four bytes, or through registers.
+A block computes a tile of output channels, rows and columns of one image and group. For each chunk of input channels it stages the patch that its
+pixels need, halo included, in shared memory as [channel][row][column], and the filters as [channel][tap][output channel]. For each channel a thread
+then reads its slice of the patch into registers and multiplies it with its filters for each tap. In the RS kernel the slice is two-dimensional; in
+the S kernel it is one row, and the thread also holds one row of taps of its filters (the paper's kernel holds one filter element). A channels-last
+input is transposed on the way, by four-byte copies or through registers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WARP = 32
 
 
 def lower_direct(problem: Problem, form: DirectForm, schedule: DirectSchedule, machine: Machine) -> Lowered:
-    """One kernel, or more with a workspace where the reduction is split; packed filters are in the storage.
+    """One kernel, or several with a workspace if the reduction is split; packed filters are in the storage.
 
     Raises:
         Unsuitable: if the schedule does not fit the convolution.
@@ -76,7 +76,7 @@ class Threads:
 
 
 def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Launch]:
-    """The body of the kernel. A form whose offset knows a variable `part` stores the parts of a split reduction."""
+    """The body of the kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts, product = form.facts, form.product
     size_k, size_y, size_x = _extents(schedule)
     taps = facts.filter_y * facts.filter_x
@@ -96,7 +96,7 @@ def convolution(form: DirectForm, schedule: DirectSchedule) -> tuple[Block, Laun
     thread = thread_variable(launch)
     names = ("part", "group", "image", "tile_y", "tile_x", "tile_k")
     grid = tuple(Var(name, count) for name, count in zip(names, counts, strict=True))
-    # the blocks of a cluster are neighbours
+    # the blocks of a cluster are adjacent
     lets, where = named(decode(block_variable(launch), (*grid[1:], grid[0]) if schedule.cluster else grid))
     root: list[Statement] = list(lets)
     part, group, image, tile_y, tile_x, tile_k = (where.get(axis, axis) for axis in grid)
@@ -170,8 +170,8 @@ def _extents(schedule: DirectSchedule) -> tuple[int, int, int]:
 
 
 def _positions(thread: Var, schedule: DirectSchedule) -> tuple[Threads, list[Statement]]:
-    """Lanes and warps run along x fastest, then y, then k. But the lowest bit of a lane is one of k and the next one of x (or y), where there are
-    such: then of four neighbours two share their filters and two their slice, which lets the hardware merge equal addresses of vector loads."""
+    """Lanes and warps run along x fastest, then y, then k. However, the lowest bit of the lane is one of k, if there are any, and the next one of x
+    (or y): among four adjacent lanes pairs then share filters or slices, and the hardware merges equal addresses of vector loads."""
     lane, warp = thread % WARP, thread // WARP
     warps = {axis: getattr(schedule, f"warp_{axis}") for axis in "kyx"}
     blocks = {axis: getattr(schedule, f"block_{axis}") for axis in "kyx"}
@@ -218,7 +218,7 @@ class _Inner:
     steps_each: int
 
     def before(self, first_channel: Expr) -> list[Statement]:
-        """Names that all channels share, and the filters of the first channel where they are fetched one channel ahead."""
+        """Variables that all channels share, and the filters of the first channel if they are fetched one channel ahead."""
         s, p = self.schedule, self.form.facts
         start = (self.threads.y * (s.register_y * p.stride_y)) * self.pitch + self.threads.x * (s.register_x * p.stride_x)
         statements: list[Statement] = [Let(Var("slice_at", self.plane), start)]
@@ -253,7 +253,7 @@ class _Inner:
         return [For(outer, index_const(s.channels // stretch), loop) if stretch < s.channels else loop]
 
     def _rs(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str) -> list[Statement]:
-        """The two-dimensional slice, then each tap."""
+        """Reads the two-dimensional slice, then multiplies for each tap."""
         s, p = self.schedule, self.form.facts
         rows, columns = (int(extent[0]) for extent in slice_of(p, columns_of(s)))
         fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
@@ -269,7 +269,7 @@ class _Inner:
         return [*self._slice(buffers[0], c, index_const(0), rows, columns), loops]
 
     def _s(self, buffers: Sequence[Expr], c: Expr, first_channel: Expr, source: str) -> list[Statement]:
-        """For each row of taps their filters, and then a row of the input for each row of outputs."""
+        """For each row of taps, reads their filters, and then one row of the input for each row of outputs."""
         s, p = self.schedule, self.form.facts
         columns = int(slice_of(p, columns_of(s))[1][0])
         fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
@@ -290,7 +290,7 @@ class _Inner:
         return fy * self.form.facts.filter_x + fx, Var("y", self.schedule.register_y), Var("x", self.schedule.register_x)
 
     def _multiply(self, value: Load, source: str, tap: Expr, loops: tuple[Var | None, Var], y: Var | None = None) -> Statement:
-        """acc[y, x, k] += value * filter[tap, k], in loops over y (where it is not fixed), x and k."""
+        """acc[y, x, k] += value * filter[tap, k], in loops over y (unless it is given), x and k."""
         k = Var("k", self.schedule.register_k)
         outer, x = loops
         row = outer if outer is not None else y
@@ -302,7 +302,7 @@ class _Inner:
         return For(outer, index_const(outer.extent or 1), update, "unroll") if outer is not None else update
 
     def _slice(self, buffer: Expr, c: Expr, first_row: Expr, rows: int, columns: int) -> list[Statement]:
-        """Reads rows of the patch into the registers `slice`, in vectors and what remains of a row in narrower ones."""
+        """Reads rows of the patch into the registers `slice`, in vectors, and the remainder of a row in narrower ones."""
         statements: list[Statement] = [Allocate(Buffer("slice", self._dtype, rows * columns, "register"))]
         for row in range(rows):
             at, width = 0, self.lanes
@@ -317,7 +317,7 @@ class _Inner:
     def _fetch(
         self, target: str, at: Expr | int, buffers: Sequence[Expr], c: Expr, first_channel: Expr, fy: Expr, fx: Expr
     ) -> list[Statement]:
-        """Reads the thread's filters under one tap into the registers `target`, as the tap of number `at` there."""
+        """Reads the thread's filters for one tap into the registers `target`, at tap number `at`."""
         s, p = self.schedule, self.form.facts
         statements: list[Statement] = []
         for number in range(0, s.register_k, self._width):
@@ -331,7 +331,7 @@ class _Inner:
         return statements
 
     def _fetch_all(self, target: str, channel: Expr) -> list[Statement]:
-        """Reads the thread's filters of a channel under every tap."""
+        """Reads the thread's filters of a channel for every tap."""
         p, s = self.form.facts, self.schedule
         fy, fx = Var("tap_y", p.filter_y), Var("tap_x", p.filter_x)
         body = [
@@ -341,7 +341,7 @@ class _Inner:
         return [For(fy, index_const(p.filter_y), For(fx, index_const(p.filter_x), block(body), "unroll"), "unroll")]
 
     def _stored(self, channel: Expr, fy: Expr, fx: Expr, number: int) -> Expr:
-        """Filters as they are stored; beyond the last channel those of the last (the input is zero there)."""
+        """The stored filters, with the channel clamped to the last one (beyond it the input is zero)."""
         product, last = self.form.product, self.form.facts.channels - 1
         axis = product.b_n[-1]
         wide = vectors_fit(self.tile.expr, axis, self._width, product.layouts)
@@ -355,7 +355,7 @@ class _Inner:
 
     @property
     def _width(self) -> int:
-        """Output channels of a vector of filters."""
+        """Output channels in a vector of filters."""
         return min(4, self.schedule.register_k)
 
     @property

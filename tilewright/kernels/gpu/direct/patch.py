@@ -1,7 +1,7 @@
-"""How a block of a direct convolution brings its patch of the input to shared memory: [channel][row][column], whatever the input's layout.
+"""How a block of a direct convolution stages its patch of the input in shared memory, as [channel][row][column] for any input layout.
 
-Neighbouring threads fetch neighbouring elements: of a channels-last input the channels of a pixel, else the columns of a row. A thread's further
-elements lie a fixed distance on, so that they cost no address arithmetic. Beyond the input's edge, and beyond its last channel, there are zeros.
+Adjacent threads fetch adjacent elements: channels of a pixel of a channels-last input, otherwise columns of a row. A thread's further elements are at
+constant distances, so they cost no address arithmetic. Elements beyond the input's edge, or beyond its last channel, are zero.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FETCHED = "patch_next"
 
 @dataclass(frozen=True)
 class _Passes:
-    """Who fetches what: in each pass a thread fetches `lanes` channels at (channel, row, column) plus the pass's distance (lines, columns). A line is
-    a row, or where columns are adjacent a row of a channel. `active`: threads that fetch at all."""
+    """Distribution of the fetches: in each pass a thread fetches `lanes` channels at (channel, line, column) plus the pass's distance (lines,
+    columns). A line is a row, or, if columns are adjacent, a row of a channel. `active`: whether a thread fetches at all."""
 
     lanes: int
     channel: Expr
@@ -67,8 +67,8 @@ def patch(
     pitches: tuple[int, int],
     buffers: int,
 ) -> tuple[list[Statement], Staged]:
-    """Statements before the loop over chunks of channels, and how the patch of a chunk is fetched. `origin` is the input's row and column of the
-    patch's first element, `pitches` the elements between rows and between channels in shared memory."""
+    """Statements before the loop over chunks of channels, and the fetch of a chunk's patch. `origin`: row and column in the input of the patch's
+    first element. `pitches`: elements between rows and between channels in shared memory."""
     facts, dtype = form.facts, form.product.dtype
     rows, columns = (int(extent[0]) for extent in patch_of(facts, columns_of(schedule)))
     pitch, plane = pitches
@@ -82,14 +82,14 @@ def patch(
     setup.append(Allocate(Buffer(PATCH, dtype, buffers * elements, "shared")))
 
     def place(down: int) -> tuple[Expr, Expr]:
-        """Channel within the chunk, and row within the patch."""
+        """The channel within the chunk, and the row within the patch."""
         line = passes.line + down
         return (passes.channel, line) if adjacent else (line // rows, line % rows)
 
     def offset(channel: Expr, row: Expr, column: Expr) -> Expr:
         return channel * form.channel_pitch + (origin[0] + row) * form.row_pitch + (origin[1] + column) * form.column_pitch
 
-    # with adjacent channels everything but the distance of a pass is the same for all passes
+    # with adjacent channels the passes differ only by constant distances
     base = Var("patch_from", form.product.layouts[form.source].size)
     known = substitute(form.base, bind) + first_channel * form.channel_pitch
     setup.append(Let(base, known + offset(passes.channel, passes.line, passes.column) if adjacent else known))
@@ -97,7 +97,7 @@ def patch(
     setup.append(Let(target, passes.channel * plane + passes.line * pitch + passes.column if adjacent else passes.column))
 
     def each(down: int, across: int, statements: list[Statement]) -> list[Statement]:
-        """The statements, for the threads that have an element in this pass."""
+        """The statements, guarded for threads that have an element in this pass."""
         row, column = passes.line + down, passes.column + across
         lines = rows if adjacent else rows * schedule.channels
         return _where(logical_and(compare("lt", row, index_const(lines)), compare("lt", column, index_const(columns))), statements)
@@ -125,7 +125,7 @@ def patch(
             value = select(logical_and(*conditions), Load(form.source, (where,), dtype, lanes), as_lanes(Const(0.0, dtype), lanes))
             one: Statement = Store(FETCHED, index_const(number * lanes), value)
             if schedule.stages > 1:
-                # beyond the last channel nothing is left to load
+                # beyond the last channel the value is a constant, and there is nothing to copy
                 one = (copy if loads(value) else Store)(PATCH, buffer + shared(down, across), value)
             result += each(down, across, [one])
         return _where(passes.active, result)

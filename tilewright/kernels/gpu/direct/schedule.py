@@ -1,9 +1,9 @@
 """Schedules of the `direct` schema on a GPU: direct convolution with tiles of output channels, rows and columns at every level.
 
 The RS and S kernels of CNNOpt (PACT 2022, section 3): a thread keeps register_k x register_y x register_x outputs in registers. In the RS kernel it
-holds the two-dimensional slice of the input that they need, in the S kernel one row of it at a time. `warp_*` are the threads of a warp along each
-dimension (their product is 32), `block_*` the warps of a block; `channels` input channels at a time are staged in shared memory; `split` blocks
-share the sum over input channels (split-C).
+holds the two-dimensional slice of the input that these need, in the S kernel one row of it at a time. `warp_*` are the threads of a warp along each
+dimension (their product is 32), `block_*` the warps of a block; `channels` input channels are staged in shared memory at a time; `split` blocks share
+the sum over input channels (split-C).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tilewright.kernels.columns import Columns
 RS, S = 2, 1
 """Values of `slice`: dimensions of the input slice that a thread holds in registers."""
 SHARED, CACHED, REGISTERS = 0, 1, 2
-"""Values of `filters`."""
+"""Values of `filters`: how the filters reach a thread (see `DirectSchedule`)."""
 BANKS = 32
-"""Banks of shared memory, each of four bytes; as many as a warp has threads."""
+"""Shared-memory banks of four bytes each; equals the threads of a warp."""
 UNROLLED_PRODUCTS = 1024
-"""Multiply-adds that one unrolled stretch of channels holds at most."""
+"""Maximum multiply-adds in one unrolled run of channels."""
 PADDINGS = 8
-"""Paddings of a row of the patch that are tried."""
+"""Number of paddings tried for a row of the patch."""
 
 
 @dataclass(frozen=True)
 class DirectFacts:
     """A convolution as the schema sees it: extents of the output, filter and reduction, and how operands and result are accessed.
 
-    `outputs` and `channels` are those of one of the `groups`. `*_lanes`: widest vectors along input channels of the input, along output
-    channels of the filters and of the result (1, 2 or 4). Bytes are distinct bytes in memory."""
+    `outputs` and `channels` are per group. `input_vector`, `filter_vector`, `store_vector`: widest vectors (1, 2 or 4) along the input channels of
+    the input, and along the output channels of the filters and of the result. Bytes are distinct bytes in memory."""
 
     images: int
     groups: int
@@ -65,9 +65,9 @@ class DirectFacts:
 
 @dataclass(frozen=True)
 class DirectSchedule:
-    """One candidate. `slice` is RS or S; `filters`: 0 staged in shared memory, 1 by the read-only path where they are used, 2 by the read-only
-    path into registers one channel ahead. `stages`, `cluster` as in `ContractionSchedule`; `atomics` (0 or 1): the parts of a split are added by
-    atomic operations, in no fixed order, only where a caller asks for it."""
+    """One candidate. `slice` is RS or S. `filters`: 0 staged in shared memory, 1 read through the read-only path at each use, 2 through the read-only
+    path into registers one channel ahead. `stages`, `cluster`: as in `ContractionSchedule`. `atomics` (0 or 1): the parts of a split are added by
+    atomic operations, in no fixed order; only if a caller asks for it."""
 
     slice: int
     register_k: int
@@ -110,7 +110,7 @@ def extents_of(candidates: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def patch_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the input, halo included, that a block needs of each channel."""
+    """Rows and columns of the input, halo included, that a block needs per channel."""
     _, y, x = extents_of(candidates)
     return (
         (y - 1) * facts.stride_y + (facts.filter_y - 1) * facts.dilation_y + 1,
@@ -119,7 +119,7 @@ def patch_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.nd
 
 
 def slice_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the input that a thread needs of each channel."""
+    """Rows and columns of the input that a thread needs per channel."""
     return (
         (candidates["register_y"] - 1) * facts.stride_y + (facts.filter_y - 1) * facts.dilation_y + 1,
         (candidates["register_x"] - 1) * facts.stride_x + (facts.filter_x - 1) * facts.dilation_x + 1,
@@ -135,19 +135,19 @@ def read_vector_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 
 
 def pitch_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Elements between rows of the patch in shared memory: a multiple of the vectors that are read. Of paddings up to eight vectors the one with
-    the fewest bank conflicts among the threads of a warp, the least of equal ones."""
+    """Elements between rows of the patch in shared memory: a multiple of the vector width. Among paddings of fewer than eight vectors, the smallest
+    of those with the fewest bank conflicts within a warp."""
     return _padded(facts, candidates)[0]
 
 
 def wavefronts_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Cycles of shared memory in which a warp gets one vector load of the patch: the most distinct vectors that share a bank."""
+    """Shared-memory cycles of a warp's vector load of the patch: the maximum number of distinct vectors in one bank."""
     return _padded(facts, candidates)[1]
 
 
 def plane_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Elements between channels of the patch in shared memory: vectors stay aligned, and what neighbouring threads store, neighbouring channels
-    of neighbouring pixels, lies in different banks as far as that allows."""
+    """Elements between channels of the patch in shared memory: vectors stay aligned, and, as far as that allows, adjacent threads store adjacent
+    channels of adjacent pixels to different banks."""
     least = patch_of(facts, candidates)[0] * pitch_of(facts, candidates)
     wanted = np.maximum(4, BANKS // np.maximum(candidates["channels"], 1) // 4 * 4)
     elements: np.ndarray = least + (wanted - least) % BANKS * (candidates["channels"] > 1) + (-least % 4) * (candidates["channels"] == 1)
@@ -155,7 +155,7 @@ def plane_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 
 
 def _padded(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Pitch and conflicts, found once for all rows that agree in what they depend on."""
+    """Pitch and bank conflicts, computed once for all rows with equal inputs."""
     names = ("register_y", "register_x", "warp_y", "warp_x", "block_x")
     key = np.zeros_like(candidates["register_y"])
     for name in names:
@@ -177,7 +177,7 @@ def _padded(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.nda
 
 
 def _conflicts(candidates: Columns, step_x: np.ndarray, step_y: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-    """The most distinct vectors of `lanes` that a warp reads in one group of banks; threads along k read the same."""
+    """The maximum number of distinct vectors of `lanes` elements that a warp reads from one group of banks; threads along k read the same ones."""
     key = (((candidates["warp_x"] * 64 + candidates["warp_y"]) * 64 + step_x % BANKS) * 64 + step_y % BANKS) * 8 + lanes
     distinct, where = np.unique(key, return_inverse=True)
     width, rest = distinct % 8, distinct // 8
@@ -193,7 +193,7 @@ def _conflicts(candidates: Columns, step_x: np.ndarray, step_y: np.ndarray, lane
 
 
 def buffer_elements_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Elements of one buffer of the patch, and of one of the filters (none where they are not staged)."""
+    """Elements of one buffer of the patch, and of one buffer of the filters (0 if they are not staged)."""
     taps = facts.filter_y * facts.filter_x
     channels = candidates["channels"]
     filters: np.ndarray = np.where(candidates["filters"] == SHARED, channels * taps * extents_of(candidates)[0], 0)
@@ -206,19 +206,19 @@ def columns_of(schedule: DirectSchedule) -> dict[str, np.ndarray]:
 
 
 def multiply_adds_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Multiply-adds of a thread for one channel."""
+    """Multiply-adds per thread and channel."""
     return candidates["register_k"] * candidates["register_y"] * candidates["register_x"] * facts.filter_y * facts.filter_x
 
 
 def taps_are_unrolled(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Whether all rows of taps are straight code. In the RS kernel and with filters in registers they have to be: registers have no index."""
+    """Whether all rows of taps are unrolled. The RS kernel and filters in registers require it: registers cannot be indexed."""
     few = multiply_adds_of(facts, candidates) <= UNROLLED_PRODUCTS
     unrolled: np.ndarray = (candidates["slice"] == RS) | (candidates["filters"] == REGISTERS) | few
     return unrolled
 
 
 def stretch_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Channels whose multiply-adds are straight code: as many as UNROLLED_PRODUCTS allows, a power of two that divides the chunk, at least one."""
+    """Channels that are unrolled together: the largest power of two that divides the chunk and that UNROLLED_PRODUCTS allows, at least one."""
     stretch = np.ones_like(candidates["channels"])
     products = multiply_adds_of(facts, candidates)
     for count in (2, 4, 8, 16):
@@ -232,7 +232,7 @@ def threads_of(candidates: Columns) -> np.ndarray:
 
 
 def fetches_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a thread fetches in each step: elements of the patch, channels among them that one load brings, and vectors of filters."""
+    """What a thread fetches per step: elements of the patch, channels per load of these, and vectors of filters."""
     threads, channels = threads_of(candidates), candidates["channels"]
     lanes = np.where(candidates["stages"] == 1, np.gcd(facts.input_vector, channels), 1)
     patch_rows, patch_columns = patch_of(facts, candidates)
@@ -247,9 +247,9 @@ def fetches_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.
 
 
 def registers_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Estimated 32-bit registers of a thread: sums, slice and filters (CNNOpt's equations 2 and 3 count these, times the threads of a block, and
-    one for each filter element that is held), what is fetched through registers, and addresses. Fitted to what ptxas 13.0 took for 144 random
-    candidates of twelve layers on sm_90a: four of five within 25 %."""
+    """Estimated 32-bit registers per thread: sums, slice and filters (CNNOpt's equations 2 and 3 count these, times the threads of a block, and one
+    for each filter element held), data fetched through registers, and addresses. Fitted to the registers that ptxas 13.0 allocated for 144 random
+    candidates of twelve layers on sm_90a: four in five are within 25 %."""
     sums = candidates["register_k"] * candidates["register_y"] * candidates["register_x"]
     slice_rows, slice_columns = slice_of(facts, candidates)
     held = np.where(candidates["slice"] == RS, slice_rows, 1) * slice_columns
@@ -264,8 +264,8 @@ def registers_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 
 
 def blocks_to_ask_for(schedule: DirectSchedule, facts: DirectFacts, machine: Machine) -> int:
-    """The occupancy to ask of the assembler, which caps a thread's registers: what the estimate allows, and a fifth. With no cap the assembler
-    reads filters and slices further ahead than pays."""
+    """The occupancy to request from the assembler, which caps a thread's registers at 1.2 times the estimate. Without a cap the assembler reads
+    filters and slices too far ahead."""
     estimate = int(registers_of(facts, columns_of(schedule))[0])
     return max(1, machine.registers_per_processor // (schedule.threads * (estimate * 6 // 5)))
 
@@ -278,20 +278,20 @@ def tiles_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 
 
 def steps_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Chunks of channels that a block adds up."""
+    """Chunks of channels that a block reduces."""
     chunks = -(-facts.channels // candidates["channels"])
     return -(-chunks // candidates["split"])
 
 
 def blocks_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Blocks of the kernel that multiplies."""
+    """Blocks of the main kernel."""
     return tiles_of(facts, candidates) * candidates["split"]
 
 
 def shared_bytes_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory of a block: buffers of the patch and of the filters, and of a cluster the block's sums.
+    """Bytes of shared memory per block: buffers of the patch and of the filters, and, in a cluster, the block's sums.
 
-    Of 64 outputs, 8 x 16 pixels, 3 x 3 taps and 4 channels with three stages: a patch of 10 x 18, rows 20 apart, 200 a channel:
+    For 64 outputs, 8 x 16 pixels, 3 x 3 taps and 4 channels with three stages, the patch is 10 x 18, with a row pitch of 20 and 200 per channel:
     3 * 4 * (4 * 200 + 4 * 9 * 64) = 37248."""
     buffers = np.minimum(np.maximum(candidates["stages"], 2), steps_of(facts, candidates))
     k, y, x = extents_of(candidates)

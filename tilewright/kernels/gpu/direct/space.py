@@ -1,8 +1,8 @@
-"""The space of the `direct` schema: candidates made dimension by dimension, with what cannot or need not be tried thrown out in between.
+"""The space of the `direct` schema: candidates built dimension by dimension, with infeasible and dominated ones rejected in between.
 
-The register tile of input channels is one and no axis of the space, by dominance (CNNOpt, section 3.2): for each channel a thread reads
-Fy Fx Rk filters and (Ry + Fy - 1) (Rx + Fx - 1) inputs, whatever the number of channels that it holds at once; more of them take registers from
-the tiles of the other dimensions, which all reduce what is read.
+The register tile has one input channel, so that is not an axis of the space, by dominance (CNNOpt, section 3.2): for each channel a thread reads Fy
+Fx Rk filters and (Ry + Fy - 1) (Rx + Fx - 1) inputs, however many channels it holds at once; more channels take registers from the tiles of the other
+dimensions, all of which reduce reads.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from tilewright.kernels.gpu.direct.schedule import (
 REGISTER_K = (1, 2, 4, 8, 16)
 REGISTER_PIXELS = (1, 2, 3, 4, 5, 6, 7, 8)
 SUMS = (8, 128)
-"""Least and most sums that a thread holds."""
+"""Minimum and maximum number of sums per thread."""
 THREADS = (64, 256)
 MUCH_MORE = 1.03
-"""By how much a tile may need more data, or more cycles of shared memory, than the best of its size."""
+"""Maximum cost of a tile relative to the best with the same register tile and number of threads."""
 MORE_LOADS = 2.0
-"""By how much a register tile may need more vector loads for each multiply-add than the best there is, but for its size."""
+"""Maximum vector loads per multiply-add of a register tile relative to the best, after scaling by the square root of its size."""
 HELD_FILTERS = 48
-"""Registers for two channels' filters at most."""
+"""Maximum registers for the filters of two channels."""
 CHANNELS = (1, 2, 3, 4, 8, 16)
 STAGES = (1, 2, 3)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 CLUSTERS = (2, 4, 8)
 MOST = 12_000
-"""Candidates of a problem: of more, those with the least cycles on the busiest processor by a count without latencies and occupancy."""
+"""Maximum candidates per problem: those with the fewest cycles on the busiest processor, counted without latencies and occupancy."""
 STEP_CYCLES = 60
-"""What a step costs a block in that count besides its work."""
+"""Fixed cycles per step of a block in that count."""
 S_REGISTERS = 80
-"""Sums, slice and filters of the RS kernel that let so many threads reside that the S kernel has nothing to gain."""
+"""Registers for sums, slice and filters up to which the RS kernel's occupancy is so high that the S kernel has nothing to gain."""
 PARTS, CLUSTER, ATOMICS = 0, 1, 2
 
 Rules = list[tuple[str, np.ndarray]]
@@ -61,8 +61,8 @@ Space = tuple[dict[str, np.ndarray], dict[str, int]]
 
 
 def direct_space(facts: DirectFacts, machine: Machine, atomics: bool = False) -> Space:
-    """Candidates with the columns AXES; and how many were rejected by reason. A candidate that is rejected before all of its dimensions are chosen
-    counts once. `atomics`: splits whose parts are added by atomic operations, in no fixed order, are offered too."""
+    """Candidates with the columns AXES, and the number rejected for each reason. A candidate rejected before all of its dimensions are chosen counts
+    once. `atomics`: also offers splits whose parts are added by atomic operations, in no fixed order."""
     rejected: dict[str, int] = {}
 
     def keep(candidates: Columns, rules: Rules) -> dict[str, np.ndarray]:
@@ -93,7 +93,7 @@ def direct_space(facts: DirectFacts, machine: Machine, atomics: bool = False) ->
 
 
 def _times(candidates: Columns, more: Columns) -> dict[str, np.ndarray]:
-    """Every row with every one of the others."""
+    """The product of two sets of candidates: every row of one with every row of the other."""
     each, count = length(more), length(candidates)
     return {name: np.repeat(column, each) for name, column in candidates.items()} | {name: np.tile(column, count) for name, column in more.items()}
 
@@ -124,20 +124,20 @@ def _splits(machine: Machine, atomics: bool) -> dict[str, np.ndarray]:
 
 
 def _wasted(extent: int, tile: np.ndarray) -> np.ndarray:
-    """Work along a dimension over what is needed, at least one."""
+    """Work along a dimension relative to what is needed, at least one."""
     work: np.ndarray = -(-extent // tile) * tile / extent
     return work
 
 
 def _odd(extent: int, tile: np.ndarray) -> np.ndarray:
-    """Tiles that neither divide the extent, nor are powers of two, nor waste a twentieth less than four do."""
+    """Mask of tiles that neither divide the extent, nor are powers of two, nor have at least 5 % less padded work than a tile of four."""
     wasted = _wasted(extent, tile)
     odd: np.ndarray = ((tile & (tile - 1)) > 0) & (extent % tile > 0) & (wasted > 0.95 * _wasted(extent, np.full_like(tile, 4)))
     return odd
 
 
 def register_rules(facts: DirectFacts, candidates: Columns) -> Rules:
-    """Why a register tile is infeasible or certainly wasteful."""
+    """Reasons for which a register tile is infeasible or certainly wasteful."""
     k, y, x = (candidates[f"register_{axis}"] for axis in "kyx")
     sums = k * y * x
     all_sums = min(SUMS[0], facts.outputs * facts.height * facts.width)
@@ -149,7 +149,7 @@ def register_rules(facts: DirectFacts, candidates: Columns) -> Rules:
     vectors = slice_columns // lanes + slice_columns % lanes // 2 + slice_columns % 2 * (lanes > 1)
     read = np.where(rs, slice_rows, y * facts.filter_y) * vectors + taps * -(-k // 4)
     products = sums * np.where(rs, taps, facts.filter_x)
-    # larger tiles read less for each multiply-add, as the root of their size
+    # loads per multiply-add fall with the square root of a tile's size
     each = read / (sums * taps) * np.sqrt(sums)
     odd = _odd(facts.height, y) | _odd(facts.width, x)
     beyond = (k >= 2 * facts.outputs) & (k > 1) | (y > facts.height) | (x > facts.width)
@@ -169,7 +169,7 @@ def register_rules(facts: DirectFacts, candidates: Columns) -> Rules:
 
 
 def block_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Rules:
-    """Why a shape of warps and blocks is infeasible or certainly wasteful."""
+    """Reasons for which a shape of warps and blocks is infeasible or certainly wasteful."""
     k = extents_of(candidates)[0]
     beyond = np.zeros(len(k), dtype=bool)
     for axis, extent in zip("kyx", (facts.outputs, facts.height, facts.width), strict=True):
@@ -186,7 +186,7 @@ def block_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Ru
 
 
 def waste_rules(facts: DirectFacts, candidates: Columns) -> Rules:
-    """Why partial tiles are too wasteful, beside those of other tiles."""
+    """Reasons for which partial tiles are too wasteful, compared with those of other candidates."""
     k, y, x = extents_of(candidates)
     wasted = _wasted(facts.outputs, k) * _wasted(facts.height, y) * _wasted(facts.width, x)
     limit = max(1.25, 1.2 * float(wasted.min(initial=np.inf)))
@@ -194,7 +194,7 @@ def waste_rules(facts: DirectFacts, candidates: Columns) -> Rules:
 
 
 def _level2_cycles(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Cycles in which level 2 brings a block's patch and filters of one channel."""
+    """Cycles in which level 2 supplies a block's patch and filters of one channel."""
     patch_rows, patch_columns = patch_of(facts, candidates)
     cache = machine.cache(2)
     assert cache is not None
@@ -204,7 +204,7 @@ def _level2_cycles(facts: DirectFacts, candidates: Columns, machine: Machine) ->
 
 
 def _too_slow(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Tiles whose data take a quarter longer than their multiply-adds, where others' do not."""
+    """Mask of tiles whose data take over 1.25 times as long as their multiply-adds, and over 1.1 times the best such ratio."""
     k, y, x = extents_of(candidates)
     taps = facts.filter_y * facts.filter_x
     slower = _level2_cycles(facts, candidates, machine) / (k * y * x * taps / machine.fp32_lanes_per_processor)
@@ -213,7 +213,7 @@ def _too_slow(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.n
 
 
 def _read_wavefronts(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Cycles of shared memory in which a warp reads its filters and slices of one channel, were there no bank conflicts."""
+    """Cycles of shared memory in which a warp reads its filters and slices of one channel, without bank conflicts."""
     taps = facts.filter_y * facts.filter_x
     width = np.minimum(4, candidates["register_k"])
     lanes = read_vector_of(facts, candidates)
@@ -226,7 +226,7 @@ def _read_wavefronts(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 
 
 def _first_of_best(key: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """A mask of the rows that are not the first with the least value among those of their key."""
+    """Mask of all rows except, for each key, the first with the smallest value."""
     order = np.lexsort((np.arange(len(key)), value, key))
     first = np.ones(len(key), dtype=bool)
     first[1:] = key[order][1:] != key[order][:-1]
@@ -248,7 +248,8 @@ def _arranged_worse(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 
 
 def _channel_cycles(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Cycles of a block for one channel: multiply-adds, and half of the time of its reads of shared memory and of level 2 (the rest is hidden)."""
+    """Cycles of a block for one channel: multiply-adds, plus half the cycles of its reads from shared memory and level 2 (the other half is
+    hidden)."""
     k, y, x = extents_of(candidates)
     fma = k * y * x * facts.filter_y * facts.filter_x / machine.fp32_lanes_per_processor
     reads = _read_wavefronts(facts, candidates) * threads_of(candidates) / BANKS
@@ -257,8 +258,8 @@ def _channel_cycles(facts: DirectFacts, candidates: Columns, machine: Machine) -
 
 
 def _shaped_worse(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Tiles that take longer than the best with the same register tile and number of threads: their multiply-adds, and half of the time of their
-    reads of shared memory and of level 2 (the rest of it is hidden), times the work that partial tiles waste."""
+    """Mask of tiles that exceed MUCH_MORE times the best with the same register tile and number of threads, in `_channel_cycles` times the waste of
+    partial tiles."""
     k, y, x = extents_of(candidates)
     wasted = _wasted(facts.outputs, k) * _wasted(facts.height, y) * _wasted(facts.width, x)
     value = wasted * _channel_cycles(facts, candidates, machine)
@@ -272,7 +273,7 @@ def _shaped_worse(facts: DirectFacts, candidates: Columns, machine: Machine) -> 
 
 
 def channel_rules(facts: DirectFacts, candidates: Columns) -> Rules:
-    """Why a chunk of channels is wasteful."""
+    """Reasons for which a chunk of channels is wasteful."""
     channels = candidates["channels"]
     products = multiply_adds_of(facts, candidates) * channels
     padded = -(-facts.channels // channels) * channels
@@ -286,7 +287,7 @@ def channel_rules(facts: DirectFacts, candidates: Columns) -> Rules:
 
 
 def stage_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Rules:
-    """Why stages, or a way of reading filters, are infeasible or dominated."""
+    """Reasons for which stages, or a way of reading filters, are infeasible or dominated."""
     taps = facts.filter_y * facts.filter_x
     threads, registers = threads_of(candidates), registers_of(facts, candidates)
     steps = -(-facts.channels // candidates["channels"])
@@ -312,8 +313,8 @@ def stage_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Ru
 
 
 def _beyond_most(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """All but the MOST candidates with the least cycles on the busiest processor, empty parts of tiles and chunks included: multiply-adds, and half
-    of the reads of shared memory and level 2, as in `_shaped_worse`."""
+    """Mask of all but the MOST candidates with the fewest cycles on the busiest processor, including the empty parts of tiles and chunks
+    (`_channel_cycles`)."""
     if length(candidates) <= MOST:
         return np.zeros(length(candidates), dtype=bool)
     each = -(-tiles_of(facts, candidates) * candidates["split"] // machine.processors)
@@ -324,14 +325,14 @@ def _beyond_most(facts: DirectFacts, candidates: Columns, machine: Machine) -> n
 
 
 def split_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Rules:
-    """Why a split is infeasible or certainly wasteful."""
+    """Reasons for which a split is infeasible or certainly wasteful."""
     split = candidates["split"]
     steps = -(-facts.channels // candidates["channels"])
     each = -(-steps // split)
     tiles = tiles_of(facts, candidates)
     k, y, x = extents_of(candidates)
     share = k * y * x % (split * np.minimum(facts.store_vector, k))
-    # a small split may even out the tail of many tiles, a large one fills processors that had none
+    # a small split may even out the tail of many tiles; a large one fills idle processors
     most = np.where(split <= 3, 16, 3)
     further = min(SPLITS[-1], facts.channels) // 4
     return [
