@@ -1,4 +1,4 @@
-"""Which schemas there are for a machine, the package's and those that were registered, and lowering by the schema of a schedule."""
+"""The schemas for a machine, both the package's and registered ones, and lowering by the schema of a schedule."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tilewright.kernels.gpu.registry import SCHEMAS as GPU
 from tilewright.kernels.schema import AnySchema, form_of
 
 _registered: dict[bool, tuple[AnySchema, ...]] = {False: (), True: ()}
-"""By whether they are for GPUs."""
+"""Registered schemas, keyed by whether they are for GPUs."""
 
 
 def schemas(machine: Machine, kind: str) -> tuple[AnySchema, ...]:
-    """Those that may serve a region of the kind on the machine, in the order in which they are asked."""
+    """The schemas that may serve a region of the kind on the machine, in the order in which they are asked."""
     return tuple(schema for schema in (*(GPU if machine.is_gpu else CPU), *_registered[machine.is_gpu]) if kind in schema.kinds)
 
 
 @contextmanager
 def registered(schema: AnySchema, gpu: bool = False) -> Iterator[None]:
-    """Inside, the schema is asked after the package's own on CPUs, or on GPUs. It is known to this process alone, so that processes which measure
-    do not lower its candidates.
+    """Inside the context, the schema is asked after the package's own, on CPUs or on GPUs. Only this process knows it: processes that measure do not
+    lower its candidates.
 
     Raises:
-        UnsupportedOption: if another schema of these machines has its name, or its type of schedules for the same kind of region.
+        UnsupportedOption: if another schema of these machines has its name, or its schedule type for the same kind of region.
     """
     for other in (*(GPU if gpu else CPU), *_registered[gpu]):
         if other.name == schema.name or (other.schedule is schema.schedule and set(other.kinds) & set(schema.kinds)):
@@ -50,12 +50,12 @@ def registered(schema: AnySchema, gpu: bool = False) -> Iterator[None]:
 
 
 def has_registered(machine: Machine, kind: str) -> bool:
-    """Whether a schema that is not the package's is asked for such regions: what such a one is made of, no key of anything kept knows."""
+    """Whether a registered schema is asked for such regions. The keys of stored choices do not cover such schemas."""
     return any(kind in schema.kinds for schema in _registered[machine.is_gpu])
 
 
 def schedule_types() -> Mapping[str, type]:
-    """The types of all schemas' schedules by their names, which is how records and artifacts name them."""
+    """The schedule types of all schemas by class name, under which records and artifacts refer to them."""
     every = (*CPU, *GPU, *_registered[False], *_registered[True])
     return MappingProxyType({schema.schedule.__name__: schema.schedule for schema in sorted(every, key=lambda schema: schema.schedule.__name__)})
 
@@ -64,7 +64,7 @@ def schema_of(schedule: Any, machine: Machine, kind: str) -> AnySchema:
     """The schema that a schedule belongs to.
 
     Raises:
-        Unsuitable: if no schema of the machine has such schedules for such regions.
+        Unsuitable: if no schema of the machine has this type of schedule for this kind of region.
     """
     for schema in schemas(machine, kind):
         if type(schedule) is schema.schedule:
@@ -89,14 +89,14 @@ def lower(problem: Problem, schedule: Any, machine: Machine) -> Lowered:
 
 
 def require_instructions(kernel: Kernel, machine: Machine) -> None:
-    """Raises Unsuitable where the kernel has an instruction that the machine lacks."""
+    """Raises Unsuitable if the kernel has an instruction that the machine lacks."""
     for statement in statements(kernel.body):
         if isinstance(statement, Invoke) and not all(map(machine.has, statement.intrinsic.requires)):
             raise Unsuitable(f"{machine.name} has no {statement.intrinsic.name}, which needs {', '.join(statement.intrinsic.requires)}")
 
 
 def with_faults(lowered: Lowered) -> Lowered:
-    """With storage for the indices that its kernels find out of range."""
+    """Adds storage for the indices that the kernels find out of range."""
     sizes = [buffer.size for kernel in lowered.kernels for buffer in kernel.parameters if buffer.name == FAULTS]
     if not sizes:
         return lowered

@@ -1,5 +1,5 @@
-"""A schema: one way of computing regions of some kinds, from recognising them to their kernels. What other stages know of a schema stands in its
-one `Schema`, and they ask nothing else: not its schedule's class, not its name, not which columns its candidates have.
+"""A schema: one way of computing regions of some kinds, from recognising them to their kernels. Other stages use only its `Schema`: they depend
+neither on its schedule's class, nor on its name, nor on the columns of its candidates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Schedule = TypeVar("Schedule")
 
 @dataclass(frozen=True)
 class Numerics:
-    """Which ways of rounding a caller allows.
+    """The kinds of rounding that a caller allows.
 
     atomics: parts of a sum may be added by atomic operations, in no fixed order (on a GPU).
     winograd: sums may be computed by transforms of blocks of the input, whose rounding errors depend on the largest value of a block."""
@@ -39,7 +39,7 @@ USUAL = Numerics()
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller decides. threads: of a CPU. numerics: how results may be rounded."""
+    """The caller's options. threads: threads of a CPU. numerics: how results may be rounded."""
 
     threads: int = 1
     numerics: Numerics = USUAL
@@ -47,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True)
 class JoinDecision:
-    """Whether something joins, and why (or why not)."""
+    """Whether to join two regions, and why (or why not)."""
 
     joins: bool
     reason: str
@@ -55,8 +55,8 @@ class JoinDecision:
 
 @dataclass(frozen=True)
 class Form(Generic[Facts, Parts]):
-    """A problem as a schema sees it. facts: the sizes that decide which schedules there are and what they cost. parts: what lowering needs
-    besides, such as roles of axes, and addresses."""
+    """A problem as a schema sees it. facts: the sizes that determine the schedules and their costs. parts: what lowering needs in addition, such as
+    roles of axes, and addresses."""
 
     facts: Facts
     parts: Parts
@@ -64,23 +64,23 @@ class Form(Generic[Facts, Parts]):
 
 @dataclass(frozen=True, eq=False)
 class Schema(Generic[Facts, Parts, Schedule, Counted]):
-    """Functions of one way of computing a region, each over whole columns of candidates where it concerns candidates.
+    """The functions of one way of computing a region; those of candidates work on whole columns.
 
-    name: by which reasons and tables name it.
+    name: its name in reasons and tables.
     kinds: the kinds of region that it may serve.
     schedule: the type of its schedules, a frozen dataclass of integers, booleans and strings that no other schema has for the same kind.
-    match: the form of a problem. Raises Unsuitable, with the reason, where the schema does not suit the problem or the machine.
-    space: the feasible candidates, a column an axis, and how many others were rejected for which reason.
-    counts: what their kernels do: operations, bytes by memory level, and what else the next three need; made once for a set of candidates.
+    match: the form of a problem. Raises Unsuitable, with the reason, if the schema does not suit the problem or the machine.
+    space: the feasible candidates, one column per axis, and the number of others rejected for each reason.
+    counts: operations, bytes by memory level, and whatever else `estimate`, `bound` and `features` need; made once for a set of candidates.
     estimate: predicted seconds, as named terms.
     lower: kernels, calls and storage of the problem, whose form is given, under a schedule. Raises Unsuitable for a schedule that does not fit it.
-    made: the schedule of a candidate's axes; where it is not given, its type is called with them.
-    bound: seconds that no kernel can beat where so large a share of the distinct bytes comes through memory; None: no bound.
-    features: what learned models read besides counts and estimate, by name; None, or a result that is None: they know no such candidates.
-    joins: for a region in which reductions of its result follow a sum of products, on so many threads: whether one kernel is faster than two.
-    transforms: computes sums by transforms of blocks (Winograd's algorithm): outliers, infinities and NaN reach all results of a block.
+    made: the schedule of a candidate's axes; by default the schedule type is called with them.
+    bound: lower bounds in seconds, given the fraction of the distinct bytes that goes through memory; None: no bound.
+    features: inputs of learned models besides counts and estimate, by name. None, or a result of None: the models do not cover these candidates.
+    joins: for a sum of products followed by reductions of its result, and a number of threads: whether one kernel is faster than two.
+    transforms: computes sums by transforms of blocks (Winograd's algorithm): outliers, infinities and NaN affect all results of a block.
     unordered: whether a schedule adds the parts of a sum in no fixed order, so that results differ in their last bits from run to run.
-    alone: where it has candidates, no schema after it is asked.
+    alone: if it has any candidates, no later schema is asked.
     scored: the coefficients that score compiled code (`selection.code_score`) were fitted to its kernels."""
 
     name: str
@@ -109,8 +109,8 @@ AnySchema: TypeAlias = Schema[Any, Any, Any, Any]
 
 
 def form_of(schema: Schema[Facts, Parts, Schedule, Counted], problem: Problem, machine: Machine) -> Form[Facts, Parts] | Unsuitable:
-    """The problem's form, or why it has none: found once for each problem and handed to ranking and lowering alike. Schemas with the same `match`
-    share it."""
+    """The problem's form, or why it has none. It is found once for each problem, for both ranking and lowering; schemas with the same `match` share
+    it."""
     known = problem.found.get(schema.match)
     if known is None or known[0] is not machine:
         form: Form[Facts, Parts] | Unsuitable

@@ -1,7 +1,7 @@
-"""What Winograd's algorithm needs to know of a region, on any machine: a 3x3 convolution with stride 1, its tiles, and where they lie.
+"""The form of a region for Winograd's algorithm, on any machine: a 3x3 convolution with stride 1, its tiles, and their places in memory.
 
-A tile at the lower or right edge may reach beyond the image: what it reads there is the last row or column that is stored once more, and what it
-computes there is not stored.
+A tile at the lower or right edge may extend beyond the image: it reads the last stored row or column again, and results outside the image are not
+stored.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from tilewright.kernels.winograd_transform import FILTER
 class WinogradForm:
     """A 3x3 convolution with stride 1: out[images, k, y, x] = sum over tap_y, tap_x, c of source[.., y + tap_y, .., x + tap_x, ..] * filters.
 
-    `source` has logical indices, `read` is the same load flat; `element` is what is stored at `offset` of `output`, over loads of the reduction's
-    name, both flat."""
+    `source` has logical indices, `read` is the same load in flat form; `element`, over loads of the reduction's name, is stored at `offset` of
+    `output`, both flat."""
 
     output: str
     step: Step
@@ -67,7 +67,7 @@ class WinogradForm:
 
     @property
     def axes(self) -> tuple[Var, ...]:
-        """Those of the result: images, row, column, output channel."""
+        """Axes of the result: images, row, column, output channel."""
         return (*self.images, self.y, self.x, self.k)
 
     @property
@@ -80,7 +80,7 @@ class WinogradForm:
 
     @property
     def channels(self) -> int:
-        """Of the input."""
+        """Channels of the input."""
         return self.c.extent or 0
 
     @property
@@ -94,7 +94,7 @@ class WinogradForm:
 
 
 def winograd_form(problem: Problem) -> WinogradForm:
-    """Raises Unsuitable where the region is not one 3x3 convolution with stride 1, constant filters, and an input stored with its padding."""
+    """The form of a 3x3 convolution with stride 1, constant filters, and an input stored with its padding. Raises Unsuitable for other regions."""
     region, layouts = problem.region, problem.layouts
     step, element, index = reduce_and_final(region)
     found = anchor(region.steps, problem.constants)
@@ -124,7 +124,7 @@ def winograd_form(problem: Problem) -> WinogradForm:
 
 
 def _window(position: Expr, m: Sequence[Var], r: Sequence[Var]) -> tuple[Var, Var] | None:
-    """(axis, tap) of an index axis + tap + constant with three taps."""
+    """(axis, tap) of an index of the form axis + tap + constant with three taps; None for other indices."""
     terms = linear(position).terms
     own = [atom for atom, scale in terms if atom in m and scale == 1]
     taps = [atom for atom, scale in terms if atom in r and scale == 1]
@@ -135,7 +135,7 @@ def _window(position: Expr, m: Sequence[Var], r: Sequence[Var]) -> tuple[Var, Va
 
 
 def input_index(form: WinogradForm, tiles: Sequence[Var], layout: Layout, where: Mapping[Var, Expr], size: int, i: int, j: int) -> list[Expr]:
-    """The logical index of element (i, j) of a tile of the input; beyond what is stored that of the last row or column."""
+    """The logical index of element (i, j) of a tile of the input, clamped to the last stored row and column."""
     taps = {form.tap_y: index_const(i), form.tap_x: index_const(j), form.y: where[tiles[-2]] * size, form.x: where[tiles[-1]] * size}
     index = []
     for position, extent, (_, after) in zip(form.source.index, layout.shape, layout.halo, strict=True):
@@ -147,8 +147,8 @@ def input_index(form: WinogradForm, tiles: Sequence[Var], layout: Layout, where:
 def store_vectors(
     form: WinogradForm, tiles: Sequence[Var], wide: Expr, where: Mapping[Var, Expr], sums: Sequence[Sequence[Expr]]
 ) -> list[Statement]:
-    """Stores what the region makes of a tile of sums (vectors along the output channels), as far as the tile lies in the image; `wide` is the
-    element that is stored, over vectors already."""
+    """Epilogue and store of the part of a tile of sums (vectors along the output channels) that is inside the image; `wide` is the stored element,
+    already vectorised."""
     statements: list[Statement] = []
     for i, row in enumerate(sums):
         for j, value in enumerate(row):

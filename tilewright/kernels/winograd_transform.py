@@ -1,10 +1,10 @@
-"""The transforms of Winograd's minimal filtering F(m x m, 3 x 3) as matrices, and products with them as few additions and multiplications.
+"""The transforms of Winograd's minimal filtering F(m x m, 3 x 3) as matrices, and products with them in few additions and multiplications.
 
 Y = A^T [(G g G^T) * (B^T d B)] A (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4.1). The matrices follow
 from m + 1 points and infinity by Toom and Cook's interpolation. The usual points for m = 4 are 0, 1, -1, 2, -2; ours are 0, 5/8, -5/8, 3/2, -3/2,
-which the same number of additions serves and whose matrices are exact in fp32 too: of the symmetric choices in eighths they had the least error,
-a half of the usual ones' (root mean square; a third to a quarter of it at worst). That the choice matters: Barabasz et al., Error Analysis and
-Improving the Accuracy of Winograd Convolution for Deep Neural Networks (ACM TOMS 2020).
+which need the same number of additions and whose matrices are also exact in fp32. Among the symmetric choices in eighths they had the smallest error:
+half the root mean square error of the usual points, and a third to a quarter of their largest error. On the effect of the choice see Barabasz et al.,
+Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks (ACM TOMS 2020).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tilewright.ir.kernel import Let
 FILTER = 3
 """Rows and columns of the filters."""
 OUTPUT_TILES = (2, 4)
-"""m of F(m x m, 3 x 3)."""
+"""Values of m in F(m x m, 3 x 3)."""
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class Transforms:
-    """`inputs` is B^T [m + 2, m + 2], `filters` G [m + 2, 3], `outputs` A^T [m, m + 2]."""
+    """The matrices of a transform: `inputs` is B^T [m + 2, m + 2], `filters` G [m + 2, 3], `outputs` A^T [m, m + 2]."""
 
     inputs: Matrix
     filters: Matrix
@@ -36,12 +36,12 @@ class Transforms:
 
 
 def interpolation(points: Sequence[Fraction], size: int) -> Transforms:
-    """The matrices of F(size x size, 3 x 3) for size + 1 distinct points, and infinity. With N_j the product of p_j - p_k over the others:
-    column j of A^T is (1, p_j, .., p_j^(size - 1)), row j of G is (1, p_j, p_j^2) / N_j, row j of B^T the coefficients of the product of x - p_k;
-    at infinity (0, .., 1), (0, 0, 1), and the coefficients of the product over all points."""
+    """The matrices of F(size x size, 3 x 3) for size + 1 distinct points and infinity. With N_j the product of p_j - p_k over all k != j, column j of
+    A^T is (1, p_j, .., p_j^(size - 1)), row j of G is (1, p_j, p_j^2) / N_j, and row j of B^T has the coefficients of the product of x - p_k over all
+    k != j. For infinity these are (0, .., 1), (0, 0, 1), and the coefficients of the product over all points."""
 
     def expanded(roots: Sequence[Fraction]) -> list[Fraction]:
-        """Coefficients of the product of x - root, of x^0 first."""
+        """Coefficients of the product of x - root over all roots, lowest power first."""
         result = [Fraction(1)]
         for root in roots:
             result = [low - root * high for low, high in zip([Fraction(0), *result], [*result, Fraction(0)], strict=True)]
@@ -55,7 +55,7 @@ def interpolation(points: Sequence[Fraction], size: int) -> Transforms:
 
 
 def _product_at(roots: Sequence[Fraction], x: Fraction) -> Fraction:
-    """The product of x - root."""
+    """The product of x - root over all roots."""
     return prod((x - root for root in roots), start=Fraction(1))
 
 
@@ -69,13 +69,13 @@ POINTS: Mapping[int, tuple[Fraction, ...]] = MappingProxyType(
         4: tuple(map(Fraction, ("0", "5/8", "-5/8", "3/2", "-3/2"))),
     }
 )
-"""By m; a point is followed by its negative."""
+"""Points of interpolation by m; each point is followed by its negative."""
 TRANSFORMS: Mapping[int, Transforms] = MappingProxyType({size: interpolation(points, size) for size, points in POINTS.items()})
-"""By m."""
+"""Transforms by m."""
 
 
 def filter_matrix(output_tile: int) -> Matrix:
-    """G (x) G, [(m + 2)^2, 9]: from the nine taps of a filter, row-major, to its points, row-major."""
+    """G (x) G, [(m + 2)^2, 9]: maps the nine taps of a filter to its points, both row-major."""
     g = TRANSFORMS[output_tile].filters
     return tuple(tuple(float(a * b) for a in left for b in right) for left in g for right in g)
 
@@ -83,8 +83,9 @@ def filter_matrix(output_tile: int) -> Matrix:
 def product(matrix: Matrix, values: Sequence[Expr], name: str) -> tuple[list[Let], list[Expr]]:
     """The entries of matrix * values, named `name`0.., and the statements that compute them.
 
-    Two columns whose entries agree up to sign in every row are replaced by the sum and the difference of their values; two such rows are the sum and
-    the difference of what they have in common and what they have with opposite signs. So B^T of F(4x4) takes 12 additions instead of 16."""
+    Two columns whose entries agree up to sign in every row are replaced by the sum and the difference of their values. Two rows that agree up to sign
+    are computed as the sum and the difference of two parts: their common terms and the terms of opposite sign. So B^T of F(4x4) takes 12 additions
+    instead of 16."""
     lets: list[Let] = []
 
     def named(value: Expr) -> Expr:
@@ -131,7 +132,7 @@ def both_sides(matrix: Matrix, values: Sequence[Sequence[Expr]], name: str = "")
 
 
 def _pairs(vectors: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """Neighbours that have the same magnitudes everywhere, at least one of them with equal and one with opposite signs."""
+    """Indices of neighbouring vectors with equal magnitudes everywhere, and both an entry with equal and one with opposite signs."""
     found = []
     for first in range(len(vectors) - 1):
         pair = [(a, b) for a, b in zip(vectors[first], vectors[first + 1], strict=True) if a or b]
@@ -141,7 +142,7 @@ def _pairs(vectors: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
 
 
 def _combination(coefficients: Sequence[float], values: Sequence[Expr]) -> Expr:
-    """The sum of coefficient * value, a positive one first; products with one are none."""
+    """The sum of coefficient * value, positive terms first; factors of one are omitted."""
     terms = sorted(((c, v) for c, v in zip(coefficients, values, strict=True) if c), key=lambda term: term[0] < 0)
     result: Expr | None = None
     for scale, value in terms:

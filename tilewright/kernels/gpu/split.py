@@ -1,6 +1,6 @@
-"""A reduction that several blocks share: one kernel as a cluster, parts that a second kernel adds in order, or atomic additions to one sum.
+"""A reduction shared by several blocks: one kernel with clusters, parts that a second kernel adds in order, or atomic additions to one sum.
 
-Atomic additions meet in no fixed order, so results may differ in their last bits from run to run: only where a caller asks for them.
+Atomic additions have no fixed order, so results may differ in their last bits from run to run; they are used only if a caller asks for them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ def in_one_or_two(
     cluster: bool = False,
     atomics: bool = False,
 ) -> Lowered:
-    """One kernel that stores the region's output; with a reduction in `split` parts one that stores parts and one that adds them in order, or with
-    `atomics` one that stores zeros, one that adds to them, and one for what follows the sum; with `cluster` one whose blocks add them.
+    """One kernel that stores the region's output, if `split` is 1 or the blocks of a split are a `cluster`. Otherwise one that stores parts and one
+    that adds them in order, or, with `atomics`, one that stores zeros, one that adds to them, and one for the map after the sum.
 
-    `form` is the problem's, and `form_of` gives that of one which stores parts or the bare sum. `lower` makes the body for a form, whose offset knows
-    a variable `part` where it stores parts; `occupancy` says how many blocks of it to ask
-    for a processor."""
+    `form` is the problem's form, and `form_of` gives the form of a problem that stores parts or the bare sum. `lower` makes the body for a form; the
+    form's offset depends on a variable `part` if it stores parts. `occupancy`: blocks per processor to request from the assembler."""
     whole = form
 
     def assembled(part: Problem) -> tuple[ProductForm, Kernel, Call]:
@@ -104,7 +103,7 @@ def in_parts(problem: Problem, split: int) -> tuple[Problem, Problem, dict[str, 
 
 
 def summed(problem: Problem) -> tuple[Problem, Problem | None, dict[str, Storage]]:
-    """A problem that stores the bare sum [batch, m, n], one that does the map behind it, and the workspace; without a map the sum is the output."""
+    """A problem that stores the bare sum [batch, m, n], one for the map after it, and the workspace; without a map the sum is the output."""
     region = problem.region
     if len(region.steps) == 1:
         return problem, None, {}
@@ -125,7 +124,7 @@ def summed(problem: Problem) -> tuple[Problem, Problem | None, dict[str, Storage
 
 
 def _order(problem: Problem) -> list[int]:
-    """Places of the sum's axes in the order batch, m, n."""
+    """Indices of the sum's axes in the order batch, m, n."""
     step = problem.region.steps[0]
     found = contraction(step, problem.constants)
     if found is None:
@@ -134,14 +133,14 @@ def _order(problem: Problem) -> list[int]:
 
 
 def _zeroing(problem: Problem) -> Problem:
-    """Stores zeros where the problem stores its sum."""
+    """A problem that stores zeros where the given one stores its sum."""
     step = problem.region.steps[0]
     zeros = Step("zeros", step.shape, step.axes, (Const(0.0, step.dtypes[0]),), index=step.index)
     return replace(problem, region=replace(problem.region, kind="map", steps=(zeros,), inputs=()))
 
 
 def _mapped(problem: Problem) -> Lowered:
-    """A map in vectors as wide as its accesses allow, one a thread."""
+    """A map with one vector per thread, as wide as its accesses allow."""
     form = map_form(problem)
     return lower_map(problem, form, MapSchedule(256, 1, form.facts.vector_width))
 

@@ -1,7 +1,7 @@
-"""Time of blocks that repeat one step, several side by side on a processor: what the schemas with tiles in shared memory have in common.
+"""Time of concurrent blocks that repeat one step on a processor: the model shared by the schemas with tiles in shared memory.
 
-A step's pipelines (multiply-adds, issue slots, shared memory, level 2) overlap; n blocks at once take n times as long as one, unless latencies
-decide. Waves of blocks and the tail behind them are as in CNNOpt (PACT 2022).
+A step's pipelines (multiply-adds, issue slots, shared memory, level 2) overlap; n concurrent blocks take n times as long as one, unless latencies
+dominate. Waves of blocks and the tail are as in CNNOpt (PACT 2022).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tilewright.kernels.gpu.counts import TileCounts
 
 @dataclass(frozen=True)
 class BlockStep:
-    """Cycles of one step of one block on each pipeline; `least`: that a block alone cannot go below, for its latencies; `barrier`: lost between.
-    `overlap`: the exponent with which they overlap."""
+    """Cycles of one step of one block on each pipeline. `least`: minimum cycles of a block running alone, due to latencies; `barrier`: cycles lost
+    between steps; `overlap`: p-norm exponent that combines the pipelines (1 is the sum, infinity the maximum)."""
 
     fma: np.ndarray
     issue: np.ndarray
@@ -31,7 +31,7 @@ class BlockStep:
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of all blocks and of what their ends cost, the blocks of the busiest processor, and how many rounds of resident ones these make."""
+    """Seconds of all steps, seconds of the blocks' prologues and epilogues, blocks of the busiest processor, and its rounds of resident blocks."""
 
     compute_seconds: np.ndarray
     drain_seconds: np.ndarray
@@ -40,7 +40,7 @@ class Work:
 
 
 def on_processors(step: BlockStep, counts: TileCounts, ends: np.ndarray, cluster: np.ndarray, machine: Machine) -> Work:
-    """Of blocks with `ends` cycles before and after their steps. `cluster`: whether the blocks of a split are one.
+    """The time of blocks with `ends` cycles before and after their steps. `cluster`: whether the blocks of a split form a cluster.
 
     With b = ceil(blocks / processors): floor(b / resident) rounds of resident blocks, and a last one with the rest."""
     blocks, warps, resident = counts.blocks, counts.warps, counts.resident
@@ -50,7 +50,7 @@ def on_processors(step: BlockStep, counts: TileCounts, ends: np.ndarray, cluster
     arithmetic, traffic = step.fma**overlap + step.issue**overlap, step.shared**overlap + step.level2**overlap
 
     def cycles_of(count: np.ndarray) -> np.ndarray:
-        """Cycles of one step of `count` blocks side by side."""
+        """Cycles of one step of `count` concurrent blocks."""
         a_scheduler = count * warps / machine.schedulers_per_processor
         uneven = 1 + fitted.scheduler_imbalance * (np.ceil(a_scheduler) / a_scheduler - 1)
         slower = uneven * (1 + fitted.unhidden / np.maximum(a_scheduler, 0.25))
@@ -62,7 +62,7 @@ def on_processors(step: BlockStep, counts: TileCounts, ends: np.ndarray, cluster
     for size, reached in ((2, fitted.clustered_share_2), (4, fitted.clustered_share_4), (8, fitted.clustered_share_8)):
         share = np.where((cluster > 0) & (counts.split == size), reached, share)
     reached_each = blocks / (machine.processors * share)
-    # the busiest processor's blocks: one more than one where clusters do not find room for all side by side
+    # blocks of the busiest processor: at least two if clusters cannot all be resident at once
     each = np.maximum(np.maximum(-(-blocks // machine.processors), reached_each), np.where(reached_each > 1, 2, 1))
     full, rest = each // resident, each % resident
     cycles = counts.steps * (full * cycles_of(resident) + np.where(rest > 0, cycles_of(np.where(rest > 0, rest, 1.0)), 0.0))
@@ -81,9 +81,9 @@ def split_seconds(
     resident: np.ndarray,
     machine: Machine,
 ) -> np.ndarray:
-    """What a split costs beside its blocks, of `results` elements of so many bytes in blocks' tiles of `tile`: a kernel that adds the parts, and what
-    they move through level 2; or, as a cluster, two barriers and a whole tile's worth of sums that every block reads from its neighbours; or,
-    with atomics, a kernel that stores zeros, one for what follows the sum, and additions in level 2 at half its bandwidth."""
+    """Seconds that a split costs besides its blocks, for `results` elements of `element_bytes` in tiles of `tile` elements per block: a kernel that
+    adds the parts, and their traffic through level 2; or, as a cluster, two barriers and a whole tile of sums that every block reads from the others;
+    or, with atomics, a kernel that stores zeros, one for the map after the sum, and additions in level 2 at half its bandwidth."""
     cache2 = machine.cache(2)
     assert cache2 is not None
     level2 = machine.cache_bandwidth(2)

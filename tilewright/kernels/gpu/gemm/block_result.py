@@ -1,4 +1,4 @@
-"""From the sums in a block's registers to stored elements: each thread's own, or all of a cluster's by way of shared memory."""
+"""Stores of the sums in a block's registers: each thread stores its own, or the blocks of a cluster combine theirs through shared memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ RowBody: TypeAlias = Callable[[Mapping[Var, Expr]], list[Statement]]
 
 @dataclass(frozen=True)
 class BlockResult:
-    """The tile of `rows` (of m) by `columns` (of n, from `first_n` on) that a block computes. `at_row` has a body done with the values of the
-    axes of m at a row of the tile, under guards where that may lie beyond the result; `bind` holds the values of all other axes."""
+    """The tile of `rows` (of m) by `columns` (of n, from `first_n` on) that a block computes. `at_row` emits a body with the values of the axes of m
+    at a row of the tile, guarded if the row may be outside the result; `bind` holds the values of all other axes."""
 
     form: ProductForm
     bind: Mapping[Var, Expr]
@@ -32,7 +32,7 @@ class BlockResult:
     at_row: Callable[[Expr, RowBody], list[Statement]]
 
     def parts(self, lanes: int) -> tuple[Expr, Expr]:
-        """What is stored, `lanes` wide, and its offset, over the axes of m and n."""
+        """The stored element, `lanes` wide, and its offset, over the axes of m and n."""
         form = self.form
         element, offset = substitute(form.element, self.bind), substitute(form.offset, self.bind)
         if lanes > 1:
@@ -42,7 +42,7 @@ class BlockResult:
         return element, offset
 
     def store(self, element: Expr, offset: Expr, column: Expr, mapping: Mapping[Var, Expr], atomic: bool = False) -> list[Statement]:
-        """Stores (or adds to what is there) an element at a column of the tile, where it lies in the result."""
+        """Stores (or atomically adds) an element at a column of the tile, if it is inside the result."""
 
         def at(n: Var) -> list[Statement]:
             lets, more = named(decode(n, self.form.n))
@@ -55,8 +55,8 @@ class BlockResult:
 
 @dataclass(frozen=True)
 class ThreadSums:
-    """A thread's rows x columns sums, [row][column] in the registers `acc`, and where in the tile they are; `width` neighbouring columns of a
-    thread are neighbours in the tile."""
+    """A thread's rows x columns sums, [row][column] in the registers `acc`, and their places in the tile; runs of `width` columns of a thread are
+    adjacent in the tile."""
 
     rows: int
     columns: int
@@ -70,7 +70,7 @@ class ThreadSums:
 
 
 def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> list[Statement]:
-    """Stores the thread's elements, in vectors along n where the output allows it; `atomic`: adds them to what is there."""
+    """Stores the thread's elements, in vectors along n if the output allows it; `atomic`: adds them atomically instead."""
     lanes = sums.lanes(result.form.facts.store_vector)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
     element, offset = result.parts(lanes)
@@ -85,7 +85,7 @@ def store_sums(result: BlockResult, sums: ThreadSums, atomic: bool = False) -> l
 
 
 def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> list[Statement]:
-    """Puts the thread's sums into the block's part of `parts` [part, m, n], and meets the other blocks of the cluster."""
+    """Stores the thread's sums in the block's part of `parts` [part, m, n], and synchronises the cluster."""
     size = result.rows * result.columns
     lanes = sums.lanes(4)
     i, j = Var("i", sums.rows), Var("j", sums.columns // lanes)
@@ -99,7 +99,7 @@ def meeting(result: BlockResult, sums: ThreadSums, part: Expr, split: int) -> li
 
 
 def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threads: int) -> list[Statement]:
-    """Each block of the cluster adds up and stores its share of the tile, in vectors along n where the output allows it."""
+    """Each block of the cluster adds up and stores its share of the tile, in vectors along n if the output allows it."""
     size = result.rows * result.columns
     lanes = next(lanes for lanes in (4, 2, 1) if lanes <= result.form.facts.store_vector and result.columns % lanes == 0)
     share = size // (split * lanes)
@@ -121,5 +121,5 @@ def store_shares(result: BlockResult, part: Expr, split: int, thread: Var, threa
         return [Let(place, mine * lanes), Let(held, total), *result.at_row(place // result.columns, row)]
 
     body = block(below(turn * threads + thread, share, "at", vector))
-    # no block ends while others read its sums
+    # no block may exit while others read its sums
     return [For(turn, index_const(turn.extent or 1), body, "unroll"), cluster_barrier()]

@@ -1,4 +1,4 @@
-"""Times that no kernel of the implicit GEMM can beat."""
+"""Lower bounds on the time of the implicit GEMM."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts
 
 
 def contraction_bound(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
-    """Implicit GEMM: tiles of block_m x block_n, of which `split` blocks each reduce some of the steps of block_k.
+    """Lower bounds in seconds: tiles of block_m x block_n, with `split` blocks per tile that share the steps of block_k.
 
-    Padding is computed like the rest (rows past the end repeat the last, and the reduction is padded with zeros in shared memory), so that every step
-    of every block is whole, but for what `live` leaves out of thread_m and thread_n. With the warp steps of the busiest scheduler:
+    Padding is computed too (rows past the end repeat the last, and the reduction is padded with zeros in shared memory), so every step of every block
+    is whole, except for the elements of thread_m and thread_n that `live` omits. With the warp steps of the busiest scheduler:
 
-    fma: BK TM TN a warp step, 32 lanes a scheduler.  issue: those, one load of at most four elements of shared memory for each four
-    of a thread's BK (TM + TN), and the loads or copies of A and B that fall to every warp; a scheduler issues one instruction a cycle.
-    chain: an element's multiply-adds depend on each other: BK for each step of a part, with the latency of one.  shared: a processor serves one load
-    a cycle (all equal addresses merged), and what is written into the tiles at its bandwidth.  memory: distinct bytes (a stored value counts
-    whole, at most its evaluations).  A split without a cluster needs a second kernel, and so a launch more.
+    fma: BK TM TN per warp step, 32 lanes per scheduler.  issue: these, one load from shared memory for every four of a thread's BK (TM + TN)
+    elements, and each warp's loads or copies of A and B; a scheduler issues one instruction per cycle. chain: an element's multiply-adds depend on
+    each other: BK latencies for each step of a part.  shared: a processor serves one load per cycle (equal addresses merged), and stores into the
+    tiles at full bandwidth.  memory: distinct bytes (a stored value counts whole, but not more often than it is evaluated).  A split without a
+    cluster needs a second kernel, and so one more launch.
 
-    Worked example, h200: 64 x 64 x 16, thread 4 x 4, m = n = 1024, r = 1024: 256 blocks of 8 warps, two for some processor, 64 steps:
-    ceil(2 * 8 / 4) * 64 * 16 * 16 = 65536 cycles, 33 us; spread evenly it would be 32."""
+    Worked example, h200: 64 x 64 x 16, thread 4 x 4, m = n = 1024, r = 1024: 256 blocks of 8 warps, two on some processor, 64 steps: ceil(2 * 8 / 4)
+    * 64 * 16 * 16 = 65536 cycles, 33 us; spread evenly it would be 32."""
     bm, bn, bk, tm, tn, split = (candidates[k] for k in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
     threads, warps = counts.threads, counts.warps
     steps, block_steps, warp_steps = steps_of_busiest(counts, machine)

@@ -14,9 +14,9 @@ from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 
 def contraction_counts(facts: ContractionFacts, candidates: Columns, machine: Machine) -> TileCounts:
-    """Implicit GEMM: the tiles of a `ContractionSchedule`.
+    """Counts of the implicit GEMM with the tiles of a `ContractionSchedule`.
 
-    A step is block_k elements of the sum. A warp reads thread_m + thread_n words of each element in vectors of four."""
+    A step covers block_k elements of the reduction. For each of them a thread reads thread_m + thread_n words in vectors of four."""
     axes = ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split")
     bm, bn, bk, tm, tn, split = (np.asarray(candidates[axis], dtype=np.float64) for axis in axes)
     one = np.ones(len(bm))

@@ -15,19 +15,19 @@ from tilewright.kernels.gpu.steps import BlockStep, on_processors, split_seconds
 
 
 def contraction_estimate(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
-    """Implicit GEMM. For one step of one block, in cycles of a processor:
+    """Seconds of each candidate. For one step of one block, in cycles of a processor:
 
     fma = BM BN BK / lanes;  issue = warps (BK (TM TN + LDS) + loads, stores, addresses) / schedulers;  shared = wavefronts of LDS and STS;
-    l2 = (BM + BN) BK 4 / bytes a cycle;  through(n) = n blocks at once: these n-fold, overlapped, the first two raised by what n * warps leaves
-    uneven among the schedulers and by what few warps leave unhidden;  alone = max(through(1), memory latency / steps ahead) + barrier.
+    l2 = (BM + BN) BK 4 / (bytes per cycle);  through(n) = n times these, overlapped, with the first two scaled for uneven distribution of n * warps
+    over the schedulers and for latencies that few warps do not hide;  alone = max(through(1), memory latency / steps ahead) + barrier.
 
-    A processor gets b = ceil(blocks / processors) blocks, r of them at once (occupancy): floor(b / r) waves of max(through(r), alone) a step
-    and a last one with the rest (the tail). Fill and drain of the pipeline cost some memory latencies a wave. The sum is bounded from below
-    by the distinct bytes from memory. A split adds its parts' traffic through level 2 and one more launch, or as a cluster two
-    barriers and the traffic between its blocks.
+    A processor gets b = ceil(blocks / processors) blocks, r at once (occupancy): floor(b / r) waves of max(through(r), alone) per step, and a last
+    one with the rest (the tail). Prologue and epilogue of the pipeline cost some memory latencies per wave. Compute overlaps with the memory traffic
+    of the distinct bytes. A split adds its parts' traffic through level 2 and one more launch, or, as a cluster, two barriers and the traffic between
+    its blocks.
 
-    Worked example, fma alone: 64 x 64 x 16 on an h200 takes 64 * 64 * 16 / 128 = 512 cycles a step at peak; 3 blocks of two warps give the four
-    schedulers 6 warps, of which two schedulers have two: a third more, less what `scheduler_imbalance` leaves."""
+    Worked example, fma alone: 64 x 64 x 16 on an h200 takes 64 * 64 * 16 / 128 = 512 cycles per step at peak. 3 blocks of two warps give the four
+    schedulers 6 warps, so two schedulers have two: a third more, scaled by `scheduler_imbalance`."""
     fitted = gpu_calibration(machine)
     instructions, latencies = fitted.instructions, fitted.steps
     bm, bn, bk, tm, tn, split = (candidates[name] for name in ("block_m", "block_n", "block_k", "thread_m", "thread_n", "split"))
@@ -43,7 +43,7 @@ def contraction_estimate(facts: ContractionFacts, candidates: Columns, counts: T
         address = instructions.address + operand.taps * instructions.division / 2 + (8 if operand.guarded else 0)
         pieces = np.where(copies, 0, operand.vector_width if operand.along == "r" else 1)
         fetch = fetch + vectors * (1 + address + pieces)
-        # a transposed store is scalar, and half of its banks collide
+        # a transposed store is scalar, with two-way bank conflicts
         transposed = (operand.along == "r") & ~copies
         stores = stores + extent * bk / machine.warp_size * np.where(transposed, 2.0, 1.0)
     issue = warps * (counts.step_multiply_adds + bk * reads + fetch + instructions.step) / machine.schedulers_per_processor
@@ -54,7 +54,7 @@ def contraction_estimate(facts: ContractionFacts, candidates: Columns, counts: T
     level2 = counts.step_sectors * SECTOR_BYTES / cache2.bandwidth
     latency = latencies.loaded_latency * machine.memory_latency_cycles
     barrier = latencies.barrier_latencies * cache1.latency_cycles + 2 * warps
-    # a warp alone waits for its first fragments and for its own chain of multiply-adds
+    # a single warp waits for its first fragments and for its own chain of multiply-adds
     inner = bk * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(inner, latency / np.maximum(candidates["stages"] - 1, 1))
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)

@@ -1,4 +1,4 @@
-"""What learned models read of the implicit GEMM's candidates besides counts."""
+"""Features of the implicit GEMM for learned models, in addition to counts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NUMBER = 2
 
 
 def contraction_features(facts: ContractionFacts, candidates: Columns) -> dict[str, np.ndarray] | None:
-    """None where rows are reduced behind the sum: no model was trained with such products."""
+    """The features by name; None if row reductions follow the sum, because no model was trained on such products."""
     if facts.row_stages:
         return None
     return of_product(NUMBER, candidates, {"outputs": facts.n, "height": facts.batch, "width": facts.m, "channels": facts.r})
 
 
 def of_product(number: int, candidates: Columns, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Of candidates with the axes of a `ContractionSchedule`."""
+    """Features of candidates with the axes of a `ContractionSchedule`."""
     tiles = {
         **candidates,
         "register_k": candidates["thread_n"],

@@ -1,4 +1,4 @@
-"""The sum of products of a region as the GPU lowerings need it: flat operands, packed weights, how each is read, and the epilogue."""
+"""The sum of products of a region for the GPU lowerings: flat operands, packed weights, how each is read, and the epilogue."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
 
 @dataclass(frozen=True)
 class ProductForm:
-    """C[batch, m, n] = sum over r of a * b, all offsets flat, axes merged where every access allows it.
+    """C[batch, m, n] = sum over r of a * b, with flat offsets, and axes merged where every access allows it.
 
-    `element` is what is stored at `offset` of `output`, over loads of the reduction's name. `m` and `n` are in the order in which they are
-    walked (fastest last), `b_n` is n as far as b is stored; `r` is in the order in which it is added up."""
+    `element`, over loads of the reduction's name, is stored at `offset` of `output`. `m` and `n` are in loop order (fastest last); `b_n` is n with
+    the extents to which b is stored; `r` is in summation order."""
 
     output: str
     step: Step
@@ -57,16 +57,16 @@ class ProductForm:
 
     @property
     def dtype(self) -> str:
-        """The type of the sums, and of the factors where they are multiplied."""
+        """The type of the sums, and of the factors as multiplied."""
         return self.step.dtypes[0]
 
 
 def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: frozenset[Var] = frozenset()) -> ProductForm:
-    """The form of a region; `order` is that in which its reduced axes are added up and packed, where it is not their own, and the axes `apart` are
-    never merged with others.
+    """The form of a region. `order`: the reduction axes in the order in which they are summed and packed, if not their own order. `apart`: axes that
+    are never merged with others.
 
     Raises:
-        Unsuitable: if the region is not one sum of products with at most one map behind it.
+        Unsuitable: if the region is not one sum of products followed by at most one map.
     """
     region = problem.region
     step, element, index, row_stages = _chain(region)
@@ -100,7 +100,7 @@ def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: fr
     r, expressions = merge_axes([axis for axis in found.r if axis.extent != 1], expressions, lambda outer, inner: not {outer, inner} & apart)
     a_flat, b_flat, element, offset, *bodies = expressions
     row_stages = tuple(replace(stage, body=body) for stage, body in zip(row_stages, bodies, strict=True))
-    # Behind another axis of n the padding would lie between columns that tiles count as neighbours.
+    # with another axis of n outside it, the padding would fall between columns that tiles treat as adjacent
     stored_n = (stored_axis(b_flat, n[-1], layouts),) if len(n) == 1 else n[-1:]
     b_flat = substitute(b_flat, dict(zip(n[-1:], stored_n, strict=True)))
     everything = (*step.axes, *step.reduction)
@@ -124,7 +124,7 @@ def product_form(problem: Problem, order: Sequence[Var] | None = None, apart: fr
 
 
 def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage, ...]]:
-    """As `reduce_and_final`, and what happens to whole rows between the sum and the element stored."""
+    """Like `reduce_and_final`, plus the stages on whole rows between the sum and the stored element."""
     if not any(step.kind == "reduce" for step in region.steps[1:]):
         return (*reduce_and_final(region), ())
     step, last = region.steps[0], region.steps[-1]
@@ -146,12 +146,12 @@ def _chain(region: Region) -> tuple[Step, Expr, tuple[Expr, ...], tuple[RowStage
 
 
 def _without_index(element: Expr, step: Step) -> Expr:
-    """Loads of the sum lose their index (it is the element's own), so that axes can merge."""
+    """Drops the index of loads of the sum (it is that of the element), so that axes can be merged."""
     return replace_loads(element, {step.name: Load(step.name, (index_const(0),), step.dtypes[0])})
 
 
 def _packed(problem: Problem, found: Contraction) -> tuple[Load, dict[str, Storage]]:
-    """The second factor as a load of a constant packed [batch, r, n] with n padded to whole vectors; as it is where it cannot be."""
+    """The second factor as a load of a constant packed as [batch, r, n], with n padded to whole vectors; unchanged if it cannot be packed."""
     load = found.b
     if load.buffer not in problem.constants:
         return load, {}
@@ -169,7 +169,8 @@ def _packed(problem: Problem, found: Contraction) -> tuple[Load, dict[str, Stora
 
 
 def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, ...], axes: tuple[Var, ...]) -> Operand:
-    """Vectors along r or along m (or n), whichever is wider; otherwise single elements along whichever is adjacent in memory."""
+    """How the factor is read: in vectors along r or along m (or n), whichever are wider; otherwise in single elements along the axis that is adjacent
+    in memory."""
     fastest = {along: candidates[-1] for along, candidates in (("own", own), ("r", r)) if candidates}
     choices: list[tuple[int, bool, str]] = []
     for along, axis in fastest.items():
@@ -178,14 +179,14 @@ def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, .
     lanes, _, along = max(choices, key=lambda choice: choice[:2], default=(1, False, "own"))
     divisions = 2 * (len(r) - 1) if r else 0
     guarded = any(isinstance(node, Apply) and node.operation == "select" for node in walk(expr))
-    # one element for several lanes (an upsampled factor) is no vector in memory that could be copied
+    # one element broadcast to several lanes (an upsampled factor) is not a vector in memory, so it cannot be copied
     vector = vectors_fit(expr, fastest[along], lanes, problem.layouts) if along in fastest else expr
     plain = vector is not None and vector.lanes == lanes and guarded_load(vector) is not None
     return Operand(along, lanes, bytes_touched([expr], (*own, *r, *axes), problem.values), divisions, guarded, plain, size_of(expr.dtype))
 
 
 def stored_axis(expr: Expr, axis: Var, layouts: Mapping[str, Layout]) -> Var:
-    """The axis with the extent up to which elements are stored: more than its own where a packed operand is padded along it."""
+    """The axis with the extent to which elements are stored, which exceeds its own if a packed operand is padded along it."""
     if isinstance(expr, Load) and expr.buffer in layouts and coefficient(expr.index[0], axis) == 1:
         layout = layouts[expr.buffer]
         if layout.order and layout.order[-1] == (len(layout.shape) - 1, 4) and layout.shape[-1] == axis.extent:

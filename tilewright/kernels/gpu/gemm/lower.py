@@ -1,12 +1,13 @@
 """Lowering of the `contraction` schema: implicit GEMM with tiles of both factors in shared memory and of the result in registers.
 
-Each block computes one tile of C. With one stage, threads fetch the next tiles of A and B from global memory to registers, multiply the present
-tiles out of shared memory, and then store what they fetched to the other of two buffers. With more, asynchronous copies run that many steps less
-one ahead, without registers. Either way there is one barrier a step. Rows past the end repeat the last one and are never stored; elements past
-the end of the reduction are zero.
+Each block computes one tile of C. With one stage, threads prefetch the next tiles of A and B from global memory to registers, multiply the current
+tiles from shared memory, and then store the prefetched tiles to the other of two buffers. With more, asynchronous copies run `stages` - 1 steps
+ahead, without registers. Either way there is one barrier per step. Rows past the end repeat the last one and are never stored; elements past the end
+of the reduction are zero.
 
-With `split` > 1 the blocks of a tile divide the reduction. Either they are a cluster, put their sums into their shared memory, and each adds up
-its share of the tile in the order of the parts; or they store parts, which a second kernel adds in order. No atomics.
+With `split` > 1 the blocks of a tile divide the reduction. As a cluster, they store their sums in their shared memory, and each adds up its share of
+the tile in the order of the parts. Otherwise they store parts, which a second kernel adds in order, or, with `atomics`, add them to the result
+atomically.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from tilewright.kernels.gpu.gemm.tile import Tile, loader
 from tilewright.kernels.gpu.split import in_one_or_two
 
 UNROLLED_PRODUCTS = 1024
-"""Multiply-adds that one unrolled stretch of the inner loop holds at most."""
+"""Maximum multiply-adds in one unrolled run of the inner loop."""
 WARP = 32
 DEEP = 4
-"""Elements of k that a thread reads at once of a tile that lies along k."""
+"""Elements along k that a thread reads at once from a tile stored along k."""
 
 
 def lower_contraction(problem: Problem, form: ProductForm, schedule: ContractionSchedule, machine: Machine) -> Lowered:
-    """One kernel, or two with a workspace where the reduction is split; packed weights are in the storage."""
+    """One kernel, or several with a workspace if the reduction is split; packed weights are in the storage."""
     return in_one_or_two(
         problem,
         form,
@@ -74,7 +75,7 @@ def lower_contraction(problem: Problem, form: ProductForm, schedule: Contraction
 
 
 def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Launch]:
-    """The body of the tiled kernel. A form whose offset knows a variable `part` stores the parts of a split reduction."""
+    """The body of the tiled kernel. A form whose offset depends on a variable `part` stores the parts of a split reduction."""
     facts = form.facts
     bm, bn, bk = schedule.block_m, schedule.block_n, schedule.block_k
     tm, tn = schedule.thread_m, schedule.thread_n
@@ -87,7 +88,7 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
     thread = thread_variable(launch)
     part, batch = Var("part", counts[0]), Var("batch", counts[1])
     tile_m, tile_n = Var("tile_m", counts[2]), Var("tile_n", counts[3])
-    # the blocks of a cluster are neighbours
+    # the blocks of a cluster are adjacent
     order = (batch, tile_m, tile_n, part) if schedule.cluster else (part, batch, tile_m, tile_n)
     lets, where = named(decode(block_variable(launch), order))
     root: list[Statement] = list(lets)
@@ -144,8 +145,8 @@ def tiles(form: ProductForm, schedule: ContractionSchedule) -> tuple[Block, Laun
 
 
 def _thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, list[Statement]]:
-    """Positions of the thread in the block's grid of thread tiles. A warp covers a patch as square as possible, so that its threads share
-    what they read; neighbouring threads alternate along m, which lets the hardware merge equal addresses of vector loads."""
+    """Position of the thread in the block's grid of thread tiles. A warp covers a patch as square as possible, so that its threads share reads;
+    adjacent threads alternate along m, which lets the hardware merge equal addresses of vector loads."""
     warp_n = next((w for w in (8, 4, 16, 2, 32, 1) if count_n % w == 0 and count_m % (WARP // w) == 0), None)
     m, n = Var("thread_m", count_m), Var("thread_n", count_n)
     if warp_n is None:
@@ -164,12 +165,12 @@ def _thread_grid(thread: Var, count_m: int, count_n: int) -> tuple[Var, Var, lis
 def _inner_product(
     a: Tile, b: Tile, dtype: str, schedule: ContractionSchedule, thread_m: Var, thread_n: Var, buffers: Sequence[Expr]
 ) -> list[Statement]:
-    """acc[i, j] += a[k, i] * b[k, j] over the tiles that start at the offsets `buffers`; `dtype`: of the sums. Of a deep tile a thread reads four k
-    at once."""
+    """acc[i, j] += a[k, i] * b[k, j] over the tiles that start at the offsets `buffers`; `dtype` is the type of the sums. From a deep tile a thread
+    reads four k at once."""
     tm, tn, bk = schedule.thread_m, schedule.thread_n, schedule.block_k
     group = DEEP if a.deep or b.deep else 1
     stretch = bk
-    # a single step is straight code, of which the assembler would load every fragment first
+    # a single step is straight-line code, and the assembler would hoist all its fragment loads
     limit = UNROLLED_PRODUCTS if buffers[0] != index_const(0) else UNROLLED_PRODUCTS // 8
     while stretch * tm * tn > limit and stretch > 4:
         stretch //= 2
@@ -215,7 +216,7 @@ def _whole_rows(
     thread_m: Var,
     thread_n: Var,
 ) -> list[Statement]:
-    """Reductions over n, for which the block holds whole rows, and then the store."""
+    """Reductions over n in a block that holds whole rows, and then the store."""
     tm, tn = schedule.thread_m, schedule.thread_n
     if schedule.block_n < form.facts.n or schedule.split > 1:
         raise Unsuitable("a block does not hold whole rows")

@@ -1,7 +1,7 @@
-"""What a block does with whole rows of a product's result before it stores them: softmax and normalisations over n in the contraction's kernel.
+"""Epilogue of a block on whole rows of a product's result: softmax and normalisations over n in the contraction's kernel.
 
-The accumulators go to shared memory; then come, with a barrier after each, maps over the tile, reductions of its rows (several threads share a
-row and combine their parts in a tree), and the final map, whose stores run along n.
+The accumulators are spilled to shared memory. Maps over the tile and reductions of its rows follow, with a barrier after each (several threads share
+a row and combine their parts in a tree), and then the final map, whose stores run along n.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tilewright.ir.kernel import Allocate, Buffer, For, If, Let, Statement, Stor
 
 TILE = "row_tile"
 FIRST = "row_first"
-"""What bodies call the first element of the row."""
+"""Name by which bodies load the first element of the row."""
 UNROLLED_TURNS = 16
 
 
 @dataclass(frozen=True)
 class RowStage:
-    """A reduction of each row (`step` has the combiner; `result` names it), or a map that overwrites the tile. Bodies load the tile's element
-    by the name of the sum, and earlier results by their names."""
+    """A reduction of each row (`step` has the combiner, `result` is its name), or a map that overwrites the tile. Bodies load the tile's element by
+    the name of the sum, and earlier results by their names."""
 
     body: Expr
     step: Step
@@ -39,8 +39,8 @@ class RowStage:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The block's tile of rows: `rows` x `columns` elements from row `start` of `m` on, over the axes `m_axes` and `n_axes`; sums,
-    and what becomes of them, are of type `dtype`."""
+    """The block's tile of rows: `rows` x `columns` elements from row `start` of `m` on, over the axes `m_axes` and `n_axes`; sums and later results
+    have type `dtype`."""
 
     sum_name: str
     dtype: str
@@ -55,7 +55,7 @@ class RowBlock:
 
     @property
     def ld(self) -> int:
-        """One more than the columns, so that threads on neighbouring rows meet different banks."""
+        """Leading dimension: one more than the columns, so that threads on neighbouring rows access different banks."""
         return self.columns + 1
 
     @property
@@ -67,7 +67,8 @@ class RowBlock:
 def row_epilogue(
     at: RowBlock, stages: Sequence[RowStage], element: Expr, offset: Expr, output: str, spill: Callable[[Callable[[Expr, Expr], Expr]], Statement]
 ) -> list[Statement]:
-    """`spill` is given the tile's offset of a (row, column) and returns the statement that stores the thread's accumulators there."""
+    """Statements from the accumulators to the stored results. `spill` receives a function from (row, column) to the tile's offset, and returns the
+    statement that stores the thread's accumulators there."""
     tile = Buffer(TILE, at.dtype, at.rows * at.ld, "shared")
     root: list[Statement] = [Allocate(tile), spill(lambda row, column: row * at.ld + column), block_barrier()]
     results: set[str] = set()
@@ -89,7 +90,7 @@ def row_epilogue(
 
 
 def _held(at: RowBlock, body: Expr, row: Expr, where: Expr, results: set[str]) -> Expr:
-    """The body with the tile's element and the row's results where they lie in shared memory."""
+    """The body with the tile's element and the row's results loaded from shared memory."""
     held: dict[str, Expr] = {name: Load(name, (row,), at.dtype) for name in results}
     return replace_loads(body, {at.sum_name: Load(TILE, (where,), at.dtype), FIRST: Load(TILE, (row * at.ld,), at.dtype), **held})
 
@@ -102,7 +103,7 @@ def _kept(at: RowBlock, stage: RowStage, row: Expr, where: Expr, mapping: Mappin
 def _everywhere(
     at: RowBlock, body: Callable[[Expr, Expr, Mapping[Var, Expr]], list[Statement]], per_row: bool = False
 ) -> list[Statement]:
-    """The body for each element of the tile (or each row) that exists, neighbouring threads on neighbouring columns."""
+    """The body for each existing element of the tile (or each row), with adjacent threads on adjacent columns."""
     width = 1 if per_row else at.columns
     points = at.rows * width
     turn = Var("turn", -(-points // at.threads))
@@ -121,13 +122,13 @@ def _everywhere(
 
 
 def _over(turn: Var, body: Sequence[Statement]) -> Statement:
-    """The loop, unrolled where it is short, so that the loads of several turns are under way together."""
+    """The loop, unrolled if it is short, so that the loads of several iterations are in flight together."""
     turns = turn.extent or 1
     return For(turn, index_const(turns), block(body), "unroll" if turns <= UNROLLED_TURNS else "serial")
 
 
 def _reduce(at: RowBlock, stage: RowStage, number: int, results: set[str]) -> list[Statement]:
-    """The total of every row of the tile in the shared buffer `stage.result`. Rows past the end repeat the last one."""
+    """Reduces every row of the tile into the shared buffer `stage.result`. Rows past the end repeat the last one."""
     threads_per_row, combiner = at.threads_per_row, stage.step.combiner or ""
     together = at.threads // threads_per_row
     lane, group = Var("lane", threads_per_row), Var("group", together)

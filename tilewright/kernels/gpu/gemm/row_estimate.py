@@ -1,8 +1,8 @@
 """Cost of reducing whole rows in a contraction's block: the term that `kernels.gpu.gemm.row_epilogue` adds to the estimate of the product.
 
-Every stage, the spill before and the store after pass over the block's BM x N elements in shared memory; a reduction also waits for the chain of a
-thread's N / threads_per_row combinations and for the tree over these threads. Blocks of one processor share its issue slots but hide each other's
-waits.
+Every stage, the spill before and the store after make one pass over the block's BM x N elements in shared memory. A reduction also waits for the
+chain of a thread's N / threads_per_row combinations and for the tree over these threads. Blocks of one processor share its issue slots but hide each
+other's latencies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
 
 ELEMENT_INSTRUCTIONS = 12.0
-"""Of one element in one pass, besides arithmetic: positions by division, the guard, load and store."""
+"""Instructions per element and pass, besides arithmetic: positions by division, the guard, load and store."""
 
 
 def with_row_stages(estimate: Estimate, candidates: Columns, facts: ContractionFacts, counts: TileCounts, machine: Machine) -> Estimate:

@@ -25,7 +25,7 @@ def match(problem: Problem, machine: Machine) -> Form[ContractionFacts, ProductF
 
 
 def estimate(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
-    """Of the product, and of the reductions of rows behind it."""
+    """Seconds of the product and of the row reductions that follow it."""
     product = contraction_estimate(facts, candidates, counts, machine)
     return with_row_stages(product, candidates, facts, counts, machine) if facts.row_stages else product
 

@@ -1,7 +1,7 @@
 """Schedules of the `contraction` schema on a GPU: implicit GEMM with block, thread and reduction tiles, and split reduction.
 
 C[batch, m, n] = sum over r of A[batch, m, r] * B[batch, n, r]. A block computes block_m x block_n elements, a thread thread_m x thread_n
-of them in registers; block_k reduced elements at a time lie in shared memory, twice (double buffering).
+of them in registers; block_k elements along r at a time are in shared memory, double-buffered.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
 from tilewright.kernels.columns import Columns, product_of, reject
 
 PADDING = 4
-"""Elements between the rows of a shared tile that is stored transposed: four keep vectors aligned and halve bank conflicts."""
+"""Padding in elements between the rows of a transposed tile in shared memory: four keeps vectors aligned and halves bank conflicts."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """How a factor is read: vectors of `lanes` along "own" (m or n) or along "r". `bytes` are distinct bytes in memory.
+    """How a factor is read: vectors of `vector_width` along "own" (m or n) or along "r". `bytes` are distinct bytes in memory.
 
-    `taps` counts index divisions for one load; `guarded`: zero padding is checked at each load. `plain`: nothing is
-    computed with what is loaded, so that copies to shared memory need no registers. `element_bytes`: of an element as it is staged."""
+    `taps` counts index divisions per load; `guarded`: zero padding is checked at each load. `plain`: the factor is a load without arithmetic, so it
+    can be copied to shared memory without registers. `element_bytes`: bytes of an element as staged."""
 
     along: str
     vector_width: int
@@ -36,7 +36,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class ContractionFacts:
-    """Sizes of the matrix product and how its operands and result are accessed; `store_vector`: width of stores along n."""
+    """Sizes of the matrix product, and how its operands and result are accessed; `store_vector`: width of stores along n."""
 
     batch: int
     m: int
@@ -49,9 +49,9 @@ class ContractionFacts:
     epilogue_bytes: int = 0
     epilogue_flops: float = 0.0
     row_stages: int = 0
-    """Reductions of whole rows of n, and maps before them, that the kernel does to its result: then a block has to hold whole rows."""
+    """Number of reductions of whole rows of n, and maps before them, that the kernel applies to its result; if any, a block must hold whole rows."""
     element_bytes: int = size_of(DEFAULT_FLOAT)
-    """Of a sum."""
+    """Bytes of a sum."""
 
     @property
     def flops(self) -> float:
@@ -60,10 +60,10 @@ class ContractionFacts:
 
 @dataclass(frozen=True)
 class ContractionSchedule:
-    """One candidate; `split` blocks share the reduction of one output tile, a second kernel adds their parts in order. `stages` > 1: so many
-    buffers, filled by asynchronous copies that run one step less than that ahead; 1: two buffers, filled by way of registers. `cluster`
-    (0 or 1): the blocks of a split are a cluster that adds the parts through its shared memory, and there is no second kernel. `atomics` (0 or 1):
-    the parts are added by atomic operations, in no fixed order, only where a caller asks for it."""
+    """One candidate. `split` blocks share the reduction of one output tile, and a second kernel adds their parts in order. `stages` > 1: number of
+    buffers, filled by asynchronous copies that run `stages` - 1 steps ahead; 1: two buffers, filled through registers. `cluster` (0 or 1): the blocks
+    of a split are a cluster that adds the parts through its shared memory, without a second kernel. `atomics` (0 or 1): the parts are added by atomic
+    operations, in no fixed order; only if a caller asks for it."""
 
     block_m: int
     block_n: int
@@ -97,17 +97,17 @@ TILE_AXES = {
 }
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 18, 24, 32, 48, 64)
 STAGES = (2, 4)
-"""Of asynchronous copies; 1, where the machine has none or a factor is computed while it is read."""
+"""Stages with asynchronous copies; 1 is tried if the machine has none or a factor is computed while it is read."""
 CLUSTERS = (2, 4, 8)
-"""Blocks of a cluster: eight are portable (CUDA C++ Programming Guide, thread block clusters), and parts of a tile must be whole vectors."""
+"""Blocks of a cluster: up to eight are portable (CUDA C++ Programming Guide, thread block clusters), and parts of a tile must be whole vectors."""
 AXES = (*TILE_AXES, "split", "stages", "cluster", "atomics")
 
 
 def contraction_space(
     facts: ContractionFacts, machine: Machine, atomics: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns AXES; and how many were rejected by reason (tiles that are rejected count once for each split and stage).
-    `atomics`: splits by atomic additions are offered too."""
+    """Candidates with the columns AXES, and the number rejected for each reason (a rejected tile counts once for each split and stage). `atomics`:
+    also offers splits by atomic additions."""
     copies = machine.compute_capability >= (8, 0) and facts.a.plain and facts.b.plain
     rest = product_of({"split": SPLITS, "stages": STAGES if copies else (1,), "cluster": (0, 1), "atomics": (0, 1) if atomics else (0,)})
     possible = (rest["cluster"] == 0) | (np.isin(rest["split"], CLUSTERS) & (machine.compute_capability >= (9, 0)))
@@ -124,7 +124,7 @@ def contraction_space(
 
 
 def tile_rules(facts: ContractionFacts, candidates: Columns, machine: Machine) -> list[tuple[str, np.ndarray]]:
-    """The reasons for which tiles are infeasible or certainly wasteful whatever the split, with the rows that each rejects."""
+    """Reasons for which tiles are infeasible or certainly wasteful with any split, and a mask of the rows that each rejects."""
     bm, bn, bk = (candidates[k] for k in ("block_m", "block_n", "block_k"))
     threads = threads_of(candidates)
     a_vectors, b_vectors = bm * bk // facts.a.vector_width, bn * bk // facts.b.vector_width
@@ -147,7 +147,7 @@ def tile_rules(facts: ContractionFacts, candidates: Columns, machine: Machine) -
 
 
 def contraction_rules(facts: ContractionFacts, candidates: Columns, machine: Machine) -> list[tuple[str, np.ndarray]]:
-    """The reasons for which candidates whose tiles pass are infeasible or certainly wasteful, with the rows that each rejects."""
+    """Reasons for which candidates with feasible tiles are infeasible or certainly wasteful, and a mask of the rows that each rejects."""
     threads = threads_of(candidates)
     registers = registers_of(facts, candidates)
     split, stages = candidates["split"], candidates["stages"]
@@ -172,9 +172,9 @@ def threads_of(candidates: Columns) -> np.ndarray:
 
 
 def shared_bytes_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory of a block: as many buffers of both tiles as there are stages (at least two), or one where there is a single step.
+    """Bytes of shared memory per block: for both tiles one buffer per stage (at least two), but no more than there are steps.
 
-    Of 64 x 64 x 16 with four stages, A along r and B along n: 4 * 4 * (64 * (16 + 4) + 16 * 64) = 36864."""
+    For 64 x 64 x 16 with four stages, A along r and B along n: 4 * 4 * (64 * (16 + 4) + 16 * 64) = 36864."""
     bm, bn, bk, stages = candidates["block_m"], candidates["block_n"], candidates["block_k"], candidates["stages"]
     steps = -(-facts.r // bk)
     steps_each = -(-steps // candidates["split"])
@@ -190,8 +190,8 @@ def shared_bytes_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
 
 
 def registers_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
-    """Estimated 32-bit registers of a thread: accumulators, fragments that are read ahead, staged loads, and addresses. Fitted to what
-    ptxas 13.0 took for thirty random candidates of three convolutions on sm_90a: mostly within 20 %."""
+    """Estimated 32-bit registers per thread: accumulators, prefetched fragments, staged loads, and addresses. Fitted to the registers that ptxas 13.0
+    allocated for thirty random candidates of three convolutions on sm_90a: mostly within 20 %."""
     threads = threads_of(candidates)
     copies = candidates["stages"] > 1
     accumulators = 13 * candidates["thread_m"] * candidates["thread_n"] // 10
@@ -207,7 +207,7 @@ def registers_of(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
 
 
 def blocks_to_ask_for(schedule: ContractionSchedule, facts: ContractionFacts, machine: Machine) -> int:
-    """The occupancy to ask of the assembler: it caps a thread's registers, at half as much again as the estimate. With no cap the assembler
-    loads a whole tile's fragments ahead; left to itself it spills accumulators for occupancy that gains nothing."""
+    """The occupancy to request from the assembler, which caps a thread's registers at 1.5 times the estimate. Without a cap the assembler loads a
+    whole tile's fragments ahead; without a request it spills accumulators for occupancy that gains nothing."""
     estimate = registers_of(facts, {name: np.array([getattr(schedule, name)]) for name in AXES})
     return max(1, machine.registers_per_processor // (schedule.threads * (int(estimate[0]) * 3 // 2)))

@@ -1,4 +1,4 @@
-"""How tiles in shared memory are filled while those before them are read: by asynchronous copies, or by way of registers."""
+"""Filling tiles in shared memory while the previous ones are read: by asynchronous copies, or through registers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tilewright.kernels.gpu.gemm.tile import Loader, Tile, in_tile
 
 @dataclass(frozen=True)
 class Staged:
-    """One tile. `elements` of one of its buffers; `load` fetches the tile of a step to registers, or begins to copy it to the buffer at an offset;
-    `put` stores what was fetched to the buffer of a number (it is not called where tiles are copied)."""
+    """One tile. `elements`: size of one of its buffers. `load` fetches the tile of a step to registers, or starts to copy it to the buffer at an
+    offset. `put` stores the fetched tile to the buffer with a number (not called if tiles are copied)."""
 
     elements: int
     load: Loader
@@ -30,12 +30,12 @@ def staged_tile(tile: Tile, load: Loader, thread: Var) -> Staged:
 
 
 Inner: TypeAlias = Callable[[Sequence[Expr], Expr], list[Statement]]
-"""From the offsets of the buffers that hold a step's tiles, and the step, to the statements that read them."""
+"""Maps the offsets of the buffers with a step's tiles, and the step, to the statements that read them."""
 
 
 def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
-    """Copies run `stages` - 1 steps ahead of the products; one barrier a step both makes a buffer's copies visible and frees the buffer that the
-    products of the step before have read."""
+    """A loop with copies `stages` - 1 steps ahead of the products. One barrier per step both makes a buffer's copies visible and frees the buffer
+    that the previous step has read."""
     stages = max(2, min(stages, steps_each))
     statements: list[Statement] = []
     for ahead in range(stages - 1):
@@ -60,7 +60,7 @@ def pipeline(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int,
 
 
 def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
-    """The next tiles are fetched to registers while the present ones are read, and then stored to the other buffer."""
+    """A loop in which the next tiles are fetched to registers while the current ones are read, and then stored to the other buffer."""
     zero = index_const(0)
     root = [s for tile in tiles for s in tile.load(zero, zero)]
     root += [s for tile in tiles for s in tile.put(zero)]
@@ -78,19 +78,19 @@ def double_buffer(tiles: Sequence[Staged], steps: Expr, steps_each: int, inner: 
 
 
 def staged_steps(tiles: Sequence[Staged], stages: int, steps: Expr, steps_each: int, inner: Inner) -> list[Statement]:
-    """The loop over the steps of a reduction, by copies where there is more than one stage."""
+    """The loop over the steps of a reduction: by copies if there is more than one stage, otherwise through registers."""
     if stages > 1:
         return pipeline(tiles, stages, steps, steps_each, inner)
     return double_buffer(tiles, steps, steps_each, inner)
 
 
 def buffers_of(stages: int, steps_each: int) -> int:
-    """Buffers of each tile."""
+    """Number of buffers for each tile."""
     return min(max(2, stages), steps_each)
 
 
 def _to_shared(tile: Tile, thread: Var, buffer: Expr) -> list[Statement]:
-    """Stores what was fetched to one of the two tiles, [k][m] or [k][n]."""
+    """Stores the fetched elements to one of the two buffers, [k][m] or [k][n]."""
     run, line = Var(f"{tile.name}_run", tile.run), Var(f"{tile.name}_line", tile.reach)
     base = buffer * tile.elements
     statements: list[Statement] = []

@@ -1,8 +1,8 @@
-"""One factor's tile of a tiled contraction: how threads share its loads, and where it lies in shared memory.
+"""One factor's tile of a tiled contraction: how threads share its loads, and its layout in shared memory.
 
-With one stage a tile is fetched to registers and stored as [k][m] (or [k][n]). With more, asynchronous copies bring it straight to shared
-memory, so it keeps the direction that vectors have in global memory: [m][k] where they lie along r; then the rows of a thread are those of
-its neighbours' with a stride, and reading four k at a time from eight rows meets every bank once.
+With one stage a tile is fetched to registers and stored as [k][m] (or [k][n]). With more, asynchronous copies bring it directly to shared memory, so
+it keeps the direction of vectors in global memory: [m][k] if they are along r. The rows of adjacent threads are then adjacent, and reading four k at
+a time from eight rows accesses every bank once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tilewright.kernels.gpu.gemm.space import PADDING, Operand
 
 @dataclass(frozen=True)
 class Tile:
-    """`own` are its axes besides r, `size` elements of them, `ld` the tile's row in elements."""
+    """A tile with `size` elements along its `own` axes (those other than r) and `depth` along r; `ld` is the row pitch in elements."""
 
     name: str
     expr: Expr
@@ -55,7 +55,7 @@ class Tile:
 
     @property
     def dtype(self) -> str:
-        """The type of its elements: that in which they are multiplied."""
+        """The type of the elements, as multiplied."""
         return self.expr.dtype
 
     @property
@@ -77,8 +77,8 @@ class Tile:
         return (self.size if self.deep else self.depth) * self.ld
 
     def spread(self, index: Expr | int, thread: Expr, per_thread: int) -> Expr:
-        """The position along m (or n) of a thread's element `index`. Vectors of four (or fewer) of neighbouring threads lie side by side, and a
-        thread's next vector a full row of threads further on; in a deep tile single elements do."""
+        """The position along m (or n) of a thread's element `index`. Vectors of up to four elements (single elements in a deep tile) of adjacent
+        threads are adjacent; a thread's next vector follows after those of all threads."""
         width = 1 if self.deep else min(4, per_thread)
         groups = per_thread // width
         index = index_const(index) if isinstance(index, int) else index
@@ -90,12 +90,12 @@ class Tile:
 
     @property
     def run(self) -> int:
-        """Threads that load neighbouring vectors."""
+        """Threads that load the vectors of one line."""
         return (self.depth if self.along_r else self.size) // self.vector_width
 
     @property
     def reach(self) -> int:
-        """Lines (along the other direction) that all threads load at once."""
+        """Lines (along the other direction) that all threads load in one pass."""
         return self.threads // self.run
 
     @property
@@ -116,11 +116,11 @@ class Tile:
 
 
 Loader: TypeAlias = Callable[[Expr, Expr], list[Statement]]
-"""From a step, and the offset of a buffer, to the statements that fetch its elements to registers, or begin to copy them to that buffer."""
+"""Maps a step and the offset of a buffer to the statements that fetch the elements to registers, or start to copy them to that buffer."""
 
 
 def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Expr, bk: int) -> tuple[list[Statement], Loader]:
-    """Statements before the loop, and what is done in each step."""
+    """Statements before the loop, and the loads of each step."""
     fastest = form.r[-1] if tile.along_r else tile.own[-1] if tile.own else None
     expr = vectors_fit(tile.expr, fastest, tile.vector_width, form.layouts) if tile.vector_width > 1 and fastest else tile.expr
     assert expr is not None
@@ -129,7 +129,7 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
     extent = prod(axis.extent or 1 for axis in tile.own)
     own_lanes = 1 if tile.along_r else tile.vector_width
     total_r = prod(axis.extent or 1 for axis in form.r)
-    # the positions of this thread along m (or n): one for each pass along r, else a single one
+    # this thread's positions along m (or n): one per pass if vectors are along r, otherwise a single one
     rows: list[Expr] = []
     for number in range(tile.passes if tile.along_r else 1):
         position = start + (line + number * tile.reach if tile.along_r else run * tile.vector_width)
@@ -158,7 +158,7 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
             one: Statement = Store(tile.stage, index_const(number * tile.vector_width), value)
             if tile.stages > 1:
                 place = buffer + (line + number * tile.reach) * tile.ld + run * tile.vector_width
-                # beyond the end of the reduction nothing is left to load
+                # past the end of the reduction the value is a constant, and there is nothing to copy
                 one = copy(tile.tile, place, _one_guard(value, tile.vector_width)) if loads(value) else Store(tile.tile, place, value)
             statements += in_tile(tile, line, number, one)
         return statements
@@ -167,7 +167,7 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
 
 
 def _one_guard(value: Expr, lanes: int) -> Expr:
-    """A load behind guards as a load behind one."""
+    """Merges the guards of a load into a single one."""
     found = guarded_load(value)
     assert found is not None, f"the schedule asks for copies of what is not loaded alone: {value}"
     condition, load = found
@@ -175,7 +175,7 @@ def _one_guard(value: Expr, lanes: int) -> Expr:
 
 
 def _suffixed(axes: Mapping[Var, Expr], suffix: str, setup: list[Statement]) -> dict[Var, Expr]:
-    """Positions of axes under names of their own, where they are more than a variable."""
+    """Positions of axes, with a variable for each that is neither a variable nor a constant."""
     result: dict[Var, Expr] = {}
     for axis, expr in axes.items():
         if isinstance(expr, (Var, Const)):
@@ -188,13 +188,13 @@ def _suffixed(axes: Mapping[Var, Expr], suffix: str, setup: list[Statement]) -> 
 
 
 def in_tile(tile: Tile, line: Var, number: int, statement: Statement) -> list[Statement]:
-    """The statement, for the threads whose line lies in the tile."""
+    """The statement, guarded for threads whose line is inside the tile."""
     condition = compare("lt", line + number * tile.reach, index_const(tile.lines))
     return [statement] if condition == TRUE else [If(condition, block([statement]))]
 
 
 def _hoist(expr: Expr, varying: set[Var], name: str) -> tuple[list[Statement], Expr]:
-    """The part of every offset that no varying variable moves, under a name: it is computed once, before the loop."""
+    """Hoists the part of every offset that depends on no varying variable: it becomes a variable computed before the loop."""
     lets: list[Statement] = []
     known: dict[Expr, Var] = {}
 

@@ -1,4 +1,4 @@
-"""Times that no product of few rows can beat."""
+"""Lower bounds on the time of products of few rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts
 
 
 def gemv_bound(facts: ContractionFacts, candidates: Columns, counts: LaunchCounts, machine: Machine, share: float) -> Estimate:
-    """Few rows of m: the products, and one load of at most `lanes` elements of B, spread evenly; no shared memory is certain."""
+    """Lower bounds in seconds: the multiply-adds and the vector loads of B, spread evenly; no use of shared memory is certain."""
     count, split = length(candidates), candidates["split"]
     schedulers = machine.processors * machine.schedulers_per_processor
     products = facts.batch * facts.m * facts.n * facts.r / machine.warp_size / schedulers

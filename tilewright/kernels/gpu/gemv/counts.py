@@ -1,4 +1,4 @@
-"""What products of few rows move, and their grid."""
+"""Data movement and grid of products of few rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.rates import SECTOR_BYTES, SIMPLE_REGISTERS
 
 
 def gemv_counts(facts: ContractionFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
-    """Every element of B is read once, and every block reads the rows of A that meet its columns."""
+    """Every element of B is read once, and every block reads the rows of A for its columns."""
     threads = candidates["columns"] * candidates["threads_along_r"]
     along_n, lanes = facts.b.along == "own", facts.b.vector_width
     blocks = -(-facts.n // (candidates["columns"] * (lanes if along_n else 1))) * facts.batch * candidates["split"]
@@ -26,7 +26,7 @@ def gemv_counts(facts: ContractionFacts, candidates: Columns, machine: Machine) 
 
 
 def sector_waste(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of the sectors that neighbouring threads read of B, over those that they need of them."""
+    """Bytes of the sectors of B that adjacent threads read, divided by the bytes that they use."""
     lanes = facts.b.vector_width
     elements = candidates["columns"] * lanes if facts.b.along == "own" else np.minimum(candidates["threads_along_r"] * lanes, facts.r)
     adjacent = elements * facts.b.element_bytes

@@ -14,7 +14,7 @@ from tilewright.kernels.gpu.rates import issue_seconds, l2_bandwidth, latency_se
 
 
 def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """Few rows: seconds = launch + latency of the turns + tree + max(memory, issue), and the parts of a split as in `contraction_estimate`."""
+    """seconds = launch + latency of the iterations + tree + max(memory, issue), plus the parts of a split as in `contraction_estimate`."""
     threads_along_r, split = candidates["threads_along_r"], candidates["split"]
     threads, blocks, resident = counts.threads, counts.blocks, counts.resident
     along_n = facts.b.along == "own"

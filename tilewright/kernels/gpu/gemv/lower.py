@@ -1,7 +1,7 @@
 """Lowering of contractions with a few rows of m (fully connected layers at batch 1, recurrent steps): bound by reading B once.
 
-Every thread holds all rows of m for one vector of columns (or for one column, where B is adjacent along r), walks its share of the reduction
-with coalesced loads of B, and the threads of a column meet in a tree in shared memory. Order is fixed, so results do not vary.
+Every thread holds all rows of m for one vector of columns (or for one column, if B is adjacent along r) and runs through its share of the reduction
+with coalesced loads of B. The threads of a column combine their sums in a tree in shared memory. The order is fixed, so results do not vary.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from tilewright.kernels.gpu.gemv.space import GemvSchedule
 from tilewright.kernels.gpu.split import in_one_or_two
 
 UNROLLED_TURNS = 8
-"""Turns of the reduction that are unrolled together: so many loads of a thread are under way at once."""
+"""Unrolled iterations of the reduction, and so the number of a thread's loads in flight."""
 
 
 def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, machine: Machine) -> Lowered:
-    """One kernel, or two with a workspace where the reduction is split."""
+    """One kernel, or two with a workspace if the reduction is split."""
     return in_one_or_two(problem, form, schedule, machine, lambda form: columns(form, schedule), split=schedule.split)
 
 
 def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
-    """The body for all rows of m and schedule.columns vectors of columns a block."""
+    """The body for all rows of m and `schedule.columns` vectors of columns per block."""
     facts = form.facts
     along_n = facts.b.along == "own"
     n_lanes = facts.b.vector_width if along_n else 1
@@ -146,7 +146,7 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
 
 def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, sharer: Var, distance: int) -> list[Statement]:
     """Adds the accumulators of the threads that share a column, in a tree; the result is in the first of them."""
-    # [element][thread]: neighbouring threads at neighbouring addresses
+    # [element][thread]: adjacent threads at adjacent addresses
     place = Var("place", size)
     threads = schedule.threads
     result: list[Statement] = [Allocate(Buffer("meeting", dtype, size * threads, "shared"))]

@@ -1,4 +1,4 @@
-"""Schedules of products of few rows: a thread a column or vector of columns, threads that divide the reduction."""
+"""Schedules of products of few rows: one column or vector of columns per thread, and threads that divide the reduction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts
 
 @dataclass(frozen=True)
 class GemvSchedule:
-    """For a few rows of m: `columns` threads along n (each with a vector), `threads_along_r` threads that divide r, `split` blocks that do."""
+    """For a few rows of m: `columns` threads along n (each with a vector); `threads_along_r` threads and `split` blocks divide r."""
 
     columns: int
     threads_along_r: int
@@ -28,11 +28,12 @@ class GemvSchedule:
 
 
 GEMV_ROWS = 8
-"""The most rows of m that one thread accumulates."""
+"""Maximum rows of m that one thread accumulates."""
 
 
 def gemv_space(facts: ContractionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns columns, threads_along_r, split; and how many were rejected by reason. None for more rows than GEMV_ROWS."""
+    """Candidates with columns columns, threads_along_r, split; and the number rejected for each reason. There are no candidates for more rows than
+    GEMV_ROWS."""
     powers = [2**i for i in range(11)]
     candidates = product_of({"columns": powers, "threads_along_r": powers, "split": (1, 2, 4, 8, 16)})
     threads = candidates["columns"] * candidates["threads_along_r"]

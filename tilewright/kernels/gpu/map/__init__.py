@@ -1,1 +1,1 @@
-"""Maps: an element or vector a thread."""
+"""Maps: elements or vectors per thread."""

@@ -1,4 +1,4 @@
-"""What maps move, and their grid."""
+"""Data movement and grid of maps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.kernels.gpu.rates import SIMPLE_REGISTERS
 
 
 def map_counts(facts: MapFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
-    """Everything is read once: what several threads need of it comes from level 1."""
+    """Everything is read once: level 1 serves data shared by several threads."""
     vectors = -(-facts.points // (candidates["vector_width"] * candidates["items"]))
     moved = counted(len(vectors), facts.points * facts.flops, facts.bytes_read, facts.bytes_written)
     return launch_counts(moved, -(-vectors // candidates["threads"]), candidates["threads"], SIMPLE_REGISTERS, 0, machine)

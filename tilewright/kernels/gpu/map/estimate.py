@@ -18,7 +18,7 @@ from tilewright.kernels.gpu.rates import (
 
 
 def map_estimate(facts: MapFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """Map: seconds = launch + latency of the waves + max(memory, issue).
+    """seconds = launch + latency of the waves + max(memory, issue).
 
     memory = bytes / min(bandwidth, bytes in flight / latency); issue = warp instructions / schedulers."""
     threads, items, lanes = candidates["threads"], candidates["items"], candidates["vector_width"]

@@ -1,4 +1,4 @@
-"""Lowering of the `map` schema: every element of the output in the order of its storage, neighbouring threads at neighbouring elements."""
+"""Lowering of the `map` schema: elements of the output in storage order, with adjacent threads on adjacent elements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tilewright.kernels.gpu.map.space import MapFacts, MapSchedule
 
 @dataclass(frozen=True)
 class MapForm:
-    """The region's map in the order of its output: `space.expressions` are the store's offset and the element."""
+    """The region's map in the storage order of its output: `space.expressions` are the store's offset and the element."""
 
     output: str
     space: Walk
@@ -36,7 +36,7 @@ class MapForm:
 
 
 def map_form(problem: Problem) -> MapForm:
-    """Raises Unsuitable where the region is not one map."""
+    """The form of a region that is one map. Raises Unsuitable for other regions."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     if len(region.steps) != 1 or region.steps[0].kind != "map":
         raise Unsuitable(f"region {region.name} is not one map step")
@@ -57,7 +57,7 @@ def map_form(problem: Problem) -> MapForm:
 
 
 def lower_map(problem: Problem, form: MapForm, schedule: MapSchedule) -> Lowered:
-    """One kernel; raises Unsuitable for a region that is not one map, or vectors that its accesses do not allow."""
+    """One kernel; raises Unsuitable for vectors that the region's accesses do not allow."""
     offset, body = form.space.expressions
     lanes = schedule.vector_width
     if lanes > 1:
@@ -81,7 +81,7 @@ def lower_map(problem: Problem, form: MapForm, schedule: MapSchedule) -> Lowered
 
 
 def wide_or_refuse(expr: Expr, axis: Var | None, lanes: int, widest_vector: int, stored: Mapping[str, Layout]) -> Expr:
-    """The expression for a vector along the axis; raises Unsuitable where that is not possible."""
+    """The expression for a vector along the axis; raises Unsuitable if that is not possible."""
     wide = vectors_fit(expr, axis, lanes, stored) if axis is not None and lanes <= widest_vector else None
     if wide is None:
         raise Unsuitable(
@@ -91,7 +91,7 @@ def wide_or_refuse(expr: Expr, axis: Var | None, lanes: int, widest_vector: int,
 
 
 def element_store(output: str, offset: Expr, value: Expr, axes: Mapping[Var, Expr]) -> list[Statement]:
-    """Names for the axes, names for what occurs twice, and the store."""
+    """Variables for the axes, variables for common subexpressions, and the store."""
     lets, mapping = named(axes)
     shared, (where, what) = bind_shared([substitute(offset, mapping), substitute(value, mapping)])
     return [*lets, *shared, Store(output, where, what)]

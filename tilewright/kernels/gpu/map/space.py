@@ -1,4 +1,4 @@
-"""Schedules of the `map` schema on a GPU: threads a block, elements a thread, and the width of its loads and stores."""
+"""Schedules of the `map` schema on a GPU: threads per block, elements per thread, and the width of loads and stores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tilewright.kernels.columns import product_of, reject
 
 @dataclass(frozen=True)
 class MapFacts:
-    """What the cost of one element a thread depends on; map and window have it in common.
+    """Facts that the cost of a map depends on.
 
-    `points` counts scalar elements of the output; `lanes` is the widest vector that every access allows; `flops` is for one element.
-    Bytes are those that move at least once; `requests` counts loads and stores that one thread makes for one element or vector."""
+    `points` counts scalar elements of the output; `vector_width` is the widest vector that every access allows; `flops` is per element. Bytes are
+    distinct bytes; `requests` counts a thread's loads and stores per element or vector."""
 
     points: int
     vector_width: int
@@ -28,7 +28,7 @@ class MapFacts:
 
 @dataclass(frozen=True)
 class MapSchedule:
-    """`items` elements or vectors a thread, neighbouring threads at neighbouring ones."""
+    """`items` elements or vectors per thread; adjacent threads have adjacent ones."""
 
     threads: int
     items: int
@@ -39,7 +39,7 @@ class MapSchedule:
 
 
 def map_space(facts: MapFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns threads, items, lanes; and how many were rejected by reason."""
+    """Candidates with columns threads, items, vector_width; and the number rejected for each reason."""
     candidates = product_of({"threads": (64, 128, 256, 512), "items": (1, 2, 4, 8), "vector_width": (1, 2, 4)})
     vectors = -(-facts.points // candidates["vector_width"])
     blocks = -(-vectors // (candidates["threads"] * candidates["items"]))

@@ -1,4 +1,4 @@
-"""What reductions over whole rows move, and their grid."""
+"""Data movement and grid of reductions over whole rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts
 
 
 def row_reduction_counts(facts: RowReductionFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
-    """Every stage reads the rows, and so does what is made of the reductions in the end."""
+    """Every stage reads the rows, and so does the final map."""
     threads = candidates["rows"] * candidates["threads_per_row"]
     again = (facts.stages + 1) * sector_waste(facts, candidates) * facts.bytes_read
     moved = counted(len(threads), facts.rows * facts.flops, facts.bytes_read, facts.bytes_written, again)
@@ -21,7 +21,7 @@ def row_reduction_counts(facts: RowReductionFacts, candidates: Columns, machine:
 
 
 def sector_waste(facts: RowReductionFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of the sectors that neighbouring threads read, over those that they need of them."""
+    """Bytes of the sectors that adjacent threads read, divided by the bytes that they use."""
     width = np.minimum(candidates["vector_width"], facts.vector_width)
     adjacent = (candidates["rows"] if facts.row_contiguous else candidates["threads_per_row"] * width) * WORD
     return np.maximum(1.0, SECTOR_BYTES / adjacent)

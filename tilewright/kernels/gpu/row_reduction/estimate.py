@@ -20,9 +20,9 @@ from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts
 
 
 def row_reduction_estimate(facts: RowReductionFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """Rows: seconds = launch + waves * (turns of loads and the tree's barriers, for each stage) + max(memory, level 2, issue).
+    """seconds = launch + waves * (latency of loads and of the tree, per stage) + max(memory, level 2, issue).
 
-    memory counts the data once, level 2 once more for every later stage, each raised by the share of a sector that neighbours leave unused."""
+    memory counts the data once, level 2 once more for every later stage; both are scaled by `sector_waste`."""
     owned, threads_per_row = candidates["rows"], candidates["threads_per_row"]
     lanes = np.minimum(candidates["vector_width"], facts.vector_width)
     threads, blocks, resident = counts.threads, counts.blocks, counts.resident
@@ -33,7 +33,7 @@ def row_reduction_estimate(facts: RowReductionFacts, candidates: Columns, counts
     turns = -(-facts.columns // (threads_per_row * lanes))
     flight = np.minimum(turns, LOADS_IN_FLIGHT)
     memory = streaming_seconds(machine, moved, at_once, flight * lanes * WORD)
-    # the first pass comes through memory
+    # the first pass is read from memory
     level2 = (counts.level2_bytes - waste * counts.read_bytes) / l2_bandwidth(machine)
     cache = machine.cache(1)
     shared_latency = (cache.latency_cycles if cache else 30.0) / machine.clock_hz

@@ -1,8 +1,8 @@
-"""Lowering of the row reduction schema: a block owns rows, the threads that share a row reduce it by a tree in shared memory, and then map it.
+"""Lowering of the `row reduction` schema: a block owns rows; the threads that share a row reduce it in a tree in shared memory, and then map it.
 
-Where a row's elements lie side by side, neighbouring threads take neighbouring columns; where neighbouring rows do (the spatial mean of a
-channels-last tensor), neighbouring threads take neighbouring rows and the warps divide the columns. Either way loads are coalesced. The tree
-always adds in the same order, so results do not vary between runs.
+If a row's elements are adjacent in memory, adjacent threads have adjacent columns; if rows are adjacent (the spatial mean of a channels-last tensor),
+adjacent threads have adjacent rows and the warps divide the columns. Either way loads are coalesced. The tree always adds in the same order, so
+results do not vary between runs.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class RowStage:
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one column only: every thread of the row computes it, and nothing is shared."""
+        """Whether there is only one column: every thread of the row computes it, and nothing is shared."""
         return self.space.points == 1
 
 
 @dataclass(frozen=True)
 class RowReductionForm:
-    """Stages over common row axes. `where` is the store's offset of a region that ends with a reduction (None: the last stage stores)."""
+    """Stages over common row axes. `where` is the store's offset if the region ends with a reduction; None if the last stage stores."""
 
     output: str
     rows: tuple[Var, ...]
@@ -98,7 +98,7 @@ class RowReductionForm:
 
 
 def row_reduction_form(problem: Problem) -> RowReductionForm:
-    """Raises Unsuitable where the region's reductions do not share rows."""
+    """The form of a region whose reductions share rows. Raises Unsuitable for other regions."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     steps = split_divided_rows(region.steps)
     if rows_of(steps) is None:
@@ -123,7 +123,7 @@ def row_reduction_form(problem: Problem) -> RowReductionForm:
         inner = step.reduction if step.kind == "reduce" else tuple(axis for axis in step.axes if axis not in mapping)
         fresh = tuple(Var(f"column{i}", axis.extent) for i, axis in enumerate(inner))
         mapping |= dict(zip(inner, fresh, strict=True))
-        # which row a result belongs to is settled: without its index the rows' axes can merge
+        # a result always belongs to the current row: dropping its index lets the row axes merge
         found = [replace_loads(substitute(flatten(body, layouts), mapping), inside) for body in step.bodies]
         if step is last:
             found.insert(0, substitute(layouts[output].offset(step.index), mapping))
@@ -176,14 +176,14 @@ def _stage_lanes(step: Step, space: Walk, layouts: Mapping[str, Layout]) -> int:
 
 
 def _plain_results(expr: Expr, layouts: Mapping[str, Layout]) -> Expr:
-    """Results of earlier stages as scalars that are the same along the row."""
+    """The expression with results of earlier stages as scalars, constant along the row."""
     return replace_loads(
         expr, {load.buffer: Var("result", None, load.dtype) for load in loads(expr) if load.buffer not in layouts}
     )
 
 
 def lower_row_reduction(problem: Problem, form: RowReductionForm, schedule: RowReductionSchedule) -> Lowered:
-    """One kernel; raises Unsuitable for a region whose reductions do not share rows."""
+    """One kernel that reduces the rows and maps them."""
     layouts = problem.layouts
     total = form.facts.rows
     launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
@@ -229,7 +229,7 @@ def _guard(condition: Expr, body: list[Statement]) -> list[Statement]:
 
 
 def _over_columns(stage: RowStage, lanes: int, threads_per_row: int, lane: Var, body: Callable[[Mapping[Var, Expr]], list[Statement]]) -> Statement:
-    """The loop of one thread over its share of the columns (vectors of them), `body` given the columns' values."""
+    """The loop of one thread over its share of the columns (or vectors of columns); `body` receives the values of the column axes."""
     count = stage.space.points // lanes
     iterations = -(-count // threads_per_row)
     turn = Var("turn", iterations)
@@ -295,7 +295,7 @@ def _reduce(
         _over_columns(stage, lanes, schedule.threads_per_row, lane, lambda m: update([substitute(b, m) for b in bodies]))
     )
     assert step.combiner is not None
-    # lanes of a vector accumulator, pairwise
+    # combines the lanes of a vector accumulator pairwise
     parts: list[tuple[Expr, ...]] = [tuple(Load(h.buffer, (index_const(i),), h.dtype) for h in held.values()) for i in range(lanes)]
     while len(parts) > 1:
         half = len(parts) // 2

@@ -1,4 +1,4 @@
-"""Schedules of the row reduction schema on a GPU: how many rows a block owns and how many threads share one row."""
+"""Schedules of the `row reduction` schema on a GPU: the rows per block and the threads that share one row."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tilewright.kernels.columns import product_of, reject
 
 @dataclass(frozen=True)
 class RowReductionFacts:
-    """`rows` of at most `columns` reduced elements. `row_contiguous`: neighbouring rows (not neighbouring columns) lie next to one another.
+    """`rows` of at most `columns` reduced elements. `row_contiguous`: elements of neighbouring rows (not columns) are adjacent in memory.
 
-    `lanes`: the widest vector that all accesses along the columns allow. `stages` counts the reductions that follow one another."""
+    `vector_width`: the widest vector that all accesses along the columns allow. `stages`: number of successive reductions."""
 
     rows: int
     columns: int
@@ -44,7 +44,7 @@ class RowReductionSchedule:
 
 
 def row_reduction_space(facts: RowReductionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns rows, threads_per_row, lanes; and how many were rejected by reason."""
+    """Candidates with columns rows, threads_per_row, vector_width; and the number rejected for each reason."""
     powers = [2**i for i in range(11)]
     candidates = product_of({"rows": powers, "threads_per_row": powers, "vector_width": (1, 2, 4)})
     threads = candidates["rows"] * candidates["threads_per_row"]

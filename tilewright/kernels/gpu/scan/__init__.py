@@ -1,1 +1,1 @@
-"""Cumulative sums and their like."""
+"""Cumulative sums and the like."""

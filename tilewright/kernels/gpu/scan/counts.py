@@ -1,4 +1,4 @@
-"""What cumulative sums and their like move, and their grid."""
+"""Data movement and grid of cumulative sums and the like."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.scan.space import ScanFacts
 
 
 def scan_counts(facts: ScanFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
-    """Threads that share a row read it twice: for the totals of their chunks, and to scan them. An element is combined once."""
+    """Threads that share a row read it twice: for the totals of their chunks, and for the scan. Each element counts as one combination."""
     threads = candidates["rows"] * candidates["threads_per_row"]
     passes = np.where(candidates["threads_per_row"] > 1, 2, 1)
     moved = counted(len(threads), facts.rows * facts.columns, facts.bytes_read, facts.bytes_written, passes * facts.bytes_read)

@@ -1,4 +1,4 @@
-"""Predicted times of cumulative sums and their like."""
+"""Predicted times of cumulative sums and the like."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.kernels.gpu.scan.space import ScanFacts
 
 
 def scan_estimate(facts: ScanFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """Prefix: seconds = launch + waves * turns of the serial scans + memory."""
+    """seconds = launch + waves * iterations of the serial scans + memory."""
     threads_per_row = candidates["threads_per_row"]
     waves = -(-counts.blocks // (counts.resident * machine.processors))
     chunk = -(-facts.columns // threads_per_row)

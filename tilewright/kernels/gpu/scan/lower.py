@@ -1,7 +1,7 @@
-"""Lowering of the scan schema (cumulative sums and their like): serial along a row, or in chunks that several threads share.
+"""Lowering of the `scan` schema (cumulative sums and the like): serial along a row, or in chunks divided among several threads.
 
-With several threads a row: each reduces its own chunk, the totals meet in shared memory, and each scans its chunk again from the totals of
-the chunks before it, in order.
+With several threads per row, each thread reduces its own chunk, exchanges totals through shared memory, and scans its chunk again, starting from the
+totals of the previous chunks, combined in order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tilewright.kernels.gpu.window.lower import accumulator
 
 @dataclass(frozen=True)
 class ScanForm:
-    """`rows` in the order of the output's storage; bodies, offset and element are over the rows and `along`."""
+    """A scan with `rows` in the storage order of the output; bodies, offset and element are over the rows and `along`."""
 
     output: str
     step: Step
@@ -50,7 +50,7 @@ class ScanForm:
 
 
 def scan_form(problem: Problem) -> ScanForm:
-    """Raises Unsuitable where the region is not one scan with at most one map behind it."""
+    """The form of one scan followed by at most one map. Raises Unsuitable for other regions."""
     region, layouts, values = problem.region, problem.layouts, problem.values
     step, element, index = reduce_and_final(region, "scan")
     assert step.scan is not None
@@ -71,12 +71,12 @@ def scan_form(problem: Problem) -> ScanForm:
 
 
 def lower_scan(problem: Problem, form: ScanForm, schedule: ScanSchedule) -> Lowered:
-    """One kernel; raises Unsuitable for another form of region."""
+    """One kernel that scans the rows."""
     total, threads_per_row = form.facts.rows, schedule.threads_per_row
     launch = Launch((max(1, -(-total // schedule.rows)), 1, 1), (schedule.threads, 1, 1))
     thread = thread_variable(launch)
     local, lane = Var("local_row", schedule.rows), Var("lane", threads_per_row)
-    # neighbouring threads at neighbouring rows; where there is one row a block, at neighbouring chunks
+    # adjacent threads have adjacent rows, or adjacent chunks if there is one row per block
     root: list[Statement] = [Let(local, thread % schedule.rows), Let(lane, thread // schedule.rows)]
     raw = block_variable(launch) * schedule.rows + local
     row = Var("row", total)

@@ -1,4 +1,4 @@
-"""The schema for cumulative sums and their like."""
+"""The schema for cumulative sums and the like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of the scan schema on a GPU: rows a block, and threads that scan contiguous chunks of one row."""
+"""Schedules of the `scan` schema on a GPU: rows per block, and threads that scan contiguous chunks of one row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScanFacts:
 
 @dataclass(frozen=True)
 class ScanSchedule:
-    """`threads_per_row` threads scan one row: each its own chunk, after the totals of the chunks before it."""
+    """`threads_per_row` threads scan one row, each its own chunk, starting from the totals of the previous chunks. A block has `rows` rows."""
 
     rows: int
     threads_per_row: int
@@ -37,7 +37,7 @@ class ScanSchedule:
 
 
 def scan_space(facts: ScanFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns rows, threads_per_row; and how many were rejected by reason."""
+    """Candidates with columns rows, threads_per_row; and the number rejected for each reason."""
     powers = [2**i for i in range(9)]
     candidates = product_of({"rows": powers, "threads_per_row": powers})
     threads = candidates["rows"] * candidates["threads_per_row"]

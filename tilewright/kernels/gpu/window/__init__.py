@@ -1,1 +1,1 @@
-"""Small reductions, an output a thread."""
+"""Small reductions, each done serially by one thread."""

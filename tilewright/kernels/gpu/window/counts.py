@@ -1,4 +1,4 @@
-"""What small reductions move, and their grid."""
+"""Data movement and grid of small reductions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from tilewright.kernels.gpu.window.space import WindowFacts, blocks_of, register
 
 
 def window_counts(facts: WindowFacts, candidates: Columns, machine: Machine) -> LaunchCounts:
-    """Everything is read once: what windows of several threads have in common comes from level 1."""
+    """Everything is read once: level 1 serves data shared by the windows of several threads."""
     moved = counted(len(candidates["threads"]), facts.points * facts.flops, facts.bytes_read, facts.bytes_written)
     return launch_counts(moved, blocks_of(facts, candidates), candidates["threads"], registers_of(facts, candidates), 0, machine)

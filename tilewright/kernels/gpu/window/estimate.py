@@ -13,16 +13,16 @@ from tilewright.kernels.gpu.rates import bandwidth
 from tilewright.kernels.gpu.window.space import TiledLoad, WindowFacts, guarded_places
 
 DECODE_INSTRUCTIONS = 40
-"""Integer instructions of a thread before its first load: its position taken apart, base addresses."""
+"""Integer instructions of a thread before its first load: decoding its position, base addresses."""
 LOAD_INSTRUCTIONS = 1.5
-"""A load and half an address: offsets are constants but where a row begins."""
+"""Instructions per load: the load and half an address computation, since offsets are constant except at the start of a row."""
 
 
 def window_estimate(facts: WindowFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """seconds = launch + chain + memory + issue: with few warps on a processor little of them overlaps.
+    """seconds = launch + chain + memory + issue: with few warps on a processor these hardly overlap.
 
-    chain = waves of blocks * memory latency * (loaded_latency * registers loaded + part_latency * guarded parts); memory = distinct bytes /
-    bandwidth and issue = a processor's instructions / schedulers, both of the busiest processor."""
+    chain = waves of blocks * memory latency * (loaded_latency * registers loaded + part_latency * guarded parts); memory = distinct bytes / bandwidth
+    and issue = instructions / schedulers, both for the busiest processor."""
     fitted = gpu_calibration(machine).window
     threads, lanes, items, down = (candidates[name].astype(np.float64) for name in ("threads", "vector_width", "items", "rows"))
     loads = sum((loads_behind_guards(load, candidates, facts) for load in facts.loads), np.zeros(len(threads)))
@@ -44,7 +44,7 @@ def window_estimate(facts: WindowFacts, candidates: Columns, counts: LaunchCount
 
 
 def loads_behind_guards(load: TiledLoad, candidates: Columns, facts: WindowFacts) -> np.ndarray:
-    """Loads of a tile where the last rows and items stand behind guards: these share what was loaded before the guards only."""
+    """Loads of a tile whose last rows and items are guarded: these reuse only what was loaded before their guards."""
     total = np.full(len(candidates["rows"]), float(load.fixed))
     tile = (candidates["rows"], candidates["items"])
     for (step, reach), count, guarded in zip((load.rows, load.items), tile, guarded_places(facts, candidates), strict=True):

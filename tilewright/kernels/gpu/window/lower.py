@@ -1,8 +1,8 @@
 """Lowering of the `window` schema: each thread reduces the windows of a few output elements serially.
 
-Neighbouring threads hold neighbouring elements (or vectors) of the output's storage. A thread's tile lies along the axis just outside the fastest
-one (items) and the axis outside that (rows), so that its windows overlap: everything is unrolled, and the compiler loads what they have in common
-once. A constant that is not stored along the fastest axis (depthwise filters) is packed so that it is.
+Adjacent threads have adjacent elements (or vectors) of the output's storage. A thread's tile extends along the axis just outside the fastest one
+(items) and the axis outside that (rows), so that its windows overlap: everything is unrolled, and the compiler loads shared elements once. A constant
+that is not stored along the fastest axis (depthwise filters) is packed so that it is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tilewright.kernels.gpu.window.space import UNROLLED_WINDOW, TiledLoad, Wind
 
 @dataclass(frozen=True)
 class WindowForm:
-    """The reduction and what follows it, flat, in the order of the output's storage.
+    """The reduction and the map after it, flat, in the storage order of the output.
 
     `space.expressions`: the store's offset, the bodies of the reduction, the stored element (over loads of the reduction's names)."""
 
@@ -81,7 +81,7 @@ class WindowForm:
 
 
 def window_form(problem: Problem) -> WindowForm:
-    """Raises Unsuitable where the region is not one reduction with at most one map behind it."""
+    """The form of one reduction followed by at most one map. Raises Unsuitable for other regions."""
     region = problem.region
     step, element, index = reduce_and_final(region)
     offset = problem.layouts[region.outputs[0]].offset(index)
@@ -116,15 +116,15 @@ def window_form(problem: Problem) -> WindowForm:
 
 
 def tile_axes(axes: Sequence[Var]) -> tuple[Var | None, Var | None]:
-    """The axes of a tile's rows and items: the two outside of the fastest one; of a single axis its items lie along that."""
+    """The axes of a tile's rows and items: the two outside the fastest one. A single axis is that of the items."""
     item = axes[-2] if len(axes) > 1 else axes[-1] if axes else None
     return axes[-3] if len(axes) > 2 else None, item
 
 
 def tiled_load(load: Load, row: Var | None, item: Var | None, reduction: Sequence[Var]) -> TiledLoad:
-    """How often a tile loads: along each of its axes the windows that a reduced axis makes, the other reduced axes as they are.
+    """The loads of a tile for one load of the body: sliding windows along its rows and items, times the extents of all other reduction axes.
 
-    Where y * s * stride + fy * stride is added to an offset, windows of the extent of fy begin s apart."""
+    If an offset contains y * s * stride + fy * stride, windows of the extent of fy start s apart."""
     offset = load.index[0]
     left = [axis for axis in reduction if (axis.extent or 1) > 1 and coefficient(offset, axis) != 0]
 
@@ -144,7 +144,7 @@ def tiled_load(load: Load, row: Var | None, item: Var | None, reduction: Sequenc
 
 
 def _pack(problem: Problem, step: Step, fastest: Var | None) -> tuple[tuple[Expr, ...], dict[str, Storage]]:
-    """The bodies with constants that the fastest axis walks in strides replaced by packed copies: reduced axes, other axes, fastest axis."""
+    """The bodies with constants that are strided along the fastest axis replaced by copies packed as [reduction axes, other axes, fastest axis]."""
     storage: dict[str, Storage] = {}
     bodies = list(step.bodies)
     for load in loads(*bodies):
@@ -170,7 +170,7 @@ def _pack(problem: Problem, step: Step, fastest: Var | None) -> tuple[tuple[Expr
 
 
 def lower_window(problem: Problem, form: WindowForm, schedule: WindowSchedule, machine: Machine) -> Lowered:
-    """One kernel; raises Unsuitable for another form of region, or vectors that its accesses do not allow."""
+    """One kernel; raises Unsuitable for vectors that the region's accesses do not allow."""
     lanes = schedule.vector_width
     bodies, element = list(form.bodies), form.element
     axes = list(form.space.axes)
@@ -222,9 +222,9 @@ def lower_window(problem: Problem, form: WindowForm, schedule: WindowSchedule, m
 
 
 def with_bases(body: Expr, form: WindowForm, bases: dict[Expr, Var]) -> Expr:
-    """The body with what a thread adds to an offset whatever the tap and the place in its tile as a variable, which `bases` gets.
+    """The body with the part of each offset that depends neither on the tap nor on the place in the tile as a variable, which is added to `bases`.
 
-    Then offsets differ by constants only, and the compiler sees which loads of two windows are the same."""
+    Offsets then differ only by constants, and the compiler sees which loads of two windows are the same."""
 
     def visit(node: Expr) -> Expr:
         if not isinstance(node, Load) or node.buffer not in form.layouts or loads(*node.index):
@@ -253,7 +253,7 @@ def _element(
 def serial_reduction(
     step: Step, bodies: Sequence[Expr], lanes: int, prefix: str
 ) -> tuple[dict[str, Expr], list[Statement]]:
-    """Statements that reduce over all reduced axes of the step, and where each named result is then held."""
+    """Statements that reduce over all reduction axes of the step, and the register that holds each named result."""
     start, held, update = accumulator(step, lanes, prefix)
     reduced = storage_order([a for a in step.reduction if a.extent != 1], main_offset_of(bodies))
     zero = {axis: index_const(0) for axis in step.reduction if axis.extent == 1}
@@ -265,14 +265,14 @@ def serial_reduction(
 
 
 def main_offset_of(bodies: Sequence[Expr]) -> Expr:
-    """The first flat offset: window bodies read their data first."""
+    """The first flat offset: the bodies of windows load their input first."""
     found = [load for load in loads(*bodies) if len(load.index) == 1]
     return found[0].index[0] if found else index_const(0)
 
 
 def accumulator(step: Step, lanes: int, prefix: str) -> tuple[list[Statement], dict[str, Load], Callable[[Sequence[Expr]], list[Statement]]]:
-    """Registers for the components of a reduction: statements that set them to the identity, the loads that read them by result name, and a
-    function from bodies to the statements that combine them in."""
+    """Registers for the components of a reduction: statements that set them to the identity, loads of them by result name, and a function from bodies
+    to the statements that accumulate them."""
     names = [f"{prefix}{i}" if i else prefix for i in range(len(step.bodies))]
     held = [Load(name, (index_const(0),), dtype, lanes) for name, dtype in zip(names, step.dtypes, strict=True)]
     start: list[Statement] = []

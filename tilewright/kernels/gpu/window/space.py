@@ -10,24 +10,24 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, product_of, reject
 
 UNROLLED_WINDOW = 64
-"""Windows of at most this many elements are unrolled fully: their loads are then independent of one another."""
+"""Maximum elements of a window that is fully unrolled, which makes its loads independent."""
 MOST_UNROLLED = 320
-"""Elements of the windows of a thread's tile: more code would not stay in the instruction cache."""
+"""Maximum elements in the windows of a thread's tile: more code would not fit into the instruction cache."""
 MOST_ACCUMULATORS = 64
-"""Scalars that a thread accumulates: with what it loads for them, about half of its registers."""
+"""Maximum scalars that a thread accumulates: with the loads for them, about half of its registers."""
 MOST_UNDER_WAY = 96
-"""Registers for loads of a thread that are under way at once."""
+"""Maximum registers for a thread's loads in flight."""
 ADDRESS_REGISTERS = 28
 UNCAPPED = 255
 LARGE_WINDOW = 16
-"""Windows of more elements, in a tile that does not divide the extents, take all registers that a thread may have: everything is loaded ahead."""
+"""Elements of a window above which a tile that does not divide the extents uses all registers of a thread: everything is loaded ahead."""
 
 
 @dataclass(frozen=True)
 class TiledLoad:
-    """How many loads a tile of windows needs of one place in the expression: `fixed` times those along its rows and along its items.
+    """The loads of a tile of windows for one load of the expression: `fixed` times those along its rows and along its items.
 
-    Along either, (step, reach): windows of `reach` elements that begin `step` apart, so n of them hold (n - 1) * min(step, reach) + reach."""
+    `rows` and `items` are (step, reach): windows of `reach` elements start `step` apart, so n of them cover (n - 1) * min(step, reach) + reach."""
 
     fixed: int = 1
     rows: tuple[int, int] = (1, 1)
@@ -39,23 +39,22 @@ class TiledLoad:
         return (count - 1) * min(step, reach) + reach
 
     def count(self, rows: np.ndarray, items: np.ndarray) -> np.ndarray:
-        """Loads for a tile. Of the input of a 3x3 convolution with stride 1 and a tile of 2 x 4: (2 + 2) * (4 + 2) = 24."""
+        """Loads for a tile. For the input of a 3x3 convolution with stride 1 and a tile of 2 x 4: (2 + 2) * (4 + 2) = 24."""
         loads: np.ndarray = self.fixed * self.along("rows", rows) * self.along("items", items)
         return loads
 
     @property
     def repeats_rows(self) -> bool:
-        """Whether neighbouring rows load some elements in common."""
+        """Whether adjacent rows share some loads."""
         return self.rows[0] < self.rows[1] or self.rows[0] == 0
 
 
 @dataclass(frozen=True)
 class WindowFacts:
-    """What the cost of a tile of windows depends on.
+    """Facts that the cost of a tile of windows depends on.
 
-    `points` counts scalar elements of the output, `lanes` is the widest vector that every access allows, `flops` is for one element. Bytes are
-    those that move at least once. `row_extent` and `item_extent`: of the two axes of a tile, 1 where there is none; `inner`: points of the axes
-    inside of both."""
+    `points` counts scalar elements of the output, `vector_width` is the widest vector that every access allows, `flops` is per element. Bytes are
+    distinct bytes. `row_extent` and `item_extent`: extents of the two axes of a tile, 1 if there is none; `inner`: extent of the axis inside both."""
 
     points: int
     vector_width: int
@@ -71,8 +70,8 @@ class WindowFacts:
 
 @dataclass(frozen=True)
 class WindowSchedule:
-    """A thread computes `items` neighbouring positions along the axis just outside the fastest one, times `rows` along the axis outside that: what
-    their windows have in common is loaded once."""
+    """A thread computes `items` adjacent positions along the axis just outside the fastest one, times `rows` along the axis outside that; elements
+    that their windows share are loaded once."""
 
     threads: int
     items: int
@@ -84,7 +83,7 @@ class WindowSchedule:
 
 
 def window_space(facts: WindowFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with columns threads, items, lanes, rows; and how many were rejected by reason."""
+    """Candidates with columns threads, items, vector_width, rows; and the number rejected for each reason."""
     candidates = product_of({"threads": (32, 64, 128, 256, 512), "items": (1, 2, 3, 4, 7, 8), "vector_width": (1, 2, 4), "rows": (1, 2, 3, 4, 7)})
     tile = candidates["rows"] * candidates["items"]
     repeated = any(load.repeats_rows for load in facts.loads)
@@ -104,7 +103,7 @@ def window_space(facts: WindowFacts, machine: Machine) -> tuple[dict[str, np.nda
 
 
 def tiles_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
-    """Threads that have a tile, those at the edge in part."""
+    """Threads that have a tile, including partial tiles at the edge."""
     along = -(-facts.row_extent // candidates["rows"]) * -(-facts.item_extent // candidates["items"])
     tiles: np.ndarray = -(-facts.points * along // (facts.row_extent * facts.item_extent * candidates["vector_width"]))
     return tiles
@@ -117,30 +116,30 @@ def blocks_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
 
 
 def loads_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
-    """Loads of a thread's tile, each once."""
+    """Distinct loads of a thread's tile."""
     return sum((load.count(candidates["rows"], candidates["items"]) for load in facts.loads), np.zeros_like(candidates["items"]))
 
 
 def registers_of(facts: WindowFacts, candidates: Columns) -> np.ndarray:
-    """32-bit registers that a thread is given: for its accumulators, its loads under way, addresses."""
+    """32-bit registers to allow per thread, for accumulators, loads in flight and addresses."""
     under_way = np.minimum(loads_of(facts, candidates) * candidates["vector_width"], MOST_UNDER_WAY)
     needed = ADDRESS_REGISTERS + candidates["vector_width"] * candidates["rows"] * candidates["items"] + under_way
     return np.where(is_guarded(facts, candidates) & (facts.reduced > LARGE_WINDOW), UNCAPPED, needed)
 
 
 def is_guarded(facts: WindowFacts, candidates: Columns) -> np.ndarray:
-    """Whether the tiles do not divide the extents, so that parts of them stand behind guards."""
+    """Whether the tiles do not divide the extents, so that parts of them are guarded."""
     last_rows, last_items = guarded_places(facts, candidates)
     return (last_rows > 0) | (last_items > 0)
 
 
 def guarded_places(facts: WindowFacts, candidates: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """How many of a tile's rows, and of its items, reach over the end of their extent in the last tile."""
+    """The number of rows, and of items, of the last tile that are beyond the extent."""
     return -facts.row_extent % candidates["rows"], -facts.item_extent % candidates["items"]
 
 
 def blocks_to_ask_for(schedule: WindowSchedule, facts: WindowFacts, machine: Machine) -> int:
-    """The occupancy to ask of the assembler: left to itself it gives a thread so few registers that its loads wait for one another."""
+    """The occupancy to request from the assembler: by default it allocates so few registers per thread that loads are serialised."""
     estimate = registers_of(facts, {entry.name: np.array([getattr(schedule, entry.name)]) for entry in fields(schedule)})
     blocks = machine.registers_per_processor // (schedule.threads * min(int(estimate[0]), machine.registers_per_thread_max))
     return max(1, min(blocks, machine.blocks_per_processor, machine.threads_per_processor // schedule.threads))

@@ -1,4 +1,4 @@
-"""Times that Winograd's algorithm in three kernels cannot beat."""
+"""Lower bounds on the time of Winograd's algorithm in three kernels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
 def winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
-    """Winograd's F(m x m, 3 x 3): three kernels that wait for each other, of which the product is bounded as any (`contraction_bound`).
+    """Lower bounds in seconds for F(m x m, 3 x 3): three dependent kernels; the bound of the product is `contraction_bound`.
 
-    A transform takes a launch at least, and the time in which all schedulers issue what a tile needs for each channel: an addition for each of its
-    (m + 2)^2 points, and loads and stores by fours of the points and of m^2 inputs (others serve several tiles) or outputs. memory: input,
-    transformed filters and output; what lies between the kernels may stay in level 2."""
+    A transform takes at least a launch, and the time in which all schedulers issue the instructions of its tiles and channels: one addition for each
+    of the (m + 2)^2 points, and vector loads and stores of four elements for the points and for m^2 inputs (tiles share the others) or outputs.
+    memory: input, transformed filters and output; intermediate values may stay in level 2."""
     count = length(candidates)
     terms: dict[str, np.ndarray] = {}
     for size, product in zip(OUTPUT_TILES, facts.products, strict=True):

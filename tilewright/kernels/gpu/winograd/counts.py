@@ -15,7 +15,7 @@ from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 
 def winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Machine) -> TileCounts:
-    """Those of the batched product, which takes most of the time; distinct bytes and what comes from level 2 are all three kernels'."""
+    """The counts of the batched product, which takes most of the time; distinct bytes and bytes from level 2 are those of all three kernels."""
     found: dict[str, np.ndarray] = {}
     for size, product in zip(OUTPUT_TILES, facts.products, strict=True):
         which = candidates["output_tile"] == size

@@ -1,7 +1,7 @@
-"""Predicted times of the Winograd schema: its transforms from data movement, latency and issue slots, its product as any contraction.
+"""Predicted times of the `winograd` schema: transforms from data movement, latency and issue slots, the product as a contraction.
 
-The transforms follow the form of `kernels.gpu.map.estimate`, the product is `contraction_estimate` of the batched product whose operands
-lie in level 2 as far as it holds them.
+The transforms follow the form of `kernels.gpu.map.estimate`. The product is `contraction_estimate` of the batched product, with its operands in level
+2 as far as they fit.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 ROW_INSTRUCTIONS = {2: 4, 4: 14}
-"""Arithmetic of a transform of one row or column, by m (kernels.winograd_transform.product)."""
+"""Operations to transform one row or column, by m (`kernels.winograd_transform.product`)."""
 OTHER_REGISTERS = 20
-"""Of a thread of a transform besides the tile: ptxas 13.0 takes 32 to 129 for tiles of 8 to 144 elements on sm_90a."""
+"""Registers per thread of a transform besides the tile: ptxas 13.0 allocates 32 to 129 in all for tiles of 8 to 144 elements on sm_90a."""
 BYTES_AHEAD = 256
-"""Of loads that a thread has under way at once: a tile's loads do not depend on one another, but their registers are limited."""
+"""Bytes of a thread's loads in flight: the loads of a tile are independent, but their registers are limited."""
 
 
 def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """seconds = launches (1 + 2 later_launch) + input transform + max(compute, memory) + drain + split + output transform.
 
-    A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. Of the workspaces V and M (m + 2)^2 / m^2 times as
-    large as input and output, a share of what level 2 holds over V, M and the filters together stays there; the rest goes to memory and back.
+    A transform takes max(bytes through level 2, bytes from memory, issue) + waves * latency. The workspaces V and M are (m + 2)^2 / m^2 times as
+    large as input and output; the fraction min(1, level 2 / (V + M + filters)) of them stays in level 2, and the rest goes to memory and back.
 
     Worked example: 64 channels in and out, 56 x 56, m = 4: 196 tiles, V and M 36 * 196 * 64 * 4 = 1.8 MB each, 6.2 MB through level 2 in
     both transforms together: 1.1 us on an h200, under the launches' 1.1 * 1.82 = 2.0 us."""
@@ -48,7 +48,7 @@ def winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCou
         assert cache is not None
         inputs, sums = product.a.bytes, product.bytes_written
         missing = 1.0 - min(1.0, cache.bytes / (inputs + sums + product.b.bytes))
-        # the product's own distinct bytes, as far as they do not lie in level 2
+        # the product's own distinct bytes, except those already in level 2
         one = np.ones(length(part))
         read, written = int(missing * inputs) + product.b.bytes + product.epilogue_bytes, int(missing * sums)
         lying = replace(taken(counts, which), read_bytes=one * read, result_bytes=one * written)
@@ -99,8 +99,8 @@ def _transform(
     memory: float,
     element_bytes: int,
 ) -> np.ndarray:
-    """Seconds of one transform of `elements` tiles of one channel, without its launch. A thread holds `held` vectors in registers; `accesses`
-    and `arithmetic` are its instructions, the latter for each lane; `through` and `memory` are the bytes through level 2 and from or to memory."""
+    """Seconds of one transform of `elements` single-channel tiles, without its launch. A thread holds `held` vectors in registers; `accesses` and
+    `arithmetic` (per lane) are its instructions; `through` and `memory` are the bytes through level 2 and from or to memory."""
     threads, wide = candidates["transform_threads"], np.minimum(candidates["transform_vector"], lanes)
     blocks = -(-elements // (wide * threads))
     registers = np.minimum(OTHER_REGISTERS + held * wide, machine.registers_per_thread_max)
@@ -109,17 +109,17 @@ def _transform(
     at_once = np.minimum(elements / wide, resident * machine.processors * threads)
     latency = machine.memory_latency_cycles / machine.clock_hz
     reachable = at_once * np.minimum(accesses * wide * element_bytes, BYTES_AHEAD) / latency
-    # a processor has its share of the bandwidth of level 2, and no more where others have nothing to do
+    # each processor has its share of the level-2 bandwidth, even if others are idle
     level2 = l2_bandwidth(machine) * np.minimum(1.0, blocks / machine.processors)
     moving = np.maximum(through / np.minimum(level2, reachable), memory / np.minimum(bandwidth(machine), reachable))
     instructions = accesses + arithmetic * wide + 3 * gpu_calibration(machine).instructions.division
     warps = blocks * threads / machine.warp_size
-    # a processor's blocks are whole: the busiest one counts
+    # blocks are whole, so the busiest processor counts
     uneven = np.ceil(blocks / machine.processors) * machine.processors / blocks
     issue = uneven * warps * instructions / (machine.schedulers_per_processor * machine.processors * machine.clock_hz)
     cache = machine.cache(2)
     assert cache is not None
-    # loads, what depends on them in one warp, and stores that the next kernel waits for
+    # the loads, the dependent instructions of one warp, and the stores that the next kernel waits for
     alone = latency + (instructions * machine.fma_latency_cycles / 2 + cache.latency_cycles) / machine.clock_hz
     seconds: np.ndarray = np.maximum(moving, issue) + waves * alone
     return seconds

@@ -1,4 +1,4 @@
-"""What learned models read of candidates of Winograd's algorithm besides counts."""
+"""Features of Winograd's algorithm for learned models, in addition to counts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lowering of the `winograd` schema: a transform of the input's tiles, a batched product, a transform of the sums with the epilogue behind it.
+"""Lowering of the `winograd` schema: a transform of the input tiles, a batched product, and a transform of the sums with the epilogue.
 
-V[t, p, c] holds point t of tile p of channel c, U[t, c, k] the transformed filters (packed when compiling), M[t, p, k] = sum over c of V U.
-Each thread of a transform does one tile of a vector of channels in registers.
+V[t, p, c] holds point t of tile p of channel c, U[t, c, k] the transformed filters (packed at compile time), and M[t, p, k] = sum over c of V U. Each
+thread of a transform computes one tile of a vector of channels in registers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFOR
 
 
 def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
-    """What the choice of a schedule depends on: extents, vectors, bytes, and the batched products."""
+    """The facts that the choice of a schedule depends on: extents, vectors, bytes, and the batched products."""
     return WinogradFacts(
         images=extent_of(form.images),
         height=form.height,
@@ -52,12 +52,12 @@ def winograd_facts(problem: Problem, form: WinogradForm) -> WinogradFacts:
 
 
 def input_vector(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
-    """The widest vector of input channels that is loaded at once."""
+    """The widest vector of input channels that can be loaded."""
     return widest(form.read, form.c, layouts)
 
 
 def store_vector(form: WinogradForm, layouts: Mapping[str, Layout]) -> int:
-    """The widest vector of output channels that is stored at once."""
+    """The widest vector of output channels that can be stored."""
     return widest(form.element, form.k, layouts, form.offset)
 
 
@@ -75,18 +75,18 @@ def _product(name: str, form: WinogradForm, output_tile: int) -> Problem:
 
 
 def _filters_layout(shape: tuple[int, ...]) -> Layout:
-    """[point, input channel, output channel] so that vectors along the last begin at multiples of four."""
+    """[point, input channel, output channel], padded so that vectors along the last dimension start at multiples of four."""
     return Layout(shape, ((0, 0), (1, 0), (2, 0), (2, 4))) if shape[2] % 4 else row_major(shape)
 
 
 def filters_storage(name: str, form: WinogradForm, output_tile: int) -> Storage:
-    """The transformed filters U[t, c, k] as they are packed."""
+    """Storage of the packed transformed filters U[t, c, k]."""
     value = Value(name, ((output_tile + FILTER - 1) ** 2, form.channels, form.outputs), form.dtype)
     return Storage(value, _filters_layout(value.shape), form.filters, form.view, filter_matrix(output_tile))
 
 
 def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSchedule, machine: Machine) -> Lowered:
-    """Three kernels (four where the product is split without a cluster), workspaces for V and M, and the filters transformed and packed."""
+    """Three kernels (four if the product is split without a cluster), workspaces for V and M, and the filters transformed and packed."""
     size = schedule.output_tile
     tiles = form.tiles(size)
     product = _product(problem.region.name, form, size)
@@ -113,7 +113,7 @@ def lower_winograd(problem: Problem, form: WinogradForm, schedule: WinogradSched
 
 
 def _each_tile(tiles: Sequence[Var], channel: Var, lanes: int, threads: int, body: object) -> tuple[Statement, Launch]:
-    """One thread for each tile and vector of channels. `body` gets the flat position of its first element, and the axes."""
+    """One thread for each tile and vector of channels. `body` receives the flat position of the thread's first element, and the axes."""
     total = extent_of(tiles) * (channel.extent or 0) // lanes
     launch = Launch((-(-total // threads), 1, 1), (threads, 1, 1))
 
@@ -149,7 +149,7 @@ def _transform_inputs(
 def _transform_outputs(
     form: WinogradForm, tiles: Sequence[Var], schedule: WinogradSchedule, layouts: Mapping[str, Layout], sums: str
 ) -> tuple[Statement, Launch]:
-    """Y = A^T M A, and of each element that lies in the image what the region stores."""
+    """Y = A^T M A, then the epilogue and store of each element inside the image."""
     size, lanes = schedule.output_tile, min(schedule.transform_vector, store_vector(form, layouts))
     matrix = TRANSFORMS[size].outputs
     span = len(matrix[0])
@@ -167,7 +167,7 @@ def _transform_outputs(
 def store_tile(
     form: WinogradForm, tiles: Sequence[Var], layouts: Mapping[str, Layout], where: Mapping[Var, Expr], sums: Sequence[Sequence[Expr]], lanes: int
 ) -> list[Statement]:
-    """Stores what the region makes of a tile of sums (vectors of `lanes` along the output channels), as far as the tile lies in the image."""
+    """Epilogue and store of the part of a tile of sums (vectors of `lanes` along the output channels) that is inside the image."""
     wide = vectors_fit(form.element, form.k, lanes, layouts)
     assert wide is not None
     return store_vectors(form, tiles, as_lanes(wide, lanes), where, sums)

@@ -1,12 +1,13 @@
 """Schedules of the `winograd` schema on a GPU: 3x3 convolutions with stride 1 by minimal filtering, F(2x2, 3x3) and F(4x4, 3x3).
 
 Three kernels (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4): every (m + 2) x (m + 2) tile d of the input
-becomes B^T d B; for each of the (m + 2)^2 points of the tiles a matrix product over the input channels with the filters G g G^T, which are
-transformed when compiling; every tile of sums s becomes A^T s A, m x m outputs. Multiplications fall by 2.25 for m = 2 and by 4 for m = 4.
+becomes B^T d B; each of the (m + 2)^2 points of the tiles is a matrix product over the input channels with the filters G g G^T, which are transformed
+at compile time; every tile of sums s becomes A^T s A, m x m outputs. There are 2.25 times fewer multiplications for m = 2, and 4 times fewer for m =
+4.
 
 Accuracy in fp32: the largest error against float64, relative to the layer's largest output, over random layers of 4 to 1024 channels: direct
 summation 2.4e-7 to 3.4e-6, F(2x2) 1.7e-7 to 1.3e-6, F(4x4) 6.7e-7 to 6.4e-6, growing with the square root of the channels (docs/kernels.md has the
-table, tests/test_gpu_winograd.py the emulation). All are far within the tolerance of fp32, so both belong to the space.
+table, tests/test_gpu_winograd.py the emulation). All are well within the tolerance of fp32, so both are in the space.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSched
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 SPLITS = (1, 2, 4)
-"""Of the sum over channels: the points of the tiles are blocks already, so that few parts are enough to fill a machine."""
+"""Splits of the sum over channels: each point of the tiles is a separate product, so few parts are enough to fill a machine."""
 TRANSFORM_AXES = {"transform_threads": (64, 256), "transform_vector": (1, 2, 4)}
 PRODUCT_AXES = tuple(axis for axis in GEMM_AXES if axis != "atomics")
-"""Of the product, whose parts are added in order."""
+"""Axes of the product, whose parts are added in order."""
 
 
 @dataclass(frozen=True)
 class WinogradFacts:
-    """A convolution as the schema sees it: extents of the output, channels of the input, and for each of OUTPUT_TILES the batched product.
+    """A convolution as the schema sees it: extents of the output, channels of the input, and the batched product for each of OUTPUT_TILES.
 
     `input_vector`, `store_vector`: widest vectors along input channels, and along output channels of the result. Bytes are distinct bytes in
     memory."""
@@ -52,14 +53,14 @@ class WinogradFacts:
 
     @property
     def flops(self) -> float:
-        """Of direct summation."""
+        """Operations of direct summation."""
         return 2.0 * self.images * self.outputs * self.height * self.width * self.channels * FILTER**2
 
 
 @dataclass(frozen=True)
 class WinogradSchedule:
-    """One candidate: m, threads of a block of the transforms and lanes of their vectors (fewer where a transform does not allow so many), and
-    the product's `ContractionSchedule`."""
+    """One candidate: m, threads per block of the transforms, their vector width (less if a transform does not allow it), and the fields of the
+    product's `ContractionSchedule`."""
 
     output_tile: int
     transform_threads: int
@@ -88,7 +89,8 @@ AXES = ("output_tile", *TRANSFORM_AXES, *PRODUCT_AXES)
 
 
 def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns AXES; and how many were rejected by reason (those of the product count once for each pair of transforms)."""
+    """Candidates with the columns AXES, and the number rejected for each reason (those of the product count once for each shape of the
+    transforms)."""
     widest = max(facts.input_vector, facts.store_vector)
     transforms = product_of(TRANSFORM_AXES)
     transforms, narrow = reject(transforms, [("no transform has vectors so wide", transforms["transform_vector"] > widest)])

@@ -1,4 +1,4 @@
-"""Times that Winograd's algorithm in one kernel cannot beat."""
+"""Lower bounds on the time of Winograd's algorithm in one kernel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tilewright.kernels.gpu.winograd_fused.space import points_of
 
 
 def fused_winograd_bound(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine, share: float) -> Estimate:
-    """Winograd's algorithm in one kernel: as `contraction_bound`, for (m + 2)^2 points of `tiles` x `outputs` sums and `channels` a step.
+    """Lower bounds in seconds, like `contraction_bound`, for (m + 2)^2 points of `tiles` x `outputs` sums and `channels` per step.
 
-    Sums go through shared memory, so that all of them are computed. issue: besides products and their loads, what every thread does to bring in
-    a step: copies of filters by fours, and for the tiles that it transforms an addition for each point, and loads and stores by fours."""
+    Sums go through shared memory, so all of them are computed. issue: besides products and their loads, every thread's instructions to load a step:
+    copies of four filter elements, and for each tile that it transforms an addition per point, and vector loads and stores of four elements."""
     threads, warps, points = counts.threads, counts.warps, points_of(candidates)
     tiles, outputs, channels = candidates["tiles"], candidates["outputs"], candidates["channels"]
     steps, block_steps, warp_steps = steps_of_busiest(counts, machine)

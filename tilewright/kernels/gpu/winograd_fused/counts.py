@@ -15,7 +15,7 @@ from tilewright.kernels.gpu.winograd_fused.space import fused_registers_of, fuse
 
 
 def fused_winograd_counts(facts: WinogradFacts, candidates: Columns, machine: Machine) -> TileCounts:
-    """Of all steps together. Inputs and filters are read a step at a time."""
+    """Counts of the single launch. Inputs and filters are read step by step."""
     r = {name: np.asarray(column, dtype=np.float64) for name, column in candidates.items()}
     points, threads = points_of(candidates).astype(np.float64), fused_threads_of(candidates).astype(np.float64)
     registers, shared = fused_registers_of(candidates).astype(np.float64), fused_shared_bytes_of(facts, candidates).astype(np.float64)

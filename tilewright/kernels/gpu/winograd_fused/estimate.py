@@ -1,4 +1,5 @@
-"""Predicted times of the fused Winograd schema, in the form of `kernels.gpu.gemm.estimate`; what is shared with the implicit GEMM has its constants.
+"""Predicted times of the `winograd fused` schema, in the form of `kernels.gpu.gemm.estimate`, with the constants of the implicit GEMM where they
+apply.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from tilewright.kernels.gpu.winograd_fused.space import points_of
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 COPY_INSTRUCTIONS = 4
-"""Of one copy to shared memory with its addresses, which mostly add constants."""
+"""Instructions of one copy to shared memory, with its addresses, which mostly add constants."""
 
 
 def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """seconds = launch + max(compute, memory) + drain + split.
 
     For one step of one block, in cycles of a processor: fma = points BT BK BC / lanes; issue = warps (products and their fragments, copies of
-    filters, and for each tile and channel loads, transform and stores) / schedulers; shared = wavefronts of all of those; l2 = bytes of inputs
-    and filters. A block's step takes no less than the latency of its loads and the transform behind it, which wait for each other. The blocks
-    of a processor, waves and the tail are as in `contraction_estimate`; drain is the way of the sums through shared memory and the transform of the
-    outputs, split the exchange of a cluster's partial outputs.
+    filters, and loads, transform and stores for each tile and channel) / schedulers; shared = wavefronts of all of these; l2 = bytes of inputs and
+    filters. A step takes at least the latency of its loads plus that of the transform that depends on them. The blocks of a processor, waves and the
+    tail are as in `contraction_estimate`; drain is the path of the sums through shared memory and the transform of the outputs; split is the exchange
+    of a cluster's partial outputs.
 
-    Worked example: F(2x2), 16 x 32 x 8: 16 * 16 * 32 * 8 / 128 = 512 cycles of fma a step at peak on an h200."""
+    Worked example: F(2x2), 16 x 32 x 8: 16 * 16 * 32 * 8 / 128 = 512 cycles of fma per step at peak on an h200."""
     fitted = gpu_calibration(machine)
     own, latencies = fitted.winograd_fused, fitted.steps
     size, bt, bk, bc = (candidates[name] for name in ("output_tile", "tiles", "outputs", "channels"))
@@ -53,7 +54,7 @@ def fused_winograd_estimate(facts: WinogradFacts, candidates: Columns, counts: T
     level2 = (points * bk + points * bt) * bc * facts.element_bytes / cache2.bandwidth
     wait = latencies.loaded_latency * machine.memory_latency_cycles
     passes = np.ceil(bt * bc / threads)
-    # a warp waits for its loads, then transforms what they brought
+    # a warp waits for its loads, then transforms the tiles
     chain = wait + passes * of_tile * own.transform_cycles
     inner = bc * np.maximum(tm * tn * latencies.multiply_add_cycles, latencies.fragment_latencies * cache1.latency_cycles) + cache1.latency_cycles
     least = np.maximum(chain, inner + passes * of_tile)

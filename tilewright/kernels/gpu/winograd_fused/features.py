@@ -1,4 +1,4 @@
-"""What learned models read of candidates of Winograd's algorithm in one kernel besides counts."""
+"""Features of Winograd's algorithm in one kernel for learned models, in addition to counts."""
 
 from __future__ import annotations
 

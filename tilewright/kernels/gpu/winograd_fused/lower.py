@@ -1,8 +1,8 @@
 """Lowering of the `winograd fused` schema: transform of the input, product, and transform of the sums in one kernel.
 
-One barrier a step: while the products of a step are taken from one buffer, the filters of the next are copied to the other, and its input
-tiles are on their way to registers; they are transformed and stored behind the products. Tiles past the last one repeat it, output channels
-past the last one the last four; neither is stored.
+One barrier per step: while the products of a step read one buffer, the filters of the next step are copied to the other buffer, and its input tiles
+are loaded into registers, to be transformed and stored after the products. Tiles past the last one repeat it, and output channels past the last one
+repeat the last four; neither are stored.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def lower_fused_winograd(problem: Problem, form: WinogradForm, schedule: FusedWi
 
 @dataclass(frozen=True)
 class _Place:
-    """Offsets in the input: the first element of a tile, and from there to its rows and to its columns."""
+    """Offsets in the input: of the first element of a tile, and from there to its rows and columns."""
 
     corner: Expr
     rows: tuple[Expr, ...]
@@ -85,7 +85,7 @@ class _Place:
 
 
 class _Fused:
-    """The parts of one kernel's body, over what they share: the form, the schedule, and the positions of block and thread."""
+    """Emits the parts of the kernel's body, with their common form, schedule, and positions of block and thread."""
 
     def __init__(self, form: WinogradForm, schedule: FusedWinogradSchedule, layouts: Mapping[str, Layout], filters: Storage) -> None:
         self.form, self.schedule, self.layouts, self.filters = form, schedule, layouts, filters
@@ -138,16 +138,16 @@ class _Fused:
 
     @property
     def passes(self) -> int:
-        """Tiles of one channel that a thread transforms in a step."""
+        """Single-channel tiles that a thread transforms per step."""
         return -(-self.schedule.tiles * self.schedule.channels // self.schedule.threads)
 
     def item(self, number: int) -> tuple[Expr, Expr, Expr]:
-        """(tile, channel) within the block's of a thread's pass, and whether there is one. Neighbouring threads have neighbouring channels."""
+        """Tile and channel, within those of the block, of a thread's pass, and whether they exist. Adjacent threads have adjacent channels."""
         position = self.thread + number * self.schedule.threads
         return position // self.schedule.channels, position % self.schedule.channels, position < self.schedule.tiles * self.schedule.channels
 
     def input_places(self) -> tuple[list[Statement], list[_Place]]:
-        """Where each pass's tile lies; the statements, before the loop, name what is computed for that."""
+        """The place of each pass's tile in the input, and the statements before the loop that compute it."""
         statements: list[Statement] = []
         places: list[_Place] = []
         layout = self.layouts[self.form.source.buffer]
@@ -180,7 +180,7 @@ class _Fused:
         return statements, places
 
     def load_inputs(self, places: Sequence[_Place], step: Expr) -> list[Statement]:
-        """The tiles of a step into registers."""
+        """Loads the tiles of a step into registers."""
         source = self.form.source.buffer
         statements: list[Statement] = []
         for number, place in enumerate(places):
@@ -195,7 +195,7 @@ class _Fused:
         return statements
 
     def store_inputs(self, buffer: Expr) -> list[Statement]:
-        """B^T d B of what was loaded into one of the buffers, [point][channel][tile]."""
+        """Stores B^T d B of the loaded tiles in one of the buffers, [point][channel][tile]."""
         matrix = TRANSFORMS[self.schedule.output_tile].inputs
         statements: list[Statement] = []
         for number in range(self.passes):
@@ -215,7 +215,7 @@ class _Fused:
         return block(statements) if condition == TRUE else If(condition, block(statements))
 
     def copy_filters(self, step: Expr, buffer: Expr) -> list[Statement]:
-        """Begins to copy the filters of a step to one of the buffers, [point][channel][output]."""
+        """Starts to copy the filters of a step to one of the buffers, [point][channel][output]."""
         schedule = self.schedule
         vectors = schedule.outputs // 4
         axes = Var("t", schedule.points), Var("c", schedule.channels), Var("v", vectors)
@@ -265,7 +265,7 @@ class _Fused:
         return [For(k, index_const(schedule.channels), block(body), "unroll")]
 
     def spill(self) -> list[Statement]:
-        """The thread's sums into `sums` [point][tile][output]."""
+        """Stores the thread's sums in `sums` [point][tile][output]."""
         schedule = self.schedule
         tm, tn = schedule.thread_m, schedule.thread_n
         point, thread_m, thread_n = self.place
@@ -276,7 +276,7 @@ class _Fused:
         return [For(i, index_const(tm), For(j, index_const(tn // 4), put, "unroll"), "unroll")]
 
     def outputs(self) -> list[Statement]:
-        """A^T M A of every tile and output channel, and what the region stores of it."""
+        """A^T M A of every tile and output channel, then the epilogue and store."""
         lanes = self.lanes(self.elements)
 
         def element(at: Var, axes: Mapping[Var, Expr]) -> list[Statement]:
@@ -286,8 +286,8 @@ class _Fused:
         return self.vectors(self.elements, lanes, index_const(0), lambda at: self.within_output(at, element))
 
     def outputs_of_cluster(self) -> list[Statement]:
-        """A^T M A of every tile and output channel into the block's part of `partial` [part][element of the tile][tile][output]; then each block adds
-        up the parts of its share, and stores what the region makes of them."""
+        """Stores A^T M A of every tile and output channel in the block's part of `partial` [part][element of the tile][tile][output]. Each block then
+        adds up the parts of its share, with epilogue and store."""
         schedule = self.schedule
         size, pixels = schedule.output_tile, schedule.output_tile**2
         share = self.elements // schedule.split
@@ -316,16 +316,17 @@ class _Fused:
             *self.vectors(self.elements, first, index_const(0), partial),
             cluster_barrier(),
             *self.vectors(share, last, self.part * share, lambda at: self.within_output(at, element)),
-            cluster_barrier(),  # no block ends while others read its parts
+            cluster_barrier(),  # no block may exit while others read its parts
         ]
 
     def lanes(self, elements: int, widest: int = 0) -> int:
-        """The widest vectors along the output channels that leave no thread without work; of what the region can store where none is given."""
+        """The widest vectors along the output channels that leave no thread idle, up to `widest` (default: the region's store width)."""
         most = widest or store_vector(self.form, self.layouts)
         return next(width for width in (4, 2, 1) if width <= most and (elements // width >= self.schedule.threads or width == 1))
 
     def vectors(self, elements: int, lanes: int, first: Expr, body: Callable[[Var], list[Statement]]) -> list[Statement]:
-        """The threads divide so many elements of the block's tile, from `first` on; the body gets the flat position (tile, output) of a vector."""
+        """Divides `elements` elements of the block's tile, from `first` on, among the threads; the body receives the flat position (tile, output) of
+        a vector."""
         count = elements // lanes
         turn, at = Var("turn", -(-count // self.schedule.threads)), Var("at", self.elements)
         position = turn * self.schedule.threads + self.thread
@@ -333,7 +334,7 @@ class _Fused:
         return [For(turn, index_const(turn.extent or 1), inner)]
 
     def within_output(self, at: Var, body: Callable[[Var, Mapping[Var, Expr]], list[Statement]]) -> list[Statement]:
-        """The body where the tile and the output channel of a position exist; it gets their axes."""
+        """The body, guarded by whether the tile and the output channel of a position exist; it receives their axes."""
         outputs = self.schedule.outputs
 
         def tile(which: Var) -> list[Statement]:
@@ -354,7 +355,7 @@ class _Fused:
 
 
 def _spread(index: Expr | int, thread: Expr, per_thread: int, size: int) -> Expr:
-    """The position of a thread's element `index` among `size`: its vectors of four lie a full row of threads apart."""
+    """The position of a thread's element `index` among `size`: a thread's next vector of four follows after those of all threads."""
     width = min(4, per_thread)
     index = index_const(index) if isinstance(index, int) else index
     return index // width * (size // (per_thread // width)) + thread * width + index % width

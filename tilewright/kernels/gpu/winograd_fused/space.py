@@ -1,10 +1,10 @@
 """Schedules of the `winograd fused` schema on a GPU: Winograd's algorithm for 3x3 convolutions in one kernel, for layers too small for three.
 
-A block computes `tiles` tiles of the output for `outputs` output channels. For `channels` input channels at a time its threads transform the input's
-tiles into shared memory, where the transformed filters come by asynchronous copies, and every point of the tiles has threads of its own that
-accumulate thread_m x thread_n sums each. The sums go through shared memory to the transform of the outputs. `split` > 1: so many blocks, a cluster,
-divide the input channels; the transform is linear, so that they exchange partial outputs, a quarter of the sums (4 / 9 for m = 4), by way of each
-other's shared memory. Accuracy is that of `kernels.gpu.winograd.space`.
+A block computes `tiles` tiles of the output for `outputs` output channels. For `channels` input channels at a time, its threads transform the input
+tiles into shared memory, and asynchronous copies bring the transformed filters there. Every point of the tiles has its own threads, which accumulate
+thread_m x thread_n sums each. The sums go through shared memory to the transform of the outputs. `split` > 1: a cluster of `split` blocks divides the
+input channels; the transform is linear, so they exchange partial outputs, a quarter of the sums (4 / 9 for m = 4), through each other's shared
+memory. Accuracy is that of `kernels.gpu.winograd.space`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tilewright.kernels.gpu.winograd.space import WinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES
 
 PADDING = 4
-"""Elements between the rows of the transformed input in shared memory: vectors stay aligned, and stores of neighbouring channels meet other banks."""
+"""Padding in elements between rows of the transformed input in shared memory: vectors stay aligned, and stores of adjacent channels hit different
+banks."""
 FUSED_AXES = {
     "output_tile": OUTPUT_TILES,
     "tiles": (8, 16, 32),
@@ -33,7 +34,7 @@ FUSED_AXES = {
 
 @dataclass(frozen=True)
 class FusedWinogradSchedule:
-    """One candidate; see the module's text."""
+    """One candidate; see the module's docstring."""
 
     output_tile: int
     tiles: int
@@ -60,7 +61,7 @@ class FusedWinogradSchedule:
 
 
 def fused_winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns FUSED_AXES; and how many were rejected by reason."""
+    """Candidates with the columns FUSED_AXES, and the number rejected for each reason."""
     candidates = product_of(FUSED_AXES)
     threads = fused_threads_of(candidates)
     points = points_of(candidates)
@@ -82,14 +83,14 @@ def fused_winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[s
             ("more than twice as many tiles or output channels as there are", (tiles >= 2 * there) | (outputs >= 2 * facts.outputs)),
             ("shared memory exceeds a block's", fused_shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
             ("registers exceed a thread's", registers > machine.registers_per_thread_max),
-            # the schedulers have equal shares of the registers, and whole warps
+            # each scheduler has an equal share of the registers, and whole warps
             ("registers exceed a processor's", registers * (-(-threads // quad) * quad) > machine.registers_per_processor),
         ],
     )
 
 
 def points_of(candidates: Columns) -> np.ndarray:
-    """(m + 2)^2."""
+    """Points of a tile: (m + 2)^2."""
     return (candidates["output_tile"] + FILTER - 1) ** 2
 
 
@@ -106,7 +107,7 @@ def fused_threads_of(candidates: Columns) -> np.ndarray:
 
 
 def fused_shared_bytes_of(facts: WinogradFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory of a block: two buffers of the transformed input and of the filters, the sums, and partial outputs of a cluster.
+    """Bytes of shared memory per block: two buffers each of the transformed input and the filters, the sums, and partial outputs of a cluster.
 
     F(2x2) with 16 tiles, 32 outputs and 8 channels: 4 * 16 * (2 * 8 * (16 + 4) + 2 * 8 * 32 + 16 * 32) = 86016."""
     inputs = 2 * candidates["channels"] * (candidates["tiles"] + PADDING)
@@ -118,8 +119,8 @@ def fused_shared_bytes_of(facts: WinogradFacts, candidates: Columns) -> np.ndarr
 
 
 def fused_registers_of(candidates: Columns) -> np.ndarray:
-    """Estimated 32-bit registers of a thread: accumulators, fragments read ahead, the tiles that are loaded a step ahead, and addresses. ptxas 13.0
-    takes at most an eighth more for the candidates that are predicted best of the layers of bench/layers.py on sm_90a, mostly fewer."""
+    """Estimated 32-bit registers per thread: accumulators, prefetched fragments, tiles loaded one step ahead, and addresses. For the candidates
+    predicted best for the layers of bench/layers.py on sm_90a, ptxas 13.0 allocates at most an eighth more, and mostly fewer."""
     passes = -(-candidates["tiles"] * candidates["channels"] // np.maximum(fused_threads_of(candidates), 1))
     size = candidates["thread_m"] * candidates["thread_n"]
     registers: np.ndarray = 28 + size + 2 * (candidates["thread_m"] + candidates["thread_n"]) + passes * points_of(candidates)
