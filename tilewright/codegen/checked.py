@@ -208,7 +208,7 @@ class CheckedPrinter(CPrinter):
         if intrinsic.order == "await":
             self.line(f"tw_await(s, {self.text(next(iter(values.values())))});")
             return
-        if intrinsic.meaning is None:  # a hint
+        if intrinsic.meaning is None:  # a hint has no effect here
             return
         places = self.guarded_places(root)
         given = [(operand, place) for operand, place in places if operand.reads]

@@ -9,7 +9,7 @@ from tilewright.ir.layout import row_major
 
 
 def operand_view(load: Load, shape: Sequence[int], axes: Sequence[Var]) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """(sizes, strides, offset) with which `torch.as_strided` of the row-major constant of `shape` gives an array indexed by `axes`.
+    """(sizes, strides, offset) with which `torch.as_strided` turns the row-major constant of `shape` into an array indexed by `axes`.
 
     None if the load's flat offset is not linear in the axes or contains another variable, or if an index can leave the constant, as behind a
     guard."""

@@ -119,7 +119,7 @@ def printed_operation(node: Apply) -> str:
 
 
 def identifier(name: str) -> str:
-    """A C identifier that reads like `name`."""
+    """A C identifier that resembles `name`."""
     text = re.sub(r"\W+", "_", name).strip("_") or "v"
     if text[0].isdigit():
         text = "v" + text

@@ -135,7 +135,7 @@ def _is_addressing(node: Apply) -> bool:
 
 @dataclass(frozen=True)
 class Computation:
-    """The steps of an operator or a region, in order, and which results leave it."""
+    """The steps of an operator or a region, in order, and the names of its results."""
 
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]

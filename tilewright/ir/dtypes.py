@@ -1,4 +1,4 @@
-"""Element types: one table, from which names in PyTorch, NumPy, C and CUDA C++, sizes, and conversions follow.
+"""Element types: one table of their names in PyTorch, NumPy, C and CUDA C++, their sizes and their limits.
 
 Adding a type means adding an entry. Kernels store narrow floats but compute with a wider type; `codegen.conversions` has the functions that widen and
 round.

@@ -182,7 +182,7 @@ def const(value: float | int | bool, dtype: str) -> Const:
 
 
 def index_const(value: int) -> Const:
-    """An integer as an index."""
+    """An integer as an index constant."""
     return Const(value, INDEX)
 
 
@@ -461,7 +461,7 @@ def _divide(operation: str, a: Expr, divisor: int) -> Expr:
     if divisor == 1:
         return a if operation == "floordiv" else Const(0, INDEX)
     form = linear(a)
-    if range_of(a)[0] == float("-inf") and any(map(_is_data, (t for t, _ in form.terms))):  # it may wrap before it is divided
+    if range_of(a)[0] == float("-inf") and any(map(_is_data, (t for t, _ in form.terms))):  # the sum may wrap before the division
         return Apply(operation, (a, Const(divisor, INDEX)), INDEX)
     whole = tuple((t, c) for t, c in form.terms if c % divisor == 0)
     rest_terms = tuple((t, c) for t, c in form.terms if c % divisor)

@@ -1,6 +1,6 @@
 """How the elements of a value are stored: one type for NCHW, NHWC, blocked, packed and padded layouts.
 
-A layout is an ordered list of (dimension, factor) pairs, outermost first. A dimension that occurs once with factor 0 is stored whole. A
+A layout is an ordered list of (dimension, factor) pairs, outermost first. A dimension that occurs only once, with factor 0, is stored whole. A
 dimension that is split occurs once with factor 0 (the outer part) and again with its inner factors; its extent is rounded up to their
 product. `halo` adds zeroed elements before and after a dimension, so that a convolution can read its padding.
 

@@ -1,1 +1,1 @@
-"""Reports for people: what a compiled program consists of, and why; tables for the terminal."""
+"""Reports for people: the explanation of a compiled program, and tables for the terminal."""

@@ -35,7 +35,7 @@ def compile_kernels(
     calling thread.
 
     Raises:
-        CompilerMissing: before anything is compiled.
+        CompilerMissing: if a compiler is missing; raised before anything is compiled.
         CacheError: if neither the cache nor the temporary folder can be written.
     """
     cache = cache or default_cache()

@@ -105,7 +105,7 @@ class CCompiler:
 
     @classmethod
     def find(cls, machine: Machine) -> CCompiler:
-        """The user's choice, else a compiler named after the target's triple, else this host's gcc or clang.
+        """The compiler chosen by the user; else this host's gcc or clang, or for another architecture the gcc named after its target triple.
 
         Raises:
             CompilerMissing: if there is none; the message lists the names that were tried.

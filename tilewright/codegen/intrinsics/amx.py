@@ -57,7 +57,7 @@ def configuration(tiles: Sequence[Buffer]) -> str:
     """The 64 bytes that `ldtilecfg` reads, as a C initialiser list.
 
     Raises:
-        ValueError: for more or larger tiles than there are.
+        ValueError: for more or larger tiles than the machine has.
     """
     if len(tiles) > TILES or any(shape_of(buffer)[0] > TILE_PIXELS or row_bytes(buffer) > ROW_BYTES for buffer in tiles):
         raise ValueError(f"{len(tiles)} tiles {[(shape_of(buffer)[0], row_bytes(buffer)) for buffer in tiles]} do not fit the registers")
@@ -70,7 +70,7 @@ def configuration(tiles: Sequence[Buffer]) -> str:
 
 
 def with_tiles(tiles: Sequence[Buffer], body: Statement) -> Statement:
-    """The body with these tiles, in the order of the registers.
+    """The body in a context with these tiles, in the order of the registers.
 
     Raises:
         ValueError: for more or larger tiles than the machine has.
