@@ -118,7 +118,7 @@ def linear(g: GraphBuilder, x: Value, w: Value, bias: Value | None) -> Value:
 
 @HANDLERS.handles("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default", "vdot.default", "inner.default")
 def matmul(g: GraphBuilder, a: Value, b: Value) -> Value:
-    """torch.matmul: vectors become matrices, and lose the added dimension again."""
+    """torch.matmul: vectors become matrices, and the added dimension is removed again."""
     left, right = len(a.shape) == 1, len(b.shape) == 1
     a2 = g.reshape(a, (1, *a.shape)) if left else a
     b2 = g.reshape(b, (*b.shape, 1)) if right else b
@@ -179,7 +179,7 @@ def softmin(g: GraphBuilder, x: Value, axis: int, _: object = None) -> Value:
 
 @HANDLERS.handles("logsumexp.default")
 def logsumexp(g: GraphBuilder, x: Value, axes: list[int], keepdim: bool) -> Value:
-    """log sum exp(x - m) + m with the maximum m, or 0 where that is infinite."""
+    """log sum exp(x - m) + m, where m is the maximum, or 0 if the maximum is infinite."""
     over = axes_of(axes, len(x.shape))
     x = g.cast(x, g.expected[0][1])
     greatest = g.op("amax", x, axes=over, keepdim=True)
@@ -201,7 +201,7 @@ def batch_norm(g: GraphBuilder, x: Value, w: Value | None, b: Value | None, mean
 def training_batch_norm(
     g: GraphBuilder, x: Value, w: Value | None, b: Value | None, mean: Value, variance: Value, training: bool, momentum: float, epsilon: float
 ) -> tuple[Value | None, ...]:
-    """Training: normalises by the batch's own statistics, and moves the running ones towards them (the variance without bias)."""
+    """Training: normalises by the batch's own statistics, and moves the running statistics towards them (with the unbiased variance)."""
     if not training:
         return *batch_norm(g, x, w, b, mean, variance, epsilon), mean, variance
     axes = tuple(i for i in range(len(x.shape)) if i != 1)
@@ -328,7 +328,7 @@ def max_pool_with_indices(
 
 
 def _pool_rank(g: GraphBuilder, x: Value, window: Sequence[int]) -> int:
-    """Windows come with one number for each dimension, or with one for all: then the result's shape tells."""
+    """The number of pooled dimensions: windows have one number per dimension, or one for all, in which case the expected result's shape tells."""
     if len(window) > 1:
         return len(window)
     shape = g.expected[0][0]

@@ -70,8 +70,8 @@ def _body(cell: Cell, states: Sequence[Value], x: Value, captured: Sequence[Valu
 def one_direction(
     g: GraphBuilder, cell: Cell, x: Value, initial: Sequence[Value], parameters: Sequence[Value], reverse: bool, inner_bias: bool
 ) -> tuple[Value, ...]:
-    """One layer in one direction over x [T, N, C]: (final states..., outputs [T, N, H]). Biases whose sum is all that matters are added
-    before the loop; `inner_bias` keeps that of the recurrent product inside."""
+    """One layer in one direction over x [T, N, C]: (final states..., outputs [T, N, H]). Both biases are added before the loop, unless `inner_bias`
+    keeps that of the recurrent product inside."""
     w_ih, w_hh, *biases = parameters
     part = g.op("linear", x, w_ih)
     captured = [w_hh]
@@ -175,7 +175,7 @@ def rnn_relu(g: GraphBuilder, x: Value, state: Value, weights: list[Value], bias
 def _cell(
     g: GraphBuilder, cell: Cell, x: Value, states: Sequence[Value], w_ih: Value, w_hh: Value, b_ih: Value | None, b_hh: Value | None
 ) -> tuple[Value, ...]:
-    """A single step (torch.nn.LSTMCell and its like), without a loop."""
+    """A single step (torch.nn.LSTMCell and similar), without a loop."""
     part = g.op("linear", x, w_ih)
     return cell(g, states, part if b_ih is None else g.pointwise("add", part, b_ih), w_hh, b_hh)
 

@@ -229,7 +229,7 @@ def cumprod(g: GraphBuilder, x: Value, axis: int, _: Any = None) -> Value:
 def attention(
     g: GraphBuilder, q: Value, k: Value, v: Value, mask: Value | None, dropout: float, causal: bool, scale: float | None = None, grouped: bool = False
 ) -> Value:
-    """softmax(q k^T scale + mask) v; a boolean mask and the causal triangle put minus infinity where they are false."""
+    """softmax(q k^T scale + mask) v; a boolean mask and the causal triangle set scores to minus infinity where they are false."""
     if dropout:
         raise Unsupported("attention with dropout draws random numbers")
     if not is_float(q.dtype):
@@ -244,7 +244,7 @@ def attention(
         scores = g.pointwise("where", mask, scores, float("-inf"), dtype=scores.dtype)
     elif mask is not None:
         scores = g.pointwise("add", scores, mask)
-    # a row that is masked altogether has no maximum: PyTorch returns zeros there
+    # a completely masked row has no maximum: PyTorch returns zeros there
     weights = g.op("softmax", scores, axis=len(scores.shape) - 1)
     if mask is not None:
         weights = g.pointwise("where", g.pointwise("isnan", weights), 0.0, weights, dtype=weights.dtype)
@@ -262,7 +262,7 @@ def _repeated_heads(g: GraphBuilder, x: Value, times: int) -> Value:
 
 @HANDLERS.handles("einsum.default")
 def einsum(g: GraphBuilder, equation: str, operands: list[Value], *_: Any) -> Value:
-    """Operands are contracted from left to right; each pair is brought into the form of a batched matrix product."""
+    """Operands are contracted from left to right; each pair becomes a batched matrix product."""
     if "." in equation:
         raise Unsupported("einsum with an ellipsis")
     left, arrow, right = equation.replace(" ", "").partition("->")
@@ -284,7 +284,7 @@ def einsum(g: GraphBuilder, equation: str, operands: list[Value], *_: Any) -> Va
 
 
 def _contract(g: GraphBuilder, a: Value, a_labels: str, b: Value, b_labels: str, later: set[str]) -> tuple[Value, str]:
-    """One pair: labels of one side that nothing else uses are summed first; shared labels are batch (if used later) or contracted."""
+    """Contracts one pair: labels of one side that nothing else uses are summed first; shared labels are batch (if used later) or contracted."""
     a, a_labels = _summed(g, a, a_labels, later | set(b_labels))
     b, b_labels = _summed(g, b, b_labels, later | set(a_labels))
     extents = {**dict(zip(a_labels, a.shape, strict=True)), **dict(zip(b_labels, b.shape, strict=True))}

@@ -92,7 +92,7 @@ def unbind(g: GraphBuilder, x: Value, axis: int) -> tuple[Value, ...]:
 @HANDLERS.handles("cat.default", "concat.default", "concatenate.default")
 def cat(g: GraphBuilder, parts: list[Value], axis: int) -> Value:
     dtype, rank = g.expected[0][1], len(g.expected[0][0])
-    return g.concatenate([g.cast(p, dtype) for p in parts if len(p.shape) == rank], axis % rank)  # an old rule lets cat skip tensors of shape [0]
+    return g.concatenate([g.cast(p, dtype) for p in parts if len(p.shape) == rank], axis % rank)  # cat still skips tensors of shape [0]
 
 
 @HANDLERS.handles("stack.default")
@@ -268,7 +268,7 @@ def take(g: GraphBuilder, x: Value, index: Value) -> Value:
 
 @HANDLERS.handles("take_along_dim.default")
 def take_along_dim(g: GraphBuilder, x: Value, index: Value, axis: int | None) -> Value:
-    """Along a dimension any index is taken modulo its extent; without one, the flat tensor is gathered from."""
+    """Along a dimension an index is taken modulo its extent; without a dimension, elements of the flattened tensor are gathered."""
     if axis is None:
         return g.op("take", x, g.reshape(index, (-1,)), negative=False)
     axis %= len(x.shape)
@@ -390,7 +390,7 @@ def triu_indices(g: GraphBuilder, rows: int, columns: int, offset: int, *_: Any)
 
 
 def _ratios(sizes: Sequence[int], output: Sequence[int], scales: Sequence[float | None] | None, align_corners: bool) -> tuple[tuple[int, int], ...]:
-    """Steps of the input for a step of the output, as exact fractions (a scale factor given by the user takes precedence over the sizes)."""
+    """Input steps per output step, as exact fractions (a scale factor given by the user takes precedence over the sizes)."""
     ratios = []
     for k, (size, extent) in enumerate(zip(sizes, output, strict=True)):
         if align_corners:

@@ -1,6 +1,5 @@
-"""How many tensors one operator of a file may make: as many as a program can list, whatever the sizes that the file gives.
-
-Counted before the operator is traced, which makes them all: `unbind` of an expanded element is a few bytes of a file.
+"""A limit on the number of tensors that one operator of a file makes, whatever sizes the file gives. The tensors are counted before the operator is
+traced, because tracing makes them all: `unbind` of an expanded element is a few bytes of a file.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _PARTS: Mapping[str, Callable[[Mapping[str, Any]], int]] = MappingProxyType(
         **dict.fromkeys(("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"), _steps),
     }
 )
-"""Overload → results, or steps of a loop that is traced step by step, by the operator's arguments."""
+"""Overload → the number of results, or of steps of a loop that is traced step by step, from the operator's arguments."""
 
 
 class FanOut(TorchFunctionMode):

@@ -1,7 +1,5 @@
-"""How handlers of ATen operators are written and collected.
-
-A handler is a function of the builder and of the operator's arguments in the order of its ATen schema (defaults filled in, tensors as
-`Value`). It adds nodes and returns the result, or a tuple of results with None for those that are never used.
+"""Registration of handlers of ATen operators. A handler is a function of the builder and of the operator's arguments in the order of its ATen schema
+(defaults filled in, tensors as `Value`). It adds nodes and returns the result, or a tuple of results with None for those that are never used.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ def result_type(*operands: Operand) -> str:
 
 
 def axes_of(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Dimensions, not negative and sorted; None and an empty list mean all."""
+    """Dimensions, sorted and non-negative; None and an empty list mean all."""
     if axes is None:
         return tuple(range(rank))
     listed = [axes] if isinstance(axes, int) else list(axes)

@@ -1,4 +1,4 @@
-"""What a front end hands on: a graph, and how the model is called around it."""
+"""The result of a front end: a graph and the calling convention of the model around it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tilewright.ir.graph import Graph
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter or buffer that became the constant `value`. `source` is a weak reference to the tensor, or None where the model came
-    from a file."""
+    """A parameter or buffer that became the constant `value`. `source` is a weak reference to the tensor, or None if the model came from a file."""
 
     name: str
     value: str
@@ -36,7 +35,7 @@ class Output:
 
 @dataclass(frozen=True)
 class State:
-    """A buffer that the model changes: graph input `input` holds it, graph output `output` is what it becomes."""
+    """A buffer that the model changes: graph input `input` holds its value before a call, graph output `output` the value after it."""
 
     name: str
     input: int
@@ -47,8 +46,7 @@ class State:
 
 @dataclass(frozen=True)
 class UnsupportedNode:
-    """A node that runs through PyTorch: the ATen operator, the shapes of what it makes, where in the user's model it is, and why it is not
-    compiled."""
+    """A node that runs through PyTorch: the ATen operator, the shapes of its results, its place in the user's model, and why it is not compiled."""
 
     node: str
     target: str
@@ -64,8 +62,8 @@ class UnsupportedNode:
 
 @dataclass(frozen=True)
 class Imported:
-    """A model read by a front end. `leaves` are flattened (args, kwargs): for each, the number of its graph input, or None where it was
-    specialised to the Python value in `literals`. `mutations` pairs (input leaf, graph output whose value is copied back into it)."""
+    """A model read by a front end. `leaves` are flattened (args, kwargs): for each, the number of its graph input, or None if it was specialised to
+    the Python value in `literals`. `mutations` pairs (input leaf, graph output whose value is copied back into it)."""
 
     graph: Graph
     in_spec: pytree.TreeSpec
@@ -79,7 +77,7 @@ class Imported:
 
 
 def unsupported(graph: Graph) -> tuple[UnsupportedNode, ...]:
-    """Every node that runs through PyTorch, loops' bodies included."""
+    """Every node that runs through PyTorch, including those in loop bodies."""
     found: list[UnsupportedNode] = []
     for node in graph.nodes:
         if node.operator == "torch":

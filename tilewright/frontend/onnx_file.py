@@ -1,6 +1,6 @@
 """Reading ONNX files: loading, external data that stays inside the model's folder, validity and version.
 
-Everything that comes from the file is data: no code of it runs, and no path that it names may lead out of its folder.
+The file is only data: none of it runs as code, and no path that it names may lead out of its folder.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _BESIDE = "keep the data files in the model's folder"
 def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
     """A valid model with all weights in memory.
 
-    Raises InvalidModel where the file is missing, damaged or not valid ONNX, where its external data is missing or lies elsewhere, and
-    where its version of the operator set is not known; UnsupportedOperator where it uses only other operator sets."""
+    Raises InvalidModel if the file is missing, damaged or not valid ONNX, if its external data is missing or outside the model's folder, or if its
+    operator-set version is not known; UnsupportedOperator if it uses only other operator sets."""
     if isinstance(source, onnx.ModelProto):
         model, place = source, "the model"
         if any(external_data_helper.uses_external_data(t) for t in _tensors(model)):
@@ -48,7 +48,7 @@ def load(source: onnx.ModelProto | str | Path) -> onnx.ModelProto:
 
 
 def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as the checker wants it: a copy that states a rank where an input or output has none, which is allowed here."""
+    """A copy of the model for the checker, with a rank for every input and output that has none; a missing rank is allowed here."""
     infos = [*model.graph.input, *model.graph.output]
     if all(not info.type.HasField("tensor_type") or info.type.tensor_type.HasField("shape") for info in infos):
         return model
@@ -82,9 +82,9 @@ def opset_of(model: onnx.ModelProto, place: str = "the model") -> int:
 
 
 LARGEST_MESSAGE = (1 << 31) - 1
-"""Bytes of a serialised model; protocol buffers are no larger."""
+"""Maximum bytes of a serialised model, the limit of protocol buffers."""
 SHARED = 4
-"""How often the external data of a model may be read in the mean: tensors may share what is the same."""
+"""How often a model may read its external data on average: tensors may share equal data."""
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -120,7 +120,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _checked_location(tensor: onnx.TensorProto, length: int, folder: Path, path: Path) -> Path:
-    """The file with the tensor's `length` bytes of data. Raises InvalidModel unless it is under the model's folder, and holds them."""
+    """The file with the tensor's `length` bytes of data. Raises InvalidModel unless the file is below the model's folder and holds the data."""
     entries: dict[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if not location.isprintable() or not location or Path(location).is_absolute() or ".." in Path(location).parts:
@@ -137,13 +137,13 @@ def _checked_location(tensor: onnx.TensorProto, length: int, folder: Path, path:
         raise InvalidModel(f"{path} takes {entries['length']} bytes of {location!r} for {tensor.name}, which has {length}", "export the model again")
     if offset + length > file.stat().st_size:
         raise InvalidModel(f"the data file {location!r} is shorter than {path} says", "export the model again")
-    if "length" not in entries:  # without one everything to the end of the file would be read
+    if "length" not in entries:  # without a length everything to the end of the file would be read
         tensor.external_data.add(key="length", value=str(length))
     return file
 
 
 def _bytes_of(tensor: onnx.TensorProto) -> int:
-    """Of a tensor's data by its type; elements of less than a byte share one. Raises InvalidModel for a type that has no size."""
+    """Bytes of a tensor's data by its type; elements smaller than a byte are packed. Raises InvalidModel for a type that has no size."""
     try:
         bits = 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, TypeError, ValueError) as error:

@@ -1,8 +1,8 @@
 """ONNX models and files become an `Imported`.
 
-Nodes whose operands are all known (weights, shapes) are evaluated at import with ONNX's reference implementation, so that computations
-on shapes disappear; each other node goes through a handler (`onnx_*.py`) that adds nodes of the operator table. An operator without a
-handler that ONNX, or the model itself, defines by a function is replaced by that function's body.
+Nodes whose operands are all known (weights, shapes) are evaluated at import with ONNX's reference implementation, so that computations on shapes
+disappear; every other node goes through a handler (`onnx_*.py`) that adds nodes of the operator table. An operator without a handler that ONNX, or
+the model itself, defines by a function is replaced by that function's body.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ HANDLERS: Mapping[str, NodeHandler] = MappingProxyType(
     }
 )
 
-_GROWING = ("ConstantOfShape", "Expand", "Tile")  # results may be far larger than operands
-_LARGEST_FOLDED = 1 << 16  # elements of a result of those that is stored as a constant
+_GROWING = ("ConstantOfShape", "Expand", "Tile")  # operators whose results may be far larger than their operands
+_LARGEST_FOLDED = 1 << 16  # elements of a result of `_GROWING` that is stored as a constant
 _NEVER_FOLDED = frozenset(
     "If Loop Scan SequenceMap ImageDecoder RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
 )
-# attributes that change nothing where a handler does not ask for them: statistics kept in training, precision that is at least as great,
-# the order of positions that are not used, parameters of another mode of interpolation or padding
+# attributes that have no effect if a handler does not read them: statistics kept in training, a precision that is at least met, the order of unused
+# positions, parameters of other modes of interpolation or padding
 _HARMLESS = frozenset(
     "momentum stash_type storage_order seed saturate round_mode precision softmax_precision activation_alpha activation_beta hidden_size sorted "
     "training_mode kernel_shape nearest_mode cubic_coeff_a extrapolation_value exclude_outside antialias pads".split()
 )
-_DEEPEST = 32  # functions within functions
+_DEEPEST = 32  # nesting depth of functions
 _MOST_INLINED = 100_000  # nodes of functions' bodies
 _LISTED = 20  # nodes that an error names
-_LARGEST_OPERAND = 64  # elements of what may be a shape, and is shown to ONNX's shape inference
-# results whose sizes are values of operands, which shape inference does not always know
+_LARGEST_OPERAND = 64  # elements of an operand that may be a shape and is passed to ONNX's shape inference
+# operators whose result sizes are values of operands, which shape inference does not always know
 _SIZED_BY_VALUES = frozenset(
     "Range OneHot Pad Resize Upsample HannWindow HammingWindow BlackmanWindow MelWeightMatrix EyeLike Col2Im MaxUnpool CenterCropPad AffineGrid "
     "ConvTranspose Conv AveragePool MaxPool LpPool STFT DFT RoiAlign MaxRoiPool Trilu Gather Einsum".split()
@@ -66,16 +66,16 @@ _SIZED_BY_VALUES = frozenset(
 
 def import_onnx(source: onnx.ModelProto | str | Path, example_inputs: Sequence[Any] | None = None) -> Imported:
     """Reads a model, whose inputs become positional tensors in the order of the file; one output is returned as a tensor, several as a
-    tuple. Sizes that the file leaves open are those of the example inputs.
+    tuple. Dynamic sizes are taken from the example inputs.
 
-    Raises InvalidModel for a damaged or invalid file, an unknown operator set or a size that nothing tells, and UnsupportedOperator with
-    every node that cannot be compiled."""
+    Raises InvalidModel for a damaged or invalid file, an unknown operator set or an undetermined size, and UnsupportedOperator with every node that
+    cannot be compiled."""
     with reading(None if isinstance(source, onnx.ModelProto) else source, "export it again, or run onnx.checker on it"):
         return _Importer(load(source), example_inputs).run()
 
 
 class _Missing:
-    """Stands for the results of a node that is not supported, so that all of these are found in one reading."""
+    """Stands for the results of an unsupported node, so that one reading finds all unsupported nodes."""
 
 
 _MISSING = _Missing()
@@ -83,7 +83,7 @@ _Environment = MutableMapping[str, Any]  # tensor name -> Known, None or _MISSIN
 
 
 class _Importer:
-    """One reading of one model."""
+    """State of importing one model."""
 
     def __init__(self, model: onnx.ModelProto, example_inputs: Sequence[Any] | None) -> None:
         self.model = model
@@ -211,7 +211,7 @@ class _Importer:
             return self._compiled(node, handler, operands, opsets, used, depth)
         except TilewrightError:
             raise
-        except Exception as error:  # the handlers check little: a model that is not well formed shows itself so
+        except Exception as error:  # the handlers check little: a malformed model shows up here
             reason = str(error) if isinstance(error, Unsupported) else said(error)
             label = printable(node.op_type if node.domain in DEFAULT_DOMAIN else f"{node.domain}.{node.op_type}")
             self.unsupported.append(UnsupportedNode(_label(node), label, printable(node.name) or f"the node of {_label(node)}", reason))
@@ -263,7 +263,7 @@ class _Importer:
             raise Unsupported(f"it computes with {', '.join(bad)}")
 
     def _fold(self, node: onnx.NodeProto, operands: Sequence[Any], opsets: Mapping[str, int]) -> Sequence[np.ndarray | None] | None:
-        """Results of a node whose operands are all known; None where it must stay in the graph."""
+        """Results of a node whose operands are all known; None if it must stay in the graph."""
         if any(isinstance(v, Value) for v in operands) or node.domain not in DEFAULT_DOMAIN or node.op_type in _NEVER_FOLDED:
             return None
         if node.op_type in _GROWING:
@@ -280,7 +280,7 @@ class _Importer:
             with np.errstate(all="ignore"):
                 results = evaluator.run(None, {name: v for name, v in zip(node.input, operands, strict=True) if name})
         except Exception:
-            return None  # the handler decides, and gives the reason
+            return None  # the handler decides and gives the reason
         if not all(r is None or isinstance(r, (np.ndarray, np.generic)) for r in results):
             return None
         return [None if r is None else np.asarray(r) for r in results]
@@ -302,8 +302,7 @@ class _Importer:
     # --- functions ----------------------------------------------------------------------------------------------------
 
     def _function(self, node: onnx.NodeProto, operands: Sequence[Any] | None, opsets: Mapping[str, int]) -> onnx.FunctionProto | None:
-        """The function that defines an operator: one of the model, or of the ONNX standard. `operands` is None to ask only whether one may
-        exist."""
+        """The function that defines an operator: one of the model, or of the ONNX standard. With `operands` None, only whether one may exist."""
         own = self.functions.get((node.domain, node.op_type))
         if own is not None or node.domain not in DEFAULT_DOMAIN:
             return own
@@ -383,7 +382,7 @@ class _Importer:
 
 
 def _folded_elements(node: onnx.NodeProto, operands: Sequence[np.ndarray | None], opset: int) -> int:
-    """Elements of the results of a node whose operands are known, or a number that they cannot exceed."""
+    """Number of elements in the results of a node whose operands are known, or an upper bound."""
     named = [(name, v) for name, v in zip(node.input, operands, strict=True) if name and v is not None]
     product = prod(max(v.size, 1) for _, v in named)
     if node.op_type not in _SIZED_BY_VALUES and product * 8 <= LARGEST_COMPUTED:
@@ -396,13 +395,13 @@ def _folded_elements(node: onnx.NodeProto, operands: Sequence[np.ndarray | None]
         dims = [dim for kind in inferred.values() for dim in kind.tensor_type.shape.dim]
         if len(inferred) == sum(map(bool, node.output)) and all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims):
             return sum(prod(dim.dim_value for dim in kind.tensor_type.shape.dim) for kind in inferred.values())
-    except Exception:  # its own errors say nothing: the handler does
+    except Exception:  # its errors are not informative; the handler's are
         pass
     return LARGEST_COMPUTED if node.op_type in _SIZED_BY_VALUES else product
 
 
 def _is_neutral(operator: str, opset: int, name: str, value: Any) -> bool:
-    """Whether an attribute that a handler did not ask for asks for nothing: it is harmless, or as the standard has it by default."""
+    """Whether an attribute that the handler did not read has no effect: it is harmless, or has the standard's default value."""
     if name in _HARMLESS:
         return True
     described = onnx.defs.get_schema(operator, opset, "").attributes.get(name)
@@ -413,12 +412,12 @@ def _is_neutral(operator: str, opset: int, name: str, value: Any) -> bool:
 
 
 def _label(node: onnx.NodeProto) -> str:
-    """A node's name, or that of its first result."""
+    """A node's name, or the name of its first result."""
     return printable(node.name or next((name for name in node.output if name), node.op_type))
 
 
 def _read_names(node: onnx.NodeProto) -> set[str]:
-    """Names that a node reads, by its branches' bodies too."""
+    """Names that a node reads, including those read in its branches."""
     names = set(node.input)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -446,7 +445,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _bound(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto], place: str) -> onnx.NodeProto:
-    """A node of a function's body with the caller's attributes put in; those the caller leaves out are left out."""
+    """A node of a function's body with the caller's attributes substituted; attributes that the caller omits are omitted."""
     result = onnx.NodeProto()
     result.CopyFrom(node)
     result.name = f"{place}.{node.name or node.op_type}"

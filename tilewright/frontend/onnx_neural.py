@@ -37,7 +37,7 @@ def _window_padding(call: NodeCall, sizes: Sequence[int], window: Sequence[int],
 
 
 def _split(total: int, mode: str) -> tuple[int, int]:
-    """SAME_UPPER puts an odd element after the data, SAME_LOWER before."""
+    """Padding before and after: SAME_UPPER puts an odd element after the data, SAME_LOWER before it."""
     small, large = total // 2, total - total // 2
     return (small, large) if mode == "SAME_UPPER" else (large, small)
 
@@ -62,7 +62,7 @@ def conv(call: NodeCall) -> Value:
 
 @HANDLERS.handles("ConvTranspose")
 def conv_transpose(call: NodeCall) -> Value:
-    """Padding that differs between the sides is expressed by the extent of the output."""
+    """Asymmetric padding is expressed by the extent of the output."""
     g, x, w = call.g, call.value(0), call.value(1)
     rank = len(w.shape) - 2
     stride, dilation = _spatial(call, "strides", rank), _spatial(call, "dilations", rank)
@@ -110,7 +110,7 @@ def matmul(call: NodeCall) -> Value:
 
 @HANDLERS.handles("Einsum")
 def einsum(call: NodeCall) -> Value:
-    """An ellipsis becomes letters, and a repeated letter a diagonal, before the operands are contracted."""
+    """Before contraction an ellipsis is replaced by letters, and a repeated letter by a diagonal."""
     g = call.g
     operands = [call.value(i) for i in range(len(call.inputs))]
     equation = call.attribute("equation").replace(" ", "")
@@ -133,7 +133,7 @@ def einsum(call: NodeCall) -> Value:
 
 
 def _check_extents(equation: str, term: str, x: Value, terms: Sequence[str], operands: Sequence[Value]) -> None:
-    """Raises Unsupported where a letter stands for different extents: einsum then broadcasts a dimension."""
+    """Raises Unsupported if a letter stands for different extents: einsum then broadcasts a dimension."""
     extents = {c: size for t, other in zip(terms, operands, strict=True) for c, size in zip(t, other.shape, strict=True)}
     if any(extents.get(c, size) != size for c, size in zip(term, x.shape, strict=True)):
         raise Unsupported(f"einsum {equation} that broadcasts a dimension")
@@ -170,7 +170,7 @@ def instance_norm(call: NodeCall) -> Value:
 
 @HANDLERS.handles("GroupNormalization")
 def group_norm(call: NodeCall) -> Value:
-    """Before opset 21 scale and bias have one element a group, since then one a channel."""
+    """Scale and bias have one element per group before opset 21, one per channel since."""
     g, x, groups = call.g, call.value(0), call.attribute("num_groups")
     channels = x.shape[1]
 
@@ -243,7 +243,7 @@ def local_response_norm(call: NodeCall) -> Value:
 
 @HANDLERS.handles("MaxPool")
 def max_pool(call: NodeCall) -> tuple[Value, ...]:
-    """The positions that ONNX returns count elements of the whole tensor, those of the table elements of one channel."""
+    """ONNX returns positions within the whole tensor, the table's operator positions within one channel."""
     g, x = call.g, call.value(0)
     window = tuple(call.attribute("kernel_shape"))
     stride, dilation = _spatial(call, "strides", len(window)), _spatial(call, "dilations", len(window))
@@ -282,13 +282,13 @@ def average_pool(call: NodeCall) -> Value:
 def _sum_pool(
     call: NodeCall, x: Value, window: Sequence[int], stride: Sequence[int], padding: Pairs, dilation: Sequence[int], ceil_mode: bool
 ) -> Value:
-    """Sums of windows; with dilation as a convolution of each channel with ones."""
+    """Sums of windows; with dilation, computed by convolving each channel with ones."""
     g = call.g
     if all(d == 1 for d in dilation):
         return g.op("average_pool", x, window=tuple(window), stride=tuple(stride), padding=padding, ceil_mode=ceil_mode, divisor=1)
     dims = list(zip(x.shape[2:], window, stride, padding, dilation, strict=True))
     extents = [pooled_extent(*dim, ceil_mode) for dim in dims]
-    # a last partial window reaches further than the padding does
+    # a last partial window extends beyond the padding
     reach = [max((o - 1) * s + d * (f - 1) + 1 - n - p[0], p[1]) for o, (n, f, s, p, d) in zip(extents, dims, strict=True)]
     ones = call.materialise(np.ones((x.shape[1], 1, *window), numpy_dtype(x.dtype)))
     pairs = tuple((p[0], after) for p, after in zip(padding, reach, strict=True))
@@ -349,7 +349,7 @@ def determinant(call: NodeCall) -> tuple[Value, ...]:
 
 
 def _is_plain_attention(call: NodeCall) -> bool:
-    """Whether `attention` computes this node; the others are taken apart by the standard's own definition."""
+    """Whether `attention` computes this node; others are expanded by the standard's function definition."""
     along = -2 if len(call.value(0).shape) == 4 else 1
     queries, keys = call.value(0).shape[along], call.value(1).shape[along]
     past = call.value(4).shape[-2] if call.has(4) else 0

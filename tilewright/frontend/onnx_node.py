@@ -1,4 +1,4 @@
-"""How handlers of ONNX operators are written and collected: a handler turns one `NodeCall` into nodes of the operator table.
+"""Registration of handlers of ONNX operators. A handler turns one `NodeCall` into nodes of the operator table.
 
 It returns the result, or a tuple of results with None for those that are never used. A result may also be a NumPy array: a constant.
 """
@@ -36,7 +36,7 @@ class NodeCall:
     attributes: Mapping[str, Any]
     used: Sequence[bool]
     materialise: Callable[[np.ndarray], Value] = field(repr=False)
-    read: set[str] = field(default_factory=set)  # attributes that the handler has asked for
+    read: set[str] = field(default_factory=set)  # attributes that the handler has read
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None
@@ -54,18 +54,18 @@ class NodeCall:
     def constant(self, position: int, what: str) -> np.ndarray:
         """An operand whose elements must be known at import.
 
-        Raises Unsupported where they depend on the model's inputs."""
+        Raises Unsupported if they depend on the model's inputs."""
         operand = self.inputs[position]
         if not isinstance(operand, np.ndarray):
             raise Unsupported(f"its {what} (input {position}) is computed from the model's inputs, not constant")
         return operand
 
     def integers(self, position: int, what: str) -> list[int] | None:
-        """A constant operand as Python integers; None where it is absent."""
+        """A constant operand as Python integers; None if it is absent."""
         return [int(v) for v in self.constant(position, what).reshape(-1)] if self.has(position) else None
 
     def operands(self) -> list[Value | int | float | bool]:
-        """All operands; constants of one element as Python numbers where no dimension is lost by it."""
+        """All operands; one-element constants as Python numbers if that does not change the rank of the result."""
         rank = max((len(v.shape) for v in self.inputs if isinstance(v, Value)), default=0)
         result: list[Value | int | float | bool] = []
         for position, operand in enumerate(self.inputs):
@@ -117,7 +117,7 @@ def shape_of(operand: Known) -> tuple[int, ...]:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis that is not negative. Raises ValueError where it lies outside the rank."""
+    """The axis as a non-negative number. Raises ValueError if it is out of range."""
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} of a tensor of rank {rank}")
     return axis % rank

@@ -34,7 +34,7 @@ HANDLERS.table.update({name: _simple(operator) for name, operator in _SAME.items
 
 @HANDLERS.handles("Div")
 def div(call: NodeCall) -> Value:
-    """Integers are divided towards zero."""
+    """Integer division truncates towards zero."""
     return call.g.pointwise("div" if is_float(call.kind()) else "trunc_divide", *call.operands(), dtype=call.kind())
 
 
@@ -102,7 +102,7 @@ def clip(call: NodeCall) -> Value:
 
 
 def _scalar(call: NodeCall, position: int) -> Operand:
-    """A one-element operand: a Python number where it is constant."""
+    """A one-element operand, as a Python number if it is constant."""
     operand = call.inputs[position]
     return operand.reshape(-1)[0].item() if isinstance(operand, np.ndarray) else call.g.reshape(call.value(position), ())
 
@@ -226,7 +226,7 @@ def dropout(call: NodeCall) -> tuple[Value, Value | None]:
 
 @HANDLERS.handles("DequantizeLinear")
 def dequantize(call: NodeCall) -> Value:
-    """(x - zero point) * scale, with scale by tensor or along an axis."""
+    """(x - zero point) * scale, with one scale for the tensor or one per position along an axis."""
     g, x = call.g, call.value(0)
     scale = _along_axis(call, 1)
     if call.has(2):
@@ -252,7 +252,7 @@ def quantize(call: NodeCall) -> Value:
 
 
 def _along_axis(call: NodeCall, position: int) -> Value:
-    """A quantisation parameter in a shape that broadcasts against the data."""
+    """A quantisation parameter reshaped to broadcast against the data."""
     g, x, parameter = call.g, call.value(0), call.value(position)
     if call.attribute("block_size", 0):
         raise Unsupported("blocked quantisation")

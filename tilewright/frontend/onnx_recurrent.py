@@ -43,7 +43,7 @@ def _reordered(call: NodeCall, position: int, direction: int, order: Sequence[in
 def _recurrent(
     call: NodeCall, cell_of: Callable[[int], Cell], order: Sequence[int], states: Sequence[int], inner_bias: bool
 ) -> tuple[Value | None, ...]:
-    """`order` lists ONNX's gates in the cell's order, `states` the operands that hold initial states."""
+    """A recurrent operator; `order` lists ONNX's gates in the cell's order, `states` the operands that hold initial states."""
     g, x = call.g, call.value(0)
     batch_first = bool(call.attribute("layout", 0))
     if batch_first:
@@ -78,7 +78,7 @@ def _state(call: NodeCall, position: int, direction: int, shape: tuple[int, int]
 
 
 def _activations(call: NodeCall, default: Sequence[str]) -> list[list[str]]:
-    """Names for each direction. Raises Unsupported for activations with parameters of their own."""
+    """Names of the activations for each direction. Raises Unsupported for activations with parameters of their own."""
     directions = 2 if call.attribute("direction", "forward") == "bidirectional" else 1
     names = [n.lower() for n in call.attribute("activations") or list(default) * directions]
     if call.attribute("activation_alpha") or call.attribute("activation_beta"):
@@ -88,7 +88,7 @@ def _activations(call: NodeCall, default: Sequence[str]) -> list[list[str]]:
 
 @HANDLERS.handles("LSTM")
 def lstm(call: NodeCall) -> tuple[Value | None, ...]:
-    """ONNX's gates are i, o, f, c; the cell's i, f, c, o."""
+    """ONNX's gates are in the order i, o, f, c; the cell's in the order i, f, c, o."""
     if call.has(7) and not (isinstance(call.inputs[7], np.ndarray) and not call.constant(7, "peepholes").any()):
         raise Unsupported("LSTM with peepholes")
     default = ("sigmoid", "tanh", "tanh")
@@ -99,7 +99,7 @@ def lstm(call: NodeCall) -> tuple[Value | None, ...]:
 
 @HANDLERS.handles("GRU")
 def gru(call: NodeCall) -> tuple[Value | None, ...]:
-    """ONNX's gates are z, r, h; the cell's r, z, n."""
+    """ONNX's gates are in the order z, r, h; the cell's in the order r, z, n."""
     default = ("sigmoid", "tanh")
     if any(tuple(names) != default for names in _activations(call, default)):
         raise Unsupported("GRU with other activations")

@@ -15,7 +15,7 @@ HANDLERS = NodeHandlers()
 
 
 def _axes(call: NodeCall) -> tuple[int, ...] | None:
-    """The axes to reduce over, from the attribute or the input; None where nothing is to be reduced."""
+    """The axes to reduce over, from the attribute or the input; None if nothing is to be reduced."""
     rank = len(call.value(0).shape)
     listed = call.integers(1, "axes") if call.has(1) else call.attribute("axes")
     if not listed:
@@ -25,7 +25,7 @@ def _axes(call: NodeCall) -> tuple[int, ...] | None:
 
 def _reduction(call: NodeCall, x: Value, operator: str, **attributes: Any) -> Value:
     axes, keep = _axes(call), bool(call.attribute("keepdims", 1))
-    if axes is None:  # each element is reduced over itself
+    if axes is None:  # each element is its own reduction
         axes, keep = (), True
     if not axes and operator in ("sum", "prod", "amax", "amin", "mean", "any", "all"):
         return x
@@ -86,7 +86,7 @@ def reduce_log_sum(call: NodeCall) -> Value:
 
 @HANDLERS.handles("ReduceLogSumExp")
 def reduce_log_sum_exp(call: NodeCall) -> Value:
-    """log sum exp(x - m) + m with the maximum m, or 0 where that is infinite."""
+    """log sum exp(x - m) + m, where m is the maximum, or 0 if the maximum is infinite."""
     g, x, axes, keep = call.g, call.value(0), _axes(call), bool(call.attribute("keepdims", 1))
     if not axes:
         return x
@@ -158,7 +158,7 @@ def cumprod(call: NodeCall) -> Value:
 
 @HANDLERS.handles("TopK")
 def top_k(call: NodeCall) -> tuple[Value, ...]:
-    """The first k of a stable sort: of equal elements the one with the lower index comes first, which PyTorch's topk does not promise."""
+    """The first k elements of a stable sort: of equal elements the one with the lower index comes first, which PyTorch's topk does not guarantee."""
     g, x, count = call.g, call.value(0), int(call.constant(1, "k").reshape(-1)[0])
     axis = axis_of(call.attribute("axis", -1), len(x.shape))
     descending = bool(call.attribute("largest", 1))

@@ -1,7 +1,6 @@
-"""ONNX's Resize: interpolation whose positions and weights are constants, dimension by dimension.
-
-What the operator table's interpolation expresses exactly (half-pixel centres, aligned corners, floors of ratios) becomes one node;
-every other coordinate mode becomes selections of rows and weighted sums, whose positions are computed here.
+"""ONNX's Resize: interpolation by constant positions and weights, dimension by dimension. Modes that the operator table's interpolation expresses
+exactly (half-pixel centres, aligned corners, floors of ratios) become one node; every other coordinate mode becomes selections of rows and weighted
+sums, whose positions are computed here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ HANDLERS = NodeHandlers()
 
 @dataclass(frozen=True)
 class _Dimension:
-    """One resized dimension: `scale` is output steps for an input step; `region` the crop in relative coordinates."""
+    """One resized dimension: `scale` is the number of output steps per input step; `region` the crop in relative coordinates."""
 
     axis: int
     size: int
@@ -79,7 +78,7 @@ def _dimensions(call: NodeCall, x: Value) -> list[_Dimension]:
 
 
 def _table_node(call: NodeCall, x: Value, dims: list[_Dimension], mode: str, coordinates: str) -> Value | None:
-    """The whole resizing as one node of the table, where it expresses it: trailing dimensions, exact ratios, no values outside."""
+    """The whole resizing as one node of the table if possible (trailing dimensions, exact ratios, no values outside), else None."""
     rank = len(x.shape)
     by_axis = {d.axis: d for d in dims}
     lead = min((d.axis for d in dims if d.size != d.extent or d.scale != 1), default=rank)
@@ -106,10 +105,10 @@ def _table_node(call: NodeCall, x: Value, dims: list[_Dimension], mode: str, coo
 
 
 def _positions(dim: _Dimension, coordinates: str) -> np.ndarray:
-    """The place in the input, as a real number, of each output element."""
+    """The position in the input, as a real number, of each output element."""
     i = np.arange(dim.extent, dtype=np.float64)
     if coordinates == "align_corners":
-        # the length of the result before it is rounded down, as the standard's own implementation has it
+        # the length of the result before rounding down, as in the standard's implementation
         exact = dim.scale * dim.size
         return i * (dim.size - 1) / (exact - 1) if dim.extent > 1 and exact != 1 else np.zeros(dim.extent)
     if coordinates == "asymmetric":

@@ -157,7 +157,7 @@ def pad(call: NodeCall) -> Value:
     if mode == "constant":
         number = call.constant(2, "padding value").reshape(-1)[0].item() if call.has(2) else 0
         return g.op("pad", x, padding=tuple(pairs), value=number)
-    # the table crops only with constant padding; reflection reaches at most one extent
+    # the table crops only in constant mode; reflection reaches at most one extent
     x = g.op("pad", x, padding=tuple((min(a, 0), min(b, 0)) for a, b in pairs)) if any(p < 0 for pair in pairs for p in pair) else x
     pairs = [(max(a, 0), max(b, 0)) for a, b in pairs]
     if mode == "reflect" and any(max(pair) >= n and max(pair) for pair, n in zip(pairs, x.shape, strict=True)):
@@ -203,7 +203,7 @@ def gather_elements(call: NodeCall) -> Value:
 
 
 def _coordinates(call: NodeCall, index: Value, lead: tuple[int, ...] = ()) -> list[Value]:
-    """One index tensor for each leading dimension of the data: counters of the batch dimensions, then the slices of the last dimension."""
+    """One index tensor for each leading dimension of the data: counters for the batch dimensions, then slices of the index's last dimension."""
     g, rest = call.g, len(index.shape) - 1 - len(lead)
     counters = []
     for k, n in enumerate(lead):
@@ -223,7 +223,7 @@ def gather_nd(call: NodeCall) -> Value:
 
 @HANDLERS.handles("OneHot")
 def one_hot(call: NodeCall) -> Value:
-    """`values` holds (off, on); negative indices count from the end, those out of range give no 1."""
+    """`values` holds (off, on); negative indices count from the end, and an index out of range sets no element to on."""
     g, index = call.g, call.value(0)
     depth = int(call.constant(1, "depth").reshape(-1)[0])
     index = g.cast(index, "i64")

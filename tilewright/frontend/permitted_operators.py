@@ -1,19 +1,20 @@
 """The operators of ATen that a file may name: those that compute tensors from tensors and numbers, and check what they are given.
 
-A word is a name, for its functional overloads, or one overload ("lstm.data"). An operator is not here unless it was looked at, so that what a
-later PyTorch adds is refused. Left out, beside what is no function of tensors, is what reads or writes where its arguments say without looking:
+An entry is a name, which stands for its functional overloads, or one overload ("lstm.data"). Only operators that were reviewed are listed, so that
+operators that a later PyTorch adds are refused. Left out, besides operators that are not functions of tensors, are those that read or write where
+unchecked arguments tell them to:
 
 - `as_strided`, `set`, `resize`, `empty_strided`, `_reshape_alias`: raw strides and storage;
-- `*_backward`, `segment_reduce`, `ctc_loss`, sparse, nested and quantized tensors, `_cudnn*`, `mkldnn*`: what another operator made;
+- `*_backward`, `segment_reduce`, `ctc_loss`, sparse, nested and quantized tensors, `_cudnn*`, `mkldnn*`: arguments that another operator produces;
 - `*.data` of recurrent networks: sizes of batches that are data; `special_laguerre_polynomial_l`, `special_legendre_polynomial_p` and
-  `binomial`: numbers that say how long it takes;
-- `batch_norm` and its like, `_weight_norm`, `lstm.input`, `slow_conv*`, `_scaled_dot_product_*` and `scaled_dot_product_attention`: sizes of one
-  argument that must be those of another (there are kernels of ours for most);
-- `embedding_bag` and its like, `fractional_max_pool*d`, `_grouped_mm`: offsets and samples that are positions;
-- `upsample_*.default`: a scale beside a size (the overload `vec` takes one of them), `repeat_interleave.Tensor`: a number of elements;
+  `binomial`: numbers that determine the running time;
+- `batch_norm` and similar, `_weight_norm`, `lstm.input`, `slow_conv*`, `_scaled_dot_product_*` and `scaled_dot_product_attention`: sizes of one
+  argument that must equal those of another (we have kernels for most);
+- `embedding_bag` and similar, `fractional_max_pool*d`, `_grouped_mm`: offsets and samples that are positions;
+- `upsample_*.default`: a scale in addition to a size (the overload `vec` takes only one of them), `repeat_interleave.Tensor`: a number of elements;
 - `_stack`: a list that may be empty; `_native_multi_head_attention`, `_transformer_encoder_layer_fwd`: a number of heads that may be zero.
 
-At which arguments some of those listed would still stop the process is said in `graph.operator_arguments`.
+`graph.operator_arguments` has the arguments with which some listed operators would still kill the process.
 """
 
 from __future__ import annotations

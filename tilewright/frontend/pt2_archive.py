@@ -1,4 +1,4 @@
-"""The .pt2 archive: a zip file that holds an exported program as JSON and its weights as raw bytes, read without running anything of it.
+"""The .pt2 archive: a zip file that holds an exported program as JSON and its weights as raw bytes, read without running any of it.
 
     NAME/archive_format                               "pt2"
     NAME/byteorder                                    "little"
@@ -7,9 +7,9 @@
     NAME/data/weights/weight_0                        the storage of a tensor; several tensors may be views of it
     NAME/data/constants/...                           the same for constants
 
-`torch.export.save` writes this since release 2.9, members not compressed. `torch.export.load` unpickles whatever the archive says is a pickle: the
-sample inputs always, tensors of subclasses, script objects, and all weights of older layouts. Here a pickle is refused, and what is not
-needed, such as the sample inputs, is not opened.
+`torch.export.save` writes this since release 2.9, with uncompressed members. `torch.export.load` unpickles everything that the archive declares a
+pickle: always the sample inputs, also tensors of subclasses, script objects, and all weights of older layouts. Here pickles are refused, and members
+that are not needed, such as the sample inputs, are not opened.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PIECE = 1 << 20  # bytes read at a time
 
 @dataclass(frozen=True)
 class Archive:
-    """What a .pt2 file holds: the program as JSON that `pt2_program` has checked, and its tensors by name."""
+    """The contents of a .pt2 file: the program as JSON that `pt2_program` has checked, and its tensors by name."""
 
     program: Mapping[str, Any]
     weights: Mapping[str, torch.Tensor]
@@ -46,7 +46,7 @@ class Archive:
 
 
 def read(file: Path) -> Archive:
-    """Raises InvalidModel for what is no such archive, or stores anything as a pickle; ValueError and what zipfile raises for a damaged one."""
+    """Reads an archive. Raises InvalidModel if it is not one or stores anything as a pickle; ValueError and zipfile's errors if it is damaged."""
     with zipfile.ZipFile(file) as archive:
         members = _Members(file, archive)
         document = program.checked(members.json("models/model.json"))
@@ -54,7 +54,7 @@ def read(file: Path) -> Archive:
 
 
 class _Members:
-    """The members of one archive, without the folder around them."""
+    """The members of one archive, named without the enclosing folder."""
 
     def __init__(self, file: Path, archive: zipfile.ZipFile) -> None:
         self.file = file
@@ -76,7 +76,7 @@ class _Members:
             raise UnsupportedOperator(f"{file} was written on a big-endian machine", "export the module on this one")
 
     def bytes(self, name: str) -> bytes:
-        """A member's contents, compared with its checksum."""
+        """A member's contents, verified by its checksum."""
         return bytes(self._contents(name).numpy())
 
     def json(self, name: str) -> Any:
@@ -123,7 +123,7 @@ class _Members:
 
 
 def _view(storage: torch.Tensor, meta: Mapping[str, Any], name: str) -> torch.Tensor:
-    """The tensor that `meta` describes over the bytes of a storage. Raises ValueError where it reads outside of them."""
+    """The tensor that `meta` describes over the bytes of a storage. Raises ValueError if it reads outside them."""
     dtype = deserialize_scalar_type(meta["dtype"])
     sizes, strides, offset = program.integers(meta["sizes"]), program.integers(meta["strides"]), meta["storage_offset"]["as_int"]
     if len(sizes) != len(strides) or storage.numel() % dtype.itemsize:

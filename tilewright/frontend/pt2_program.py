@@ -1,13 +1,13 @@
 """The JSON of a .pt2 file, checked before PyTorch's deserialiser sees it.
 
-That deserialiser is made for files that are trusted: it evaluates symbolic sizes as Python text, imports modules that the description of nested
-inputs names, looks any name of ``torch`` up as an operator, and makes Python source of node names. So nothing is passed on but what is built
-here again from the file: every field has a check, which returns the value to use, and fields without one are left out.
+That deserialiser is meant for trusted files: it evaluates symbolic sizes as Python text, imports modules that the description of nested inputs names,
+looks up any name of ``torch`` as an operator, and generates Python source from node names. So it receives only a program rebuilt here from the file:
+every field has a check, which returns the value to use, and fields without a check are dropped.
 
-| field | what passes |
+| field | accepted |
 |---|---|
 | names of values | identifiers |
-| operators | ATen's and torchvision's that return tensors; regions without gradients or with autocast |
+| operators | those of ATen and torchvision that return tensors; regions without gradients or with autocast |
 | sizes, strides | integers |
 | inputs and outputs | tensors and constants in tuples, lists, dictionaries and registered named tuples |
 | metadata | the path of modules, file and line |
@@ -30,10 +30,10 @@ from tilewright.errors import InvalidModel, TilewrightError, UnsupportedOperator
 from tilewright.frontend.reading import LARGEST_VALUE, printable
 
 LARGEST_RANK = 64
-"""Dimensions of a tensor of a file, as many as PyTorch allows operators to take."""
+"""Maximum rank of a tensor in a file, PyTorch's limit for operators."""
 
 Check = Callable[[Any, str], Any]
-"""Takes a value of the file and its place, returns what is used instead; raises ValueError naming the place."""
+"""Maps a value of the file and its place to the value to use; raises ValueError, which names the place."""
 
 _STATIC = "export it with static shapes"
 _PASS_IT = "load it yourself with torch.export.load, if you trust it, and pass the exported program"
@@ -41,13 +41,13 @@ _REGIONS = ("torch.ops.higher_order.wrap_with_set_grad_enabled", "torch.ops.high
 _SYMBOLIC = re.compile(r"_operator\.\w+|math\.\w+|torch\.sym_\w+|torch\._sym_\w+|torch\.ops\.aten\.(sym_\w+|item|_local_scalar_dense)(\.\w+)?")
 _OPERATOR = re.compile(r"torch\.ops\.(aten|torchvision)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _FILES = ("from_file", "save")
-"""ATen operators that open the files that they are told to."""
+"""ATen operators that open files given by name."""
 _DEEPEST_CONTAINER = 50
 
 
 def checked(document: Any) -> dict[str, Any]:
-    """The program for PyTorch's deserialiser. Raises ValueError where the document is no program or its parts do not fit together, and
-    InvalidModel or UnsupportedOperator for programs that cannot be compiled, whose sizes are symbolic for instance."""
+    """The program for PyTorch's deserialiser. Raises ValueError if the document is not a program or its parts do not fit together, and InvalidModel
+    or UnsupportedOperator for programs that cannot be compiled, for instance because of symbolic sizes."""
     result: dict[str, Any] = _PROGRAM(document, "program")
     module = result["graph_module"]
     if not module["module_call_graph"]:
@@ -113,7 +113,7 @@ def _size(value: Any, place: str) -> int:
 
 
 def _number(value: Any, place: str) -> float:
-    """JSON has no infinities: PyTorch writes them as text."""
+    """A number; infinities are text, because JSON has none."""
     if value in ("Infinity", "-Infinity", "NaN"):
         return float(value)
     if type(value) not in (int, float):
@@ -136,7 +136,7 @@ def _keyword(value: Any, place: str) -> str:
 
 
 def _path(value: Any, place: str) -> str:
-    """The name of a parameter or buffer, which attribute access and generated source may quote."""
+    """The name of a parameter or buffer, safe for attribute access and in generated source."""
     if type(value) is not str or not value.isprintable() or set(value) & set("\"'\\{}") or not 0 < len(value) <= 1000:
         raise _wrong(place, "the name of a tensor")
     return value
@@ -171,7 +171,7 @@ def _optional(of: Check) -> Check:
 
 
 def _record(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Fields that neither names are left out; absent optional fields stay absent."""
+    """A check of records: unknown fields are dropped, absent optional fields stay absent."""
     fields = {**required, **(optional or {})}
 
     def check(value: Any, place: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _record(required: Mapping[str, Check], optional: Mapping[str, Check] | None 
 
 
 def _union(of: Mapping[str, Check]) -> Check:
-    """A record of one field, whose name says what it is."""
+    """A check of tagged unions: records of one field, whose name is the tag."""
 
     def check(value: Any, place: str) -> dict[str, Any]:
         if type(value) is not dict or len(value) != 1 or next(iter(value)) not in of:
@@ -291,7 +291,7 @@ _argument = _union(_ARGUMENT)
 
 
 def _region_argument(value: Any, place: str) -> dict[str, Any]:
-    """An argument of a region, one of which is its graph."""
+    """An argument of a region; one of the arguments is its graph."""
     result: dict[str, Any] = _union({**_ARGUMENT, "as_graph": _record({"name": _name, "graph": _GRAPH})})(value, place)
     return result
 
@@ -321,7 +321,7 @@ def _target(value: Any, place: str) -> str:
 
 
 def _trace(value: Any, place: str) -> str:
-    """File and line of a stack trace's last call, which is all that is shown of it."""
+    """File and line of a stack trace's last call; the rest is not shown."""
     lines = re.findall(r'File "([^"\n]+)", line (\d{1,9})', _text(value, place))
     return f'File "{printable(lines[-1][0])}", line {lines[-1][1]}' if lines else ""
 
@@ -398,7 +398,7 @@ _OUTPUT = _union(
 
 
 def _containers(value: Any, place: str) -> str:
-    """A specification of nested containers, as text of JSON, made again of the kinds that are known."""
+    """A specification of nested containers as JSON text, rebuilt from the supported kinds of container."""
     try:
         protocol, specification = json.loads(_text(value, place))
     except (ValueError, TypeError) as error:
@@ -448,7 +448,7 @@ def _children(specification: pytree.TreeSpec) -> Sequence[pytree.TreeSpec]:
 
 
 def _calls(value: Any, place: str) -> list[Any]:
-    """The first entry, which is the program's own; others describe submodules."""
+    """Only the first entry, which describes the program; the others describe submodules."""
     signature = _record(
         {"inputs": _nothing([]), "outputs": _nothing([]), "in_spec": _containers, "out_spec": _containers},
         {"forward_arg_names": _optional(_list(_name))},
@@ -459,7 +459,7 @@ def _calls(value: Any, place: str) -> list[Any]:
 
 
 def _dialects(value: Any, place: str) -> list[str]:
-    """Names of PyTorch's own checks: TRAINING is of programs that may write to tensors in place."""
+    """Names of PyTorch's verifiers: TRAINING marks programs that may write to tensors in place."""
     return ["TRAINING"] if "TRAINING" in _list(_text)(value, place) else []
 
 

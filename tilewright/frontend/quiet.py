@@ -1,7 +1,6 @@
-"""PyTorch's exporter without what it says to its own developers.
-
-It warns of its own deprecated calls, logs tracebacks of errors that it also raises, and prints the half-made graph. A user of the compiler
-gets the error, in one line; with logging of ``tilewright`` at INFO (`--debug`), or ``TILEWRIGHT_DEBUG=1``, everything is shown.
+"""Suppresses PyTorch's messages to its own developers during export. The exporter warns of its own deprecated calls, logs tracebacks of errors that
+it also raises, and prints the partial graph. A user of the compiler sees the error, in one line; with logging of ``tilewright`` at INFO (`--debug`),
+or ``TILEWRIGHT_DEBUG=1``, everything is shown.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from contextlib import contextmanager, redirect_stderr
 from tilewright import settings
 
 ASSIGNED = r"The tensor attributes? (.|\n)* (was|were) assigned during export"
-"""Of a recurrent network's list of its own weights: nothing that a user could change."""
+"""A warning about a recurrent network's list of its own weights, which a user cannot avoid."""
 
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Runs the exporter; only what the model itself warns of or prints is let through."""
+    """Runs the exporter; only warnings and output of the model itself pass through."""
     if settings.debug() or logging.getLogger("tilewright").isEnabledFor(logging.INFO):
         yield
         return

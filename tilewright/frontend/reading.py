@@ -1,4 +1,4 @@
-"""Reading model files: what every reader of them shares, the boundary for unexpected errors and the limits on what a file may ask for."""
+"""Reading model files: the boundary for unexpected errors and the limits on files, which all readers share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from tilewright.errors import InvalidModel, TilewrightError
 from tilewright.ir.computation import LARGEST_SPACE
 
 LARGEST_COMPUTED = 1 << 30
-"""Bytes of a constant that is computed while a file is read, or that repeats stored elements: a file of a few bytes may ask for any size."""
+"""Maximum bytes of a constant that is computed while a file is read, or that repeats stored elements: a few bytes of a file can request any size."""
 LARGEST_VALUE = LARGEST_SPACE
-"""Elements of any tensor of a model."""
+"""Maximum number of elements in any tensor of a model."""
 
 
 def check_computed(elements: int) -> None:
-    """Raises ValueError where a constant of so many elements, of eight bytes at most, is more than is computed while a file is read."""
+    """Raises ValueError if a constant of `elements` elements, of eight bytes at most, exceeds LARGEST_COMPUTED."""
     if elements * 8 > LARGEST_COMPUTED:
         raise ValueError(f"a constant of {elements:,} elements that the file does not hold")
 
 
 @contextmanager
 def reading(file: str | Path | None, remedy: str) -> Iterator[None]:
-    """Every error while a model file is read names the file (None: a model in memory): those for users do, and any other exception becomes an
-    InvalidModel."""
+    """Makes every error while a model is read name the file (None: a model in memory); exceptions that are not user errors become InvalidModel."""
     try:
         yield
     except TilewrightError as error:
@@ -38,7 +37,7 @@ def reading(file: str | Path | None, remedy: str) -> Iterator[None]:
 
 
 def said(error: BaseException) -> str:
-    """An exception in one printable line: its type where its first line does not say what is wrong."""
+    """An exception in one printable line, with its type if the first line does not say what is wrong."""
     lines = str(error).strip().splitlines()
     kind = type(error).__name__
     if isinstance(error, RecursionError):
@@ -49,6 +48,6 @@ def said(error: BaseException) -> str:
 
 
 def printable(text: str, length: int = 300) -> str:
-    """Text of a file as it may be shown: on one line, without control characters, not endless."""
+    """Text of a file made safe to show: one line, no control characters, at most `length` characters."""
     shown = "".join(c if c.isprintable() else "?" for c in text[: length + 1])
     return shown if len(shown) <= length else f"{shown[:length]}..."

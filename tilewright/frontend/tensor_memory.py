@@ -1,7 +1,5 @@
-"""Where tensors lie, for what reads their memory without asking PyTorch.
-
-A tensor may be of the right shape, type and device and have no memory: a fake one, one that wraps others (masked, or of a transformation of
-functions), zeros that are nowhere, one whose storage was released.
+"""Addresses of tensors, for code that reads their memory directly. A tensor may have the right shape, type and device but no memory: a fake tensor, a
+wrapper (masked, or of a function transform), a zero tensor without storage, or one whose storage was released.
 """
 
 from __future__ import annotations
@@ -10,13 +8,13 @@ import torch
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Of the first element; 0 where there is none."""
+    """The address of the first element, or 0 if there is none."""
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # a word of PyTorch's for the same
+    except RuntimeError:  # PyTorch raises this if there is no storage
         return 0
 
 
 def is_nowhere(tensor: torch.Tensor) -> bool:
-    """Whether it has elements and no memory that holds them."""
+    """Whether the tensor has elements but no memory that holds them."""
     return not address_of(tensor) and bool(tensor.numel())

@@ -1,4 +1,4 @@
-"""How a call of an ATen operator is written down in a node `torch`: as data, from which the runtime makes its arguments."""
+"""The representation of an ATen call in a `torch` node: data from which the runtime builds the arguments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tilewright.ir.graph import Value
 
 def call_recipe(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Value], tuple[Any, ...]]:
     """The node's inputs, each tensor once, and its attribute `call`: (positional, (name, keyword)...), where an argument is ("input", position
-    among the inputs), ("list", arguments), ("dtype", name), ("device", None: where the node runs) or ("value", literal). What says how a result
-    lies in memory is left to PyTorch."""
+    among the inputs), ("list", arguments), ("dtype", name), ("device", None: where the node runs) or ("value", literal). Arguments about the memory
+    layout of results are left to PyTorch."""
     inputs: list[Value] = []
 
     def recipe(argument: Any) -> tuple[str, Any]:

@@ -1,8 +1,8 @@
 """PyTorch modules, exported programs and .pt2 files become an `Imported`.
 
-The module is exported by `torch.export` as it is (training or evaluation mode), and only made functional: operators such as convolution,
-attention, LSTM and the norms stay whole. Each ATen operator then goes through a handler (`aten_*.py`) that adds nodes of the operator
-table. What has no handler, or computes in a type that kernels do not, becomes a node that runs through PyTorch.
+The module is exported by `torch.export` as it is (training or evaluation mode) and only made functional: operators such as convolution, attention,
+LSTM and the norms are not decomposed. Each ATen operator then goes through a handler (`aten_*.py`) that adds nodes of the operator table. An operator
+without a handler, or with a type in which kernels do not compute, becomes a node that runs through PyTorch.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ HANDLERS: Mapping[str, Handler] = MappingProxyType(
 )
 
 _FILE = "tilewright.file"
-"""Key of a program's metadata: the file that it was read from."""
+"""Key in a program's metadata for the file from which it was read."""
 
 
 @cache
 def _decompositions() -> Mapping[Any, Any]:
-    """PyTorch's own decompositions of the operators that have no handler; all others stay whole, and so do those whose parts would take negative
-    indices where they do not, or a scale beside a size, which PyTorch believes."""
+    """PyTorch's decompositions of the operators that have no handler. Not decomposed are operators whose decomposition would accept negative indices
+    that the operator rejects, or has a scale in addition to a size, which PyTorch does not check."""
 
     def stays(name: str) -> bool:
         return name in HANDLERS or name.partition(".")[0] in ALONG_A_DIMENSION or name.endswith("_aa.vec")
@@ -63,9 +63,9 @@ def _decompositions() -> Mapping[Any, Any]:
 
 @contextmanager
 def _lstm_states_in_shape() -> Iterator[None]:
-    """While exporting and decomposing, an LSTM's final states have the shapes of its initial ones, as they have when it runs.
+    """While exporting and decomposing, gives an LSTM's final states the shapes of its initial ones, as at run time.
 
-    PyTorch's decomposition, which tells export the shapes, leaves a dimension of one in them up to release 2.11.
+    Up to release 2.11, PyTorch's decomposition, from which export takes the shapes, leaves an extra dimension of one.
     """
     module: Any = torch._decomp.decompositions
     select = getattr(module, "select_one_layer_lstm_function", None)
@@ -92,7 +92,7 @@ def _lstm_states_in_shape() -> Iterator[None]:
 def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None) -> Imported:
     """Exports a module, called as module(*example_inputs, **example_keywords), and reads it. Sizes are those of the example inputs.
 
-    Raises InvalidModel where the module cannot be exported (its control flow depends on tensor values, say)."""
+    Raises InvalidModel if the module cannot be exported (for example because its control flow depends on tensor values)."""
     try:
         with torch.no_grad(), quiet_exporter(), _lstm_states_in_shape():
             arguments, keywords = _distinct((tuple(example_inputs), dict(example_keywords or {})))
@@ -111,7 +111,7 @@ def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], exampl
 
 
 def _distinct(inputs: Any) -> Any:
-    """The inputs with repeated tensors copied: a model must not be specialised to inputs that happen to be one tensor."""
+    """The inputs with repeated tensors copied: a model must not be specialised to inputs that happen to be the same tensor."""
     seen: set[int] = set()
 
     def fresh(leaf: Any) -> Any:
@@ -129,11 +129,11 @@ def import_file(path: str | Path) -> Imported:
 
 
 def load_exported(path: str | Path) -> ExportedProgram:
-    """The exported program in a .pt2 file, with no example inputs. Nothing of the file is run, imported or unpickled: the archive is read by
-    `pt2_archive`, and PyTorch's deserialiser gets what `pt2_program` has checked and built again.
+    """The exported program in a .pt2 file, with no example inputs. Nothing in the file is run, imported or unpickled: the archive is read by
+    `pt2_archive`, and PyTorch's deserialiser receives what `pt2_program` has checked and rebuilt.
 
-    Raises InvalidModel naming the file where it is missing, truncated, damaged, not an exported program, or one with pickled tensors, and
-    UnsupportedOperator for operators and containers that are not read from files."""
+    Raises InvalidModel, which names the file, if it is missing, truncated, damaged, not an exported program, or has pickled tensors;
+    UnsupportedOperator for operators and containers that are not accepted from files."""
     from torch._export.serde import schema, serialize
 
     from tilewright.frontend import pt2_archive
@@ -150,7 +150,7 @@ def load_exported(path: str | Path) -> ExportedProgram:
 
 
 def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor] | None = None) -> Imported:
-    """Reads an exported program. `sources` are the live parameters and buffers of the module by name, watched for changes.
+    """Reads an exported program. `sources` are the module's live parameters and buffers by name, watched for changes.
 
     Raises InvalidModel for symbolic sizes, and UnsupportedOperator for complex or quantised tensors."""
     file = program.graph_module.meta.get(_FILE)
@@ -165,7 +165,7 @@ def import_exported(program: ExportedProgram, sources: Mapping[str, torch.Tensor
 
 
 def _held(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """A parameter, buffer or constant whose elements are copied. Raises InvalidModel where it has none to copy."""
+    """A copy of a parameter, buffer or constant. Raises InvalidModel if it has no memory to copy."""
     if is_nowhere(tensor):
         raise InvalidModel(
             f"{printable(name)}, a {type(tensor).__name__} of shape {list(tensor.shape)}, has no memory that holds its elements",
@@ -175,7 +175,7 @@ def _held(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 class _Importer:
-    """One reading of one exported program."""
+    """State of importing one exported program."""
 
     def __init__(self, program: ExportedProgram, sources: Mapping[str, torch.Tensor], file: str | None = None) -> None:
         self.program = program
@@ -308,7 +308,7 @@ class _Importer:
             arguments = checked_arguments(self.builder, str(node.target), arguments)
         inputs, call = call_recipe(arguments, keywords)
         attributes = {"target": str(node.target), "call": call, "reason": reason}
-        # every tensor that PyTorch returns is a result, read or not: the caller tells them apart by position
+        # every tensor that PyTorch returns is a result, used or not, because callers address results by position
         value = node.meta.get("val")
         everything = list(value) if isinstance(value, (list, tuple)) else [value]
         types = [_type_of(r, node.name) if isinstance(r, torch.Tensor) else None for r in everything]
@@ -375,7 +375,7 @@ class _Importer:
 
 
 def place_of(node: torch.fx.Node) -> str:
-    """Where in the user's model a node comes from: module path, file and line, as far as the export kept them."""
+    """A node's origin in the user's model: module path, file and line, as far as the export kept them."""
     modules = node.meta.get("nn_module_stack") or {}
     path = next((entry[0] for entry in reversed(list(modules.values())) if entry and entry[0]), "")
     lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
@@ -391,7 +391,7 @@ def _type_of(tensor: torch.Tensor, name: str) -> tuple[tuple[int, ...], str]:
 
 
 def _handled(handler: Handler, builder: GraphBuilder, arguments: Sequence[Any], expected: Sequence[Any]) -> tuple[Any, str | None]:
-    """What a handler makes of a node, or why it makes nothing of it."""
+    """A handler's result for a node, or the reason why it has none."""
     try:
         result = handler(builder, *arguments)
     except (Unsupported, ValueError) as error:
@@ -404,7 +404,7 @@ def _lost(why: str) -> tuple[Any, str | None]:
 
 
 def _expected(node: torch.fx.Node) -> list[tuple[tuple[int, ...], str] | None]:
-    """(shape, dtype) of each tensor that a node returns; None for those never used."""
+    """(shape, dtype) of each tensor that a node returns; None for those that are never used."""
     value = node.meta.get("val")
     results = list(value) if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, (list, tuple)):
@@ -414,14 +414,14 @@ def _expected(node: torch.fx.Node) -> list[tuple[tuple[int, ...], str] | None]:
 
 
 def _uncomputed(values: Any, expected: Sequence[tuple[tuple[int, ...], str] | None]) -> str | None:
-    """Why a node's types rule out generated code, if they do."""
+    """The reason why a node's types rule out generated code, or None."""
     types = [leaf.dtype for leaf in pytree.tree_leaves(values) if isinstance(leaf, Value)] + [t[1] for t in expected if t is not None]
     bad = sorted(set(types) - COMPUTED)
     return f"computes with {', '.join(bad)}" if bad else None
 
 
 def _mismatch(result: Any, expected: Sequence[tuple[tuple[int, ...], str] | None]) -> str | None:
-    """How a handler's result differs in type from what PyTorch returns, if it does."""
+    """How a handler's result differs in type from PyTorch's, or None."""
     results = list(result) if isinstance(result, (list, tuple)) else [result]
     for wanted, value in zip(expected, results, strict=False):
         if wanted is not None and (not isinstance(value, Value) or (value.shape, value.dtype) != wanted):
@@ -430,7 +430,7 @@ def _mismatch(result: Any, expected: Sequence[tuple[tuple[int, ...], str] | None
 
 
 def _bound(target: torch._ops.OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
-    """All arguments in the order of the schema, defaults filled in; without those that only say where and how results are stored."""
+    """All arguments in the order of the schema, defaults filled in, without those that only concern the storage of results."""
     storage = {"device", "pin_memory", "layout", "memory_format", "generator", "non_blocking", "copy"}
     bound = []
     for i, argument in enumerate(target._schema.arguments):

@@ -1,7 +1,6 @@
-"""Indices of operators that run through PyTorch, checked before they get there.
-
-PyTorch checks them as well, on a GPU by an assertion of the device, after which the process can use that GPU no more. What stands here is checked
-by a kernel of ours, as all other indices are, and PyTorch gets positions that are there.
+"""Checks of indices before operators that run through PyTorch. PyTorch checks them as well, but on a GPU by a device-side assertion, after which the
+process cannot use that GPU any more. The indices listed here are checked by one of our kernels, like all other indices, and PyTorch receives valid
+positions.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ALONG_A_DIMENSION: Mapping[str, bool] = MappingProxyType(
 
 
 def positions(g: GraphBuilder, index: Value, extent: int, negative: bool) -> Value:
-    """The positions of a dimension that indices mean, checked; masks, and indices into nothing, as they are."""
+    """The positions that indices denote, checked; masks and indices into an empty dimension are returned unchanged."""
     if index.dtype == "bool" or not extent:
         return index
     return g.op("indices", index, extent=extent, negative=negative)
@@ -50,7 +49,7 @@ def checked_arguments(g: GraphBuilder, target: str, arguments: Sequence[Any]) ->
 
 
 def _of_dimensions(g: GraphBuilder, x: Value, indices: Sequence[Value | None]) -> list[Value | None]:
-    """One index for each leading dimension; a mask takes as many as it has."""
+    """One index per leading dimension; a mask covers as many dimensions as its rank."""
     result: list[Value | None] = []
     axis = 0
     for index in indices:

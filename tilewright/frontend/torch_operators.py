@@ -1,7 +1,6 @@
-"""Which of PyTorch's operators a node may run: ATen's, found by name in `torch.ops.aten` and nowhere else.
-
-A module in memory may use all that change no argument (`resolve_operator`). A file, .pt2 or artifact, may only name those that are listed in
-`permitted_operators`: many operators, made for autograd to call, trust their arguments.
+"""The PyTorch operators that a node may run: those of ATen, looked up by name in `torch.ops.aten` only. A module in memory may use all that change no
+argument (`resolve_operator`). A file, .pt2 or artifact, may only name those listed in `permitted_operators`: many operators, meant to be called by
+autograd, trust their arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ VIEWS = frozenset(
     "view.default transpose.int permute.default slice.Tensor select.int unsqueeze.default squeeze.dim squeeze.dims squeeze.default "
     "expand.default t.default alias.default detach.default diagonal.default unfold.default narrow.default".split()
 )
-"""What makes one view of a tensor, inside of it."""
+"""Operators that return one view within a tensor."""
 
 
 @cache
@@ -46,7 +45,7 @@ def resolve_operator(target: str) -> Callable[..., Any]:
 
 
 def permitted_operator(target: str, view: bool = False) -> Callable[..., Any]:
-    """The operator of a name that a file gives; `view`: one of `VIEWS`.
+    """The operator that a file names; with `view` it must be one of `VIEWS`.
 
     Raises:
         InvalidArtifact: as `resolve_operator`, and for operators that are not listed in `permitted_operators`.
@@ -54,7 +53,7 @@ def permitted_operator(target: str, view: bool = False) -> Callable[..., Any]:
     operator = resolve_operator(target)
     overload = target.removeprefix("aten.")
     listed = not PERMITTED.isdisjoint((overload, overload.partition(".")[0]))
-    # overloads of TorchScript's, on lists and numbers, share the names of operators
+    # TorchScript's overloads on lists and numbers share the names of operators
     tensors = all("Tensor" in str(result.type) for result in operator._schema.returns)  # type: ignore[attr-defined]
     known = torch._C._dispatch_has_kernel(operator.name())  # type: ignore[attr-defined]
     if not (listed and tensors and known) or (view and overload not in VIEWS):

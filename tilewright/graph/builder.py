@@ -1,4 +1,4 @@
-"""Building a graph node by node: what front ends and decompositions write in."""
+"""Building a graph node by node, for front ends and decompositions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.ir.dtypes import ELEMENT_TYPES, of_torch
 from tilewright.ir.graph import Graph, Node, Value
 
 MOST_JOINED = 64
-"""Parts that one operator concatenates."""
+"""Maximum number of parts that one operator concatenates."""
 Scalar = int | float | bool
 Operand = Value | Scalar
 
@@ -29,7 +29,7 @@ def identifier(name: str) -> str:
 
 
 def _value(name: str, shape: tuple[int, ...], dtype: str) -> Value:
-    """Raises ValueError for a shape that no tensor has on any machine."""
+    """A value. Raises ValueError for a negative extent or a shape larger than any machine's memory."""
     if any(extent < 0 for extent in shape) or prod(shape) > LARGEST_SPACE:
         raise ValueError(f"a tensor of shape {'x'.join(map(str, shape))}")
     return Value(name, shape, dtype)
@@ -51,7 +51,7 @@ class GraphBuilder:
 
     @classmethod
     def resume(cls, graph: Graph) -> GraphBuilder:
-        """A builder that holds a graph's values, constants and inputs, and none of its nodes: passes copy or replace these one by one."""
+        """A builder that holds a graph's values, constants and inputs but none of its nodes, which passes copy or replace one by one."""
         builder = cls()
         builder.values.update(graph.values)
         builder.constants.update(graph.constants)
@@ -62,8 +62,8 @@ class GraphBuilder:
 
     @contextmanager
     def at(self, label: str, place: str, expected: Sequence[tuple[tuple[int, ...], str]] = ()) -> Iterator[None]:
-        """Nodes added inside are named after `label` and carry `place`, where in the user's model they come from. `expected` holds the
-        (shape, dtype) of the results that the front end knows of: decompositions read the result's type there."""
+        """Nodes added inside are named after `label` and carry `place`, their origin in the user's model. `expected` holds the (shape, dtype) of the
+        results as far as the front end knows them: decompositions read the result's type from it."""
         saved = self._label, self._place, self.expected
         self._label, self._place, self.expected = identifier(label), place, tuple(expected)
         try:
@@ -87,14 +87,14 @@ class GraphBuilder:
         return value
 
     def constant(self, tensor: torch.Tensor, name: str = "constant") -> Value:
-        """A constant of the model. The tensor is stored as it is given: callers pass a detached copy of whatever may change."""
+        """A constant of the model. The tensor is stored without a copy: callers pass a detached copy of any tensor that may change."""
         value = Value(self.unique(name), tuple(tensor.shape), of_torch(tensor.dtype))
         self.values[value.name] = value
         self.constants[value.name] = tensor
         return value
 
     def emit(self, operator: str, *inputs: Value, **attributes: Any) -> tuple[Value, ...]:
-        """Adds a node of the operator table. Raises ValueError where the shapes do not fit."""
+        """Adds a node of the operator table. Raises ValueError if the shapes do not fit."""
         results = table.infer(operator, inputs, attributes)
         return self.structural(operator, inputs, results, attributes)
 
@@ -111,11 +111,11 @@ class GraphBuilder:
         return outputs
 
     def op(self, operator: str, *inputs: Value, **attributes: Any) -> Value:
-        """As `emit`, for the first result."""
+        """Like `emit`, but returns the first result."""
         return self.emit(operator, *inputs, **attributes)[0]
 
     def pointwise(self, operator: str, *operands: Operand, dtype: str | None = None) -> Value:
-        """An elementwise operator over values and Python numbers; `dtype` is the computing type (default: the first value's)."""
+        """An elementwise operator over values and Python numbers; `dtype` is the type of the computation (default: the first value's)."""
         scalars = tuple((i, o) for i, o in enumerate(operands) if not isinstance(o, Value))
         values = [o for o in operands if isinstance(o, Value)]
         attributes: dict[str, Any] = {"dtype": dtype or values[0].dtype}
@@ -132,10 +132,10 @@ class GraphBuilder:
             MappingProxyType(dict(self.constants)),
         )
 
-    # --- views and maps used by many decompositions; each returns its operand where there is nothing to do -----------------
+    # --- views and maps used by many decompositions; each returns its operand if there is nothing to do -----------------
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        """As `torch.reshape`; one extent may be -1."""
+        """Like `torch.reshape`; one extent may be -1."""
         shape = tuple(int(s) for s in shape)
         if shape.count(-1) == 1:
             rest = prod(s for s in shape if s != -1)
@@ -175,7 +175,8 @@ class GraphBuilder:
         return x if x.dtype == dtype else self.op("cast", x, dtype=dtype)
 
     def concatenate(self, parts: Sequence[Value], axis: int) -> Value:
-        """Many parts are joined in groups first: one operator compares its position with the start of each of its parts."""
+        """Joins parts along an axis. Many parts are joined in groups first, because one operator compares its position with the start of each of its
+        parts."""
         while len(parts) > MOST_JOINED:
             groups = [parts[start : start + MOST_JOINED] for start in range(0, len(parts), MOST_JOINED)]
             parts = [self.concatenate(group, axis) for group in groups]

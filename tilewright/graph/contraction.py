@@ -1,7 +1,7 @@
-"""Recognising a sum of products: convolution, matrix product and whatever else has that form, by its axes alone.
+"""Recognising sums of products (convolution, matrix product and anything else of that form) by their axes alone.
 
-out[batch, m, n] = sum over r of A[batch, m, r] * B[batch, n, r]: an axis that only A knows belongs to M (pixels), one that only B knows to N
-(output channels), one that both know to the batch (channel groups). Everything later reads this form, never an operator's name.
+out[batch, m, n] = sum over r of A[batch, m, r] * B[batch, n, r]: an axis that indexes only A belongs to M (pixels), one that indexes only B to N
+(output channels), one that indexes both to the batch (channel groups). Later stages use this form, never an operator's name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewright.ir.dtypes import FLOAT32
 from tilewright.ir.expr import Apply, Expr, Load, Var, loads, variables
 
 MULTIPLIED = frozenset({FLOAT32})
-"""Types of which sums of products have schemas of their own; in others they are reductions like any."""
+"""Types in which sums of products have schemas of their own; in other types they are ordinary reductions."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Contraction:
 
     @property
     def dtype(self) -> str:
-        """The type of factors as they are multiplied, of products, and of the sum."""
+        """The type of the factors when multiplied, of the products, and of the sum."""
         return self.step.dtypes[0]
 
     @property
@@ -57,10 +57,10 @@ class Contraction:
 
 
 def contraction(step: Step, constants: frozenset[str] | set[str] = frozenset()) -> Contraction | None:
-    """The step as a contraction, or None where it is not one: another combiner or type, a reduced axis that one factor does not know, no axis
-    that only B knows (depthwise convolution, dot products), or a second factor that is computed rather than loaded.
+    """The step as a contraction, or None if it is not one: another combiner or type, a reduced axis that does not index both factors, no axis that
+    indexes only B (depthwise convolution, dot products), or a second factor that is computed rather than loaded.
 
-    Where either factor could be B, constants (weights) are preferred: they can be packed when compiling."""
+    If either factor could be B, constants (weights) are preferred: they can be packed at compile time."""
     if step.combiner != "sum" or step.scan is not None or len(step.bodies) != 1:
         return None
     body = step.bodies[0]
@@ -72,7 +72,7 @@ def contraction(step: Step, constants: frozenset[str] | set[str] = frozenset()) 
 
 
 def anchor(steps: Sequence[Step], constants: frozenset[str] | set[str] = frozenset()) -> Contraction | None:
-    """The contraction that a region's steps begin with. Where row reductions follow, the factors are taken so that they reduce N, unless a sum
+    """The contraction that a region's steps begin with. If row reductions follow, the factors are ordered so that these reduce N, unless a sum
     over pixels follows that reduces M of the preferred factors."""
     rows = next((step.reduction for step in steps[1:] if step.reduction), ())
     step = steps[0]
@@ -87,7 +87,7 @@ def anchor(steps: Sequence[Step], constants: frozenset[str] | set[str] = frozens
 
 
 def sums_pixels(steps: Sequence[Step], found: Contraction) -> bool:
-    """Whether the steps are [sum of products, sum over some of its M axes, map?], as global average pooling behind a convolution is."""
+    """Whether the steps are [sum of products, sum over some of its M axes, map?], the form of global average pooling after a convolution."""
     return len(steps) > 1 and bool(steps[1].reduction) and set(steps[1].reduction) <= set(found.m)
 
 

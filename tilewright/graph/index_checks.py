@@ -1,9 +1,9 @@
-"""Which indices of a graph are checked when it runs: those that its constants and the ranges of its integers leave in doubt.
+"""The indices of a graph that are checked when it runs: those that its constants and integer ranges do not prove valid.
 
-An operator's definition checks every index that is data (`ir.expr.checked`). One whose range lies within the dimension (argmax over as many elements,
-a byte into a table of 256 rows) needs no check. What remains gets a site of its own, so that a fault can name the operator: also an index that a
-constant gives, which is checked when compiling as well. A saved model's constants lie beside its kernels, and whoever changes them must not make the
-kernels read elsewhere. Ranges are exact, in Python's integers.
+An operator's definition checks every data-dependent index (`ir.expr.checked`). An index whose range is within the dimension (argmax over the
+dimension's extent, a byte into a table of 256 rows) needs no check. Every other index gets a site of its own, so that a fault can name the operator.
+Constant indices have one too, although they are also checked at compile time: a saved model's constants are stored beside its kernels, and changing
+them must not make the kernels read elsewhere. Ranges are exact, in Python's integers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tilewright.ir.region import IndexCheck, Region
 from tilewright.ir.scalar import OPERATIONS
 
 Range = tuple[int, int] | None
-"""Least and greatest value; None of floating-point numbers, of which nothing is known."""
+"""Least and greatest value; None for floating-point numbers, whose range is unknown."""
 BYTE = (0, 255)
-"""Of a boolean in memory: 0 and 1 are what kernels write, and a caller's tensor may hold any byte."""
+"""The range of a boolean in memory: kernels write 0 and 1, but a caller's tensor may hold any byte."""
 MOST_POINTS = 1 << 26
-"""Indices of one operator that are evaluated when compiling; more are left to the kernels."""
+"""Maximum number of one operator's indices that are evaluated at compile time; if there are more, only the kernels check them."""
 
 
 @dataclass
 class IndexChecks:
-    """The checked indices of one graph, numbered as its nodes are asked for."""
+    """The checked indices of one graph, numbered in the order in which its nodes are requested."""
 
     graph: Graph
     ranges: Mapping[str, Range]
@@ -48,7 +48,7 @@ class IndexChecks:
         """The node's steps, with a site for each index that is checked when they run.
 
         Raises:
-            InvalidModel: where a constant index is out of range.
+            InvalidModel: if a constant index is out of range.
         """
         made = table.computation(node, self.graph.values)
         if not checks(*(body for step in made.steps for body in step.bodies)):
@@ -61,7 +61,7 @@ class IndexChecks:
         return replace(made, steps=tuple(steps))
 
     def numbered(self, region: Region) -> Region:
-        """The region with its sites counted from 0, which are then the same in equal regions."""
+        """The region with its sites numbered from 0, so that equal regions have the same numbers."""
         order = dict.fromkeys(_site(check) for step in region.steps for check in checks(*step.bodies))
         if not order:
             return region
@@ -96,7 +96,7 @@ class IndexChecks:
         return replace(part, args=(*part.args[:3], index_const(self.found.index(check))))
 
     def _constant(self, index: Expr) -> np.ndarray | None:
-        """Every value that the index takes, where constants alone decide it."""
+        """Every value of the index if it depends on constants alone, else None."""
         read = {load.buffer for load in loads(index)}
         axes = sorted(variables(index), key=lambda axis: axis.name)
         extents = [axis.extent for axis in axes]
@@ -108,7 +108,7 @@ class IndexChecks:
 
 
 def invalid(error: IndexOutOfRange) -> InvalidModel:
-    """What the model's own constants did."""
+    """The error for an index out of range that the model's own constants cause."""
     return InvalidModel(error.cause, "correct the model: PyTorch refuses this index as well")
 
 
@@ -124,7 +124,7 @@ def _site(check: Apply) -> int:
 
 
 def known_ranges(graph: Graph) -> dict[str, Range]:
-    """Least and greatest value of the graph's integers and booleans, where its operators bound them, whatever its constants are."""
+    """Least and greatest value of the graph's integers and booleans, as far as its operators bound them for any constants."""
     ranges: dict[str, Range] = {}
     for node in graph.nodes:
         if node.operator in table.STRUCTURAL or all(_bounds_of(graph.values[name].dtype) is None for name in node.outputs):
@@ -137,7 +137,7 @@ def known_ranges(graph: Graph) -> dict[str, Range]:
 
 
 def _results(step: Step, ranges: Mapping[str, Range]) -> tuple[Range, ...]:
-    """Of each result of a step."""
+    """The range of each result of a step."""
     known = tuple(range_in(body, ranges) for body in step.bodies)
     if step.combiner is None or step.combiner in ("max", "min", "argmax", "pooled_argmax", "argmin") and all(axis.extent for axis in step.reduction):
         return known
@@ -145,7 +145,7 @@ def _results(step: Step, ranges: Mapping[str, Range]) -> tuple[Range, ...]:
 
 
 def _bounds_of(dtype: str) -> Range:
-    """Of every value of a type."""
+    """The range of a type."""
     if dtype == "bool":
         return BYTE
     if ELEMENT_TYPES[dtype].kind == "int":
@@ -155,7 +155,8 @@ def _bounds_of(dtype: str) -> Range:
 
 
 def range_in(root: Expr, ranges: Mapping[str, Range]) -> Range:
-    """Least and greatest value of an integer expression, given those of what it loads; a result beyond its type wraps, and is any of the type's."""
+    """Least and greatest value of an integer expression, given the ranges of the values that it loads. A result beyond its type wraps around and may
+    be any value of the type."""
     done: dict[int, Range] = {}
     for node in walk(root):
         bounds, found = _bounds_of(node.dtype), _range(node, done, ranges)
@@ -189,7 +190,7 @@ def _hull(ranges: Sequence[Range]) -> Range:
 
 
 def _arithmetic(operation: str, ranges: Sequence[Range]) -> Range:
-    """Of two operands: operations that are monotonic in each, and remainders, which have the divisor's sign."""
+    """The range of an operation on two operands: operations that are monotonic in each, and remainders, which have the divisor's sign."""
     functions: Mapping[str, Callable[[int, int], int]] = {
         "add": lambda a, b: a + b,
         "sub": lambda a, b: a - b,

@@ -1,4 +1,4 @@
-"""Arguments at which operators of `frontend.permitted_operators` crash or never end: they are refused before the call."""
+"""Arguments with which operators of `frontend.permitted_operators` crash or never end: they are rejected before the call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 LARGEST_WINDOW = 1 << 16
-"""Extent of a pooling window."""
+"""Largest extent of a pooling window."""
 LARGEST_STEP = 1 << 31
-"""Extent, stride, dilation or padding of the patches of `im2col`."""
+"""Largest extent, stride, dilation or padding of the patches of `im2col`."""
 LARGEST_CHOICE = 64
-"""Elements of a combination: each is a dimension of an intermediate tensor."""
+"""Largest number of elements in a combination: each is a dimension of an intermediate tensor."""
 LARGEST_POOLED = 1 << 24
-"""Extent of a result of adaptive pooling, which is counted through also where there is nothing to compute."""
+"""Largest extent of a result of adaptive pooling, over which PyTorch loops even if there is nothing to compute."""
 
 
 def _dimensions(arguments: Mapping[str, Any]) -> bool:
@@ -55,7 +55,7 @@ def _patches(arguments: Mapping[str, Any]) -> bool:
 
 
 def _groups(arguments: Mapping[str, Any]) -> bool:
-    """PyTorch compares the product of the sizes with the tensor's, in 64 bits."""
+    """Whether the sizes are those of the input: PyTorch compares only their product, in 64 bits, which may overflow."""
     x, sizes = arguments["input"], [arguments[name] for name in ("N", "C", "HxW")]
     return sizes == [*x.shape[:2], prod(x.shape[2:])] or (min(sizes) > 0 and prod(sizes) == x.numel())
 
@@ -74,7 +74,7 @@ def _finite(arguments: Mapping[str, Any]) -> bool:
 
 
 def _quotient(arguments: Mapping[str, Any]) -> bool:
-    """The least integer divided by -1 towards zero stops the process."""
+    """Whether no quotient overflows: the least integer divided by -1 with truncation kills the process."""
     if arguments.get("rounding_mode") != "trunc":
         return True
     a, b = (torch.as_tensor(arguments[name]) for name in ("self", "other"))
@@ -107,8 +107,8 @@ _CHECKS: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = Mapping
 
 
 def _spread(value: Any) -> Any:
-    """The argument, where it is a tensor that repeats elements (an expanded one) with each in its own place: some kernels take the address
-    of the first for that of an array."""
+    """The argument; a tensor with repeated (expanded) elements is copied to contiguous storage, because some kernels take the first element's address
+    for that of an array."""
     repeats = isinstance(value, torch.Tensor) and value.layout == torch.strided and 0 in value.stride() and value.numel() > 1
     return value.contiguous() if repeats else value
 
@@ -119,7 +119,7 @@ def _spread_all(value: Any) -> Any:
 
 @cache
 def _names_and_kinds(operator: Any) -> Mapping[str, bool]:
-    """The operator's arguments in order, and which are types of elements, layouts or memory formats."""
+    """The operator's arguments in order, and whether each is an element type, a layout or a memory format."""
     kinds = ("ScalarType", "Layout", "MemoryFormat")
     return {argument.name: str(argument.real_type).removeprefix("Optional[").removesuffix("]") in kinds for argument in operator._schema.arguments}
 
@@ -128,14 +128,14 @@ def checked_call(operator: Any, arguments: Sequence[Any], keywords: Mapping[str,
     """The operator's result.
 
     Raises:
-        ValueError: for arguments that would stop the process, or never end. What PyTorch raises, too.
+        ValueError: for arguments with which the call would kill the process or never end. Errors of PyTorch pass through.
     """
     arguments = [_spread_all(argument) for argument in arguments]
     keywords = {name: _spread_all(argument) for name, argument in keywords.items()}
     names = _names_and_kinds(operator)
     given = {**dict(zip(names, arguments, strict=False)), **keywords}
     if any(names.get(name) and isinstance(argument, int) for name, argument in given.items()):
-        raise ValueError("a number where a type of elements, a layout or a memory format belongs")  # PyTorch takes it for one, whatever it is
+        raise ValueError("a number where a type of elements, a layout or a memory format belongs")  # PyTorch interprets any number as one
     check = _CHECKS.get(operator._schema.name.removeprefix("aten::"))
     if check is not None:
         try:

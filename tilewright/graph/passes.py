@@ -20,15 +20,15 @@ from tilewright.graph.reference import evaluate_node, to_numpy
 from tilewright.ir.dtypes import DEFAULT_FLOAT, ELEMENT_TYPES
 from tilewright.ir.graph import Graph, Node, Value
 
-FOLDED_ELEMENTS = 1 << 24  # a folded constant is at most this large, or no larger than what it is made of
-REFERENCE_POINTS = 1 << 26  # iteration points that folding evaluates for one node
+FOLDED_ELEMENTS = 1 << 24  # elements of a folded constant, unless it is no larger than its operands
+REFERENCE_POINTS = 1 << 26  # maximum iteration points that folding evaluates for one node
 
 Pass = Callable[[Graph], Graph]
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What one application of a pass did: its name and the number of nodes before and after."""
+    """One application of a pass: its name and the number of nodes before and after."""
 
     name: str
     before: int
@@ -72,7 +72,7 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def remove_dead_nodes(graph: Graph) -> Graph:
-    """Drops nodes none of whose results is used."""
+    """Drops nodes whose results are all unused."""
     needed = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -84,13 +84,13 @@ def remove_dead_nodes(graph: Graph) -> Graph:
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """*f(constants)* -> *constant*, evaluated by the reference: in float64 for float32, then rounded.
+    """*f(constants)* -> *constant*, evaluated by the reference evaluator, in float64 for float32 and then rounded.
 
-    Nodes that produce graph outputs stay (an output is always computed by a node), as do those that only make a constant larger, and
-    loops and calls through PyTorch.
+    Nodes that produce graph outputs stay (an output is always computed by a node), as do nodes that only enlarge a constant, loops, and calls through
+    PyTorch.
 
     Raises:
-        InvalidModel: where constants are an index out of range, or an integer divisor that holds 0.
+        InvalidModel: if a constant is an index out of range, or an integer divisor that holds 0.
     """
     constants = dict(graph.constants)
     outputs = set(graph.outputs)
@@ -137,7 +137,7 @@ def _evaluate_exactly(graph: Graph, node: Node, inputs: list[torch.Tensor]) -> l
 
 
 def split_batch_norm(graph: Graph) -> Graph:
-    """*batch_norm(x, constants)* that follows nothing it can be folded into -> *x * scale + shift* with constant scale and shift."""
+    """*batch_norm(x, constants)* that cannot be folded into the node before it -> *x * scale + shift* with constant scale and shift."""
     nodes: list[Node] = []
     values, constants = dict(graph.values), dict(graph.constants)
     for node in graph.nodes:
@@ -178,8 +178,8 @@ _OUTPUT_AXIS = {"convolution": 0, "transposed_convolution": 1, "linear": 0}
 
 
 def fold_batch_norm(graph: Graph) -> Graph:
-    """*batch_norm(convolution(x, w) [+ bias])* -> *convolution(x, w scale) + (bias scale + shift)*, where the inner results have no other
-    reader. Weights are scaled in float64 and rounded once."""
+    """*batch_norm(convolution(x, w) [+ bias])* -> *convolution(x, w scale) + (bias scale + shift)*, if the inner results have no other reader.
+    Weights are scaled in float64 and rounded once."""
     producers, consumers = graph.producers(), graph.consumers()
     values, constants = dict(graph.values), dict(graph.constants)
     replaced: dict[str, list[Node]] = {}
@@ -220,12 +220,12 @@ def fold_batch_norm(graph: Graph) -> Graph:
 
 
 def _private(graph: Graph, node: Node, consumers: Mapping[str, list[Node]]) -> bool:
-    """Whether a node's only result is read by one node and leaves the graph nowhere."""
+    """Whether a node's only result is read by exactly one node and is not a graph output."""
     return len(node.outputs) == 1 and len(consumers[node.outputs[0]]) == 1 and node.outputs[0] not in graph.outputs
 
 
 def _channel_bias(graph: Graph, name: str, result: Value) -> torch.Tensor | None:
-    """A constant that is added along dimension 1, as a vector."""
+    """A constant added along dimension 1, as a vector, or None."""
     tensor = graph.constants.get(name)
     if tensor is None or len(result.shape) < 2 or tensor.ndim > len(result.shape):
         return None
@@ -235,7 +235,7 @@ def _channel_bias(graph: Graph, name: str, result: Value) -> torch.Tensor | None
 
 
 def _scaled(weight: torch.Tensor, scale: torch.Tensor, operator: str, groups: int) -> torch.Tensor:
-    """Weights times a scale for each output channel."""
+    """Weights multiplied by one scale per output channel."""
     wide = weight.double()
     if operator != "transposed_convolution":
         return (wide * scale.reshape(-1, *(1,) * (weight.ndim - 1))).to(weight.dtype)
@@ -245,11 +245,11 @@ def _scaled(weight: torch.Tensor, scale: torch.Tensor, operator: str, groups: in
 
 
 def split_transposed_convolution(graph: Graph) -> Graph:
-    """*transposed_convolution* of stride s -> *interleave* of an ordinary convolution for each of the s**rank phases.
+    """*transposed_convolution* of stride s -> *interleave* of one ordinary convolution for each of the s**rank phases.
 
     With O = o + padding, output O = i s + t takes taps t = (O mod s) + s j only, j = 0, 1, ..., from inputs i = O // s - j: so the outputs of
     one phase O mod s are a convolution of stride 1 with every s-th tap in reverse order, and no product with an inserted zero is computed.
-    Where the filter is dilated and the stride is not 1, the node stays."""
+    If the filter is dilated and the stride is not 1, the node stays."""
     if not any(_has_phases(node) for node in graph.nodes):
         return graph
     builder = GraphBuilder.resume(graph)
@@ -364,13 +364,13 @@ def _is_identity(node: Node, source: Value, result: Value) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    """A copy: what one element is expanded to counts as contiguous, and has a stride of zero."""
+    """The tensor's bytes, from a copy: a tensor expanded from one element counts as contiguous but has a stride of zero."""
     plain = tensor.clone(memory_format=torch.contiguous_format)
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def eliminate_common_subexpressions(graph: Graph) -> Graph:
-    """Equal operators of equal inputs and attributes are computed once; equal constants are stored once. Calls through PyTorch may be
+    """Computes equal operators with equal inputs and attributes once and stores equal constants once. Calls through PyTorch may be
     random and stay."""
     names: dict[str, str] = {}
     seen: dict[Any, Node] = {}

@@ -1,4 +1,4 @@
-"""The meaning of a graph: its steps evaluated with NumPy over whole iteration spaces. Slow, and the reference for everything else."""
+"""The meaning of a graph: its steps evaluated with NumPy over whole iteration spaces. It is slow, and the reference for all other implementations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POINTS_AT_ONCE = 1 << 22  # iteration points evaluated together: bounds the memo
 
 
 def evaluate(graph: Graph, inputs: Sequence[np.ndarray | torch.Tensor]) -> tuple[np.ndarray, ...]:
-    """The graph's outputs. Nodes `torch` run through PyTorch, nodes `scan` as a Python loop."""
+    """The graph's outputs. `torch` nodes run through PyTorch, `scan` nodes as a Python loop."""
     environment = {name: to_numpy(value) for name, value in zip(graph.inputs, inputs, strict=True)}
     environment.update((name, to_numpy(value)) for name, value in graph.constants.items())
     last_use = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
@@ -42,7 +42,7 @@ def to_numpy(value: np.ndarray | torch.Tensor) -> np.ndarray:
 
 
 class _OutOfRange(Exception):
-    """A checked index is not in its range."""
+    """A checked index is out of range."""
 
     def __init__(self, index: int, extent: int) -> None:
         super().__init__(index, extent)
@@ -53,7 +53,7 @@ def evaluate_node(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tup
     """The node's results.
 
     Raises:
-        IndexOutOfRange: where an index of an input is.
+        IndexOutOfRange: if an index from an input is out of range.
     """
     if node.operator == "scan":
         return _evaluate_scan(node, inputs)
@@ -84,7 +84,7 @@ def _evaluate_scan(node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray
 
 
 def call_torch(node: Node, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Runs a `torch` node: attribute `target` names the ATen operator, `call` how its arguments are made of the inputs."""
+    """Runs a `torch` node: attribute `target` names the ATen operator, `call` says how its arguments are built from the inputs."""
     name, overload = node.attributes["target"].removeprefix("aten.").rsplit(".", 1)
     operator = getattr(getattr(torch.ops.aten, name), overload)
     arguments, keywords = node.attributes["call"]
@@ -107,7 +107,8 @@ def _argument(recipe: tuple[str, Any], inputs: Sequence[torch.Tensor]) -> Any:
 
 
 def run(computation: Computation, inputs: Mapping[str, np.ndarray], strict: bool = False) -> tuple[np.ndarray, ...]:
-    """The outputs of a computation, from the arrays that its steps load. `strict`: an index out of range is an error, else it is 0."""
+    """The outputs of a computation, from the arrays that its steps load. With `strict` an index out of range is an error, otherwise it is taken as
+    0."""
     environment = dict(inputs)
     for step in computation.steps:
         environment.update(zip(step.names, _run_step(step, environment, strict), strict=True))
@@ -131,8 +132,8 @@ def _run_step(step: Step, environment: Mapping[str, np.ndarray], strict: bool) -
 def _run_block(
     step: Step, environment: Mapping[str, np.ndarray], window: tuple[int, int], results: list[np.ndarray], strict: bool
 ) -> None:
-    """Evaluates the rows `window` of the first axis and stores them."""
-    # a scan's axis is not iterated: the bodies are evaluated over the reduction variable, and accumulated along it
+    """Evaluates the rows `window` of the first axis and stores their results."""
+    # a scan's axis is not iterated: the bodies are evaluated over the reduction variable and accumulated along it
     axes = tuple(v for v in step.axes if v != step.scan)
     space = (*axes, *step.reduction)
     shape = tuple((window[1] - window[0]) if step.axes and v == step.axes[0] else v.extent or 0 for v in space)
@@ -171,7 +172,7 @@ def _combine(step: Step, bodies: Sequence[np.ndarray], count: int) -> list[np.nd
         return [np.full(outer, e.value, ELEMENT_TYPES[d].numpy) for e, d in zip(identity, dtypes, strict=True) if isinstance(e, Const)]
     if step.combiner in fold:
         return [fold[step.combiner].reduce(flat[0], axis=-1, dtype=flat[0].dtype if step.combiner not in ("any", "all") else None)]
-    # argmax, pooled_argmax, argmin: the first of the best, NaN before everything (the first, or with pooled_argmax the last)
+    # argmax, pooled_argmax, argmin: the first of equal elements; NaN wins over all others (the first NaN, or with pooled_argmax the last)
     value = -flat[0] if step.combiner == "argmin" else flat[0]
     if flat[0].dtype.kind == "f":
         value = np.where(np.isnan(flat[0]), np.inf, value)
@@ -188,8 +189,8 @@ def _combine(step: Step, bodies: Sequence[np.ndarray], count: int) -> list[np.nd
 def evaluate_expressions(
     roots: Sequence[Expr], variables: Mapping[str, np.ndarray], environment: Mapping[str, np.ndarray], strict: bool = False
 ) -> list[np.ndarray]:
-    """Values of expressions over broadcastable index arrays. Guarded loads read a clamped position; the guard discards what they read. `strict`: a
-    checked index that is out of range where its guards let it be evaluated raises _OutOfRange."""
+    """Values of expressions over broadcastable index arrays. Guarded loads read a clamped position, and the guard discards the value. With `strict` a
+    checked index that is out of range and whose guards hold raises _OutOfRange."""
     done: dict[int, np.ndarray] = {}
     with np.errstate(all="ignore"):
         for node in walk(*roots):
@@ -229,7 +230,7 @@ def _value(node: Expr, done: Mapping[int, np.ndarray], variables: Mapping[str, n
         if not array.ndim:
             return array
         if not array.size:
-            return np.zeros((), dtype)  # only a guard that never holds lets this be evaluated
+            return np.zeros((), dtype)  # reached only under a guard that never holds
         elements: np.ndarray = array[tuple(np.clip(done[id(i)], 0, extent - 1) for i, extent in zip(node.index, array.shape, strict=True))]
         return elements
     assert isinstance(node, Apply)

@@ -7,8 +7,8 @@ from tilewright.ir.expr import Expr, Var, loads
 
 
 def rows_of(steps: tuple[Step, ...]) -> tuple[Var, ...] | None:
-    """The axes of the last step that say which row an element belongs to, in the order of the reductions' axes (None stands for no such
-    structure): every reduction has the same row space and every later step reads reductions at plain row variables."""
+    """The axes of the last step that index the rows, in the order of the reductions' axes, if every reduction has the same row space and every later
+    step reads reductions at plain row variables; otherwise None."""
     reduces = [step for step in steps if step.kind == "reduce"]
     if not reduces:
         return None

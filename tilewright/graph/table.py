@@ -1,4 +1,4 @@
-"""The operator table: every operator that the compiler generates code for, what it computes, and the shapes that follow."""
+"""The operator table: every operator for which the compiler generates code, its computation, and its shape inference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _run(operator: str, builder: StepBuilder, inputs: Sequence[Tensor], attribut
 
 
 def infer(operator: str, inputs: Sequence[Typed], attributes: Mapping[str, Any]) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """(shape, dtype) of each result, from the operator's definition. Raises ValueError where shapes do not fit."""
+    """(shape, dtype) of each result, from the operator's definition. Raises ValueError if shapes do not fit."""
     tensors = [Tensor(f"input{i}", tuple(v.shape), v.dtype) for i, v in enumerate(inputs)]
     builder = StepBuilder("infer")
     results = _run(operator, builder, tensors, attributes)
@@ -48,8 +48,8 @@ def infer(operator: str, inputs: Sequence[Typed], attributes: Mapping[str, Any])
 
 
 def _check_loads(operator: str, steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ValueError where a definition reads an input outside of its shape: attributes or shapes of the inputs do not fit. Looks at loads
-    that nothing guards, at indices that are linear in the axes."""
+    """Raises ValueError if a definition reads an input outside its shape, because attributes or input shapes do not fit. Checks unguarded loads whose
+    indices are linear in the axes."""
     for step in steps:
         if not all((*step.shape, *(axis.extent for axis in step.reduction))):
             continue
@@ -63,7 +63,7 @@ def _check_loads(operator: str, steps: Sequence[Step], shapes: Mapping[str, tupl
 
 
 def _unguarded(bodies: Sequence[Expr]) -> Iterator[Load]:
-    """Loads that are made whatever conditions say."""
+    """Loads that no condition guards."""
     stack, seen = list(bodies), set()
     while stack:
         node = stack.pop()

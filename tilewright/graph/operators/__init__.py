@@ -1,1 +1,1 @@
-"""Operator definitions by family; `tilewright.graph.table` unites them."""
+"""Operator definitions by family; `tilewright.graph.table` combines them."""

@@ -12,7 +12,7 @@ Pairs = Sequence[tuple[int, int]]
 
 
 def output_extent(size: int, filter_extent: int, stride: int, padding: tuple[int, int], dilation: int) -> int:
-    """Positions of a dilated filter along one padded dimension."""
+    """Number of positions of a dilated filter along one padded dimension."""
     return (size + sum(padding) - dilation * (filter_extent - 1) - 1) // stride + 1
 
 
@@ -67,7 +67,7 @@ def _transposed_convolution(
     dilation: Sequence[int],
     groups: int = 1,
 ) -> Tensor:
-    """x [N, C, spatial...], w [C, K / groups, filter...]: each output gathers the inputs whose filter covers it."""
+    """x [N, C, spatial...], w [C, K / groups, filter...]: each output gathers the inputs whose filters reach it."""
     _check_attributes(stride, dilation, groups)
     n, c, filters, group_outputs = x.shape[0], w.shape[0], w.shape[2:], w.shape[1]
     if x.shape[1] != c or c % groups:

@@ -1,4 +1,4 @@
-"""What an operator is, and the helpers that definitions share."""
+"""The definition of an operator, and helpers that definitions share."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Operator:
 def pointwise(name: str, function: Callable[..., Expr], operands: Sequence[str] = ()) -> Operator:
     """An elementwise operator with broadcasting: one scalar function of one expression for each operand.
 
-    Attributes: `dtype` is the type the operands are converted to (default: that of the first tensor); `scalars` holds Python numbers that
-    stand at given operand positions, as ((position, number), ...). `operands` may fix an operand's type ("" leaves it to `dtype`)."""
+    Attributes: `dtype` is the type the operands are converted to (default: that of the first tensor); `scalars` holds Python numbers at given operand
+    positions, as ((position, number), ...). `operands` may fix an operand's type ("" means `dtype`)."""
     arity = len(inspect.signature(function).parameters)
     kinds = tuple(operands) + ("",) * (arity - len(operands))
 
@@ -58,7 +58,7 @@ def pointwise(name: str, function: Callable[..., Expr], operands: Sequence[str] 
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that shapes broadcast to, by PyTorch's rule; raises ValueError where they do not fit."""
+    """The shape to which shapes broadcast by PyTorch's rule; raises ValueError if they do not fit."""
     rank = max(map(len, shapes), default=0)
     result = [1] * rank
     for shape in shapes:
@@ -77,14 +77,14 @@ def broadcast_load(tensor: Tensor, index: Sequence[Operand]) -> Expr:
 
 
 def convert(value: Expr, dtype: str) -> Expr:
-    """A value in another type; a number becomes true where it is not zero."""
+    """A value converted to another type; as a boolean, every number except zero is true."""
     if dtype == "bool" and value.dtype != "bool":
         return compare("ne", value, const(0, value.dtype))
     return cast(value, dtype)
 
 
 def unflatten(position: Expr, shape: Sequence[int]) -> tuple[Expr, ...]:
-    """The index in a row-major shape of a flat position."""
+    """The index of a flat position in a row-major shape."""
     result = []
     for i, extent in enumerate(shape):
         part = position
@@ -104,12 +104,12 @@ def flatten(index: Sequence[Operand], shape: Sequence[int]) -> Expr:
 
 
 def in_bounds(position: Expr, extent: int) -> tuple[Expr, Expr]:
-    """Conditions that 0 <= position < extent."""
+    """The two conditions of 0 <= position < extent."""
     return compare("ge", position, 0), compare("lt", position, extent)
 
 
 def number(position: Expr, dtype: str) -> Expr:
-    """An index as a number of a computing type."""
+    """An index converted to the type of the computation."""
     return cast(wrap(position), dtype)
 
 

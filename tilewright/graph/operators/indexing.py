@@ -10,18 +10,18 @@ from tilewright.ir.expr import INDEX, Expr, cast, checked, compare, const, logic
 
 
 def position(index: Expr, extent: int, negative: bool = True) -> Expr:
-    """The element that an index means, checked where it is data; `negative` ones count from the end."""
+    """The position that an index denotes, checked if it depends on data; with `negative`, negative indices count from the end."""
     return checked(cast(index, INDEX), extent, negative)
 
 
 def _require_elements(indices: Sequence[Tensor], *extents: int) -> None:
-    """Raises ValueError where a dimension that is indexed has no elements: no index is right then."""
+    """Raises ValueError if an indexed dimension has no elements: no index is valid then."""
     if 0 in extents and all(0 not in index.shape for index in indices):
         raise ValueError("a dimension without elements is indexed")
 
 
 def _indices(b: StepBuilder, index: Tensor, *, extent: int, negative: bool) -> Tensor:
-    """Indices as positions of a dimension, for an operator that cannot check them itself."""
+    """Indices converted to checked positions, for an operator that cannot check them itself."""
     return b.map(index.shape, lambda *i: position(index(*i), extent, negative))
 
 
@@ -32,7 +32,7 @@ def _gather(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int, negative: bo
 
 
 def _index_select(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int, negative: bool = True) -> Tensor:
-    """x at the positions of a tensor of any rank, whose dimensions take the axis's place."""
+    """x at the positions in a tensor of any rank, whose dimensions replace the axis."""
     _require_elements([index], x.shape[axis])
     stop = axis + index.rank
     shape = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
@@ -40,8 +40,8 @@ def _index_select(b: StepBuilder, x: Tensor, index: Tensor, *, axis: int, negati
 
 
 def _index(b: StepBuilder, x: Tensor, *indices: Tensor, axes: Sequence[int]) -> Tensor:
-    """Advanced indexing: index tensors broadcast together and stand at `axes`. Where these are adjacent the broadcast dimensions take their
-    place, else they come first."""
+    """Advanced indexing: index tensors broadcast together and index `axes`. If these are adjacent, the broadcast dimensions replace them, else they
+    come first."""
     _require_elements(indices, *(x.shape[axis] for axis in axes))
     common = broadcast(*(t.shape for t in indices))
     adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
@@ -69,7 +69,7 @@ def _take(b: StepBuilder, x: Tensor, index: Tensor, *, negative: bool = True) ->
 
 
 def _embedding_bag(b: StepBuilder, weight: Tensor, indices: Tensor, offsets: Tensor, *parameters: Tensor, mode: str, include_last: bool) -> Tensor:
-    """Sum, mean or max of the rows `indices[offsets[i] : offsets[i + 1]]` for each bag i; a parameter holds weights of the rows."""
+    """Sum, mean or max of the rows `indices[offsets[i] : offsets[i + 1]]` for each bag i; the optional parameter holds weights of the rows."""
     _require_elements([indices], weight.shape[0])
     bags = offsets.shape[0] - (1 if include_last else 0)
     total = indices.shape[0]
@@ -116,7 +116,7 @@ def _arange(b: StepBuilder, *, length: int, start: float | int, step: float | in
 
 
 def _one_hot(b: StepBuilder, index: Tensor, *, classes: int, dtype: str) -> Tensor:
-    """1 where a new last dimension counts the index; of an index outside of it (which ONNX allows) all are 0."""
+    """1 where the position along a new last dimension equals the index, else 0; an index out of range (which ONNX allows) gives all zeros."""
     return b.map((*index.shape, classes), lambda *i: select(cast(index(*i[:-1]), INDEX).equals(i[-1]), const(1, dtype), const(0, dtype)))
 
 

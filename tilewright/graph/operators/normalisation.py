@@ -11,7 +11,7 @@ from tilewright.ir.expr import Expr, floordiv, unary
 
 
 def _check_shapes(shape: tuple[int, ...], *tensors: Tensor) -> None:
-    """Statistics, weights and biases are read at every position of a shape. Raises ValueError where one has another."""
+    """Checks that statistics, weights and biases have the given shape. Raises ValueError otherwise."""
     for tensor in tensors:
         if tensor.shape != shape:
             raise ValueError(f"a statistic, weight or bias has the shape {tensor.shape}, not {shape}")
@@ -37,7 +37,7 @@ def _log_softmax(b: StepBuilder, x: Tensor, *, axis: int) -> Tensor:
 
 
 def _layer_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsilon: float) -> Tensor:
-    """(x - mean) / sqrt(variance + epsilon) over the last `rank` dimensions, then times weight and plus bias where given."""
+    """(x - mean) / sqrt(variance + epsilon) over the last `rank` dimensions, then times weight and plus bias if given."""
     _check_shapes(x.shape[x.rank - rank :], *parameters)
     axes = tuple(range(x.rank - rank, x.rank))
     found, count = moments_over(b, x, axes), max(prod(x.shape[x.rank - rank :]), 1)
@@ -54,7 +54,7 @@ def _layer_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsil
 
 
 def _rms_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, rank: int, epsilon: float) -> Tensor:
-    """x / sqrt(mean of squares + epsilon) over the last `rank` dimensions, times weight where given."""
+    """x / sqrt(mean of squares + epsilon) over the last `rank` dimensions, times weight if given."""
     _check_shapes(x.shape[x.rank - rank :], *parameters)
     axes = tuple(range(x.rank - rank, x.rank))
     (total,) = reduced(b, "sum", x, axes, True, lambda value: value * value)
@@ -89,7 +89,7 @@ def _group_norm(b: StepBuilder, x: Tensor, *parameters: Tensor, groups: int, eps
 
 
 def _batch_norm(b: StepBuilder, x: Tensor, mean: Tensor, square: Tensor, *parameters: Tensor, epsilon: float) -> Tensor:
-    """x [N, C, ...] normalised by given statistics by channel: one scale and one shift."""
+    """x [N, C, ...] normalised by given statistics per channel, as one scale and one shift."""
     channels = (x.shape[1],)
     _check_shapes(channels, mean, square, *parameters)
 

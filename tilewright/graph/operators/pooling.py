@@ -12,7 +12,7 @@ from tilewright.ir.expr import Const, Expr, compare, const, floordiv, logical_an
 
 
 def pooled_extent(size: int, window: int, stride: int, padding: tuple[int, int], dilation: int, ceil_mode: bool) -> int:
-    """Windows along one dimension; with `ceil_mode` a last partial one counts if it starts within the data or its left padding."""
+    """Number of windows along one dimension; with `ceil_mode` a last partial window counts if it starts within the data or its left padding."""
     span = size + sum(padding) - dilation * (window - 1) - 1
     extent = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
     if ceil_mode and (extent - 1) * stride >= size + padding[0]:
@@ -30,8 +30,8 @@ def _windows(x: Tensor, window: Sequence[int], stride: Sequence[int], padding: P
 def _guarded(
     x: Tensor, index: Sequence[Expr], rank: int, stride: Sequence[int], padding: Pairs, dilation: Sequence[int], outside: Expr
 ) -> tuple[Expr, Expr]:
-    """The element under a window's tap, or `outside`; and its flat position in the trailing dimensions: of a tap outside, that of the window's
-    first tap that lies behind the left padding, as PyTorch has it of a window where nothing exceeds `outside`."""
+    """The element under a window's tap, or `outside`; and its flat position in the trailing dimensions. For a tap outside, the position is that of
+    the window's first tap after the left padding, which is PyTorch's result for a window in which nothing exceeds `outside`."""
     lead, where, taps = index[: -2 * rank], index[-2 * rank : -rank], index[-rank:]
     starts = [o * s - p[0] for o, s, p in zip(where, stride, padding, strict=True)]
     positions = [start + t * d for start, t, d in zip(starts, taps, dilation, strict=True)]
@@ -52,7 +52,8 @@ def _max_pool(
     ceil_mode: bool = False,
     indices: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Greatest element of each window; with `indices` also its flat position in the trailing dimensions: of several the first, of NaN the last."""
+    """Greatest element of each window; with `indices` also its flat position in the trailing dimensions: the first of equal elements, the last
+    NaN."""
     rank = len(window)
 
     def body(*index: Expr) -> Expr | tuple[Expr, ...]:
@@ -73,7 +74,8 @@ def _average_pool(
     count_include_pad: bool = True,
     divisor: int | None = None,
 ) -> Tensor:
-    """Mean of each window: over all taps within the padded input, or (`count_include_pad` False) within the input, or sum / divisor."""
+    """Mean of each window: over all taps within the padded input, or within the input (`count_include_pad` False), or the sum over a given
+    divisor."""
     rank, ones = len(window), (1,) * len(window)
     shape = _windows(x, window, stride, padding, ones, ceil_mode)
     zero = const(0, x.dtype)
@@ -111,7 +113,7 @@ def _adaptive_pool(b: StepBuilder, x: Tensor, *, output: Sequence[int], kind: st
     rank = len(output)
     sizes = x.shape[x.rank - rank :]
     shape = (*x.shape[: x.rank - rank], *output)
-    # the longest window: exact where the sizes divide, else at most one element more than the rounded-up quotient
+    # the longest window: exact if the sizes divide, else at most one element more than the rounded-up quotient
     window = tuple(max((-(-(i + 1) * s // n) - i * s // n for i in range(n)), default=1) for s, n in zip(sizes, output, strict=True))
 
     def body(*index: Expr) -> Expr | tuple[Expr, ...]:

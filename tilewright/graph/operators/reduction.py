@@ -12,7 +12,7 @@ from tilewright.ir.expr import INDEX, Const, Expr, binary, unary
 
 
 def spread(index: Sequence[Expr], axes: Sequence[int]) -> tuple[Expr, ...]:
-    """An index with the reduced dimensions at 0: where the statistics of a row lie that were kept with extent 1."""
+    """An index with the reduced dimensions at 0: the position of a row's statistics when these are kept with extent 1."""
     return tuple(Const(0, INDEX) if i in axes else value for i, value in enumerate(index))
 
 
@@ -26,7 +26,7 @@ def reduced(
     *,
     position: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Combines of(x) over `axes` (sorted, not negative); `position` adds the index along the single axis as a second component."""
+    """Combines of(x) over `axes` (sorted, non-negative); `position` adds the index along the single axis as a second component."""
     shape = tuple(1 if i in axes else extent for i, extent in enumerate(x.shape) if keepdim or i not in axes)
     rank = len(shape)
 
@@ -42,17 +42,17 @@ def reduced(
 
 @dataclass(frozen=True)
 class Moments:
-    """Statistics of rows: their sizes are those of `squares`, which holds the sums of squared deviations from the mean."""
+    """Statistics of rows; `squares` holds the sums of squared deviations from the mean, one for each row."""
 
     squares: Tensor
     deviation: Callable[[Sequence[Expr], Expr], Expr]
-    """From a row's index and one of its elements to the element minus the row's mean."""
+    """Maps a row's index and one of its elements to the element minus the row's mean."""
 
 
 def moments(b: StepBuilder, rows: Sequence[int], columns: Sequence[int], element: Callable[..., Expr]) -> Moments:
     """Statistics of element(row..., column...) over the columns, in two passes over data that are shifted by each row's first element (Chan, Golub
-    and LeVeque, Algorithms for computing the sample variance, 1983): rows of equal elements have deviations of exactly zero, however long, and
-    rows far from zero lose nothing to the rounding of their mean."""
+    and LeVeque, Algorithms for computing the sample variance, 1983): rows of equal elements have deviations of exactly zero at any length, and rows
+    far from zero lose no precision to the rounding of their mean."""
     count = prod(columns)
     rank = len(rows)
     if not count:
@@ -93,7 +93,7 @@ def _simple(name: str, combiner: str, to: str | None = None) -> Operator:
 def _mean(b: StepBuilder, x: Tensor, *, axes: Sequence[int], keepdim: bool = False, dtype: str | None = None) -> Tensor:
     (total,) = reduced(b, "sum", x, axes, keepdim, lambda value: convert(value, dtype or x.dtype))
     count = float(prod(x.shape[i] for i in axes))
-    # divided: the product with a rounded reciprocal is not the mean of equal elements even where their sum is exact
+    # a division, because the product with a rounded reciprocal is not the mean of equal elements even if their sum is exact
     return b.map(total.shape, lambda *i: total(*i) / count)
 
 

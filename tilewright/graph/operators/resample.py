@@ -1,6 +1,6 @@
 """Upsampling: nearest, linear and cubic interpolation in the trailing dimensions, in exact index arithmetic.
 
-The scale of a dimension is the ratio p / q of input to output steps. The centre of output i lies at ((2 i + 1) p - q) / (2 q) of the input,
+The scale of a dimension is the ratio p / q of input to output steps. The centre of output i is at ((2 i + 1) p - q) / (2 q) in the input,
 or with `align_corners` at i p / q with p = size - 1 and q = outputs - 1.
 """
 
@@ -67,7 +67,7 @@ def _cubic_taps(i: Expr, size: int, ratio: Ratio, align_corners: bool, dtype: st
 
 
 def _interpolate(b: StepBuilder, x: Tensor, *, output: Sequence[int], ratios: Sequence[Ratio], align_corners: bool, order: int = 1) -> Tensor:
-    """Linear (order 1) or cubic (order 3) interpolation, one dimension's weights times the next one's."""
+    """Linear (order 1) or cubic (order 3) interpolation; the weights of the dimensions are multiplied."""
     lead = x.rank - len(output)
     taps_of = _linear_taps if order == 1 else _cubic_taps
 

@@ -27,7 +27,7 @@ def _reshape(b: StepBuilder, x: Tensor, *, shape: Sequence[int]) -> Tensor:
 
 
 def _common_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Splits two shapes of equal size into runs of dimensions with equal products, so that indices need only divide within a run."""
+    """Splits two shapes of equal size into runs of dimensions with equal products, so that indices are divided only within a run."""
     if 0 in old:
         return [((0, len(old)), (0, len(new)))]
     groups = []
@@ -63,7 +63,7 @@ def _slice(b: StepBuilder, x: Tensor, *, axis: int, start: int, length: int, ste
 
 
 def _select(b: StepBuilder, x: Tensor, *, axis: int, position: int) -> Tensor:
-    """The result lacks the axis, at which the input is read at `position`."""
+    """Reads the input at `position` of an axis, which the result lacks."""
     return b.map((*x.shape[:axis], *x.shape[axis + 1 :]), lambda *i: x(*i[:axis], position, *i[axis:]))
 
 
@@ -79,14 +79,14 @@ def _roll(b: StepBuilder, x: Tensor, *, shifts: Sequence[int], axes: Sequence[in
     total = {axis: sum(s for s, a in zip(shifts, axes, strict=True) if a == axis) for axis in axes}
 
     def body(*index: Expr) -> Expr:
-        # shifts are made positive, so that the remainder is of a value that is not negative
+        # shifts are made positive, so that the operand of the remainder is not negative
         return x(*(mod(v + (-total[k]) % x.shape[k], x.shape[k]) if k in total else v for k, v in enumerate(index)))
 
     return b.map(x.shape, body if prod(x.shape) else x)
 
 
 def _repeat(b: StepBuilder, x: Tensor, *, repeats: Sequence[int]) -> Tensor:
-    """Tiles the input; `repeats` has one number for each dimension of the result."""
+    """Tiles the input; `repeats` has one number per dimension of the result."""
     lead = len(repeats) - x.rank
     shape = (*repeats[:lead], *(r * e for r, e in zip(repeats[lead:], x.shape, strict=True)))
     return b.map(shape, lambda *i: x(*(mod(v, e) if e else v for v, e in zip(i[lead:], x.shape, strict=True))))
@@ -114,7 +114,7 @@ def _windows(b: StepBuilder, x: Tensor, *, axis: int, size: int, step: int) -> T
 
 
 def _concatenate(b: StepBuilder, *inputs: Tensor, axis: int) -> Tensor:
-    """Joins inputs of one type along an axis."""
+    """Joins inputs of the same type along an axis."""
     starts = [sum(t.shape[axis] for t in inputs[:k]) for k in range(len(inputs) + 1)]
     shape = (*inputs[0].shape[:axis], starts[-1], *inputs[0].shape[axis + 1 :])
 
@@ -187,8 +187,8 @@ def _insert(b: StepBuilder, x: Tensor, values: Tensor, *, axis: int, start: int,
 
 
 def _interleave(b: StepBuilder, *inputs: Tensor, strides: Sequence[int], starts: Sequence[int], extents: Sequence[int]) -> Tensor:
-    """Trailing dimensions woven from phases: element p of the result is element (p + start) // stride of phase (p + start) mod stride,
-    phases counted in row-major order of the strides. A phase may be a single zero where nothing contributes."""
+    """Interleaves phases along the trailing dimensions: element p of the result is element (p + start) // stride of phase (p + start) mod stride,
+    with phases numbered in row-major order of the strides. A phase to which nothing contributes may be a single zero."""
     lead = inputs[0].rank - len(strides)
 
     def body(*index: Expr) -> Expr:
