@@ -29,7 +29,7 @@ _PUBLIC = {
     "TilewrightError": ("tilewright.errors", "TilewrightError"),
     "load": ("tilewright.runtime.artifact", "load"),
 }
-"""Name to the module that defines it and its name there."""
+"""Maps a public name to the module that defines it and its name there."""
 
 __all__ = ["Executable", "InternalFault", "TilewrightError", "__version__", "compile", "load", "zoo"]
 
@@ -52,9 +52,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This package: `tilewright.compile` is the function, although a submodule has that name too. The import system binds a
-    submodule in its package when it is imported; the setter lets that pass without effect. `from tilewright.compile import ...` finds
-    the submodule all the same."""
+    """This package: `tilewright.compile` is the function, although a submodule has that name too. The import system binds an imported submodule in
+    its package; the setter ignores this. `from tilewright.compile import ...` still finds the submodule."""
 
     @property
     def compile(self) -> Any:

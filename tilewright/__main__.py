@@ -1,4 +1,4 @@
-"""``python -m tilewright``, and the installed program: the command line, and signals that end it in order from its first import on."""
+"""``python -m tilewright``, and the installed program: the command line, which signals end cleanly from its first import on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilewright.system.interruption import WORDS, Interruption
 
 
 def run() -> int:
-    """Runs the command of this process's arguments; returns its exit code."""
+    """Runs the command in this process's arguments; returns its exit code."""
     interruption = Interruption()
     try:
         interruption.install()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Command: TypeAlias = "Callable[[argparse.Namespace, Console], int]"
-"""Runs with its options, prints to the console, and gives the exit code."""
+"""Runs a command with its options, prints to the console, and returns the exit code."""
 INTERRUPTED_CODE = 130
 EXAMPLES = """examples:
   tilewright compile zoo:resnet18 -o resnet18.zip      compile for this CPU and save
@@ -47,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except SystemExit as stop:  # argparse has printed help or what is wrong
+    except SystemExit as stop:  # argparse has printed help or an error
         return stop.code if isinstance(stop.code, int) else ERROR_CODE
     except KeyboardInterrupt:
         print(WORDS, file=sys.stderr)
         return INTERRUPTED_CODE
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of the pipe has closed it
         _silence_output()
         return 0
     except Exception as error:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _silence_output() -> None:
-    """What is still to be written to a standard output that fails is dropped, instead of failing again when the process ends."""
+    """Drops what remains to be written to a failing standard output, which would fail again when the process ends."""
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         return
@@ -74,7 +74,7 @@ def _silence_output() -> None:
 
 
 def _message(error: Exception, subject: object) -> str:
-    """Cause and remedy of any error; one that nobody foresaw names what the command was about."""
+    """Cause and remedy of any error; for an unexpected error also the command's subject."""
     if isinstance(error, TilewrightError):
         return str(error)
     about = f" with {subject}" if subject else ""
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Reads the version only when it is asked for."""
+    """Reads the version only when it is requested."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import tilewright

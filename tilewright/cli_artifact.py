@@ -1,4 +1,4 @@
-"""``tilewright digest`` and ``tilewright verify --no-run``: what an artifact is, without running any of it."""
+"""``tilewright digest`` and ``tilewright verify --no-run``: inspecting an artifact without running any of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_digest(options: argparse.Namespace, console: Console) -> int:
-    """Prints it alone, for scripts."""
+    """Prints only the digest, for scripts."""
     from tilewright.runtime.artifact import digest
 
     console.print(digest(options.path), soft_wrap=True)
@@ -27,10 +27,10 @@ def run_digest(options: argparse.Namespace, console: Console) -> int:
 
 
 def inspect(location: str, console: Console) -> int:
-    """Checks all that loading checks, for whatever machine the artifact is, and says what it would run.
+    """Makes all checks of loading, for an artifact of any machine, and prints what it would run.
 
     Raises:
-        InvalidArtifact: where loading would refuse it on the machine that it is for.
+        InvalidArtifact: if loading on the artifact's machine would refuse it.
     """
     from tilewright.runtime.artifact import open_artifact
 

@@ -1,4 +1,4 @@
-"""``tilewright batch``: compiles models for targets side by side, on this machine or on the workers of a Dask scheduler."""
+"""``tilewright batch``: compiles models for targets in parallel, on this machine or on the workers of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "compile several models for several targets, into one artifact each"
 HERE = ("native", "cuda")
-"""Targets that are another machine on each worker."""
+"""Targets that mean a different machine on each worker."""
 FAILED_CODE = 1
 
 
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Compiles everything; what failed is listed, and makes the exit code 1.
+    """Compiles everything; failures are listed and make the exit code 1.
 
     Raises:
         UnknownTarget, UnsupportedOption, InvalidArtifact: before anything is compiled.
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     targets = read_targets(options.targets, options.scheduler is not None)
     if options.workers is not None and options.scheduler:
         raise UnsupportedOption("--workers counts processes on this machine, and --scheduler names others", "leave it out")
-    # said to the workers, which may have other cores: the same artifact wherever it is made
+    # passed to the workers, which may have other numbers of cores, so that artifacts do not depend on the worker
     arguments = ["--threads", str(options.threads or settings.threads())]
     for name in ("batch", "precision"):
         if getattr(options, name) is not None:
@@ -88,8 +88,8 @@ def read_targets(text: str, elsewhere: bool) -> Sequence[str]:
     """The names of a list such as "h200,neoverse-n1", each once.
 
     Raises:
-        UnknownTarget: for a name that is none.
-        UnsupportedOption: for "native" and "cuda" where the workers are `elsewhere`.
+        UnknownTarget: for an unknown name.
+        UnsupportedOption: for "native" and "cuda" if the workers are `elsewhere`.
     """
     from tilewright.hardware import machine
 

@@ -1,4 +1,4 @@
-"""``tilewright bench``: times a model against other ways of running it, in turns."""
+"""``tilewright bench``: times a model against other ways of running it, interleaved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Prints the times; the exit code is WRONG_CODE where ours could not be measured or was wrong."""
+    """Prints the times; the exit code is WRONG_CODE if ours could not be measured or was wrong."""
     import torch
 
     check_options(options)
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _without_guards(program: Any) -> Any:
-    """The program as a module that does not compare its inputs' sizes in Python at each call: a plain module would not either."""
+    """The program as a module without Python checks of its inputs' sizes at each call, which a plain module does not have either."""
     import inspect
 
     optional = "check_guards" in inspect.signature(program.module).parameters

@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Does what is asked; the exit code is WRONG_CODE where `check` finds a problem."""
+    """Runs the chosen action; the exit code is WRONG_CODE if `check` finds a problem."""
     from rich.table import Table
 
     from tilewright.report.units import scaled

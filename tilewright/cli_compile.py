@@ -29,7 +29,7 @@ def add_explain_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Compiles the model, prints its plan, and saves it where that is asked for."""
+    """Compiles the model, prints its plan, and saves it if requested."""
     from tilewright.report.tables import plan_table
 
     check_options(options)

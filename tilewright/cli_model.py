@@ -1,4 +1,4 @@
-"""The model or artifact that a command names: the options of compiling it, and how it is read and compiled."""
+"""The model or artifact that a command names: options for compiling it, reading and compiling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_building_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuses at once what `compile` would refuse after minutes of building a model."""
+    """Rejects at once options that `compile` would reject after minutes of building a model."""
     if options.vendor:
         raise UnsupportedOption("--vendor: library kernels are not offered yet", "leave it out")
     from tilewright.hardware import machine
@@ -50,13 +50,13 @@ def resolved(options: argparse.Namespace) -> Model:
 
 
 def is_artifact(text: str) -> bool:
-    """Whether a command's subject is an artifact, and no model."""
+    """Whether a command's subject is an artifact rather than a model."""
     path = Path(text)
     return path.suffix == ".zip" or (path.is_dir() and path.suffix not in (".onnx", ".pt2"))
 
 
 def runs_on_gpu(target: str | None) -> bool:
-    """Whether the target is a GPU that is here."""
+    """Whether the target is a GPU present on this machine."""
     import torch
 
     from tilewright.hardware import is_present, machine
@@ -66,7 +66,7 @@ def runs_on_gpu(target: str | None) -> bool:
 
 
 def inputs_on_target(model: Model, options: argparse.Namespace, seed: int = 0) -> tuple[Any, ...]:
-    """The model's example inputs, where the target runs."""
+    """The model's example inputs, on the target's device."""
     import torch
 
     inputs = model.inputs(seed) if model.inputs is not None else ()

@@ -1,4 +1,4 @@
-"""What the options of every command share: a parser whose errors are one line, and the types of their values."""
+"""Shared parts of the commands' options: a parser whose errors are one line, and the types of option values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ WRONG_CODE = 1
 """`verify` found a wrong region, `bench` a wrong result, or `cache check` a problem."""
 ERROR_CODE = 2
 LARGEST = (1 << 31) - 1
-"""Of any number of things."""
+"""Largest value of any count."""
 LARGEST_SEED = (1 << 63) - 1
 LONGEST = 1000
-"""Characters of an error's line: a file may give its parts names of megabytes."""
+"""Maximum characters of an error's line: names in a file may be megabytes long."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the arguments. Those without another type are `given`."""
+    """A parser that reports wrong arguments in one line. Arguments without another type have the type `given`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def is_count(text: str) -> bool:
-    """Whether it is a whole number from 0 up, in digits that `int` reads, and not too many of them."""
+    """Whether the text is a non-negative integer of fewer than 20 ASCII digits."""
     return text.isascii() and text.isdigit() and len(text) < 20
 
 
@@ -52,13 +52,13 @@ seed = whole(0, LARGEST_SEED)
 
 
 def add_numerics(parser: argparse.ArgumentParser) -> None:
-    """The options that say how results may be rounded."""
+    """The options that determine how results may be rounded."""
     parser.add_argument("--nondeterministic", action="store_true", help="a GPU may add the parts of a sum in any order, where that is faster")
     parser.add_argument("--no-winograd", action="store_true", help="compute all sums directly: Winograd's algorithm spreads outliers and NaN")
 
 
 def numerics_of(options: argparse.Namespace) -> Numerics:
-    """What the options of `add_numerics` allow."""
+    """The numerics that the options of `add_numerics` allow."""
     from tilewright.kernels.schema import Numerics
 
     return Numerics(atomics=options.nondeterministic, winograd=not options.no_winograd)
@@ -70,7 +70,7 @@ def numerics_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def amount(text: str) -> float:
-    """The type of finite numbers from 0 up."""
+    """The type of finite, non-negative numbers."""
     try:
         value = float(text)
     except ValueError:
@@ -81,19 +81,19 @@ def amount(text: str) -> float:
 
 
 def given(text: str) -> str:
-    """The type of names and paths: anything that is not blank and holds no NUL."""
+    """The type of names and paths: any text that is not blank and contains no NUL."""
     if not text.strip() or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} names nothing")
     return text
 
 
 def path(text: str) -> Path:
-    """The type of paths; the path itself need not be there."""
+    """The type of paths; the path need not exist."""
     return Path(given(text))
 
 
 def error_line(message: str) -> str:
-    """The line that says what is wrong, without what a file could tell a terminal to do."""
+    """An error message as one line, without control sequences, which a file could send to the terminal."""
     text = " ".join(message.split())
     shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
     return "tilewright: error: " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)

@@ -1,4 +1,4 @@
-"""What commands write to: consoles, and silence of PyTorch's exporter."""
+"""Output of commands: consoles, and silencing PyTorch's exporter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def output_console(error: bool = False) -> Console:
-    """A console that does not fold tables where its output goes into a file or pipe, and takes no text for markup: names come from files."""
+    """A console that does not wrap tables if its output is a file or pipe, and interprets no markup, because names come from files."""
     from rich.console import Console
 
     class Output(Console):
@@ -26,7 +26,7 @@ def output_console(error: bool = False) -> Console:
 
 @contextmanager
 def quiet(debug: bool) -> Iterator[None]:
-    """Without the warnings of PyTorch's exporter; our own are shown, in one line each."""
+    """Suppresses the warnings of PyTorch's exporter; our own are shown in one line each."""
     import logging
 
     if debug:

@@ -1,4 +1,4 @@
-"""``tilewright targets``: the targets that code can be generated for, and every fact about them."""
+"""``tilewright targets``: the targets for which code can be generated, and every fact about them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Collects, trains, or both.
 
     Raises:
-        InvalidInput: neither asked for, or a file that holds no measurements.
+        InvalidInput: if neither is requested, or a file holds no measurements.
     """
     if not options.files and options.collect is None:
         raise InvalidInput("nothing to train with", "give files of measured layers, or --collect FILE on a machine with the GPU")

@@ -1,4 +1,4 @@
-"""``tilewright tune``: measures the models' favourite schedules of a network or a list of layers, and carries records from file to file."""
+"""``tilewright tune``: measures the models' favourite schedules of a network or a list of layers, and copies records between files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DESCRIPTION = "measure the models' favourite schedules on the target, and record
 REQUIRED = ("name", "outputs", "channels", "height", "width", "filter")
 OPTIONAL = ("stride", "batch", "dilation", "groups")
 PARTS_A_WORKER = 3
-"""Of a model that several workers measure: a worker that is lost loses one, and fast workers take more."""
+"""Parts of a model per worker: a worker that is lost loses only one part, and fast workers take more."""
 FAILED_CODE = 1
 LARGEST = 1 << 20
-"""Of any extent in a list of layers: a slip of the keyboard is found before memory is."""
+"""Largest extent in a list of layers: typing errors are found before memory is allocated."""
 MOST_ELEMENTS = 1 << 36
-"""Of a layer's input, output or filters: more than any memory holds."""
+"""Limit on the elements of a layer's input, output or filters: larger than any machine's memory."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +52,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Imports, tunes and exports, whatever is asked for; the exit code is 1 where workers could not measure a part.
+    """Imports, tunes and exports as requested; the exit code is 1 if workers could not measure a part.
 
     Raises:
-        UnsupportedOption, InvalidInput: for options or a list of layers that mean nothing.
-        TargetNotPresent: where candidates have to be measured and the GPU is not here.
+        UnsupportedOption, InvalidInput: for invalid options or an invalid list of layers.
+        TargetNotPresent: if candidates have to be measured and the GPU is not present.
         CacheError: for records that cannot be read or written.
     """
     if options.model is None and options.imported is None and options.export is None:
@@ -89,7 +89,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
         what = "'cuda' may be another GPU on each worker" if options.target == "cuda" else "--part is for one machine, and --scheduler names others"
         raise UnsupportedOption(what, "name the GPU as --target" if options.target == "cuda" else "leave it out")
     machine = find_machine(options.target)
-    if options.scheduler is not None and not machine.is_gpu:  # whose workers would each take other cores and threads
+    if options.scheduler is not None and not machine.is_gpu:  # CPU workers would each have different cores and threads
         raise UnsupportedOption(f"workers of a scheduler measure on GPUs, and {machine.name} is a CPU", "tune on that machine itself")
     threads = settings.threads()
     first, parts = read_part(options.part)
@@ -123,7 +123,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
 
 
 def _measured_by_workers(options: argparse.Namespace, regions: int, records: Records, console: Console) -> list[str]:
-    """Gives each worker parts of the regions to measure, with what the records know of them, and adds what comes back; what went wrong, if anything.
+    """Gives each worker parts of the regions to measure, with their existing records, and adds the results to the records. Returns the problems.
 
     Raises:
         UnsupportedOption: as `tuning.batch.connected`.
@@ -159,14 +159,14 @@ def _measured_by_workers(options: argparse.Namespace, regions: int, records: Rec
             (folder / measured).write_bytes(answer["content"])
             try:
                 new += records.import_lines(folder / measured)
-            except CacheError as error:  # what a worker sent is no more to be trusted than any file
+            except CacheError as error:  # data from a worker is trusted no more than a file
                 failures.append(f"part {number + 1} of {parts}: {error}")
     console.print(f"{regions} regions in {parts} parts: {new} new measurements, {len(records)} in {records.path}", soft_wrap=True)
     return failures
 
 
 def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Problem]:
-    """By name."""
+    """The problems to tune, by name."""
     if str(options.model).endswith(".json"):
         return read_layers(Path(options.model))
     from tilewright import settings
@@ -182,10 +182,10 @@ def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Proble
 
 
 def read_layers(path: Path) -> dict[str, Problem]:
-    """The convolutions of a list of layers by name, see docs/usage.md. `height` and `width` are the output's.
+    """The convolutions of a list of layers by name, see docs/usage.md. `height` and `width` are those of the output.
 
     Raises:
-        InvalidInput: naming the entry that is none.
+        InvalidInput: names the malformed entry.
     """
     from tilewright.tuning.problems import convolution_problem
 
@@ -210,7 +210,7 @@ def read_layers(path: Path) -> dict[str, Problem]:
 
 
 def _layer(entry: Any) -> tuple[str, dict[str, int]]:
-    """Name and sizes. Raises ValueError for anything else."""
+    """Name and sizes of an entry. Raises ValueError if it is malformed."""
     if not isinstance(entry, dict):
         raise ValueError("no object")
     missing, unknown = sorted(set(REQUIRED) - set(entry)), sorted(set(entry) - {*REQUIRED, *OPTIONAL})
@@ -255,7 +255,7 @@ def read_devices(text: str) -> Sequence[int]:
 
 
 def _table(problems: dict[str, Problem], machine: Machine, records: Records, numerics: Numerics, threads: int) -> Table:
-    """The best of each problem beside the models' favourite."""
+    """The best schedule of each problem beside the models' favourite."""
     from rich.table import Table
 
     from tilewright.report.units import seconds_text

@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Runs an artifact, or a model that is compiled first; the exit code is WRONG_CODE where a region is wrong."""
+    """Runs an artifact, or a model that is compiled first; the exit code is WRONG_CODE if a region is wrong."""
     from tilewright.report.tables import verification_table
 
     if options.no_run:

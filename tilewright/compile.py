@@ -53,23 +53,23 @@ def compile(
     check: bool = False,
     progress: Progress | None = None,
 ) -> Executable:
-    """Compiles a model for a target, from models of performance and what was measured before.
+    """Compiles a model for a target, using performance models and earlier measurements.
 
     Args:
         module: an nn.Module (with `example_inputs`), an ExportedProgram, an onnx.ModelProto, or the path of a .pt2 or .onnx file.
         example_inputs: positional inputs; their shapes and dtypes are what the executable accepts.
         target: None (the device of the inputs), "native" (this CPU), "cuda" (the GPU present), or a catalogue name ("h200").
-        trials: how many of each region's candidates are measured first, the models' favourites; the target has to be here then. 0: none.
-        precision: "fp32", or on CPUs with AMX "bf16": what is stored between kernels and the factors of contractions are rounded to bfloat16, sums
-            and all else are float32; inputs and outputs keep their types.
-        records: the file of measurements (default: the user's); what it knows decides before the models do, and trials are added to it.
-        deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, where that is faster: two calls may then
-            differ in the last bits. The choice of kernels is the same every time either way.
+        trials: the number of each region's candidates, the models' favourites, to measure first; needs the target machine. 0: none.
+        precision: "fp32", or on CPUs with AMX "bf16": values stored between kernels and the factors of contractions are rounded to bfloat16, sums and
+        everything else are float32; inputs and outputs keep their types.
+        records: the file of measurements (default: the user's); measurements take precedence over the models, and trials are added to the file.
+        deterministic: False lets a GPU add the parts of a split sum by atomic operations, in no fixed order, if that is faster: two calls may then
+        differ in the last bits. The choice of kernels is deterministic either way.
         winograd: False computes all sums directly. Winograd's algorithm is faster for most 3x3 convolutions; its errors depend on the largest value
             of a block of the input, and infinities and NaN reach every result of that block.
-        check: True lets each call on a GPU wait for its results and raise IndexOutOfRange itself, where else the next call or `synchronize` does. It
-            is the attribute `check` of the executable, which may be changed.
-        unsupported: "warn" runs operators that are not covered through PyTorch and lists them once; "error" refuses the model.
+        check: True makes each call on a GPU wait for its results and itself raise IndexOutOfRange, which otherwise the next call or `synchronize`
+        raises. It sets the executable's attribute `check`, which may be changed.
+        unsupported: "warn" runs unsupported operators through PyTorch and lists them once; "error" refuses the model.
         threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS, else OMP_NUM_THREADS, else the cores available).
         progress: called as progress(stage, done, total).
 
@@ -111,14 +111,14 @@ def compile(
 
 
 def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None) -> Imported:
-    """The model as a graph, whatever it comes as. Raises InvalidModel for what is no model."""
+    """The model as a graph, from any supported kind of model. Raises InvalidModel for anything else."""
     if isinstance(module, torch.export.ExportedProgram):
         return import_exported(module)
     if isinstance(module, torch.nn.Module):
         return import_module(module, inputs, keywords)
     if isinstance(module, (str, Path)) and str(module).endswith(".pt2"):
         return import_file(module)
-    onnx = sys.modules.get("onnx")  # which whoever has a ModelProto has imported
+    onnx = sys.modules.get("onnx")  # a caller with a ModelProto has imported onnx
     if (onnx is not None and isinstance(module, onnx.ModelProto)) or (isinstance(module, (str, Path)) and str(module).endswith(".onnx")):
         from tilewright.frontend.onnx_import import import_onnx
 
@@ -130,7 +130,7 @@ def read(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any] | None 
 
 
 def build(program: Program, machine: Machine, progress: Progress) -> tuple[Program, tuple[Binary, ...]]:
-    """Compiles the program's kernels. A region whose kernel does not compile runs through PyTorch instead, and says why."""
+    """Compiles the program's kernels. A region whose kernel does not compile runs through PyTorch instead, with the reason."""
     files: list[SourceFile] = []
     faults: dict[str, str] = {}
     for name, kernel in program.kernels().items():
@@ -171,7 +171,7 @@ def measure(
     numerics: Numerics = USUAL,
     precision: str = "fp32",
 ) -> None:
-    """Measures candidates of the graph's regions that the records do not know yet, and adds them."""
+    """Measures candidates of the graph's regions that are not in the records yet, and adds them."""
     problems = distinct_problems(graph, machine, threads, precision, numerics)
     with Records(records) as store:
         tune(problems, machine, trials, store, threads=threads, numerics=numerics, report=lambda done, total, _: progress("measure", done, total))
@@ -191,7 +191,7 @@ def _failed(why: str) -> list[Binary | KernelFailed]:
 
 
 def _using(program: Program, name: str) -> str:
-    """The nodes that a kernel computes."""
+    """The names of the nodes that a kernel computes."""
     nodes = {node.described: None for part in program.regions if any(kernel.name == name for kernel in part.kernels) for node in part.region.nodes}
     return ", ".join(nodes) or f"kernel {name}"
 
@@ -201,7 +201,7 @@ def _texts(program: Program, machine: Machine) -> dict[str, str]:
 
 
 def default_target(inputs: Sequence[Any]) -> str:
-    """Where a model with these inputs is to run when its caller names no target."""
+    """The target of a model with these inputs if its caller names none."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     return "cuda" if any(tensor.is_cuda for tensor in tensors) else "native"
 

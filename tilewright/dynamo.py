@@ -1,11 +1,10 @@
 """The back end of `torch.compile(module, backend="tilewright")`.
 
-A graph that Dynamo captured is compiled at its first call, when real tensors are there. The module's parameters and buffers, which Dynamo
-passes as inputs, are frozen: they become constants of the executable. Each call checks that they are the same tensors, unchanged since; if
-not, the graph is compiled again for what they are now. A parameter that is written to behind autograd's back (`p.data.add_(1)`) keeps its
-version, so that such a change goes unseen; `p.add_(1)` under `no_grad`, optimisers and `load_state_dict` are seen.
-
-Where a graph cannot be compiled it runs eager, and the log says why: it needs gradients, has symbolic sizes, or the compiler refuses it.
+A graph captured by Dynamo is compiled at its first call, when real tensors are available. The module's parameters and buffers, which Dynamo
+passes as inputs, are frozen: they become constants of the executable. Each call checks that they are the same, unchanged tensors; if not, the graph
+is compiled again for the new ones. A parameter that is written to behind autograd's back (`p.data.add_(1)`) keeps its version, so that such a change
+goes unnoticed; changes by `p.add_(1)` under `no_grad`, optimisers and `load_state_dict` are noticed. A graph that cannot be compiled runs eagerly,
+and the log gives the reason: it needs gradients, has symbolic sizes, or the compiler rejects it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tilewright.runtime.executable import Executable
 LOG = logging.getLogger(__name__)
 
 _OPTIONS = frozenset({"target", "precision", "trials", "vendor", "unsupported", "threads", "records", "deterministic", "winograd", "check"})
-_CHANGES_IN_A_ROW = 3  # parameters that change from call to call this often are no longer frozen
+_CHANGES_IN_A_ROW = 3  # parameters that change in this many successive calls are no longer frozen
 _GRAD_SWITCHES = (torch._C._set_grad_enabled, torch.set_grad_enabled)
 
 Inputs = Sequence[Any]
@@ -43,8 +42,8 @@ def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, optio
     `options` are those of `tilewright.compile`: target, precision, trials, vendor, unsupported, threads, records, deterministic, winograd,
     check.
 
-    Raises UnsupportedOption and UnknownTarget for options that are not known, and TargetNotPresent for a target that is not this machine.
-    A graph that cannot be compiled is returned as it is, with the reason in the log."""
+    Raises UnsupportedOption and UnknownTarget for unknown options, and TargetNotPresent for a target that is not this machine.
+    A graph that cannot be compiled is returned unchanged, with the reason in the log."""
     chosen = dict(options or {})
     unknown = sorted(set(chosen) - _OPTIONS)
     if unknown:
@@ -85,8 +84,8 @@ def _has_symbolic_sizes(graph_module: torch.fx.GraphModule) -> bool:
 
 
 def _needs_gradients(graph_module: torch.fx.GraphModule, inputs: Inputs) -> bool:
-    """Whether a result may require gradients: one is known to, or grad mode is on, an input requires them, and not every result is known
-    not to."""
+    """Whether a result may require gradients: one is known to, or grad mode is on, an input requires gradients, and some result is not known to need
+    none."""
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
     results = [node.meta.get("example_value") for node in output.all_input_nodes]
     if any(isinstance(value, torch.Tensor) and value.requires_grad for value in results):
@@ -127,7 +126,7 @@ class _Guard:
 
 
 class _Frozen(torch.nn.Module):
-    """The captured graph with some of its inputs bound to tensors; called with the others."""
+    """The captured graph with some of its inputs bound to tensors; it is called with the others."""
 
     def __init__(self, graph_module: torch.fx.GraphModule, bound: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
@@ -159,11 +158,11 @@ def _without_grad_switches(graph_module: torch.fx.GraphModule) -> torch.fx.Graph
 
 
 class _CompiledGraph:
-    """One captured graph, called as Dynamo calls it: with every input, parameters included."""
+    """One captured graph, called by Dynamo with every input, including parameters."""
 
     def __init__(self, graph_module: torch.fx.GraphModule, example_inputs: Inputs, options: Mapping[str, Any]) -> None:
         self._eager = graph_module
-        # what the captured graph knows about gradients holds for these
+        # the gradient state for which the graph was captured
         self._captured = torch.is_grad_enabled(), tuple(value.requires_grad for value in example_inputs)
         self._options = dict(options)
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
@@ -193,14 +192,15 @@ class _CompiledGraph:
             return executable(*(inputs[i] for i in free))
 
     def _may_require_gradients(self, inputs: Inputs) -> bool:
-        """Dynamo captures a graph anew where this changes; should it not, the graph runs eager rather than lose gradients."""
+        """Whether gradient state differs from capture. Dynamo should capture the graph again; if it does not, the graph runs eagerly so that
+        gradients are not lost."""
         if not torch.is_grad_enabled() or not any(value.requires_grad for value in inputs):
             return False
         grad_mode, required = self._captured
         return not grad_mode or any(v.requires_grad and not r for v, r in zip(inputs, required, strict=True)) or _needs_gradients(self._eager, inputs)
 
     def _prepare(self, inputs: Inputs) -> None:
-        """Compiles for the parameters as they are now; those that change all the time are passed as inputs from then on."""
+        """Compiles for the current parameters; those that keep changing are passed as inputs from then on."""
         if self._executable is not None:
             self._changes = self._changes + 1 if self._calls <= 1 else 0
             LOG.info("a graph is compiled again: a parameter has changed")
@@ -214,7 +214,7 @@ class _CompiledGraph:
         if options.get("target") is None:
             options["target"] = "cuda" if any(v.device.type == "cuda" for v in inputs) else "native"
         try:
-            # outside inference mode: tensors made in it have no versions, and export refuses them
+            # outside inference mode: tensors made in it have no versions, and export rejects them
             with torch.inference_mode(False), torch.no_grad():
                 model = _Frozen(self._eager, bound)
                 executable = compile_model(model, tuple(_plain(inputs[i]) for i in free), **options)
@@ -230,7 +230,7 @@ class _CompiledGraph:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A stand-in for an example input that is no inference tensor and requires no gradients."""
+    """A copy of an example input that is not an inference tensor and requires no gradients."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor.detach())
 
 

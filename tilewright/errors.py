@@ -1,4 +1,4 @@
-"""The errors that Tilewright raises to its users: each names the cause and the remedy. And its own faults, which become warnings."""
+"""The errors that Tilewright raises to its users: each names the cause and a remedy. Faults of Tilewright itself become warnings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UnknownTarget(TilewrightError):
 
 
 class TargetNotPresent(TilewrightError):
-    """The operation needs the target machine itself, and it is not here."""
+    """The operation needs the target machine itself, which is not present."""
 
 
 class UnknownModel(TilewrightError):
@@ -48,11 +48,11 @@ class InvalidInput(TilewrightError):
 
 
 class IndexOutOfRange(TilewrightError, IndexError):
-    """An index that a model computed or was given lies outside of what it indexes."""
+    """An index that a model computed or received is out of range."""
 
     @classmethod
     def at(cls, place: str, index: int, extent: int) -> IndexOutOfRange:
-        """Of an index in an operator of the user's model, into a dimension of `extent` elements."""
+        """The error for an index in an operator of the user's model, into a dimension of `extent` elements."""
         return cls(f"index {index} is out of range for a dimension of {extent} elements, in {place}", "pass indices of elements that are there")
 
 
@@ -69,7 +69,7 @@ class ExecutableClosed(TilewrightError):
 
 
 class ExecutableBusy(TilewrightError):
-    """The executable was called, verified or closed inside of a call of its own: by the handler of a signal, or a finalizer."""
+    """The executable was called, verified or closed during one of its own calls, by a signal handler or a finalizer."""
 
 
 class CompilerMissing(TilewrightError):
@@ -77,8 +77,8 @@ class CompilerMissing(TilewrightError):
 
 
 class KernelFailed(TilewrightError):
-    """A generated kernel did not compile, load or run; ``log_path`` holds the compiler's words where there are any. ``hung``: a program did not end
-    in time, and may another time."""
+    """A generated kernel did not compile, load or run; ``log_path`` is the compiler's log, if any. ``hung``: a program did not end in time; another
+    attempt may succeed."""
 
     def __init__(self, cause: str, remedy: str = "", log_path: Path | None = None, hung: bool = False) -> None:
         super().__init__(cause, remedy)
@@ -94,17 +94,17 @@ class CacheError(TilewrightError):
 
 
 class InternalFault(UserWarning):
-    """Something inside Tilewright went wrong, and what it concerns is done in a simpler way: a region runs through PyTorch. Results stay right."""
+    """A fault inside Tilewright, avoided in a simpler way, for example by running a region through PyTorch. Results stay right."""
 
 
 def contained(subject: str, instead: str, attempt: Callable[[], T], otherwise: Callable[[str], T]) -> T:
-    """The attempt's result; where it fails by a fault of our own, a warning that names the subject, the exception and what is done `instead`, and
-    the result of `otherwise`, which is told the exception in a line.
+    """The attempt's result. If it fails through a fault of ours, warns with the subject, the exception and what is done `instead`, and returns the
+    result of `otherwise`, which receives the exception as one line.
 
-    Errors that are meant for the user pass, and so does the end of memory."""
+    Errors meant for the user and MemoryError pass through."""
     try:
         return attempt()
-    except (TilewrightError, MemoryError, InternalFault):  # the last, where warnings are errors
+    except (TilewrightError, MemoryError, InternalFault):  # InternalFault is raised if warnings are errors
         raise
     except Exception as error:
         frame = next((f for f in reversed(traceback.extract_tb(error.__traceback__)) if Path(__file__).parent in Path(f.filename).parents), None)

@@ -1,4 +1,4 @@
-"""Files that may hold anything are read within limits, and files are written whole or not at all."""
+"""Reading untrusted files within limits, and writing files whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import IO, Any
 from tilewright.errors import InvalidInput, TilewrightError, UnsupportedOption
 
 MOST_LINE_BYTES, MOST_BYTES = 1 << 26, 1 << 32
-"""Of one line, and of a whole file of lines, decompressed: what is longer was made to fill the memory."""
+"""Maximum bytes of one line and of a whole file of lines, decompressed: longer ones are attempts to exhaust memory."""
 
 
 @contextmanager
 def reading(path: str | Path, kind: type[TilewrightError] = InvalidInput, remedy: str = "give another file") -> Iterator[None]:
-    """What goes wrong in the block is an error of this kind, of one line, that names the file; our own errors pass as they are."""
+    """Turns an exception in the block into an error of this kind, in one line, that names the file; our own errors pass unchanged."""
     try:
         yield
     except TilewrightError:
@@ -35,7 +35,7 @@ def reading(path: str | Path, kind: type[TilewrightError] = InvalidInput, remedy
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """An exception's message, in one line."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 
@@ -43,8 +43,8 @@ def json_of(text: str | bytes) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: for any other text, and for JSON that is nested too deeply or holds what no file of ours does: NaN, numbers beyond those of
-            float64, integers of thousands of digits, halves of surrogate pairs, two fields of one name.
+        ValueError: for any other text, and for JSON that is nested too deeply or contains what our files never do: NaN, numbers beyond the range of
+        float64, integers of thousands of digits, unpaired surrogates, two fields of one name.
     """
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct)
@@ -77,14 +77,14 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def regular(path: str | Path) -> None:
-    """Raises OSError for anything but a file that is there: reading a pipe or device might never end."""
+    """Raises OSError for anything but an existing regular file: reading a pipe or device might never end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
         raise OSError(f"it is {'a directory' if stat.S_ISDIR(mode) else 'no regular file'}")
 
 
 def content_of(path: str | Path) -> bytes:
-    """All bytes of a file. Raises OSError where it cannot be read, ValueError where it is longer than MOST_LINE_BYTES."""
+    """All bytes of a file. Raises OSError if it cannot be read, ValueError if it is longer than MOST_LINE_BYTES."""
     regular(path)
     with open(path, "rb") as file:
         content = file.read(MOST_LINE_BYTES + 1)
@@ -94,10 +94,10 @@ def content_of(path: str | Path) -> bytes:
 
 
 def lines_of(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file with their numbers, from 1 on; one that starts as gzip does is decompressed.
+    """The lines of a file with their numbers, from 1; a gzip file is decompressed.
 
     Raises:
-        OSError, ValueError: for what cannot be read, is damaged, or is longer than MOST_LINE_BYTES a line or MOST_BYTES in all.
+        OSError, ValueError: if the file cannot be read, is damaged, or has more than MOST_LINE_BYTES in a line or MOST_BYTES in all.
     """
     regular(path)
     number = total = 0
@@ -117,7 +117,7 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 @contextmanager
 def written(path: str | Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
-    """A file to write that takes the path's place when the block ends, and leaves nothing when it fails."""
+    """A file to write that replaces the path when the block ends, and leaves nothing if the block fails."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, partial = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
@@ -133,7 +133,7 @@ def written(path: str | Path, mode: str = "wb", **options: Any) -> Iterator[IO[A
 
 
 def _mode_of(target: Path) -> int:
-    """Permissions of the file that is replaced, else those that any new file has."""
+    """Permissions of the file that is replaced, or those of a new file."""
     try:
         return stat.S_IMODE(target.stat().st_mode)
     except OSError:
@@ -143,10 +143,10 @@ def _mode_of(target: Path) -> int:
 
 
 def check_output(path: str | Path, *inputs: str | Path | None) -> None:
-    """Refuses at once where a file cannot be written after a long computation, or would replace one that is read.
+    """Rejects at once an output that could not be written after a long computation, or that would replace an input.
 
     Raises:
-        UnsupportedOption: for a directory, something that is no regular file, an input, or a folder that cannot be made or written.
+        UnsupportedOption: for a directory, anything else that is not a regular file, an input, or a folder that cannot be made or written.
     """
     target = Path(path)
     try:
@@ -161,7 +161,7 @@ def check_output(path: str | Path, *inputs: str | Path | None) -> None:
 
 
 def check_place(path: str | Path) -> None:
-    """Raises UnsupportedOption where nothing can be written at a path, because of the folder in which it lies."""
+    """Raises UnsupportedOption if nothing can be written at a path because of its folder."""
     target = Path(path)
     try:
         place = next(folder for folder in target.absolute().parents if folder.exists())

@@ -1,11 +1,11 @@
-"""Models by name: what the command line takes as MODEL.
+"""Models by name: the MODEL argument of the command line.
 
 | text | model |
 |---|---|
 | ``FILE.onnx``, ``FILE.pt2`` | the file |
 | ``zoo:NAME`` | a network of `tilewright.zoo`, random weights |
 | ``torchvision:NAME``, ``timm:NAME`` | that library's network, random weights |
-| ``package.module:callable`` | what the callable returns: a module and its example inputs; called with ``batch`` where it has such a parameter |
+| ``package.module:callable`` | what the callable returns: a module and its example inputs; called with ``batch`` if it has such a parameter |
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import torch
 
 MOST_ELEMENTS = 1 << 40
-"""Of an example input: more is a slip of the keyboard."""
+"""Largest number of elements of an example input: more is a typing error."""
 INPUT_PATTERN = re.compile(r"(\d+(?:x\d+)*|scalar)(?::(\w+))?")
 
 
 @dataclass(frozen=True)
 class Model:
     """A model to compile: `module` is an nn.Module in evaluation mode, an ExportedProgram or a path; `inputs(seed)` draws example inputs.
-    The inputs are None where the file says what they are."""
+    `inputs` is None if the file describes the inputs."""
 
     name: str
     module: Any
@@ -42,14 +42,14 @@ class Model:
 
 
 def resolve(text: str, batch: int | None = None, inputs: Sequence[str] = ()) -> Model:
-    """The model that a name or path leads to.
+    """The model that a name or path denotes.
 
-    `batch` is the first extent of every example input (default 1). `inputs` replaces the example inputs: one text a tensor, as
-    "1x3x224x224" or "1x128:int64".
+    `batch` is the first extent of every example input (default 1). `inputs` replaces the example inputs: one text per tensor, such as "1x3x224x224"
+    or "1x128:int64".
 
     Raises:
-        UnknownModel: with the nearest names, or with what to install.
-        UnsupportedOption: for a batch where the model has fixed input shapes.
+        UnknownModel: names the nearest models, or what to install.
+        UnsupportedOption: for a batch if the model has fixed input shapes.
     """
     scheme, colon, name = text.partition(":")
     chosen = _drawn(inputs) if inputs else None
@@ -82,7 +82,7 @@ def _nearest_anywhere(text: str) -> str:
 
 
 def _drawn(texts: Sequence[str]) -> Callable[[int], tuple[Any, ...]]:
-    """Random tensors of the given shapes: normal, or 0 and 1 for integers and booleans."""
+    """Random tensors of the given shapes: normally distributed, or 0 and 1 for integers and booleans."""
     parts = []
     for text in texts:
         match = INPUT_PATTERN.fullmatch(text)
@@ -112,7 +112,7 @@ def _drawn(texts: Sequence[str]) -> Callable[[int], tuple[Any, ...]]:
 
 
 def random_tensor(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Normally distributed values; zeros and ones of integer and boolean dtypes, which are valid indices of almost every table."""
+    """Normally distributed values; zeros and ones for integer and boolean dtypes, which are valid indices into almost every table."""
     import torch
 
     if dtype.is_floating_point:
@@ -141,7 +141,7 @@ def _file(text: str, batch: int | None, chosen: Callable[[int], tuple[Any, ...]]
 
 
 def _arguments(program: Any, seed: int) -> tuple[Any, ...]:
-    """Random positional arguments of an exported program's shapes and dtypes; constants are those that it was exported with."""
+    """Random positional arguments of an exported program's shapes and dtypes; constants are those with which it was exported."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -157,7 +157,7 @@ def _arguments(program: Any, seed: int) -> tuple[Any, ...]:
 
 
 def _like(examples: Sequence[Any]) -> Callable[[int], tuple[Any, ...]]:
-    """Fresh random tensors of the examples' shapes and dtypes; an integer tensor stays as it is, for its range is not known."""
+    """Fresh random tensors of the examples' shapes and dtypes; integer tensors are returned unchanged, because their range is unknown."""
 
     def draw(seed: int) -> tuple[Any, ...]:
         import torch
@@ -236,7 +236,7 @@ def _callable(text: str, package: str, name: str, batch: int | None, has_inputs:
         raise UnknownModel(f"{package} has no callable {name!r}", _nearest(name, public) if public else "check the name")
     try:
         accepts = "batch" in inspect.signature(function).parameters
-    except ValueError:  # of a function written in C
+    except ValueError:  # a function written in C has no signature
         accepts = False
     if batch is not None and not accepts:
         raise UnsupportedOption(f"--batch is given, and {text} has no parameter 'batch'", "add one, or give --input")

@@ -1,13 +1,13 @@
-"""Settings from the environment: this is the only file that reads it, each time it is asked.
+"""Settings from the environment: the only file that reads it, anew at each call.
 
 | variable | meaning | default |
 |---|---|---|
 | ``TILEWRIGHT_CACHE`` | folder of kernels and records | ``tilewright`` in ``$XDG_CACHE_HOME`` or ``~/.cache`` |
-| ``TILEWRIGHT_CC`` | C compiler for every CPU target, a name or a path | the first of gcc and clang that is there |
-| ``TILEWRIGHT_COMPILE_SECONDS`` | after so long a compiler counts as hanging, and its kernel as one that does not compile | 300 |
+| ``TILEWRIGHT_CC`` | C compiler for every CPU target, a name or a path | the first of gcc and clang that is installed |
+| ``TILEWRIGHT_COMPILE_SECONDS`` | seconds after which a compiler counts as hanging, and its kernel as one that does not compile | 300 |
 | ``TILEWRIGHT_THREADS`` | threads of generated CPU code | ``OMP_NUM_THREADS``, else the cores available |
-| ``TILEWRIGHT_NATIVE`` | a CPU of the catalogue: plan and compile as if this one were it | this CPU, identified |
-| ``TILEWRIGHT_READ_CODE`` | 0: choose by the models alone where code of candidates would be compiled and read | 1 |
+| ``TILEWRIGHT_NATIVE`` | a CPU of the catalogue: plan and compile as if this CPU were that one | this CPU, as identified |
+| ``TILEWRIGHT_READ_CODE`` | 0: choose by the models alone where candidates' code would be compiled and analysed | 1 |
 | ``TILEWRIGHT_DEBUG`` | 1: keep the folders of failed builds, and log more | 0 |
 """
 
@@ -20,14 +20,14 @@ from pathlib import Path
 from tilewright.errors import UnsupportedOption
 
 MOST_THREADS = 1024
-"""Of one executable: more than any CPU of the catalogue has, and fewer than a process may start."""
+"""Maximum threads of one executable: more than any CPU of the catalogue has, and fewer than a process may start."""
 
 
 def cache_directory() -> Path:
     """Folder under which everything reusable is stored; it need not exist yet.
 
     Raises:
-        UnsupportedOption: where the variable names the home of nobody.
+        UnsupportedOption: if the variable names the home of an unknown user.
     """
     chosen = os.environ.get("TILEWRIGHT_CACHE")
     if chosen:
@@ -40,20 +40,20 @@ def cache_directory() -> Path:
         return Path(base).absolute() / "tilewright"
     try:
         return Path.home() / ".cache" / "tilewright"
-    except RuntimeError:  # a user without a name, and without HOME
+    except RuntimeError:  # a user without a name and without HOME
         return Path(tempfile.gettempdir()) / f"tilewright-{os.getuid()}"
 
 
 def c_compiler() -> str | None:
-    """The C compiler that the user asked for, or None to look for one."""
+    """The C compiler chosen by the user, or None to look for one."""
     return os.environ.get("TILEWRIGHT_CC") or None
 
 
 def compile_seconds() -> float:
-    """After how long a call of a compiler, or of another program, counts as hanging.
+    """Seconds after which a call of a compiler, or of another program, counts as hanging.
 
     Raises:
-        UnsupportedOption: where the variable is no positive number.
+        UnsupportedOption: if the variable is not a positive number.
     """
     variable = "TILEWRIGHT_COMPILE_SECONDS"
     text = os.environ.get(variable) or "300"
@@ -67,12 +67,12 @@ def compile_seconds() -> float:
 
 
 def compiler_environment(folder: Path) -> dict[str, str]:
-    """For a compiler: its own files in the folder too, and messages in one language."""
+    """The environment of a compiler: its temporary files in the folder, and untranslated messages."""
     return {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
 
 
 def child_environment() -> dict[str, str]:
-    """For a process of ours that works in another folder: it has the same cache and compiler."""
+    """The environment of a process of ours that works in another folder, with the same cache and compiler."""
     compiler = c_compiler() or ""
     return {
         **os.environ,
@@ -82,7 +82,7 @@ def child_environment() -> dict[str, str]:
 
 
 def native() -> str | None:
-    """The catalogue's name of the CPU that this host is to be taken for, or None to identify it."""
+    """The catalogue name of the CPU as which to treat this host, or None to identify it."""
     return os.environ.get("TILEWRIGHT_NATIVE") or None
 
 
@@ -95,13 +95,13 @@ def threads() -> int:
     """Threads for which CPU code is planned.
 
     Raises:
-        UnsupportedOption: where the variable is no number of threads.
+        UnsupportedOption: if the variable is not a number of threads.
     """
     return asked_threads() or _number_of_threads("OMP_NUM_THREADS") or available_cores()
 
 
 def asked_threads() -> int | None:
-    """Threads that the user wants for generated CPU code alone, or None.
+    """Threads that the user requested for generated CPU code alone, or None.
 
     Raises:
         UnsupportedOption: as `threads`.
@@ -113,17 +113,17 @@ def _number_of_threads(variable: str) -> int | None:
     text = os.environ.get(variable)
     if not text:
         return None
-    first = text.split(",")[0].strip()  # OMP_NUM_THREADS may be a list: one number a nesting level
+    first = text.split(",")[0].strip()  # OMP_NUM_THREADS may be a list: one number per nesting level
     if not (first.isascii() and first.isdigit() and len(first) < 10) or not 1 <= int(first) <= MOST_THREADS:
         raise UnsupportedOption(f"{variable}={text!r} is no whole number from 1 to {MOST_THREADS}", f"unset {variable} or correct it")
     return int(first)
 
 
 def read_code() -> bool:
-    """Whether code of candidates may be compiled and read to choose among them, which takes long."""
+    """Whether candidates may be compiled and their code analysed to choose among them, which is slow."""
     return os.environ.get("TILEWRIGHT_READ_CODE", "1") not in ("", "0")
 
 
 def debug() -> bool:
-    """Whether debugging output is asked for."""
+    """Whether debugging output is requested."""
     return os.environ.get("TILEWRIGHT_DEBUG", "0") not in ("", "0")

@@ -1,1 +1,1 @@
-"""What is asked of the operating system: files of one user alone, programs that end, shared objects in memory."""
+"""Operating-system services: files private to one user, programs that end, shared objects in memory."""

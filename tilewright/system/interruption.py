@@ -1,4 +1,4 @@
-"""Signals that ask a program to end: it ends in order, soon, and with everything that it has started."""
+"""Signals that ask a program to end: it ends cleanly and soon, together with everything that it started."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 10.0
-"""After so long a process that was told to end is ended, whatever it is doing: a library may hold the main thread, or swallow the exception."""
+"""Seconds after which a process that was told to end is killed, whatever it is doing: a library may hold the main thread or swallow the exception."""
 WATCH_SECONDS = 0.5
 WORDS = "tilewright: interrupted"
 
 
 class Interruption:
-    """While it is installed, the first of `SIGNALS` raises KeyboardInterrupt in the main thread, and later ones are ignored, so that none
-    disturbs what is cleaned up because of the first. `code` is the exit code that says so, None where none has come."""
+    """While it is installed, the first of `SIGNALS` raises KeyboardInterrupt in the main thread, and later ones are ignored, so that they do not
+    disturb the clean-up after the first. `code` is the resulting exit code, or None before the first signal."""
 
     def __init__(self) -> None:
         self.code: int | None = None
 
     def install(self) -> None:
-        """To be called once, in the main thread. A signal that this process was started to ignore stays ignored."""
+        """Installs the handlers; called once, in the main thread. Signals that this process inherited as ignored stay ignored."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # is written to when a signal comes, also while no Python code runs
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # written to by signals even while no Python code runs
         threading.Thread(target=self._watch, args=(reader,), name="interruption", daemon=True).start()
         for number in SIGNALS:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -55,7 +55,7 @@ class Interruption:
 
 
 def leave_at_once(code: int) -> None:
-    """Ends this process, whatever it is doing, and all that it has started."""
+    """Ends this process, whatever it is doing, and all processes that it started."""
     for child in descendants(os.getpid()):
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)
@@ -63,7 +63,7 @@ def leave_at_once(code: int) -> None:
 
 
 def leave_with_parent() -> None:
-    """From now on this process ends soon after the one that started it, whatever it is doing then: a candidate that hangs reads no input."""
+    """From now on this process ends soon after its parent, whatever it is doing: a candidate that hangs reads no input."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -75,7 +75,7 @@ def leave_with_parent() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The processes that a process has started, and theirs, as far as none between has ended."""
+    """The child processes of a process, and theirs, as far as no process in between has ended."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():

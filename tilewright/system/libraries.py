@@ -1,9 +1,7 @@
-"""Maps shared objects from bytes, each content once in a process.
-
-Nothing is mapped from a file that has a name. The dynamic loader knows libraries by name and by inode, so that a file which was rebuilt under the
-name of one that is mapped would give that one again; and a mapped file that is overwritten or cut changes the code of a running process, or ends it
-(SIGBUS). Here the bytes that were checked are those that are mapped: they lie in an anonymous file that is sealed, and stay there whatever becomes
-of the cache or the artifact. `/proc/PID/maps`, and with it a profiler, shows the file as `/memfd:NAME`.
+"""Maps shared objects from bytes, each content once per process. Nothing is mapped from a named file. The dynamic loader identifies libraries by name
+and inode, so that loading a file rebuilt under the name of a mapped one would return the old library; and overwriting or truncating a mapped file
+changes the code of a running process, or ends it (SIGBUS). Here the mapped bytes are those that were checked: they are in a sealed anonymous file,
+independent of the cache and the artifact. `/proc/PID/maps`, and with it a profiler, shows the file as `/memfd:NAME`.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 _NUMBERS = itertools.count(1)
-"""Of the names of this process, which are the dynamic loader's."""
+"""Numbers for unique library names in this process's dynamic loader."""
 
 
 class Libraries:
-    """What this process has mapped, by content; it stays mapped, since worker threads of OpenMP may still be inside."""
+    """The libraries that this process has mapped, by content. They stay mapped, since OpenMP worker threads may still run their code."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, ctypes.CDLL] = {}
@@ -43,18 +41,19 @@ class Libraries:
     def _map(self, content: bytes, name: str) -> ctypes.CDLL:
         descriptor = _anonymous_file(content, name)
         try:
-            # File descriptors are used again and the loader goes by names, so each name is new: it spells a number in binary, "//" or "/./" a digit.
+            # File descriptors are reused and the loader compares names, so each name is new: it spells a number in binary, with "//" or "/./" as
+            # digits.
             digits = "".join("/./" if digit == "1" else "//" for digit in f"{next(_NUMBERS):b}")
             library = ctypes.CDLL(f"/proc/self/fd{digits}{descriptor}")
         finally:
             os.close(descriptor)
-        if any(library._handle == other._handle for other in self._known.values()):  # numbers of anonymous inodes have 32 bits, and repeat
+        if any(library._handle == other._handle for other in self._known.values()):  # anonymous inode numbers have 32 bits and repeat
             raise OSError("the dynamic loader took it for another library")
         return library
 
 
 def _anonymous_file(content: bytes, name: str) -> int:
-    """Descriptor of a file without a name that holds the bytes: in memory, sealed, or where Linux denies that (vm.memfd_noexec) on the disk."""
+    """Descriptor of an unnamed file that holds the bytes: in memory and sealed or, if Linux denies that (vm.memfd_noexec), on disk."""
     try:
         descriptor = os.memfd_create(re.sub(r"[^\w.-]", "_", name[:200], flags=re.ASCII), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:
@@ -74,7 +73,7 @@ def _anonymous_file(content: bytes, name: str) -> int:
 
 @lru_cache(maxsize=1)
 def _libraries() -> Libraries:
-    """Those of this process."""
+    """The libraries of this process."""
     return Libraries()
 
 
@@ -82,6 +81,6 @@ def mapped(content: bytes, name: str) -> ctypes.CDLL:
     """The shared object of that content, mapped now unless it is already; `name` is what profilers show.
 
     Raises:
-        OSError: where the loader refuses it. It does not check all that it reads: check what may be damaged before.
+        OSError: if the loader refuses it. The loader does not check everything that it reads: check untrusted content before.
     """
     return _libraries().of(content, name)

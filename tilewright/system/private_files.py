@@ -1,7 +1,7 @@
-"""Files and folders of this user alone: made with mode 0700, and read only where no other user can have written them.
+"""Files and folders private to this user: made with mode 0700, and read only if no other user can have written them.
 
-Below a root folder everything has to belong to the effective user and be writable by nobody else, and nothing may be a link. The root itself may be
-reached through links. What belongs to the superuser counts as another's: a cache is written by the one who uses it.
+Below a root folder everything must belong to the effective user and be writable by nobody else, and nothing may be a link. The root itself may be
+reached through links. The superuser counts as another user: a cache is written by the user who uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class NotPrivate(OSError):
-    """A file or folder that another user may have written; `place` is which."""
+    """A file or folder that another user may have written; `place` is its path."""
 
     def __init__(self, place: Path, why: str) -> None:
         super().__init__(f"{place} {why}")
@@ -20,10 +20,10 @@ class NotPrivate(OSError):
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it that are missing, with mode 0700 whatever the umask; what is there stays as it is.
+    """Makes a folder and its missing parents with mode 0700 whatever the umask; existing folders are not changed.
 
     Raises:
-        OSError: where it cannot be made, or is no folder.
+        OSError: if it cannot be made, or is not a folder.
     """
     missing = []
     while not folder.is_dir():
@@ -32,7 +32,7 @@ def make_folder(folder: Path) -> None:
     for part in reversed(missing):
         try:
             os.mkdir(part, 0o700)
-        except FileExistsError:  # another process was faster, or it is no folder
+        except FileExistsError:  # another process was faster, or it is not a folder
             if not part.is_dir():
                 raise
         else:
@@ -40,7 +40,7 @@ def make_folder(folder: Path) -> None:
 
 
 def require_private(path: Path, root: Path) -> None:
-    """Raises NotPrivate where the path, the root or anything between them may have been written by another user, OSError where it is not there."""
+    """Raises NotPrivate if the path, the root or anything between them may have been written by another user, OSError if it is missing."""
     _require(root, os.stat(root))
     place = root
     for part in path.relative_to(root).parts:
@@ -58,11 +58,11 @@ def _require(place: Path, found: os.stat_result) -> None:
 
 
 def read_private(path: Path, root: Path) -> bytes:
-    """What is in a regular file below the root.
+    """The contents of a regular file below the root.
 
     Raises:
-        NotPrivate: where another user may have written it.
-        OSError: where it is not there, or is no regular file.
+        NotPrivate: if another user may have written it.
+        OSError: if it is missing or not a regular file.
     """
     require_private(path.parent, root)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

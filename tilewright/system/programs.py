@@ -1,7 +1,8 @@
-"""Runs other programs: in a process group of their own, without input, for a limited time, and ended with all that they have started.
+"""Runs other programs in a process group of their own, without input, for a limited time, and ends them with all that they started.
 
-The group is led by a shell that waits for its input to end, which is a pipe from this process, and then kills the group: a program does not outlive
-the process that runs it, not even one that is killed. (PR_SET_PDEATHSIG would end the compiler's driver alone, and with the thread that started it.)
+The group leader is a shell whose input is a pipe from this process; when the pipe closes, it kills the group. A program therefore does not outlive
+the process that runs it, even if that process is killed. (PR_SET_PDEATHSIG would end only the compiler's driver, and as soon as the thread that
+started it ends.)
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OUTPUT_BYTES = 1 << 20
-"""Of each stream that is kept; what a program writes beyond is read and dropped."""
+"""Bytes of each stream that are kept; further output is read and dropped."""
 GUARD = ("/bin/sh", "-c", "read line; kill -KILL 0")
 TICK_SECONDS = 0.05
-"""How often it is asked whether a program has ended that left its output to another."""
+"""Polling interval for the end of a program whose output another process still holds open."""
 
 
 class ProgramHung(Exception):
-    """The program did not end in time, and was ended."""
+    """The program did not end in time and was killed."""
 
 
 class ProgramStopped(Exception):
@@ -34,7 +35,7 @@ class ProgramStopped(Exception):
 
 @dataclass(frozen=True)
 class Finished:
-    """What a program left. `cut`: it wrote more than was kept."""
+    """The result of a program. `cut`: it wrote more than was kept."""
 
     status: int
     output: str
@@ -43,7 +44,7 @@ class Finished:
 
 
 class Programs:
-    """Programs that are run for one purpose, perhaps on several threads, and can be stopped together."""
+    """Programs run for one purpose, possibly on several threads, that can be stopped together."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -51,7 +52,7 @@ class Programs:
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """End all of them; none is started any more."""
+        """Ends all of them and starts no more."""
         with self._lock:
             self._stopped = True
             for group in self._groups:
@@ -65,12 +66,12 @@ class Programs:
         environment: Mapping[str, str] | None = None,
         output_bytes: int = OUTPUT_BYTES,
     ) -> Finished:
-        """Runs a program in a folder, with that environment instead of this process's, until it ends.
+        """Runs a program to its end, in the given folder and environment.
 
         Raises:
-            ProgramHung: where it did not end within the seconds.
-            ProgramStopped: where `stop` was called.
-            OSError: where it cannot be started.
+            ProgramHung: if it did not end within `seconds`.
+            ProgramStopped: if `stop` was called.
+            OSError: if it cannot be started.
         """
         with self._group() as group:
             with self._lock:
@@ -94,7 +95,7 @@ class Programs:
 
     @contextmanager
     def _group(self) -> Iterator[int]:
-        """The number of a process group, led by its guard, of which nothing is left at the end."""
+        """The number of a process group, led by its guard; every process of the group is ended on exit."""
         guard = subprocess.Popen(GUARD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
         with guard:
             with self._lock:
@@ -102,7 +103,7 @@ class Programs:
             try:
                 yield guard.pid
             finally:
-                with self._lock:  # the number is another's when the guard is reaped
+                with self._lock:  # once the guard is reaped its number may be reused
                     self._groups.discard(guard.pid)
                     _end_group(guard.pid)
 
@@ -110,12 +111,12 @@ class Programs:
 def run_program(
     command: Sequence[str], seconds: float, folder: Path | None = None, output_bytes: int = OUTPUT_BYTES, environment: Mapping[str, str] | None = None
 ) -> Finished:
-    """A single program; see `Programs.run`."""
+    """Runs a single program; see `Programs.run`."""
     return Programs().run(command, seconds, folder, environment, output_bytes)
 
 
 def _read(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[bytearray, bytearray] | None:
-    """What the process writes until it ends, of each stream one byte more than the limit at most; None where it does not end in time."""
+    """The output of the process until it ends, at most one byte more than the limit per stream; None if it does not end in time."""
     assert process.stdout is not None and process.stderr is not None
     kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
     pause = 0.0005
@@ -124,11 +125,11 @@ def _read(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tupl
             os.set_blocking(pipe, False)
             open_ones.register(pipe, selectors.EVENT_READ)
         while True:
-            ended = _has_ended(process)  # asked before reading, so that everything is there when it has
+            ended = _has_ended(process)  # asked before reading, so that all output is available if it has
             left = deadline - time.monotonic()
             if open_ones.get_map():
                 ready = open_ones.select(0 if ended else max(min(left, TICK_SECONDS), 0))
-            else:  # it has closed its output, and ends soon
+            else:  # it has closed its output and will end soon
                 ready = []
                 if not ended:
                     time.sleep(max(min(left, pause), 0))
@@ -146,25 +147,25 @@ def _read(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tupl
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has, and left its number to nobody else: it is not reaped."""
+    """Whether the process has ended. It is not reaped, so that its number is not reused."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # this process ignores the ends of its children
+    except ChildProcessError:  # this process ignores SIGCHLD
         return True
 
 
 def _end_group(number: int) -> None:
-    """End every process of a group whose leader is not reaped."""
+    """Ends every process of a group whose leader is not reaped."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(number, signal.SIGKILL)
 
 
 def end_session(leader: subprocess.Popen[bytes]) -> None:
-    """End a process that was started with a session of its own, and every process of that session, whatever group it is in."""
+    """Ends a process that was started in a session of its own, and every process of that session, whatever its group."""
     if leader.returncode is not None:
         return
     leader.kill()
-    for _ in range(100):  # what is started while the list is read is in the next one
+    for _ in range(100):  # processes started while the list is read are in the next one
         members = [pid for pid in _session(leader.pid) if pid != leader.pid]
         for pid in members:
             with suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,6 @@
-"""Folders for temporary files that are gone with the process that made them, at the latest when the next one is made.
-
-A folder is locked (flock) as long as its process lives, and longer by none: the kernel drops the lock of a process that is killed. Whoever makes a
-folder first removes this user's unlocked ones in the same place. Process numbers, which are used again, have no part in it.
+"""Folders for temporary files that disappear with the process that made them, at the latest when the next one is made. A folder is locked (flock)
+exactly as long as its process lives: the kernel drops the lock of a process that is killed. Making a folder first removes this user's unlocked ones
+in the same place. Process numbers are not used, because they are reused.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Scratch:
     """A new folder for this user alone, in `parent` or the system's temporary folder; a context manager that gives its path and removes it.
 
     Raises:
-        OSError: where it cannot be made.
+        OSError: if it cannot be made.
     """
 
     def __init__(self, parent: str | None = None) -> None:
@@ -34,7 +33,7 @@ class Scratch:
             self._lock = _locked(self.path)
 
     def close(self) -> None:
-        """Removes the folder and all that is in it; twice is harmless."""
+        """Removes the folder and its contents; a second call does nothing."""
         if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -48,12 +47,12 @@ class Scratch:
 
 
 def _locked(folder: Path) -> int | None:
-    """Descriptor of the folder, whose lock goes with it; None where the folder is no longer there."""
+    """Descriptor of the folder, which holds the lock; None if the folder no longer exists."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return None
-    with suppress(OSError):  # a file system without locks: there nobody takes the folder for abandoned
+    with suppress(OSError):  # on a file system without locks no process treats the folder as abandoned
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     if folder.exists():
         return descriptor

@@ -1,4 +1,4 @@
-"""The model zoo: plain PyTorch definitions of the networks that the papers measure, with random weights.
+"""The model zoo: plain PyTorch definitions of the networks measured in the papers, with random weights.
 
 Importing this package is cheap: torch and a network's file are imported when a network is built.
 """
@@ -24,7 +24,7 @@ __all__ = ["NETWORKS", "Network", "build"]
 class Network:
     """One network of the zoo.
 
-    `build()` makes the module with PyTorch's default weights (in training mode, and on the meta device inside
+    `build()` constructs the module with PyTorch's default weights (in training mode, and on the meta device inside
     `torch.device("meta")`); `example_inputs(batch)` draws random inputs; `parameters` counts the trainable
     values.
     """
@@ -37,9 +37,9 @@ class Network:
 
 
 def build(name: str, batch: int = 1, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The network in evaluation mode with sane random weights, and example inputs; the same for the same seed.
+    """The network in evaluation mode with well-scaled random weights, and example inputs; deterministic for a seed.
 
-    The global random state is left as it was. Raises UnknownModel for a name that is not in `NETWORKS`.
+    The global random state is not changed. Raises UnknownModel for a name that is not in `NETWORKS`.
     """
     if name not in NETWORKS:
         near = difflib.get_close_matches(name, NETWORKS, n=3, cutoff=0.4) or sorted(NETWORKS)

@@ -37,7 +37,7 @@ def convolution_unit(
     )
     layers: list[nn.Module] = [convolution, BATCH_NORMS[dimensions](out_channels, eps=epsilon)]
     if activation is None:
-        with_initial_scale(convolution, 1.0)  # no rectifier halves the second moment of what follows
+        with_initial_scale(convolution, 1.0)  # no ReLU follows that would halve the second moment
     elif activation in (nn.ReLU, nn.ReLU6):
         layers.append(activation(inplace=True))
     else:
@@ -46,7 +46,7 @@ def convolution_unit(
 
 
 class Residual(nn.Module):
-    """activation(branch(x) + shortcut(x)); the shortcut is the identity and the activation absent unless given."""
+    """activation(branch(x) + shortcut(x)); by default the shortcut is the identity and there is no activation."""
 
     def __init__(
         self, branch: nn.Sequential, shortcut: nn.Module | None = None, activation: nn.Module | None = None
@@ -89,12 +89,12 @@ def with_initial_scale(module: AnyModule, scale: float) -> AnyModule:
 
 @torch.no_grad()
 def initialise(network: nn.Module) -> nn.Module:
-    """Set all weights from torch's random state so that the second moment of activations stays near one.
+    """Sets all weights from torch's random state so that the second moment of activations stays near one.
 
     Convolutions and matrix products follow He et al., "Delving Deep into Rectifiers", 2015, eq. 10 (fan in). A module's
-    attribute `initial_scale` replaces the scale sqrt(2) where no rectifier follows. The last batch normalisation of
+    attribute `initial_scale` replaces the scale sqrt(2) if no ReLU follows. The last batch normalisation of
     every residual branch is scaled by 0.4, so that the sum grows slowly with depth. Statistics and offsets of
-    normalisations are drawn around 0 and 1, since exact zeros and ones would hide a wrong folding.
+    normalisations are drawn around 0 and 1, since exact zeros and ones would hide wrong constant folding.
     """
     for module in network.modules():
         scale = getattr(module, "initial_scale", None)
@@ -115,7 +115,7 @@ def initialise(network: nn.Module) -> nn.Module:
             nn.init.normal_(module.weight, std=scale or 1.0)
         elif isinstance(module, (nn.LSTM, nn.GRU)):
             for name, parameter in module.named_parameters():
-                # Outputs of a recurrent layer are well below one: larger input weights keep a deep stack alive.
+                # Outputs of a recurrent layer are well below one: larger input weights keep signals in a deep stack from vanishing.
                 std = 0.1 if name.startswith("bias") else (2.0 if "_ih_" in name else 1.0) / parameter.shape[1] ** 0.5
                 nn.init.normal_(parameter, std=std)
     for module in network.modules():
@@ -126,7 +126,7 @@ def initialise(network: nn.Module) -> nn.Module:
 
 
 def _fan_in(module: nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d | nn.Linear) -> float:
-    """Number of products summed into one output."""
+    """The number of products summed into one output."""
     if isinstance(module, nn.ConvTranspose2d):
         return module.weight[:, 0].numel() / math.prod(module.stride)
     return module.weight[0].numel()

@@ -10,7 +10,7 @@ from tilewright.zoo.common import Residual, classifier, convolution_unit
 
 
 def darknet53(num_classes: int = 1000) -> nn.Module:
-    """Darknet-53, the trunk of YOLOv3, as a classifier. Input 256 x 256, leaky rectifiers of slope 0.1.
+    """Darknet-53, the trunk of YOLOv3, as a classifier. Input 256 x 256, leaky ReLU with slope 0.1.
 
     Source: Redmon, Farhadi, "YOLOv3: An Incremental Improvement", 2018, table 1.
     """

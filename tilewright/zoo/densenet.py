@@ -9,7 +9,7 @@ from tilewright.zoo.common import classifier
 
 
 def _norm_convolution(in_channels: int, out_channels: int, kernel: int) -> list[nn.Module]:
-    """Batch normalisation, rectifier, convolution: the pre-activation order."""
+    """Batch normalisation, ReLU, convolution: the pre-activation order."""
     convolution = nn.Conv2d(in_channels, out_channels, kernel, padding=kernel // 2, bias=False)
     return [nn.BatchNorm2d(in_channels), nn.ReLU(inplace=True), convolution]
 

@@ -28,7 +28,7 @@ def _pool_unit(in_channels: int, out_channels: int, count_include_pad: bool = Tr
 
 
 def _fork(in_channels: int, out_channels: int) -> Concatenated:
-    """A 1 x 3 and a 3 x 1 convolution side by side."""
+    """A 1 x 3 and a 3 x 1 convolution in parallel."""
     return Concatenated(_unit(in_channels, out_channels, (1, 3)), _unit(in_channels, out_channels, (3, 1)))
 
 

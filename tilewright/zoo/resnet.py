@@ -18,7 +18,7 @@ def _shortcut(in_channels: int, out_channels: int, stride: int, dimensions: int)
 def basic_block(
     in_channels: int, channels: int, stride: int, dimensions: int = 2, dilation: int = 1, residual: bool = True
 ) -> nn.Module:
-    """Two convolutions of extent three, and the sum with the (projected) input unless `residual` is false."""
+    """Two convolutions of extent three, and, unless `residual` is false, the sum with the (projected) input."""
     first = convolution_unit(in_channels, channels, 3, stride, dilation=dilation, dimensions=dimensions)
     if not residual:
         return nn.Sequential(first, convolution_unit(channels, channels, 3, dilation=dilation, dimensions=dimensions))
@@ -42,7 +42,7 @@ def _resnet(
     block: Callable[..., nn.Module], expansion: int, depths: Sequence[int], num_classes: int, dimensions: int = 2
 ) -> nn.Module:
     pool = nn.MaxPool2d(3, 2, 1) if dimensions == 2 else nn.MaxPool3d(3, 2, 1)
-    stem_stride = (1, 2, 2)[-dimensions:]  # a video keeps its frames
+    stem_stride = (1, 2, 2)[-dimensions:]  # the stem of a video network does not reduce the number of frames
     layers: list[nn.Module] = [convolution_unit(3, 64, 7, stem_stride, dimensions=dimensions), pool]
     in_channels = 64
     for level, depth in enumerate(depths):

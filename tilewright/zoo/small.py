@@ -23,7 +23,7 @@ def lenet5() -> nn.Module:
 def defonet(num_classes: int = 10) -> nn.Module:
     """Six 3 x 3 convolutions at 108, 54 and 27 pixels: the layers D1 to D6 of the CNNOpt evaluation, and a small head.
 
-    Source: layer sizes of DefoNet in the CNNOpt paper, PACT 2022; the head is ours, since no more is published.
+    Source: layer sizes of DefoNet in the CNNOpt paper, PACT 2022; the head is ours, as none is published.
     """
     layers: list[nn.Module] = []
     channels = 3
