@@ -74,14 +74,15 @@ def run_standalone(
     emulator: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     libraries: Callable[[Program], Sequence[Path]] | None = None,
+    threads: int = 1,
 ) -> str:
-    """Plans the case for the machine, compiles it with the given command, runs it, and compares the results. Returns what it printed.
+    """Plans the case for so many threads of the machine, compiles it with the given command, runs it, and compares the results. Returns what it printed.
 
     `libraries` makes shared objects of a program's kernels, which are linked in place of their source."""
     case.module.eval()
     imported = import_module(case.module, case.inputs)
     graph, _ = simplify(imported.graph)
-    program = plan_program(graph, machine, 1)
+    program = plan_program(graph, machine, threads)
     inputs = case.fresh_inputs()
     given = {graph.inputs[k]: inputs[leaf].numpy() for leaf, k in enumerate(imported.leaves) if k is not None}
     every = dict(program.storage)

@@ -66,6 +66,21 @@ def test_aarch64_under_emulation(name: str, target: str, tmp_path: Path) -> None
     run_standalone(example, chosen, command, tmp_path, emulator=(emulator,), environment=environment)
 
 
+@pytest.mark.parametrize("threads", [4, 16, 64])
+def test_many_threads_under_emulation(threads: int, tmp_path: Path) -> None:
+    """Plans for machines with many cores, on as many threads."""
+    gcc, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if gcc is None or emulator is None:
+        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
+    torch.manual_seed(3)
+    chosen = machine("neoverse-n1")
+    layers = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1, groups=64), nn.Conv2d(64, 48, 1), nn.Softmax(1))
+    command = (gcc, "-O2", "-static", "-fopenmp", *FLAGS, *chosen.compiler_flags)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    example = case("layers", randomised(layers), normal(1, 16, 28, 28))
+    run_standalone(example, chosen, command, tmp_path, emulator=(emulator,), environment=environment, threads=threads)
+
+
 @pytest.mark.slow
 def test_an_artifact_for_aarch64_under_emulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shared objects themselves that an artifact holds, with their OpenMP threads."""

@@ -45,6 +45,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from tilewright import settings
+    from tilewright.hardware import machine, planned_threads
     from tilewright.partition.precision import check_precision
     from tilewright.runtime.artifact import check_path
     from tilewright.tuning.batch import LIMIT_SECONDS, Job, check_jobs, compile_all, connected
@@ -53,14 +54,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
     targets = read_targets(options.targets, options.scheduler is not None)
     if options.workers is not None and options.scheduler:
         raise UnsupportedOption("--workers counts processes on this machine, and --scheduler names others", "leave it out")
-    # passed to the workers, which may have other numbers of cores, so that artifacts do not depend on the worker
-    arguments = ["--threads", str(options.threads or settings.threads())]
+    arguments: list[str] = []
     for name in ("batch", "precision"):
         if getattr(options, name) is not None:
             arguments += [f"--{name}", str(getattr(options, name))]
     arguments += numerics_arguments(options)
     arguments += ["--strict"] if options.strict else []
-    jobs = [Job(model, target, tuple(arguments)) for model in dict.fromkeys(options.models) for target in targets]
+    # workers may have other cores: the same artifact wherever it is made
+    threads = {target: planned_threads(machine(target), options.threads) for target in targets}
+    jobs = [Job(model, target, ("--threads", str(threads[target]), *arguments)) for model in dict.fromkeys(options.models) for target in targets]
     check_jobs(jobs)
     for job in jobs:
         check_path(options.output / job.file_name)

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright import settings
 from tilewright.cli_options import add_numerics, is_count, numerics_arguments, numerics_of, path, whole
 from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
 from tilewright.files import check_output, content_of, json_of, reading
@@ -81,6 +80,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from tilewright.hardware import machine as find_machine
+    from tilewright.hardware import planned_threads
     from tilewright.tuning.trials import Outcome, Trials
     from tilewright.tuning.tuning import tune
 
@@ -91,7 +91,7 @@ def _tune(options: argparse.Namespace, records: Records, console: Console) -> in
     machine = find_machine(options.target)
     if options.scheduler is not None and not machine.is_gpu:  # CPU workers would each have different cores and threads
         raise UnsupportedOption(f"workers of a scheduler measure on GPUs, and {machine.name} is a CPU", "tune on that machine itself")
-    threads = settings.threads()
+    threads = planned_threads(machine)
     first, parts = read_part(options.part)
     problems = dict(list(_problems(options, machine).items())[first - 1 :: parts])
     if options.scheduler is not None:
@@ -169,15 +169,15 @@ def _problems(options: argparse.Namespace, machine: Machine) -> dict[str, Proble
     """The problems to tune, by name."""
     if str(options.model).endswith(".json"):
         return read_layers(Path(options.model))
-    from tilewright import settings
     from tilewright.compile import read
     from tilewright.graph.passes import simplify
+    from tilewright.hardware import planned_threads
     from tilewright.models import resolve
     from tilewright.tuning.tuning import distinct_problems
 
     model = resolve(options.model, options.batch, options.input)
     graph, _ = simplify(read(model.module, model.inputs(0) if model.inputs is not None else ()).graph)
-    found = distinct_problems(graph, machine, settings.threads(), numerics=numerics_of(options))
+    found = distinct_problems(graph, machine, planned_threads(machine), numerics=numerics_of(options))
     return {f"{number} {problem.region.kind}": problem for number, problem in enumerate(found, 1)}
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from tilewright import settings
 from tilewright.errors import InvalidInput, InvalidModel, KernelFailed, UnknownTarget, UnsupportedOperator, UnsupportedOption, contained
 from tilewright.frontend.imported import Imported
 from tilewright.frontend.imported import unsupported as unsupported_nodes
 from tilewright.frontend.torch_export import import_exported, import_file, import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine as find_machine
+from tilewright.hardware import planned_threads
 from tilewright.hardware.machine import Machine
 from tilewright.ir.graph import Graph
 from tilewright.ir.kernel import Kernel
@@ -68,9 +68,10 @@ def compile(
         winograd: False computes all sums directly. Winograd's algorithm is faster for most 3x3 convolutions; its errors depend on the largest value
             of a block of the input, and infinities and NaN reach every result of that block.
         check: True makes each call on a GPU wait for its results and itself raise IndexOutOfRange, which otherwise the next call or `synchronize`
-        raises. It sets the executable's attribute `check`, which may be changed.
+            raises. It sets the executable's attribute `check`, which may be changed.
         unsupported: "warn" runs unsupported operators through PyTorch and lists them once; "error" refuses the model.
-        threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS, else OMP_NUM_THREADS, else the cores available).
+        threads: CPU threads to plan for and to run with (default: TILEWRIGHT_THREADS; else OMP_NUM_THREADS or the cores available, but all of a CPU's
+            cores if its code cannot run here).
         progress: called as progress(stage, done, total).
 
     Raises:
@@ -91,7 +92,7 @@ def compile(
     graph = contained("the model", "is not simplified", lambda: simplify(imported.graph)[0], lambda _: imported.graph)
     _report_unsupported(graph, unsupported)
     report("plan", 0, 1)
-    count = threads or settings.threads()
+    count = planned_threads(machine, threads)
     numerics = Numerics(atomics=not deterministic, winograd=winograd)
     if trials:
         measure(graph, machine, count, trials, records, report, numerics, precision)

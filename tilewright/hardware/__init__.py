@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from tilewright import settings
 from tilewright.errors import TargetNotPresent, UnknownTarget
 from tilewright.hardware.catalogue import catalogue as catalogue
 from tilewright.hardware.device import host_gpu as host_gpu
@@ -45,6 +46,18 @@ def machine(target: str | Machine | None = None) -> Machine:
             f"did you mean {' or '.join(near)}?" if near else f"known targets: {', '.join(target_names())}",
         )
     return entries[target]
+
+
+def planned_threads(target: Machine, asked: int | None = None) -> int:
+    """The threads for which CPU code is planned: those asked for, here or by TILEWRIGHT_THREADS; else those of this process (`settings.threads`), and
+    for a CPU whose code cannot run here one for each of its cores.
+
+    Raises:
+        UnsupportedOption: where a variable is no number of threads.
+    """
+    if target.is_gpu or is_present(target):
+        return asked or settings.threads()
+    return asked or settings.asked_threads() or target.processors
 
 
 def is_present(target: Machine) -> bool:

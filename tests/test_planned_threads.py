@@ -1,0 +1,71 @@
+"""For how many threads code is planned: a CPU that is not here has its own cores, and their work is divided among all of them."""
+
+from __future__ import annotations
+
+import sys
+from math import ceil, prod
+
+import pytest
+import torch
+from torch import nn
+
+import tilewright
+from tilewright import zoo
+from tilewright.compile import read
+from tilewright.graph.passes import simplify
+from tilewright.hardware import is_present, machine, planned_threads
+from tilewright.ir.expr import Const
+from tilewright.ir.kernel import For, statements
+from tilewright.partition.plan import plan_program
+
+WORTH_SECONDS = 2e-5
+"""Kernels that are predicted to take less are not looked at: some are one row of a small map."""
+
+
+def absent() -> list[str]:
+    return [name for name in ("neoverse-n1", "cortex-a53", "xeon-sapphire-rapids") if not is_present(machine(name))]
+
+
+def test_whose_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("TILEWRIGHT_THREADS", raising=False)
+    assert planned_threads(machine("native")) == planned_threads(machine("h200")) == 3
+    for name in absent():
+        assert planned_threads(machine(name)) == machine(name).processors
+        assert planned_threads(machine(name), 5) == 5
+    monkeypatch.setenv("TILEWRIGHT_THREADS", "7")
+    assert {planned_threads(machine(name)) for name in ("native", *absent())} == {7}
+
+
+class Planned(Exception):
+    """With so many threads; nothing more is asked for."""
+
+
+def test_compilation_asks_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(graph: object, target: object, threads: int, *others: object) -> None:
+        raise Planned(threads)
+
+    monkeypatch.delenv("TILEWRIGHT_THREADS", raising=False)
+    monkeypatch.setattr(sys.modules["tilewright.compile"], "plan_program", plan)
+    module, x = nn.Conv2d(16, 16, 3).eval(), torch.randn(1, 16, 9, 9)
+    for asked, wanted in ((None, machine("neoverse-n1").processors), (6, 6)):
+        with pytest.raises(Planned, match=f"^{wanted}$"):
+            tilewright.compile(module, (x,), "neoverse-n1", threads=asked)
+
+
+@pytest.mark.parametrize("threads", [4, 16, 64])
+def test_parallel_loops_have_work_for_all(threads: int) -> None:
+    """Nested parallel loops are one: of their iterations the thread with the most has at most twice the mean."""
+    module, inputs = zoo.build("resnet18")
+    graph = simplify(read(module.eval(), inputs).graph)[0]
+    looked_at = 0
+    for part in plan_program(graph, machine("neoverse-n1"), threads).regions:
+        if part.predicted_seconds < WORTH_SECONDS:
+            continue
+        for kernel in part.kernels:
+            extents = [s.extent.value for s in statements(kernel.body) if isinstance(s, For) and s.kind == "parallel" and isinstance(s.extent, Const)]
+            assert extents, (part.schedule, kernel.name)
+            count = prod(map(int, extents))
+            assert ceil(count / threads) * threads <= 2 * count, (part.schedule, extents)
+            looked_at += 1
+    assert looked_at > 10
