@@ -1,1 +1,1 @@
-"""Which operators share a kernel, and how the values between kernels are laid out; each decision with its reason."""
+"""Decides which operators share a kernel, and the layouts of values between kernels; records the reason for each decision."""

@@ -1,9 +1,9 @@
-"""How far apart neighbouring pixels are stored: a line farther than they need be, where they would fall into few sets of the first-level cache.
+"""Cache padding: adds one cache line between pixels that would fall into few sets of the first-level cache.
 
-A contraction on a CPU reads one element each of some PIXELS neighbouring pixels, then the next of each. Where the bytes from pixel to pixel are
-a multiple of a large part of a way of the cache, these lines fall into the same few sets and drive each other out before the rest of them is read.
-Worked example: 512 channels of float32 are 2,048 bytes, a way of 48 KB in 12 ways has 4,096: sixteen pixels fall into two sets, eight in each, beside
-what there is of the filters.
+A contraction on a CPU reads one element each of about PIXELS adjacent pixels, then the next element of each. If the stride between pixels shares a
+large factor with the size of a cache way, their lines fall into the same few sets and evict each other before they are fully read. Worked example:
+512 channels of float32 are 2,048 bytes, and a way of 48 KB in 12 ways has 4,096: sixteen pixels fall into two sets, eight in each, in addition to
+lines of the filters.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tilewright.ir.layout import Layout
 from tilewright.partition.layouts import LaidOut, fixed_values
 
 PIXELS = 16
-"""About as many as a tile has."""
+"""Typical number of pixels in a tile."""
 
 
 def with_cache_padding(graph: Graph, laid_out: LaidOut, machine: Machine) -> LaidOut:
-    """The same with a line of zeros behind the channels of each pixel of the values that need it: those that contractions sum along their innermost
-    dimension, and that are neither inputs nor outputs of the model or of what does not run in generated kernels."""
+    """Adds a cache line of zeros after the channels of each pixel of the values that need it. Candidates are values that contractions sum along their
+    innermost dimension, except inputs and outputs of the model and of nodes that do not run in generated kernels."""
     fixed = fixed_values(graph, laid_out.regions)
     layouts = dict(laid_out.layouts)
     for region in laid_out.regions:
@@ -42,7 +42,7 @@ def with_cache_padding(graph: Graph, laid_out: LaidOut, machine: Machine) -> Lai
 
 
 def _apart(layout: Layout, element: int, machine: Machine) -> Layout:
-    """The layout itself where the lines of PIXELS pixels take at most half of the ways of the sets that they fall into."""
+    """The layout padded by one cache line; unchanged if the lines of PIXELS pixels occupy at most half of the ways of their sets."""
     level_1 = machine.cache(1)
     if level_1 is None or len(layout.order) < 2 or layout.extents[-2] == 1:
         return layout

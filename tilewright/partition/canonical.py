@@ -1,4 +1,4 @@
-"""Problems up to the names of their values: two layers with the same steps and layouts are lowered once."""
+"""Problems with canonical names of their values, so that layers with the same steps and layouts are lowered once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SHORT = re.compile(r"\bvalue\d+\b")
 
 @dataclass(frozen=True)
 class Canonical:
-    """A problem whose values are called value0, value1, ... in the order in which they occur; `names` maps actual names to those."""
+    """A problem whose values are named value0, value1, ... in the order in which they occur; `names` maps actual to canonical names."""
 
     problem: Problem
     names: Mapping[str, str]
 
 
 def canonical(problem: Problem) -> Canonical:
-    """The problem under canonical names: its region without nodes and reasons, and of values and constants those that the region touches."""
+    """The problem under canonical names: its region without nodes and reasons, and only the values and constants that the region uses."""
     region = problem.region
     order: dict[str, None] = {}
     for step in region.steps:
@@ -32,7 +32,7 @@ def canonical(problem: Problem) -> Canonical:
             order.setdefault(load.buffer)
         order.setdefault(step.name)
     names = {name: f"value{i}" for i, name in enumerate(order)}
-    for step in region.steps:  # further components are called after their step
+    for step in region.steps:  # further components are named after their step
         for component in step.names[1:]:
             names[component] = names[step.name] + component[len(step.name) :]
 
@@ -55,7 +55,7 @@ def canonical(problem: Problem) -> Canonical:
 
 
 def named(lowered: Lowered, region: Region, actual: Mapping[str, str]) -> Lowered:
-    """What lowering made of the canonical region, for the region itself. Storage that lowering added is called after actual values."""
+    """Converts the lowering of a canonical region to the actual region. Storage that lowering added is named after actual values."""
     faults = f"{region.outputs[0]}.{FAULTS}"
 
     def name(text: str) -> str:

@@ -1,12 +1,12 @@
-"""Regions: which operators share a kernel.
+"""Partition into regions: which operators share a kernel.
 
-Four rules, applied once in the order of the graph:
+Four rules, applied once in graph order:
 
-* a *view* (pure index map) is never stored: whoever reads it reads through it;
-* a *map* joins the region that produces one of its inputs, as its epilogue, where it reads that input element for element and nobody else does;
-* *row reductions* (softmax, normalisation) join the contraction whose result they reduce, where one tile holds whole rows and the machine gains;
-  so does a *sum over pixels* (global average pooling), where one thread computes whole images of a panel of channels;
-* a map's result that has one reader is computed inside the reader, where that repeats no more arithmetic than it saves traffic.
+* a *view* (pure index map) is never stored: readers read through it;
+* a *map* joins the region that produces one of its inputs, as its epilogue, if it reads that input element by element and is its only reader;
+* *row reductions* (softmax, normalisation) join the contraction whose result they reduce, if one tile can hold whole rows and that is predicted to be
+faster; so does a *sum over pixels* (global average pooling), if one thread computes whole images of a panel of channels;
+* a map with a single reader is computed inside the reader, if the repeated arithmetic costs no more than the traffic saved.
 
 Everything else is stored. Each region carries the reasons for its extent.
 """
@@ -33,20 +33,20 @@ from tilewright.partition.inline import inline_step, slice_for
 from tilewright.partition.joining import JoinDecision, owns_rows, with_rows
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 
-# Beyond this many points a single reduction is worth the cooperation of several threads or lanes.
+# Points above which a single reduction is divided among several threads or lanes.
 WINDOW_POINTS = 64
-# A map is recomputed inside its reader up to this many arithmetic operations for each element that need not be stored and read back.
+# Maximum arithmetic operations, per element not stored and read back, for which a map is recomputed inside its reader.
 RECOMPUTED_FLOPS = 8
-# A matrix product of at most this many rows reads each weight once or twice in whatever kernel it is.
+# Maximum rows of a matrix product that reads each weight only once or twice in any kernel.
 THIN_ROWS = 4
-# A kernel's expression grows up to this many operations one after another, and this many in all; what is joined to it then is stored instead.
-# Networks stay far below it. Long graphs are in `tests/test_hostile_onnx.py`: without a limit thousands of maps in a row would be one expression.
+# Maximum depth and total number of operations of a kernel's expression; beyond that, values are stored instead of joined.
+# Networks stay far below. Without a limit, thousands of successive maps (`tests/test_hostile_onnx.py`) would become one expression.
 DEEPEST, LARGEST = 100, 2000
 
 
 @dataclass
 class _Group:
-    """A region while it grows. `output` is what it will store."""
+    """A region under construction. `output` is the value that it will store."""
 
     kind: str
     nodes: list[Node]
@@ -57,7 +57,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class Partition:
-    """Regions in execution order; `values` extends the graph's with what regions store between them."""
+    """Regions in execution order; `values` extends the graph's values by those that regions store for each other."""
 
     regions: tuple[Region, ...]
     values: Mapping[str, Value]
@@ -72,8 +72,8 @@ def partition(
     is_view: Callable[[Node], bool],
     judge_rows: RowJudgement | None = None,
 ) -> Partition:
-    """Groups the graph's nodes. `computation` gives a node's steps (None for nodes that run through PyTorch, or loops). `judge_rows` decides
-    whether row reductions join the contraction that they can join (None: never)."""
+    """Groups the graph's nodes into regions. `computation` returns a node's steps (None for loops and nodes that run through PyTorch). `judge_rows`
+    decides whether row reductions join a contraction where they can (None: never)."""
     return _Partitioner(graph, computation, is_view, judge_rows).run()
 
 
@@ -105,10 +105,10 @@ class _Partitioner:
                     self.views[node.outputs[0]] = step[0]
                     self.view_nodes[node.outputs[0]] = node
         self.readers = self._count_readers()
-        self.groups: dict[str, _Group] = {}  # by the value they store, in execution order
+        self.groups: dict[str, _Group] = {}  # keyed by the value they store, in execution order
 
     def _count_readers(self) -> dict[str, set[str]]:
-        """Names of the non-view nodes that read each value, looking through views."""
+        """Names of the non-view nodes that read each value, directly or through views."""
         readers: dict[str, set[str]] = {name: set() for name in self.values}
 
         def mark(name: str, reader: str) -> None:
@@ -163,7 +163,7 @@ class _Partitioner:
             for source in self.view_nodes[name].inputs:
                 self._add_view_nodes(group, source)
 
-    # -- a map looks for its producer ------------------------------------------------------------------------------
+    # -- maps join their producers ---------------------------------------------------------------------------------
 
     def _join_producer(self, group: _Group, node: Node) -> None:
         group.kind = "map"
@@ -192,7 +192,7 @@ class _Partitioner:
         group.nodes = host.nodes + [n for n in group.nodes if n not in host.nodes]
 
     def _refuse_reader(self, name: str, node: Node) -> str:
-        """Why the node cannot be the only one that sees the value; empty where it is."""
+        """Why the node is not the only reader of the value; empty if it is."""
         if name in self.pinned:
             return f"{name} is also a result or read by PyTorch"
         others = self.readers[name] - {node.name}
@@ -209,15 +209,16 @@ class _Partitioner:
         host = self.groups[name]
         if too_long := _too_long(host.steps[-1:], (step,)):
             return too_long
-        # Integers cancel when the expressions meet (i % 1; i % 6 and then // 6): lowerings find an epilogue's rows by its loads of the reductions.
+        # Combining the expressions simplifies integers (i % 1; i % 6 and then // 6): lowerings find an epilogue's rows from its loads of the
+        # reductions.
         *reduces, final = self._with_epilogue(host, step)
         inner = {inside for reduce in reduces for inside in reduce.names}
         return "" if any(load.buffer in inner for load in loads(*final.bodies)) else f"its elements do not depend on those of {name}"
 
     def _with_epilogue(self, host: _Group, step: Step) -> tuple[Step, ...]:
-        """The host's steps with the map applied where the host's result was stored."""
+        """The host's steps with the map applied to the host's result before it is stored."""
         last = host.steps[-1]
-        # In the kernel an inner result is addressed by the axes of its step; the map's axes are where that step stores.
+        # In the kernel an inner result is indexed by the axes of its step; the map's axes are the places to which that step stores.
         body = substitute(step.bodies[0], dict(zip(step.axes, last.index, strict=True)))
         if last.kind == "map":
             body = _replace_loads(body, last.name, last.bodies[0])
@@ -226,10 +227,10 @@ class _Partitioner:
         final = Step(step.name, step.shape, last.axes, (body,), index=last.index)
         return (*host.steps, final)
 
-    # -- row reductions look for their contraction ------------------------------------------------------------------
+    # -- row reductions join their contractions ---------------------------------------------------------------------
 
     def _join_contraction(self, group: _Group, node: Node) -> None:
-        """One chain of row reductions runs on the tiles of the contraction whose result it reduces."""
+        """Joins a chain of row reductions to the contraction whose result it reduces, so that it runs on the contraction's tiles."""
         for name in dict.fromkeys(load.buffer for step in group.steps for load in loads(*step.bodies)):
             host = self.groups.get(name)
             if host is None or host.kind != "contraction":
@@ -252,7 +253,7 @@ class _Partitioner:
             if isinstance(joined, str):
                 group.reasons.append(f"not joined to {name}: {joined}")
 
-    # -- a reader looks at the maps it reads -----------------------------------------------------------------------
+    # -- readers absorb maps ---------------------------------------------------------------------------------------
 
     def _absorb_maps(self, group: _Group, node: Node) -> None:
         changed = True
@@ -298,13 +299,14 @@ class _Partitioner:
             return f"its {arithmetic} operations an element would be repeated {again + 1:.1f} times"
         return ""
 
-    # -- a contraction of a few rows moves into the maps that read parts of it -------------------------------------
+    # -- contractions of a few rows are dissolved into the maps that read parts of them ----------------------------
 
     def _dissolve_thin_contractions(self) -> None:
-        """A recurrent step: the gates' matrix product has one row a sequence, so no tile would reuse its weights, and each gate reads its own
-        columns of it. Every reader then sums its own columns, and product, gates and new state are one kernel."""
+        """Dissolves thin contractions into their readers. In a recurrent step the gates' matrix product has one row per sequence, so no tile would
+        reuse its weights, and each gate reads its own columns of it. Every reader then sums its own columns, and product, gates and new state are one
+        kernel."""
         position = {name: index for index, name in enumerate(self.groups)}
-        reading: dict[str, dict[str, _Group]] = {}  # by the value that is read, by the value that is stored
+        reading: dict[str, dict[str, _Group]] = {}  # keyed by the value read, then by the value stored
         for group in self.groups.values():
             for buffer in _buffers(group.steps):
                 reading.setdefault(buffer, {})[group.output] = group
@@ -357,7 +359,7 @@ class _Partitioner:
             return [Region(node.name, group.kind, (node,), (), node.inputs, node.outputs, tuple(r for r in group.reasons if r))]
         if group.kind != "unfused":
             return [self._region(group, group.steps, group.output, group.kind)]
-        # The steps do not share rows: each becomes a region of its own, with its result stored.
+        # The steps do not share rows: each becomes a separate region, with its result stored.
         group.reasons.append("its reductions do not share rows: one kernel each")
         regions: list[Region] = []
         for step in group.steps:
@@ -378,12 +380,12 @@ class _Partitioner:
 
 
 def _buffers(steps: Sequence[Step]) -> tuple[str, ...]:
-    """Names of what the steps read, results of their own among them."""
+    """Names of everything the steps read, including their own results."""
     return tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies)))
 
 
 def _too_long(reader: Sequence[Step], read: Sequence[Step]) -> str:
-    """Why the steps of `read` cannot be put into those of `reader`; empty where the expression stays within its limits."""
+    """Why the steps of `read` cannot be inlined into those of `reader`; empty if the expression stays within its limits."""
     (deep, large), (more_deep, more_large) = _extent(reader), _extent(read)
     if deep + more_deep > DEEPEST or large + more_large > LARGEST:
         return f"one kernel computes at most {DEEPEST} operations in a row, and {LARGEST} in all"
@@ -391,7 +393,7 @@ def _too_long(reader: Sequence[Step], read: Sequence[Step]) -> str:
 
 
 def _extent(steps: Sequence[Step]) -> tuple[int, int]:
-    """The longest chain of operations in the bodies of steps, and how many distinct nodes they have."""
+    """The longest chain of operations in the bodies of the steps, and the number of distinct nodes."""
     depth: dict[int, int] = {}
     for node in walk(*(body for step in steps for body in step.bodies)):
         depth[id(node)] = 1 + max((depth[id(child)] for child in children(node)), default=0)
@@ -399,7 +401,7 @@ def _extent(steps: Sequence[Step]) -> tuple[int, int]:
 
 
 def _summing(step: Step, name: str, product: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The map with each load of `name` computed by a reduction of its own; `product` are the steps that define `name`."""
+    """The map with each load of `name` computed by a separate reduction; `product` are the steps that define `name`."""
     reduce, final = product[0], product[-1]
     reductions: list[Step] = []
     body = step.bodies[0]
@@ -430,14 +432,14 @@ def _replace_loads(body: Expr, buffer: str, replacement: Expr) -> Expr:
 
 
 def _elementwise(load: Load, axes: tuple[Var, ...]) -> bool:
-    """Whether the load's index is the axes themselves (0 does for an axis of extent 1)."""
+    """Whether the load's index is the axes themselves (any index for an axis of extent 1)."""
     return len(load.index) == len(axes) and all(
         position == axis or axis.extent == 1 for position, axis in zip(load.index, axes, strict=True)
     )
 
 
 def _index_only(body: Expr) -> bool:
-    """A load, or a zero-guarded one: costs a reader nothing but address arithmetic."""
+    """Whether the body is a load or a zero-guarded load, which costs a reader only address arithmetic."""
     if isinstance(body, Load):
         return True
     return (
@@ -447,7 +449,7 @@ def _index_only(body: Expr) -> bool:
 
 
 def _reads_at_own_axes(steps: tuple[Step, ...]) -> bool:
-    """Whether the final map, if any, reads the one reduction at the reduction's own axes and has no others."""
+    """Whether the final map, if any, has the same extents as the only reduction and reads it at its own axes."""
     if len(steps) == 1:
         return True
     if len(steps) != 2:
@@ -461,7 +463,7 @@ def _reads_at_own_axes(steps: tuple[Step, ...]) -> bool:
 
 
 def _reading_at_own_axes(final: Step, names: set[str]) -> Step:
-    """The map with 0 along axes of extent 1 written as the axis, which is what lowerings look for."""
+    """The map with index 0 along axes of extent 1 replaced by the axis, the form that lowerings recognise."""
 
     def fix(node: Expr) -> Expr:
         return replace(node, index=final.axes) if isinstance(node, Load) and node.buffer in names else node

@@ -1,4 +1,4 @@
-"""Inlining: a load of a map's result becomes the map's body at that index. All fusion is made of this."""
+"""Inlining: a load of a map's result becomes the map's body at that index. All fusion consists of this."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def inline_step(step: Step, maps: Mapping[str, Step]) -> Step:
 def slice_for(computation: Computation, output: str) -> tuple[Step, ...]:
     """The steps that `output` needs, with maps between them inlined: reductions and scans, then at most one map that is the output.
 
-    A component of a reduction other than its first is read by a map of its own, so that the last step always stores its only result. Inner
-    reductions that are outputs of the operator themselves get other names: here they are not the stored values of those names."""
+    If `output` is one component of a reduction with several, a map is added that reads it, so that the last step always stores its only result. Inner
+    reductions that are also outputs of the operator are renamed, since here they are not the stored values of those names."""
     by_name = {name: step for step in computation.steps for name in step.names}
     final = by_name[output]
     maps = {step.name: step for step in computation.steps if step.kind == "map" and step.identity_index and step is not final}
@@ -60,7 +60,7 @@ def slice_for(computation: Computation, output: str) -> tuple[Step, ...]:
 
 
 def _renamed(steps: Sequence[Step], names: Mapping[str, str]) -> list[Step]:
-    """The steps with some of them named otherwise, loads of their components included."""
+    """The steps with some of them renamed, including loads of their components."""
     fresh = [replace(step, name=names.get(step.name, step.name)) for step in steps]
     loaded = {old: new for before, after in zip(steps, fresh, strict=True) for old, new in zip(before.names, after.names, strict=True) if old != new}
     if not loaded:

@@ -1,9 +1,9 @@
-"""Reductions (softmax, normalisations, global average pooling) that join the contraction whose result they reduce: the form of those that reduce
-rows, and whether a machine gains by it.
+"""Joining reductions (softmax, normalisations, global average pooling) to the contraction whose result they reduce: the form for rows, and the
+decision.
 
-A reduction needs a whole row, so it joins only where one tile of the contraction's kernel holds all output channels of its pixels. A schema that has
-a judgement of its own (`Schema.joins`) decides; else the predictions for one kernel and for two are compared. The form of sums over pixels:
-`pixel_joining`.
+A reduction needs a whole row, so it joins only if one tile of the contraction's kernel can hold all output channels of its pixels. A schema with its
+own criterion (`Schema.joins`) decides; otherwise the predictions for one kernel and for two are compared. `pixel_joining` has the form of sums over
+pixels.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ COMBINERS = ("sum", "prod", "max", "min")
 
 
 def owns_rows(steps: Sequence[Step]) -> bool:
-    """Whether the steps of a contraction go on with reductions of its rows."""
+    """Whether reductions of its rows follow the contraction in its steps."""
     return any(step.kind == "reduce" for step in steps[1:])
 
 
 def with_rows(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], constants: frozenset[str]) -> tuple[Step, ...] | str:
-    """The host's steps followed by `steps`, which reduce the host's result `name`, all over the axes of the contraction; or why that is not
-    possible. A map that the host ends with stays a step of its own: what it makes of the sums is reduced. A step that takes each row's first element
-    becomes a reduction over no axes."""
+    """The host's steps followed by `steps`, which reduce the host's result `name`, all over the axes of the contraction; or why that is not possible.
+    A map at the end of the host remains a separate step, since its result is reduced. A step that takes each row's first element becomes a reduction
+    over no axes."""
     found = contraction(host[0], constants)
     assert found is not None
     if owns_rows(host):
@@ -109,7 +109,7 @@ def _refuse_reduction(
 
 @dataclass(frozen=True)
 class RowJudge:
-    """Decides for one machine."""
+    """Decides for one machine whether reductions join a contraction."""
 
     machine: Machine
     threads: int
@@ -119,8 +119,8 @@ class RowJudge:
     def __call__(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
     ) -> JoinDecision:
-        """Compares, for the host's and the rows' steps and what `with_rows` or `with_pixels` makes of them, the best tiles of whole rows (or
-        images) with the best tiles and a stored result. Layouts are not known yet, so all are taken as row-major."""
+        """Whether `steps`, the result of `with_rows` or `with_pixels` for the steps of `host` and `rows`, are faster with the best tiles of whole
+        rows (or images) than the best tiles with a stored result. Layouts are not known yet, so all are assumed to be row-major."""
         if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
             return JoinDecision(False, "there is nothing to compute")
         found = anchor(steps, self.constants)
@@ -140,7 +140,7 @@ class RowJudge:
         parts = (("contraction", steps), ("contraction", host), ("row reduction", rows))
         problems = (self._problem(kind, part, values) for kind, part in parts)
         try:
-            # rows are nothing that a learned model has seen: both sides are compared by formulas
+            # learned models were not trained on row reductions, so both sides are compared by formulas
             whole, product, stored = (rank(problem, self.machine, numerics=self.numerics, learned=False).first().seconds for problem in problems)
         except Unsuitable as reason:
             return JoinDecision(False, f"a row of {length} is not reduced in a block: {reason}")
@@ -150,7 +150,7 @@ class RowJudge:
         return JoinDecision(True, f"one block owns the row of {length}: {compared}")
 
     def _problem(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> Problem:
-        """The steps as a region of their own, all that it reads and stores row-major."""
+        """The steps as a separate region, with all values that it reads and stores in row-major order."""
         inner = {name for step in steps for name in step.names}
         read = tuple(dict.fromkeys(load.buffer for step in steps for load in loads(*step.bodies) if load.buffer not in inner))
         region = Region(steps[-1].name, kind, (), steps, read, (steps[-1].name,))

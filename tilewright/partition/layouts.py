@@ -1,9 +1,8 @@
-"""How stored values are laid out: channels innermost for convolutions, zeroed halos where they save padding checks, copies where needed.
+"""Layouts of stored values: channels innermost for convolutions, zeroed halos that avoid padding checks, and copies where needed.
 
-Rules, in execution order: what enters and leaves the model is row-major, as PyTorch passes it; a contraction stores its N axis (output channels)
-innermost; everything else follows the largest input of its rank. A value whose every zero-padded reader is a contraction gets a halo as wide
-as they need; a graph input or other value that cannot have one is copied once into a padded buffer. Which type a value has is decided before
-(`partition.precision`).
+Rules, in execution order: inputs and outputs of the model are row-major, as PyTorch passes them; a contraction stores its N axis (output channels)
+innermost; everything else follows the largest input of its rank. A value that sums read with zero padding gets a halo as wide as they need; a graph
+input or other value that cannot have one is copied once into a padded buffer. Types of values are decided earlier (`partition.precision`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class LaidOut:
 
 
 def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS_COMPUTED) -> LaidOut:
-    """Gives every stored value its type and then its layout, and inserts the copies that padded readers and other types need."""
+    """Assigns every stored value its type and then its layout, and inserts the copies that padding and types require."""
     constants, fixed = frozenset(graph.constants), fixed_values(graph, partition.regions)
     padded, values, copies = _pad_by_copy(partition.regions, dict(partition.values), fixed)
     regions, values, converted = with_types(padded, values, fixed, constants, precision)
@@ -62,7 +61,7 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
 
 
 def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
-    """Values whose storage is not ours to choose: what enters and leaves the model, constants, and what PyTorch nodes and loops read or write."""
+    """Values whose storage cannot be chosen: inputs and outputs of the model, constants, and values that PyTorch nodes and loops read or write."""
     fixed = {*graph.inputs, *graph.outputs, *graph.constants}
     for region in regions:
         if region.kind in ("torch", "loop"):
@@ -71,7 +70,7 @@ def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
 
 
 def _in_pairs(layout: Layout, load: Load, reduced: Sequence[Var]) -> Layout:
-    """A border of one zero behind an innermost, odd extent that is summed: instructions on narrow floats take neighbours in pairs."""
+    """Adds a border of one zero after an odd innermost extent that is summed: instructions on narrow floats read adjacent elements in pairs."""
     dim, factor = layout.order[-1]
     if factor or layout.shape[dim] % 2 == 0 or layout.halo[dim] != (0, 0) or load.index[dim] not in reduced:
         return layout
@@ -97,7 +96,7 @@ def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], grap
 
 
 def _padded_reads(region: Region, values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...] | None]:
-    """Values that the region's sum reads behind zero guards, with the halo that makes the guards needless (None where nothing would)."""
+    """Values that the region's sum reads under zero guards, with the halo that makes the guards unnecessary."""
     if region.kind not in ("contraction", "window") or region.steps[0].combiner != "sum":
         return {}
     body = region.steps[0].bodies[0]
@@ -123,7 +122,7 @@ def _halos(graph: Graph, regions: list[Region], values: Mapping[str, Value]) -> 
 def _pad_by_copy(
     regions: tuple[Region, ...], values: dict[str, Value], fixed: set[str]
 ) -> tuple[list[Region], dict[str, Value], frozenset[str]]:
-    """Readers with padding of a value that cannot have a halo read a copy that can: the regions, the values, and the names of the copies."""
+    """Lets padded readers of a value that cannot have a halo read a copy that can. Returns the regions, the values, and the names of the copies."""
     copies: dict[str, str] = {}
     result: list[Region] = []
     for region in regions:

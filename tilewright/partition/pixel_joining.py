@@ -1,7 +1,7 @@
-"""Sums over pixels (global average pooling) that join the contraction whose result they reduce: the form.
+"""The form of sums over pixels (global average pooling) that join the contraction whose result they reduce.
 
-A sum needs all pixels of an image, so it joins where one thread computes all of them for a panel of channels. Only `sum` is taken: a mean is a
-sum and a map of the total.
+A sum needs all pixels of an image, so it joins if one thread computes all of them for a panel of channels. Only `sum` is accepted: a mean is a sum
+and a map of the total.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilewright.ir.expr import INDEX, Const, Expr, Load, Var, loads, replace_loa
 
 
 def summed_pixels(host: Sequence[Step], name: str, steps: Sequence[Step], constants: frozenset[str]) -> tuple[Var, ...]:
-    """The M axes of the host's contraction over which the first of `steps` reduces the host's result `name`; empty where it does not."""
+    """The M axes of the host's contraction over which the first of `steps` reduces the host's result `name`; empty if it does not."""
     found = contraction(host[0], constants)
     if found is None or any(step.kind == "reduce" for step in host[1:]):
         return ()
@@ -29,7 +29,7 @@ def summed_pixels(host: Sequence[Step], name: str, steps: Sequence[Step], consta
 
 def with_pixels(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], constants: frozenset[str]) -> tuple[Step, ...] | str:
     """[sum of products, sum over pixels, map?] for the host's steps followed by `steps`, which sum the pixels of the host's result `name`; or why
-    that is not possible. The host's own map is evaluated where its result is summed."""
+    that is not possible. The host's own map is inlined into the sum."""
     found = contraction(host[0], constants)
     pixels = summed_pixels(host, name, steps, constants)
     assert found is not None and pixels
@@ -81,7 +81,7 @@ def _places(last: Step) -> tuple[Expr, ...]:
 
 
 def _reads(step: Step, name: str, places: Sequence[Expr], shape: Sequence[int]) -> dict[Var, Var] | None:
-    """The step's axes as axes of the result `name` that it reads; None unless every load reads whole axes, all loads alike."""
+    """Maps the step's axes to axes of the result `name` that it reads; None unless all loads read whole axes in the same way."""
     mapping: dict[Var, Var] = {}
     read = [load for load in loads(*step.bodies) if load.buffer == name]
     for load in read:

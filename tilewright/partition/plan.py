@@ -31,14 +31,14 @@ from tilewright.selection.choice import choose
 from tilewright.selection.ranking import Choice
 
 Chooser = Callable[[Problem, Machine, int], Choice]
-"""What decides a canonical problem's schedule, of a machine and of threads for a CPU: `selection.choice.choose`, or records before it."""
+"""Decides the schedule of a canonical problem for a machine and, on a CPU, a number of threads: `selection.choice.choose`, or records before it."""
 
 IN_NO_ORDER = "parts of its sums are added by atomic operations, in no fixed order (deterministic=False)"
 
 
 @dataclass(frozen=True)
 class _Context:
-    """What lowering a region needs to know."""
+    """Context for lowering regions."""
 
     graph: Graph
     values: Mapping[str, Value]
@@ -47,7 +47,7 @@ class _Context:
     threads: int
     choose: Chooser = choose
     lowered: dict[object, Lowered] = field(default_factory=dict)
-    """Canonical problems that have been lowered: a network repeats its layers."""
+    """Lowered canonical problems: networks repeat layers."""
 
 
 def plan_program(
@@ -58,9 +58,9 @@ def plan_program(
     precision: str | Precision = "fp32",
     numerics: Numerics = USUAL,
 ) -> Program:
-    """Decides everything about how the graph runs on the machine; `chooser` which schedules its regions get. `threads` is for CPUs.
-    `precision`: a name of `storage.PRECISIONS`, or what decides the type of each value that regions store.
-    `numerics`: which ways of rounding are compared where a reduction may join a contraction; the chooser keeps to them by itself.
+    """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
+    `precision`: a name of `storage.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
+    `numerics`: allowed rounding when joining a reduction to a contraction is decided; the chooser observes it separately.
 
     Raises:
         UnsupportedOption: for a precision that the machine does not have.
@@ -99,13 +99,13 @@ def _lowered(region: Region, context: _Context, laid_out: LaidOut) -> list[Lower
 
 
 def unfused(graph: Graph) -> LaidOut:
-    """Every node a region that runs through PyTorch or by its operator's definition."""
+    """Makes every node a region that runs through PyTorch or by its operator's definition."""
     regions = (Region(node.name, "torch", (node,), (), node.inputs, node.outputs, ("nothing is fused",)) for node in graph.nodes)
     return assign_layouts(graph, Partition(tuple(regions), graph.values))
 
 
 def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precision = AS_COMPUTED) -> LaidOut:
-    """The graph's regions with types and layouts of what they store. Without a judge no row reductions join a contraction.
+    """The graph's regions with types and layouts of the values that they store. Without a judge, row reductions never join a contraction.
 
     Raises:
         InvalidModel: if a constant index is out of range.
@@ -123,7 +123,7 @@ def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precisi
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:
-    """The region under the schedule that is chosen for it, which may add to its reasons. Regions that differ in names alone are lowered once."""
+    """Lowers the region under the schedule chosen for it, which may add to its reasons. Regions that differ only in names are lowered once."""
     if region.kind == "torch":
         return Lowered(region, "PyTorch", (), ())
     if any(0 in context.values[name].shape for name in region.outputs):
@@ -159,7 +159,7 @@ def _lower(problem: Problem, context: _Context) -> Lowered:
 
 
 def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Lowered]:
-    """A loop as regions before it, one region that repeats, and regions after it."""
+    """Lowers a loop to regions before it, one region that repeats, and regions after it."""
     node = without_copies(region.nodes[0])
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
     body = node.attributes["body"]
@@ -190,8 +190,8 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
 
 
 def without_kernels(program: Program, failures: Mapping[str, str]) -> Program:
-    """The program with every region that calls one of the failed kernels run by PyTorch or by its operators' definitions; `failures` says
-    why, by kernel. A loop of which one part failed runs as a whole; a copy that only lowering needed becomes a node of the graph."""
+    """The program with every region that calls a failed kernel run by PyTorch or by its operators' definitions; `failures` maps kernels to reasons.
+    If a part of a loop failed, the whole loop is replaced; a copy that only lowering needed becomes a node of the graph."""
     lost: dict[int, list[str]] = {}
     for index, lowered in enumerate(program.regions):
         why = [f"kernel failed: {failures[kernel.name]}" for kernel in lowered.kernels if kernel.name in failures]
@@ -216,7 +216,7 @@ def through_torch(program: Program, positions: Mapping[int, Sequence[str]]) -> P
         if not region.nodes:
             graph = _with_copy(graph, region)
     made = graph.producers()
-    # a part of an operator (the sum of a softmax) is no value of the graph: what reads it computes the operator as a whole
+    # a part of an operator (the sum of a softmax) is not a value of the graph: its readers compute the whole operator
     for index, lowered in enumerate(program.regions):
         if index not in skipped and index in lost and not any(name in made for name in lowered.region.outputs):
             skipped.add(index)
@@ -243,7 +243,7 @@ def through_torch(program: Program, positions: Mapping[int, Sequence[str]]) -> P
 
 
 def _loop_parts(program: Program, loop: Region) -> frozenset[int]:
-    """Positions of the regions that a loop became: itself, and those that write or read its states' histories."""
+    """Positions of the regions of a loop: the loop itself, and regions that write or read its states' histories."""
     histories = {f"{loop.nodes[0].name}.state{i}" for i in range(loop.nodes[0].attributes["states"])}
     return frozenset(
         index
@@ -253,7 +253,7 @@ def _loop_parts(program: Program, loop: Region) -> frozenset[int]:
 
 
 def _with_copy(graph: Graph, region: Region) -> Graph:
-    """The graph with a node for a region that no node asked for: it copies its one input into another layout."""
+    """The graph with a node for a region that has none, which copies its only input into another layout."""
     (source,), (target,) = region.inputs, region.outputs
     value = graph.values[source]
     values = MappingProxyType({**graph.values, target: Value(target, value.shape, value.dtype)})
@@ -261,7 +261,7 @@ def _with_copy(graph: Graph, region: Region) -> Graph:
 
 
 def _sufficient(graph: Graph, made: Mapping[str, Node], outputs: Sequence[str], stored: frozenset[str]) -> tuple[Node, ...]:
-    """The nodes that make the outputs from stored values and constants, in the graph's order."""
+    """The nodes that compute the outputs from stored values and constants, in graph order."""
     needed: set[str] = set()
     waiting = list(outputs)
     while waiting:

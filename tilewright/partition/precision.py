@@ -1,7 +1,7 @@
-"""In which type values are stored between kernels: what a precision decides of each value, before it gets a layout.
+"""Types in which values are stored between kernels, decided by a precision for each value before it gets a layout.
 
-What enters and leaves the model, constants, and what PyTorch nodes and loops read or write keep their types. Kernels compute in the graph's types
-either way: a load from a narrow buffer is widened, a store to it rounded.
+Inputs and outputs of the model, constants, and values that PyTorch nodes and loops read or write keep their types. Kernels always compute in the
+graph's types: a load from a narrow buffer is widened, and a store to it is rounded.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tilewright.ir.layout import Layout, permuted
 from tilewright.ir.region import Region
 
 ElementTypes: TypeAlias = Callable[[Region, Value], str]
-"""The type in which a region wants a value stored: one that it stores itself, or that it reads as the first factor of a sum of products. The value
-has the type that the graph computes it in."""
+"""Maps a region and a value to the type in which the region wants it stored. The region stores the value, or reads it as the first factor of a sum of
+products. The given value has the type in which the graph computes it."""
 
 
 @dataclass(frozen=True)
 class Precision:
     """stored: the type of each value between kernels.
-    whole_rows: row reductions may join the contraction before them. Tile registers hold no whole rows."""
+    whole_rows: row reductions may join the contraction before them; False for tile registers, which cannot hold whole rows."""
 
     stored: ElementTypes
     whole_rows: bool = True
@@ -49,7 +49,7 @@ BFLOAT16_ISA = ("amx_tile", "amx_bf16", "avx512_bf16")
 
 
 def check_precision(precision: str, machine: Machine | None = None) -> None:
-    """Raises UnsupportedOption where there is no such precision, or the machine has no instructions for it."""
+    """Raises UnsupportedOption if there is no such precision, or the machine has no instructions for it."""
     if precision not in PRECISIONS:
         raise UnsupportedOption(f"precision {precision!r} is not supported yet", 'use precision="fp32", or "bf16" on a CPU with AMX')
     if machine is None or precision == "fp32":
@@ -63,8 +63,9 @@ def check_precision(precision: str, machine: Machine | None = None) -> None:
 def with_types(
     regions: Sequence[Region], values: Mapping[str, Value], fixed: set[str], constants: frozenset[str], precision: Precision
 ) -> tuple[list[Region], dict[str, Value], dict[str, Layout]]:
-    """The regions, and the values in the types in which they are stored; of the `fixed` ones in their own. A contraction whose first factor is stored
-    in another type than it wants reads a copy of it, whose region comes before and whose layout is returned: adjacent along what is summed first."""
+    """The regions, the values with the types in which they are stored, and the layouts of copies. `fixed` values keep their types. A contraction
+    whose first factor is stored in another type than it wants reads a copy; the copy's region comes before it, and the copy is contiguous along the
+    summed dimension."""
     typed, result = dict(values), list[Region]()
     layouts: dict[str, Layout] = {}
 
@@ -95,7 +96,7 @@ def with_types(
 
 
 def _along_the_sum(region: Region, name: str, value: Value, constants: frozenset[str]) -> Layout:
-    """The value with that of its dimensions innermost that the region's sum walks, the largest of several."""
+    """The layout of the value with the dimension that the region sums over innermost; the largest if there are several."""
     found = anchor(region.steps, constants)
     assert found is not None
     load = next(load for load in loads(found.a) if load.buffer == name)

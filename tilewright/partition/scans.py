@@ -1,8 +1,8 @@
-"""Loops: a `scan` node becomes one region whose kernels run once a step, with the step's number as their scalar.
+"""Loops: a `scan` node becomes one region whose kernels run once per step, with the step number as a scalar argument.
 
-States live in a history of length + 1 entries: step t reads entry t and writes entry t + 1, so nothing is copied or swapped between steps.
-Sequences and stacked results are read and written in place, at the step's position. The body is partitioned like any graph; then its loads
-and stores of states, sequences and results get the step as their leading index.
+Each state has a history of length + 1 entries: step t reads entry t and writes entry t + 1, so nothing is copied or swapped between steps. Sequences
+and stacked results are read and written in place, at the step's position. The body is partitioned like any graph; then its loads and stores of
+states, sequences and results get the step as their leading index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.partition.layouts import LaidOut
 
 @dataclass(frozen=True)
 class Loop:
-    """A scan taken apart: regions to run before, in every step, and after; and what they store beyond the graph's values."""
+    """A decomposed scan: regions to run before, in every step, and after, and the values that they store in addition to the graph's."""
 
     before: tuple[Region, ...]
     body: tuple[Region, ...]
@@ -31,12 +31,12 @@ class Loop:
 
 
 def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
-    """Takes a scan node apart. `body` is its body, partitioned; `wanted` names the node's outputs that somebody reads."""
+    """Decomposes a scan node. `body` is its partitioned body; `wanted` names the node's outputs that are read."""
     inner: Graph = node.attributes["body"]
     states, sequences, length = node.attributes["states"], node.attributes["sequences"], node.attributes["length"]
     step = Var("t", max(length, 1))
     at: Expr = (length - 1) - step if node.attributes.get("reverse") else step
-    # what each body value is outside: (name, leading index)
+    # the outer value of each body value: (name, leading index)
     reads: dict[str, tuple[str, Expr | None]] = {}
     histories = [f"{node.name}.state{i}" for i in range(states)]
     for position, name in enumerate(inner.inputs):
@@ -66,7 +66,7 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
             target, where = node.outputs[position], at
             if target not in wanted:
                 continue
-        if name in reads:  # a body that passes an input through
+        if name in reads:  # a body may pass an input through
             copies.append(_copy(inner.values[name], reads[name], (target, where), {**values, **graph.values}))
         elif name in writes and writes[name][0] in histories and position >= states:
             after.append(_stacked(values[writes[name][0]], graph.values[target], bool(node.attributes.get("reverse"))))
@@ -88,8 +88,8 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
 
 
 def without_copies(node: Node) -> Node:
-    """The scan node with copies of computed values dropped from its body's results: a state that is also a stacked result is taken from its
-    history after the loop."""
+    """The scan node without copies of computed values among its body's results: a state that is also a stacked result is taken from its history after
+    the loop."""
     inner: Graph = node.attributes["body"]
     producers = inner.producers()
     outputs = []
@@ -105,7 +105,7 @@ def without_copies(node: Node) -> Node:
 def _moved(
     region: Region, reads: Mapping[str, tuple[str, Expr | None]], writes: Mapping[str, tuple[str, Expr]], values: Mapping[str, Value]
 ) -> Region:
-    """The region with its loads and its store at their places outside the body."""
+    """The region with its loads and its store redirected to the values outside the body."""
 
     def load(node: Expr) -> Expr:
         if not isinstance(node, Load):
@@ -159,7 +159,7 @@ def _last(history: str, output: str, values: Mapping[str, Value], length: int) -
 
 
 def _stacked(history: Value, output: Value, reverse: bool) -> Region:
-    """All states after each step, as the stacked result."""
+    """A region that copies the states after each step into the stacked result."""
     axes = _axes(output.shape)
     position = (output.shape[0] - axes[0]) if reverse else axes[0] + 1
     body = Load(history.name, (position, *axes[1:]), output.dtype)

@@ -1,1 +1,1 @@
-"""Which schedule: ranking by the schemas' estimates, corrected by what was learned, and choosing."""
+"""Choosing a schedule: ranking by the schemas' estimates, corrected by learned models, and the choice."""

@@ -1,17 +1,17 @@
-"""What a CPU kernel takes by its loops and by the code that the compiler made of it, without running it (Tuna, sections III and IV).
+"""Scores a CPU kernel from its loops and its compiled code, without running it (Tuna, sections III and IV).
 
-Terms of one call, in seconds of the busiest thread, each as if nothing else took time::
+Terms of one call, in seconds of the busiest thread, each as if it were the only cost::
 
     pipeline    cycles of the executed blocks (`analysis/cpu/pipeline.py`)
-    starts      what first iterations of inner loops take longer than the others
-    level 2     lines that come into level 1, at level 2's bandwidth (`analysis/cpu/caches.py`); so "level 3"
-    memory      lines that come into the last level, for all threads, at the memory's bandwidth
+    starts      extra time of the first iterations of inner loops
+    level 2     lines loaded into level 1, at level 2's bandwidth (`analysis/cpu/caches.py`); "level 3" is analogous
+    memory      lines loaded into the last level, for all threads, at the memory bandwidth
     multiply-adds, loads, stores, spills, integers    executed instructions of a class, at the core's rate for it (`analysis/cpu/instructions.py`)
     dispatch    parallel regions
 
-The score is a linear combination of them with coefficients per architecture (`linear`), as in the paper. The coefficients are data
-(`models/cpu_ARCHITECTURE.json`): fitted once to measured kernels for x86-64; for AArch64, where none was measured, they are 1 for terms that are
-cycles by the published tables, and 0 for classes of instructions, which "pipeline" contains.
+The score is a linear combination of the terms with coefficients per architecture (`linear`), as in the paper. The coefficients are data
+(`models/cpu_ARCHITECTURE.json`). For x86-64 they were fitted once to measured kernels. For AArch64, where nothing was measured, they are 1 for terms
+that are cycles from published tables, and 0 for instruction classes, which "pipeline" includes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from tilewright.ir.kernel import Kernel
 
 MODELS = Path(__file__).parent / "models"
 COMPARISONS = 15_000
-"""Comparisons of iterations when the flow of control is followed (`loops_execution.Execution`): about a second. What needs more has no terms."""
+"""Maximum comparisons of iterations while control flow is followed (`loops_execution.Execution`): about a second. Kernels that need more have no
+terms."""
 
 
 def code_terms(kernels: Iterable[tuple[Kernel, str]], machine: Machine, threads: int) -> dict[str, float]:
     """The terms of kernels that run one after another, each with its assembly (`analysis.cpu.assembly.disassembled`).
 
     Raises:
-        Unanalysable: if the flow of control of a kernel cannot be followed.
-        KeyError: for a machine without a table of its pipelines.
+        Unanalysable: if the control flow of a kernel cannot be followed.
+        KeyError: for a machine without a pipeline table.
     """
     sums: dict[str, float] = {}
     for kernel, assembly in kernels:
@@ -53,7 +54,7 @@ def _terms(kernel: Kernel, assembly: str, machine: Machine, threads: int) -> dic
     code = parse(assembly, machine.architecture)
     found = cycles(kernel, code, machine, threads, comparisons=COMPARISONS)
     counts = total({number: count for number, (count, _) in found.blocks.items()}, {block.number: block.counts for block in code.blocks})
-    # capacities only: how lines spread over the sets takes ten times as long to tell as the rest, and changes no order
+    # capacities only: modelling the distribution of lines over sets takes ten times as long as everything else, and does not change the order
     misses = cache_misses(kernel, replace(machine, caches=tuple(replace(cache, ways=0) for cache in machine.caches)), threads)
     cycle = 1 / machine.clock_hz
     terms = {
@@ -79,6 +80,6 @@ def linear(terms: Mapping[str, float], coefficients: Mapping[str, float]) -> flo
 
 @lru_cache(maxsize=8)
 def coefficients_of(architecture: str) -> Mapping[str, float]:
-    """The coefficients shipped for an architecture ("x86-64", "aarch64"). Raises FileNotFoundError where there are none."""
+    """The coefficients shipped for an architecture ("x86-64", "aarch64"). Raises FileNotFoundError if there are none."""
     content = json.loads((MODELS / f"cpu_{architecture}.json").read_text())
     return MappingProxyType({name: float(value) for name, value in content["coefficients"].items()})

@@ -20,8 +20,8 @@ from tilewright.kernels.schema import AnySchema
 
 @dataclass(frozen=True)
 class Choice:
-    """One candidate of a schema with its prediction; `rejected` counts the infeasible ones by reason, `candidates` the feasible ones.
-    `measured_seconds`: from records, where there are any of it."""
+    """One candidate of a schema with its prediction. `rejected` counts infeasible candidates by reason, `candidates` the feasible ones.
+    `measured_seconds`: from records, if there are any."""
 
     schema: AnySchema
     schedule: Any
@@ -38,7 +38,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Part:
-    """The candidates of one schema for a problem of these facts, what was counted of them, and their estimate."""
+    """The candidates of one schema for a problem with these facts, their counts and their estimate."""
 
     schema: AnySchema
     facts: Any
@@ -49,10 +49,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Every feasible candidate of a region; iterating gives them from the fastest predicted on, equal ones in the order of the space.
+    """Every feasible candidate of a region. Iteration yields them by predicted time, with ties in the order of the space.
 
-    `parts`: one for each schema that has a feasible candidate. `rejections`: by the names of all schemas that were asked, how many candidates
-    each reason rejected. `predicted`: seconds of all candidates where a learned model has corrected the estimates."""
+    `parts`: one for each schema that has a feasible candidate. `rejections`: for each schema that was asked, by name, the number of candidates
+    rejected for each reason. `predicted`: seconds of all candidates, if a learned model has corrected the estimates."""
 
     machine: Machine
     parts: tuple[Part, ...] = ()
@@ -61,7 +61,7 @@ class Ranking:
 
     @property
     def rejected(self) -> Mapping[str, int]:
-        """How many candidates each reason rejected; of all schemas but the first the reason begins with the schema's name."""
+        """The number of candidates rejected for each reason; except for the first schema, the reason starts with the schema's name."""
         first = next(iter(self.rejections), None)
         return {
             reason if name == first else f"{name}: {reason}": count for name, reasons in self.rejections.items() for reason, count in reasons.items()
@@ -73,18 +73,18 @@ class Ranking:
 
     @property
     def starts(self) -> np.ndarray:
-        """For each part the position of its first candidate, and last the number of all."""
+        """The position of each part's first candidate, followed by the number of all candidates."""
         return np.cumsum([0, *(length(part.candidates) for part in self.parts)])
 
     @property
     def seconds(self) -> np.ndarray:
-        """Predicted, of all candidates."""
+        """Predicted seconds of all candidates."""
         if self.predicted is not None:
             return self.predicted
         return np.concatenate([np.zeros(0), *(part.estimate.seconds for part in self.parts)])
 
     def with_part(self, part: Part, rejected: Mapping[str, int]) -> Ranking:
-        """With the candidates of another schema, if there are any, and how many it rejected. Predictions are the models'."""
+        """Adds the candidates of another schema, if there are any, and its rejections. Predictions are then those of the analytical models."""
         parts = (*self.parts, part) if length(part.candidates) else self.parts
         return Ranking(self.machine, parts, {**self.rejections, part.schema.name: rejected})
 
@@ -93,12 +93,12 @@ class Ranking:
             yield self.choice(int(position))
 
     def first_parts(self, count: int) -> Iterator[Part]:
-        """The part of each of the `count` candidates with the least predicted times."""
+        """The part of each of the `count` candidates with the shortest predicted times."""
         for position in np.argsort(self.seconds, kind="stable")[:count]:
             yield self.parts[int(np.searchsorted(self.starts, position, side="right")) - 1]
 
     def first(self) -> Choice:
-        """The candidate with the least predicted time; of equal ones the first in the order of the space.
+        """The candidate with the shortest predicted time; among ties, the first in the order of the space.
 
         Raises:
             Unsuitable: if no candidate is feasible.
@@ -122,12 +122,12 @@ class Ranking:
         return Choice(part.schema, schedule, seconds, MappingProxyType(terms), self.rejected, self.candidates)
 
     def find(self, schedule: Any) -> Choice | None:
-        """The candidate of a schedule, or None where it is none of these."""
+        """The candidate with a schedule; None if there is none."""
         start = 0
         for part in self.parts:
             count = length(part.candidates)
             if part.schema.schedule is type(schedule):
-                # an axis may count what the schedule names; a space may lack an axis that the schedule has: then its value must be the default
+                # an axis may be an index of a name in the schedule; a parameter for which the space has no axis must have its default value
                 axes = {name: getattr(schedule, name) for name in part.candidates if isinstance(getattr(schedule, name, None), int)}
                 same = np.all([part.candidates[name] == value for name, value in axes.items()], axis=0)
                 for position in np.flatnonzero(same):

@@ -1,6 +1,6 @@
-"""Choosing among the candidates of a ranking by a score that is too expensive for all of them, such as one that reads the compiler's assembly.
+"""Choosing among a ranking's candidates by a score that is too expensive for all of them, such as one that reads the compiler's assembly.
 
-The cheap stage is the ranking itself: the whole space, in numpy. It feeds the expensive one with its first few (`rescored`).
+The cheap stage is the ranking itself: the whole space, in NumPy. Its first few candidates enter the expensive stage (`rescored`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from tilewright.selection.ranking import Choice, Ranking
 
 ScheduleScore = Callable[[Any], float]
-"""A schedule to its score, the lower the better; infinity or NaN where it turns out to be infeasible."""
+"""Maps a schedule to its score (lower is better); infinity or NaN if it is infeasible."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Scored:
 
 
 def rescored(ranking: Ranking, score: ScheduleScore, count: int = 30, executor: Executor | None = None) -> list[Scored]:
-    """The first `count` of the ranking in the order of the expensive score; equal ones in that of the ranking. Infeasible ones are left out.
+    """The first `count` candidates of the ranking, sorted by the expensive score; ties keep their order. Infeasible candidates are omitted.
 
-    `executor` scores side by side: a pool of processes (`concurrent.futures.ProcessPoolExecutor`), or Dask's workers (`Client.get_executor()`)."""
+    `executor` scores in parallel: a pool of processes (`concurrent.futures.ProcessPoolExecutor`), or Dask's workers (`Client.get_executor()`)."""
     choices = list(islice(ranking, count))
     scores = np.array(list((executor.map if executor else map)(score, [choice.schedule for choice in choices])), dtype=np.float64)
     order = np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")

@@ -81,7 +81,7 @@ class TileCounts(LaunchCounts):
     """Bytes of the result, with every part of a split counted."""
     split: np.ndarray
     stages: np.ndarray
-    """Buffers of shared memory that a step's fill alternates between."""
+    """Buffers of shared memory through which the fills of successive steps rotate."""
     reuse_bytes: np.ndarray
     """Distinct bytes that one block reads in its whole loop: its working set in level 2."""
 

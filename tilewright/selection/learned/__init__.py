@@ -1,1 +1,1 @@
-"""Learned parts: forests that correct estimates."""
+"""Learned models: forests that correct the estimates."""

@@ -1,9 +1,9 @@
-"""The learned part of the ranking on CPUs: how far the models' times are off, from their terms, the problem's sizes, the axes of the schedule, and
-what follows from both: how much of tiles, panels and threads is filled, and what a register tile loads.
+"""Learned correction of the ranking on CPUs: predicts the error of the analytical models.
 
 A forest for a core (`Machine.pipeline`) and a number of threads, trained on measured schedules of random problems (`bench/cpu_learned.py`), predicts
-the logarithm of measured over modelled time. Where there is no forest for core and threads, and for regions unlike those it was trained with, the
-models' times stand.
+the logarithm of measured over modelled time. Its features are the models' terms, the problem's sizes, the axes of the schedule, and quantities
+derived from them: how much of tiles, panels and threads is filled, and the loads of a register tile. Without a forest for the core and threads, and
+for regions unlike those it was trained on, the analytical times are kept.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tilewright.selection.ranking import Part, Ranking
 
 MODELS = Path(__file__).parent.parent / "models"
 VERSION = 2
-"""Raised with every change of what `record` gives; a forest of another version is not used."""
+"""Incremented whenever the result of `record` changes; a forest of another version is not used."""
 MISSING = -64.0
-"""In place of what a schema does not have."""
+"""Value of features that a schema does not have."""
 
 
 def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
-    """Features by name, a column for each; None for a part that the forest does not know. Sizes and times are logarithms (base 2)."""
+    """Columns of features by name; None for a part that the forest does not cover. Sizes and times are binary logarithms."""
     schema, rows = part.schema, part.candidates
     own = schema.features(part.facts, rows, machine, Options(threads)) if schema.features is not None else None
     if own is None:
@@ -53,7 +53,7 @@ def _sizes(facts: Any) -> Iterator[tuple[str, float]]:
 
 
 def table(columns: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray:
-    """[candidates, names] float32."""
+    """The features as an array, [candidates, names] float32."""
     missing = np.full(len(columns["seconds"]), MISSING)
     return np.stack([np.broadcast_to(columns.get(name, missing), missing.shape) for name in names], axis=1).astype(np.float32)
 
@@ -64,13 +64,13 @@ def file_of(machine: Machine, threads: int) -> Path:
 
 @lru_cache(maxsize=8)
 def forest_of(path: Path) -> Forest | None:
-    """Raises InvalidModel where the file is damaged."""
+    """The forest of a file; None if there is no file or it has another version. Raises InvalidModel if the file is damaged."""
     forest = load(path)[0] if path.exists() else None
     return forest if forest is not None and forest.version == VERSION else None
 
 
 def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) -> np.ndarray | None:
-    """Seconds of all candidates; None where there is a part that the forest does not know."""
+    """Seconds of all candidates; None if there is a part that the forest does not cover."""
     seconds = []
     for part in ranking.parts:
         columns = record(part, machine, threads)
@@ -81,6 +81,6 @@ def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) 
 
 
 def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
-    """The ranking with the times that the forest for the machine's core and so many threads predicts, where it knows such regions."""
+    """The ranking with the times predicted by the forest for the machine's core and `threads` threads, if there is one that covers the region."""
     forest = forest_of(file_of(machine, threads)) if machine.pipeline and ranking.candidates else None
     return ranking if forest is None else replace(ranking, predicted=predicted(forest, ranking, machine, threads))

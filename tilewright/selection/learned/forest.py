@@ -1,7 +1,7 @@
 """Forests of regression trees as plain arrays: trained by scikit-learn, stored without pickle, evaluated with numpy over whole columns.
 
-The nodes of a tree lie one after another, children behind their parent. A leaf's children are itself, so that every row takes as many steps as
-its tree is high and none is asked whether it has arrived. `fit` alone imports scikit-learn (the extra `train`).
+The nodes of a tree are contiguous, with children after their parent. A leaf is its own child, so every row takes as many steps as the height of the
+tree, without a check for leaves. Only `fit` imports scikit-learn (the extra `train`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tilewright.errors import InvalidModel, UnsupportedOption
 from tilewright.files import json_of, reading, regular
 
 FORMAT = 1
-"""Of stored files; others are refused."""
+"""Format version of stored files; others are rejected."""
 MAX_STORED_BYTES = 256 * 1024 * 1024
-"""What a stored forest may unpack to."""
+"""Maximum unpacked size of a stored forest."""
 MAX_HEIGHT = 64
 BLOCK_ROWS = 4096
-"""Rows evaluated at once: their features and nodes stay in a core's cache."""
+"""Rows evaluated at once: few enough that their features and nodes stay in a core's cache."""
 DTYPES: Mapping[str, type] = {
     "feature": np.int16, "threshold": np.float32, "left": np.int32, "right": np.int32, "value": np.float32, "roots": np.int32,
 }  # fmt: skip
@@ -34,9 +34,9 @@ LEARNERS = ("random_forest", "extra_trees", "gradient_boosting")
 
 @dataclass(frozen=True)
 class Forest:
-    """Prediction = base + the sum over trees of the value of the leaf that a row reaches: from a node to `left` where the row's `feature` is at
-    most `threshold`, else to `right`. Node numbers count through all trees; `roots` are the first nodes of the trees. `names`, `version`: the
-    feature record that it was trained with."""
+    """A forest: the prediction for a row is `base` plus the sum over trees of the value of the leaf that it reaches. A row goes from a node to `left`
+    if its `feature` is at most `threshold`, otherwise to `right`. Nodes are numbered consecutively over all trees; `roots` are the first nodes of the
+    trees. `names`, `version`: the feature record that it was trained with."""
 
     feature: np.ndarray
     threshold: np.ndarray
@@ -51,12 +51,12 @@ class Forest:
 
     @cached_property
     def _children(self) -> np.ndarray:
-        """[2 * nodes]: of node n the right child at 2n, the left one at 2n + 1."""
+        """[2 * nodes]: the right child of node n is at 2n, the left child at 2n + 1."""
         return np.stack([self.right, self.left], 1).astype(np.intp).ravel()
 
     def predict(self, features: np.ndarray, first: int = 0, last: int | None = None) -> np.ndarray:
-        """[rows] float64 of [rows, len(names)] features, which are taken as float32. Of the trees only those from `first` to before `last` are
-        summed, and the base with the first of all: the sums of all parts are the prediction.
+        """Predictions, [rows] float64, for [rows, len(names)] features, which are converted to float32. Sums only trees `first` to `last` - 1, plus
+        the base if `first` is 0, so that the results of consecutive ranges add up to the prediction.
 
         Raises:
             ValueError: if the features have another shape.
@@ -68,16 +68,16 @@ class Forest:
         for start in range(0, len(features), BLOCK_ROWS):
             block = features[start : start + BLOCK_ROWS]
             count = len(block)
-            # one feature after another, so that rows which look at one feature find its values side by side
+            # features are outermost, so that rows that test the same feature find its values adjacent
             flat = np.asarray(block, dtype=np.float32).T.ravel()
             offset = self.feature.astype(np.intp) * count
-            together = max(1, BLOCK_ROWS // count)  # trees, where there are few rows
+            together = max(1, BLOCK_ROWS // count)  # several trees at once if there are few rows
             for tree in range(0, len(roots), together):
                 group = roots[tree : tree + together]
                 row = np.tile(np.arange(count), len(group))
                 node = np.repeat(group, count)
                 for _ in range(heights[tree : tree + together].max(initial=0)):
-                    # every index is known to be in range ("clip" saves NumPy's check of it)
+                    # all indices are in range ("clip" avoids NumPy's check)
                     place = offset.take(node, mode="clip")
                     place += row
                     smaller = flat.take(place, mode="clip") <= self.threshold.take(node, mode="clip")
@@ -89,7 +89,7 @@ class Forest:
 
 
 def _heights(left: np.ndarray, right: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """Steps from each root to its deepest leaf; children lie behind their parents."""
+    """Steps from each root to its deepest leaf; children come after their parents."""
     depth = np.zeros(len(left), dtype=np.int64)
     level = np.asarray(roots, dtype=np.int64)
     while len(level):
@@ -102,7 +102,7 @@ def _heights(left: np.ndarray, right: np.ndarray, roots: np.ndarray) -> np.ndarr
 
 
 def _assemble(trees: list[dict[str, np.ndarray]], base: float, names: tuple[str, ...], version: int) -> Forest:
-    """One forest of trees whose node numbers start at zero; leaves have negative children."""
+    """Combines trees, whose node numbers each start at zero and whose leaves have negative children, into one forest."""
     parts: dict[str, list[np.ndarray]] = {name: [] for name in DTYPES if name != "roots"}
     roots, start = [], 0
     for tree in trees:
@@ -110,7 +110,7 @@ def _assemble(trees: list[dict[str, np.ndarray]], base: float, names: tuple[str,
         leaf = tree["left"] < 0
         for side in ("left", "right"):
             parts[side].append(np.where(leaf, number, tree[side]) + start)
-        # x <= t for float32 x holds exactly where x <= the largest float32 that is not above t
+        # for float32 x, x <= t is equivalent to x <= the largest float32 that is not above t
         rounded = tree["threshold"].astype(np.float32)
         rounded = np.where(rounded > tree["threshold"], np.nextafter(rounded, np.float32(-np.inf)), rounded)
         parts["threshold"].append(np.where(leaf, 0, rounded))
@@ -133,7 +133,7 @@ def fit(
     options: Mapping[str, Any],
     seed: int = 0,
 ) -> Forest:
-    """Trains one of LEARNERS on [rows, names] float32 features; `options` are scikit-learn's.
+    """Trains one of LEARNERS on [rows, names] float32 features; `options` are those of scikit-learn.
 
     Raises:
         UnsupportedOption: unknown learner, or scikit-learn is not installed.
@@ -164,7 +164,7 @@ def fit(
 
 
 def _boosted_trees(boosted: Any) -> list[dict[str, np.ndarray]]:
-    """The trees of a HistGradientBoostingRegressor; scikit-learn has no public way to them."""
+    """The trees of a HistGradientBoostingRegressor, for which scikit-learn has no public access."""
     trees = []
     for (predictor,) in boosted._predictors:
         nodes = predictor.nodes
@@ -180,7 +180,7 @@ def _boosted_trees(boosted: Any) -> list[dict[str, np.ndarray]]:
 
 
 def mean_of(forests: list[Forest]) -> Forest:
-    """One forest that predicts the mean of several with one feature record."""
+    """One forest that predicts the mean of several forests with the same feature record."""
     share = 1.0 / len(forests)
     starts = np.cumsum([0, *(len(one.left) for one in forests)])[:-1]
     joined = {
@@ -194,17 +194,18 @@ def mean_of(forests: list[Forest]) -> Forest:
 
 
 def save(forest: Forest, path: Path | BinaryIO, more: Mapping[str, Any] | None = None) -> None:
-    """Writes an .npz file of plain arrays; `more` is what else to keep, as JSON allows."""
+    """Writes an .npz file of plain arrays; `more` is JSON data to store with them."""
     document = {"format": FORMAT, "version": forest.version, "names": list(forest.names), "base": forest.base, "more": dict(more or {})}
     text = np.frombuffer(json.dumps(document).encode(), dtype=np.uint8)
     np.savez_compressed(path, document=text, **{name: getattr(forest, name) for name in DTYPES})
 
 
 def load(path: Path) -> tuple[Forest, dict[str, Any]]:
-    """The forest of a file and what was kept with it. Nothing in the file is executed, and every number is checked before it is used as an index.
+    """The forest of a file and the JSON data stored with it. Nothing in the file is executed, and every number is checked before it is used as an
+    index.
 
     Raises:
-        InvalidModel: if the file cannot be read, or is not a forest of this format.
+        InvalidModel: if the file cannot be read or is not a forest of this format.
     """
     remedy = "train it again"
     with reading(path, InvalidModel, remedy):
@@ -229,7 +230,7 @@ def load(path: Path) -> tuple[Forest, dict[str, Any]]:
 
 
 def _fault(arrays: Mapping[str, np.ndarray], features: int, base: float) -> str:
-    """What is wrong with stored arrays, or nothing."""
+    """What is wrong with stored arrays; empty if they are valid."""
     for name, dtype in DTYPES.items():
         if arrays[name].dtype != dtype or arrays[name].ndim != 1:
             return f"{name} is not one row of {np.dtype(dtype).name}"

@@ -1,4 +1,4 @@
-"""The learned ranking of a region's candidates: which model a machine has, and the order that it gives a space."""
+"""The learned ranking on GPUs: the model of a machine, and its order of a region's candidates."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tilewright.selection.learned.hybrid import Learned, load
 from tilewright.selection.ranking import Part, Ranking
 
 MODELS = Path(__file__).parent.parent / "models"
-"""Trained models that come with the package, each named after its machine."""
+"""Trained models in the package, named after their machines."""
 KEPT = 8192
-"""Candidates that the learned model looks at: those that the analytical models like best."""
+"""Candidates that the learned model evaluates: the best by the analytical models."""
 KEPT_EACH = 320
-"""At least so many of each schema."""
+"""Minimum number of these for each schema."""
 STAGES = ((20, 2048), (80, 512))
-"""So many of them it looks at with more than so many trees."""
+"""(trees, candidates): after that many trees, only the best candidates are evaluated further."""
 
 
 @lru_cache(maxsize=8)
 def model_of(machine: str) -> Learned | None:
-    """The model trained for a machine of the catalogue; None where there is none.
+    """The model trained for a machine of the catalogue; None if there is none.
 
     Raises:
         InvalidModel: if the file is damaged or of another version.
@@ -43,8 +43,8 @@ def model_of(machine: str) -> Learned | None:
 def refined(
     ranking: Ranking, machine: Machine, model: Learned | None, kept: int = KEPT, stages: Sequence[tuple[int, int]] = STAGES
 ) -> Ranking:
-    """The ranking with the times that the model predicts of those of the `kept` candidates that pass its `stages`, all others behind those in
-    their analytical order. A schema that the model does not know keeps its analytical times."""
+    """The ranking with the model's times for those of the `kept` candidates that pass its `stages`; all others follow in their analytical order. A
+    schema that the model does not cover keeps its analytical times."""
     if model is None or not ranking.candidates:
         return ranking
     seconds = ranking.seconds
@@ -63,7 +63,7 @@ def refined(
             known.append(found)
     if not known:
         return ranking
-    # all schemas at once: what a forest takes depends on its trees more than on the rows
+    # all schemas at once: the time of a forest depends more on its trees than on the rows
     together = concatenated(known)
     predicted = model.predicted(together.columns, together.counts, machine, together.analytical, stages)
     passed = ~np.isnan(predicted)
@@ -76,7 +76,7 @@ def refined(
 
 @dataclass(frozen=True)
 class Described:
-    """Columns of candidates of one schema: what `kernels.gpu.features.described` gives, counts, and the seconds of the schema's own model."""
+    """Candidates of one schema: the columns of `kernels.gpu.features.described`, counts, and the seconds of the schema's own model."""
 
     columns: Columns
     counts: TileCounts
@@ -84,7 +84,7 @@ class Described:
 
 
 def described(part: Part, machine: Machine) -> Described | None:
-    """What the learned model reads of one part of a ranking; None for candidates that it does not know."""
+    """The inputs of the learned model for one part of a ranking; None for candidates that it does not cover."""
     schema = part.schema
     columns = schema.features(part.facts, part.candidates, machine, Options()) if schema.features is not None else None
     if columns is None or not isinstance(part.counts, TileCounts):
@@ -94,7 +94,7 @@ def described(part: Part, machine: Machine) -> Described | None:
 
 
 def concatenated(parts: Sequence[Described]) -> Described:
-    """The candidates of several schemas one after another."""
+    """The candidates of several schemas, concatenated."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     return Described(columns, counts_of([part.counts for part in parts]), np.concatenate([part.analytical for part in parts]))
 

@@ -1,8 +1,8 @@
 """The learned ranking of GPU kernels: a forest over analytical features, its training from measurements, and the measures of its quality.
 
 CNNOpt (PACT 2022, section 4) feeds analytical quantities to a random forest that predicts the time. Here the forest may also predict the
-correction of the analytical time (`target` "correction"), or of the time relative to the rest of its problem ("rank"), and good kernels may
-weigh more in training: the paper notes that order among fast kernels is what counts.
+correction of the analytical time (`target` "correction"), or of the time relative to the other kernels of its problem ("rank"). Good kernels may have
+larger weights in training: the paper notes that the order among fast kernels is what counts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tilewright.selection.learned.forest import Forest
 
 TARGETS = ("time", "correction", "rank")
 LEARNED_ROWS = 2048
-"""Of a larger space the forest sees only the candidates that the analytical model likes best."""
+"""Maximum candidates that the forest evaluates; in a larger space, the best by the analytical model."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Measured kernels, one a row. `described`: columns of `tilewright.kernels.gpu.features.describe`; `problem`: a number for each row's problem;
-    `analytical`: seconds that the analytical model of the kernel's schema expects, where there is one besides `counted_cost`."""
+    """Measured kernels, one per row. `described`: columns of `tilewright.kernels.gpu.features.described`; `problem`: the number of each row's
+    problem; `analytical`: seconds predicted by the schema's own analytical model, if there is one besides `counted_cost`."""
 
     described: Columns
     counts: TileCounts
@@ -46,7 +46,7 @@ class Samples:
         return len(self.seconds)
 
     def where(self, which: np.ndarray) -> Samples:
-        """The rows of a mask or of an index array."""
+        """The rows selected by a mask or an index array."""
         analytical = None if self.analytical is None else self.analytical[which]
         return Samples(take(self.described, which), taken(self.counts, which), self.seconds[which], self.problem[which], analytical)
 
@@ -67,9 +67,9 @@ def join(parts: list[Samples]) -> Samples:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. `record`: a feature record; `target`: what the forest predicts (logarithms throughout); `favour`: a row weighs (best time of
-    its problem / its time) ** favour; `seeds`: so many forests are averaged; `options`: scikit-learn's; `centred`: how much of its problem's mean
-    target "rank" takes off (all: only the order within a problem is learned; a part: also how far the analytical model errs for a schema)."""
+    """How to train. `record`: a feature record; `target`: what the forest predicts (always logarithms); `favour`: a row's weight is (best time of its
+    problem / its time) ** favour; `seeds`: number of forests to average; `options`: those of scikit-learn; `centred`: fraction of its problem's mean
+    that target "rank" subtracts (1: only the order within a problem is learned; less: also the analytical model's error for a schema)."""
 
     learner: str = "gradient_boosting"
     record: str = "hybrid"
@@ -82,7 +82,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Learned:
-    """A trained model: forest, what it predicts, and the constants of the analytical model that its features were computed with."""
+    """A trained model: the forest, what it predicts, and the constants of the analytical model with which its features were computed."""
 
     forest: Forest
     record: str
@@ -90,8 +90,8 @@ class Learned:
     overheads: Overheads
 
     def seconds(self, described: Columns, volumes: TileCounts, machine: Machine) -> np.ndarray:
-        """Predicted seconds of all candidates. Beyond LEARNED_ROWS of them the analytical model keeps so many, and the others get a time behind
-        theirs, in the analytical order. With target "rank" the scale is the analytical model's."""
+        """Predicted seconds of all candidates. If there are more than LEARNED_ROWS, only the best by the analytical model are evaluated, and the
+        others follow in the analytical order. With target "rank" the scale is that of the analytical model."""
         analytical = counted_cost(volumes, machine, self.overheads).seconds
         if len(volumes) <= LEARNED_ROWS:
             return self.predicted(described, volumes, machine, analytical)
@@ -104,10 +104,10 @@ class Learned:
     def predicted(
         self, described: Columns, volumes: TileCounts, machine: Machine, analytical: np.ndarray, stages: Sequence[tuple[int, int]] = ()
     ) -> np.ndarray:
-        """Predicted seconds of the candidates, of which the analytical model expects `analytical` seconds.
+        """Predicted seconds of the candidates, for which the analytical model predicts `analytical` seconds.
 
-        `stages`: after so many trees only so many candidates go on, those that are best by then; the others get NaN. (Each tree of a boosted
-        forest corrects what those before it left, so that a few say whether a candidate is among the best.)"""
+        `stages`: (trees, candidates); after that many trees, only the best candidates are evaluated further, and the others get NaN. (Each tree of a
+        boosted forest corrects the error of the previous ones, so a few trees show whether a candidate is among the best.)"""
         table = features(self.record, described, volumes, machine, self.overheads)
         known = np.zeros(len(table)) if self.target == "time" else np.log(analytical)
         left, done = np.arange(len(table)), 0
@@ -129,7 +129,7 @@ def load(path: Path) -> Learned:
     """A stored model.
 
     Raises:
-        InvalidModel: if the file is damaged, or was trained with another feature record than this version's.
+        InvalidModel: if the file is damaged, or was trained with a feature record of another version.
     """
     forest, more = trees.load(path)
     record, target = str(more.get("record")), str(more.get("target"))
@@ -145,7 +145,7 @@ def load(path: Path) -> Learned:
 
 
 def best_of_problem(samples: Samples) -> np.ndarray:
-    """For each row the least time of its problem."""
+    """The best time of each row's problem."""
     numbers = np.unique(samples.problem, return_inverse=True)[1]
     best = np.full(numbers.max(initial=-1) + 1, np.inf)
     np.minimum.at(best, numbers, samples.seconds)
@@ -162,7 +162,7 @@ def train(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overhea
 
 
 def train_together(parts: Sequence[tuple[Samples, Machine]], recipe: Recipe, overheads: Overheads) -> Learned:
-    """One model of measurements on several machines, with features of each row's own machine.
+    """A single model of measurements on several machines, with features of each row's own machine.
 
     Raises:
         UnsupportedOption: as `train`.
@@ -179,7 +179,7 @@ def train_together(parts: Sequence[tuple[Samples, Machine]], recipe: Recipe, ove
 
 
 def _goal(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overheads) -> np.ndarray:
-    """The logarithms that the forest is to predict."""
+    """The logarithms that the forest learns to predict."""
     goal = np.log(samples.seconds)
     if recipe.target != "time":
         goal = goal - np.log(samples.expected(machine, overheads))
@@ -189,7 +189,7 @@ def _goal(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overhea
 
 
 def _centre(problem: np.ndarray, goal: np.ndarray, quality: np.ndarray) -> np.ndarray:
-    """For each row the mean of its problem's goals, good kernels weighing more."""
+    """The weighted mean of the goals of each row's problem; good kernels have larger weights."""
     numbers = np.unique(problem, return_inverse=True)[1]
     weights = quality**2
     return (np.bincount(numbers, goal * weights) / np.bincount(numbers, weights))[numbers]
@@ -202,7 +202,7 @@ def folds_of(problem: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
 
 
 def out_of_fold(samples: Samples, machine: Machine, recipe: Recipe, overheads: Overheads, count: int = 5, seed: int = 0) -> np.ndarray:
-    """Seconds that models predict for problems which they were not trained with."""
+    """Seconds that models predict for problems on which they were not trained."""
     folds = folds_of(samples.problem, count, seed)
     result = np.empty(len(samples))
     for fold in range(count):
@@ -215,6 +215,6 @@ def out_of_fold(samples: Samples, machine: Machine, recipe: Recipe, overheads: O
 
 
 def loss_of_performance(seconds: np.ndarray, predicted: np.ndarray, tried: int) -> float:
-    """LoP@n: how much longer than the fastest of all kernels the fastest of the `tried` best predicted takes, as a fraction (CNNOpt, equation 5)."""
+    """LoP@n: the relative slowdown of the fastest among the `tried` best predicted kernels against the fastest of all (CNNOpt, equation 5)."""
     order = np.argsort(predicted, kind="stable")[:tried]
     return float(seconds[order].min() / seconds.min() - 1)

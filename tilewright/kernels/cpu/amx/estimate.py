@@ -1,9 +1,9 @@
 """Predicted times of the `amx` schema on a CPU: cycles of the tile unit, loads and epilogue, and the supply from caches and memory.
 
-A product of tiles takes 16 cycles, a tile load from level 1 takes 8 (two rows of 64 bytes a cycle). Worked example: a block of 2x2 tiles of 16 pixels
-by 16 channels has 4 products (64 cycles) and 4 loads (32 cycles) per chunk of 32 steps: the tile unit is the bottleneck unless level 2 supplies the 4
-KB more slowly. At the end of the block, 4 tiles are stored and 64 vectors go through the epilogue. The time to stream data from beyond level 2 is
-added, because tile loads wait for it.
+A product of tiles takes 16 cycles, a tile load from level 1 takes 8 (two rows of 64 bytes per cycle). Worked example: a block of 2x2 tiles of 16
+pixels by 16 channels has 4 products (64 cycles) and 4 loads (32 cycles) per chunk of 32 steps: the tile unit is the bottleneck unless level 2
+supplies the 4 KB more slowly. At the end of the block, 4 tiles are stored and 64 vectors go through the epilogue. The time to stream data from beyond
+level 2 is added, because tile loads wait for it.
 """
 
 from __future__ import annotations
