@@ -1,1 +1,1 @@
-"""Measurements against peers, and reproductions of the papers' tables; results are in bench/results."""
+"""Measurements against other frameworks, and reproductions of the papers' tables; results are in bench/results."""

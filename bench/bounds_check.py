@@ -1,10 +1,10 @@
-"""Whether measured kernels keep the bounds: how tight ours are, how many kernels exceed DeepCuts' printed limit, and what pruning leaves.
+"""Checks bounds against measured kernels: how tight ours are, how many kernels exceed DeepCuts' printed limit, and what pruning leaves.
 
     python -m bench.bounds_check [FILE ...] [--target h200] [--name bounds_h200]
 
 A FILE is a result of scripts/gpu_lowering_check.py (JSON), or a data set (`tilewright.tuning.dataset`). Tightness is bound / measured time.
-For every layer the whole space is pruned with the best measured time; "best kept" says whether its fastest measured kernel is among the rest (null:
-it is no candidate any more).
+For every layer the whole space is pruned with the best measured time; "best kept" says whether its fastest measured kernel remains (null: it is no
+longer a candidate).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tilewright.tuning import dataset
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured kernel: the layer, its schedule, seconds, and the bytes that its buffers rotate through (0: not known)."""
+    """One measured kernel: the layer, its schedule, seconds, and the bytes over which its buffers rotate (0: unknown)."""
 
     layer: Mapping[str, Any]
     schedule: Any
@@ -53,8 +53,8 @@ class Measured:
 
 
 def read(path: Path) -> Iterator[Measured]:
-    """Every kernel of a file that was measured and right; what was measured once only, being slow, too. Older files of JSON name no schema: theirs is
-    the implicit GEMM."""
+    """Every kernel of a file that was measured and right, including slow ones that were measured only once. Older JSON files name no schema: theirs
+    is the implicit GEMM."""
     if path.suffix == ".json":
         types = {schema.name: schema.schedule for schema in SCHEMAS}
         for record in json.loads(path.read_text())["results"]:
@@ -69,12 +69,12 @@ def read(path: Path) -> Iterator[Measured]:
             made = schedule_types()[kind]
             axes = [name for name in columns if name not in dataset.MEASURES]
             for at, seconds in enumerate(columns["seconds"]):
-                # how much of level 2 was cold is not known for certain: nothing is assumed of memory
+                # how much of level 2 was cold is not certain: no memory traffic is assumed
                 yield Measured(entry.layer, made(**{name: int(columns[name][at]) for name in axes}), float(seconds))
 
 
 def bytes_of(shape: Mapping[str, Any]) -> float:
-    """Bytes of one set of buffers: input with its border, weights, output."""
+    """Bytes of one set of buffers: input with its halo, weights, output."""
     size, stride = shape["filter"], shape["stride"]
     border = 2 * (size // 2)
     inputs = shape["channels"] * (shape["height"] * stride + border) * (shape["width"] * stride + border)
@@ -84,8 +84,8 @@ def bytes_of(shape: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Checked:
-    """One layer: measured seconds with schema, bound and binding term of each, the least seconds by the printed limit, and what pruning with the
-    best time leaves."""
+    """One layer: for each kernel the measured seconds, schema, bound and its largest term, and the least seconds by the printed limit; what pruning
+    with the best time leaves."""
 
     name: str
     schemas: np.ndarray
@@ -104,12 +104,12 @@ class Checked:
 
 
 def part_of(ranking: Ranking, schedule: Any) -> Part | None:
-    """The candidates of the schedule's schema; None where it has none (today's space may be another than that which was measured)."""
+    """The candidates of the schedule's schema; None if it has none (today's space may differ from the measured one)."""
     return next((part for part in ranking.parts if part.schema.schedule is type(schedule)), None)
 
 
 def check(measured: list[Measured], machine: Machine) -> Checked:
-    """Bounds of the measured kernels of one layer, but for those of schemas that have no candidates for it."""
+    """Bounds of the measured kernels of one layer, except for schemas without candidates for it."""
     ranking = ranking_of(measured[0].layer, machine)
     measured = [m for m in measured if part_of(ranking, m.schedule) is not None]
     seconds = np.array([m.seconds for m in measured])
@@ -131,7 +131,7 @@ def check(measured: list[Measured], machine: Machine) -> Checked:
 
 
 def printed_seconds(candidates: Columns, part: Part, machine: Machine) -> np.ndarray:
-    """Least seconds by DeepCuts' limit as printed; 0 where it prints nothing for the schema."""
+    """Least seconds by DeepCuts' limit as printed; 0 if it has none for the schema."""
     try:
         limit = printed_limit(part.schema, part.facts, candidates, machine).flops(machine)
     except Unsuitable:
@@ -141,13 +141,13 @@ def printed_seconds(candidates: Columns, part: Part, machine: Machine) -> np.nda
 
 
 def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tuple[int, bool | None]:
-    """How many candidates of the space are left after pruning with the best measured time, and whether the best measured one is among them; None
-    where today's space has no such candidate."""
+    """The number of candidates left after pruning with the best measured time, and whether the best measured one is among them (None if today's space
+    does not have it)."""
     best = min(measured, key=lambda m: m.seconds)
     left = 0
     kept: bool | None = None
     for part in ranking.parts:
-        bound = np.zeros(length(part.candidates))  # a schema without one loses nothing
+        bound = np.zeros(length(part.candidates))  # without a bound nothing is pruned
         if part.schema.bound is not None:
             bound = lower_bound(part.schema, part.facts, part.candidates, machine, best.rotated_bytes).seconds
         rest = take(part.candidates, bound <= best.seconds)
@@ -158,7 +158,7 @@ def pruned(ranking: Ranking, measured: list[Measured], machine: Machine) -> tupl
 
 
 def contains(candidates: Columns, schedule: Any) -> bool:
-    """Whether one of the rows has the schedule's values."""
+    """Whether one of the candidates has the schedule's values."""
     return bool(np.logical_and.reduce([column == getattr(schedule, name) for name, column in candidates.items()]).any())
 
 
@@ -201,7 +201,7 @@ def summary(checked: Checked) -> dict[str, Any]:
 
 
 def layer_table(results: Sequence[Checked]) -> Table:
-    """One row a layer, and all together."""
+    """One row per layer, and one for all."""
     table = Table(*summary(results[0]))
     for checked in results:
         table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in summary(checked).values()))
@@ -212,7 +212,7 @@ def layer_table(results: Sequence[Checked]) -> Table:
 
 
 def schema_table(results: Sequence[Checked]) -> Table:
-    """One row a schema: all its measured kernels."""
+    """One row per schema, over all its measured kernels."""
     table = Table("schema", "measured", "faster than our bound", "above DeepCuts' limit", "median tightness", "largest")
     schemas, seconds, bound, printed = (
         np.concatenate([getattr(c, name) for c in results]) for name in ("schemas", "seconds", "bound", "printed_seconds")

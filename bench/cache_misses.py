@@ -1,12 +1,12 @@
-"""Predicted cache misses of CPU kernels (`tilewright.analysis.cpu.caches`) against those that cachegrind counts.
+"""Predicted cache misses of CPU kernels (`tilewright.analysis.cpu.caches`) against the counts of cachegrind.
 
     python -m bench.cache_misses [--layers D3 R4] [--schedules 10] [--network mobilenet_v2] [--name cache_misses]
 
-Schedules are taken evenly from the ranking of each layer for the catalogue's machine with AVX2, from the first to the last. Kernels of all kinds come
-from a network as it is planned for that machine. Each kernel is built with the toolchain and run once, on one thread, by valgrind with the machine's
-first two levels (cachegrind has no third: its last level stands for the second). Counted are data misses, reads and writes, inside the kernel's
-functions. Buffers begin at random multiples of a line. Layers have their full extents. Errors are |predicted - counted| / counted; rank correlations
-are Spearman's, over all schedules and within each layer. Beside them stand those of the paper's own rule (`bench.tuna_misses`).
+Schedules are evenly spaced in the ranking of each layer for the catalogue's machine with AVX2, from first to last. Kernels of all kinds come from a
+network planned for that machine. Each kernel is built with the toolchain and run once, on one thread, by valgrind with the machine's first two levels
+(cachegrind has no third: its last level represents the second). Data misses of reads and writes inside the kernel's functions are counted. Buffers
+begin at random multiples of a cache line. Layers have their full extents. Errors are |predicted - counted| / counted; rank correlations are
+Spearman's, over all schedules and within each layer. The same figures are given for the paper's own rule (`bench.tuna_misses`).
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ int main(int count, char **words) {
 
 @dataclass(frozen=True)
 class Counted:
-    """What cachegrind saw inside a kernel: instructions, and data misses (lines) of the first and of the last level."""
+    """Cachegrind's counts inside a kernel: instructions, and data misses (lines) of the first and of the last level."""
 
     instructions: int
     misses: tuple[int, int]
 
 
 def build_driver(folder: Path) -> Path:
-    """The program that calls one kernel."""
+    """Builds the program that calls one kernel."""
     (folder / "driver.c").write_text(DRIVER)
     subprocess.run(["gcc", "-O1", "-o", "driver", "driver.c", "-ldl"], cwd=folder, check=True)
     return folder / "driver"
@@ -97,7 +97,7 @@ def count_misses(driver: Path, library: Path, kernel: Kernel, caches: Sequence[C
     """One call of the kernel under cachegrind with two levels of cache.
 
     Raises:
-        RuntimeError: where valgrind or the kernel fails.
+        RuntimeError: if valgrind or the kernel fails.
     """
     place = random.Random(seed)
     buffers = [word for b in kernel.parameters for word in (b.size * size_of(b.dtype), 64 * place.randrange(1024))]
@@ -111,16 +111,17 @@ def count_misses(driver: Path, library: Path, kernel: Kernel, caches: Sequence[C
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
     code = library.read_bytes()
-    copies = ("mem", "__mem") if any(name in code for name in COPIES) else ()  # one of them may run under another's name
+    copies = ("mem", "__mem") if any(name in code for name in COPIES) else ()  # these functions may run under each other's names
     return parse(result.read_text(), kernel.name, copies)
 
 
 def parse(text: str, kernel: str, copies: tuple[str, ...] = ()) -> Counted:
-    """The counts of the functions that belong to a kernel: OpenMP makes a function of its own of a parallel loop, and the compiler makes of some
-    loops calls of functions of the C library, whose names begin as `copies` say (what little the program's start copies is then counted too).
+    """The counts of the functions that belong to a kernel: OpenMP outlines a parallel loop into a function of its own, and the compiler replaces some
+    loops by calls of C library functions whose names begin with one of `copies` (the little that the program copies at its start is then counted
+    too).
 
     Raises:
-        RuntimeError: where the kernel is not among the functions.
+        RuntimeError: if the kernel is not among the functions.
     """
     events = re.search(r"^events: (.*)$", text, re.MULTILINE)
     assert events is not None, "cachegrind names its events"
@@ -141,7 +142,7 @@ def parse(text: str, kernel: str, copies: tuple[str, ...] = ()) -> Counted:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation; equal values share their mean rank."""
+    """Spearman's rank correlation; equal values share their mean rank."""
 
     def ranks(values: Sequence[float]) -> np.ndarray:
         _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
@@ -192,7 +193,7 @@ def judge_network(name: str, machine: Machine, driver: Path) -> list[dict[str, A
 
 
 def summary(rows: Sequence[dict[str, Any]], level: int, way: str) -> dict[str, Any]:
-    """Median and upper decile of the errors, and rank correlations, of one way to predict (a name of a column without its level)."""
+    """Median and upper decile of the errors, and rank correlations, of one prediction method (a column name without its level)."""
     predicted = [row[f"L{level} {way}"] for row in rows]
     counted = [row[f"L{level} counted"] for row in rows]
     errors = [abs(p - c) / c for p, c in zip(predicted, counted, strict=True)]

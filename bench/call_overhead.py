@@ -1,11 +1,11 @@
-"""What a call of an executable costs the host beside its kernel: a program of one tiny kernel, and of a chain of them.
+"""Host time of a call of an executable besides its kernels: for a program of one tiny kernel, and for a chain of them.
 
     python -m bench.call_overhead
 
-Every round times a block of calls of each contender in turn, and a block counts as its mean; minimum, median and quartiles are over the
-rounds. On a GPU only the host is timed: the GPU catches up between blocks. "kernel alone" is the same kernels launched through the driver as
-one CUDA graph (on a CPU: called) with arguments made beforehand, "fresh outputs" keeps each result, so that the next is at another address.
-A machine that others use at the same time shows in the upper quartile and the load; the minimum is nearest to what a call costs.
+Every round times a block of calls of each contender in turn and takes the block's mean; minimum, median and quartiles are over the rounds. On a GPU
+only the host is timed: the GPU catches up between blocks. "kernel alone" is the same kernels launched through the driver as one CUDA graph (on a CPU:
+called) with prepared arguments; "fresh outputs" keeps each result, so that the next has another address. Other load on the machine shows in the upper
+quartile and the load average; the minimum is closest to the cost of a call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tiny(nn.Module):
 
 
 class Line(nn.Module):
-    """Kernels in a line, none of which can be merged with the next."""
+    """A chain of kernels that cannot be fused."""
 
     def __init__(self, kernels: int) -> None:
         super().__init__()
@@ -53,10 +53,10 @@ class Line(nn.Module):
 
 
 class KernelAlone:
-    """The kernels of an executable that is used for nothing else, with the arguments that one call gave them."""
+    """The kernels of an executable of their own, with the arguments of one call."""
 
     def __init__(self, executable: Executable, x: Tensor) -> None:
-        self.executable, self.kept = executable, executable(x)  # the kernels go on using its memory, and writing this result
+        self.executable, self.kept = executable, executable(x)  # the kernels keep using its memory and writing this result
         engine = executable._engine
         if isinstance(engine, CpuEngine):
             (cpu_segment,) = engine._segments.values()
@@ -81,7 +81,7 @@ def keeping(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def rounds_of(contenders: Mapping[str, Callable[[], object]], rounds: int, calls: int, device: str) -> dict[str, list[float]]:
-    """Microseconds of a call, by contender and round; the order rotates."""
+    """Microseconds per call, by contender and round; the order rotates."""
     names = list(contenders)
     result: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds):

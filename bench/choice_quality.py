@@ -1,16 +1,16 @@
-"""How good choices with few trials and without any are on the measured layers: tables 8 and 9 of CNNOpt on our own measurements.
+"""Quality of choices with few or no trials on the measured layers: tables 8 and 9 of CNNOpt on our own measurements.
 
     python -m bench.choice_quality bench/data/h200_layers.jsonl.gz --models FOLDER [--shipped] [--name choice_quality_h200]
 
-Every way of ranking (`bench.model_comparison`; with `--shipped` also the model that comes with the package, as `rank` uses it) orders a layer's
+Every ranking method (`bench.model_comparison`; with `--shipped` also the package's model, as used by `rank`) orders a layer's
 whole space. LoP@n: the least time measured among the first n over the least measured of the layer, minus 1. Trials to 95 %, 99 % and 100 %: the
-place in the order of the first candidate that takes at most 1.05, 1.01 and 1 times the least. What was not measured, or failed, counts as a trial
-that reaches nothing, so that these are upper bounds where something before was not measured; each way's first 100 should all be. Where nothing in
-the order reaches a share, the place of the last that was measured counts.
+place in the order of the first candidate that takes at most 1.05, 1.01 and 1 times the least. A candidate that failed or was not measured counts as a
+trial that reaches nothing, so that the numbers are upper bounds if an earlier candidate was not measured; the first 100 of each method should all be.
+If nothing in the order reaches a percentage, the place of the last measured candidate counts.
 
-The online-learned search (`bench.search_peer`) can only try what was measured: a second part of the table has it over that pool, beside the pool in
-the order that each way predicts and in random order. The pool holds every way's favourites, which makes search and chance look better than they
-would over the space.
+The online-learned search (`bench.search_peer`) can only try measured candidates: a second part of the table has its results over that pool, beside
+the pool in each method's order and in random order. The pool holds every method's favourites, which makes search and random order look better than
+they would over the space.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from tilewright.tuning.collecting import ranking_of
 
 TOPS = (1, 10, 30, 100)
 LOSSES = {"95": 0.05, "99": 0.01, "100": 0.0}
-"""Greatest loss by the share of the performance that is reached, in per cent."""
+"""Largest loss for each percentage of the best performance."""
 TARGETS = {"lop@1": 0.06, "lop@10": 0.01, "trials_95": 3, "median trials_99": 5, "milliseconds": 100}
-"""Figures to reach: means over layers but for the median."""
+"""Target figures: means over layers, except for the median."""
 SHIPPED, SEARCH, RANDOM = "shipped", "online-learned search", "random order"
 SPACE, POOL = "space", "measured"
 PERMUTATIONS = 100
-"""Random orders that are averaged."""
+"""Number of random orders to average."""
 Figures = dict[str, Any]
 
 
@@ -63,7 +63,7 @@ def places(ranking: Ranking, measured: dataset.MeasuredLayer) -> np.ndarray:
             if part.schema.schedule is schedule_types()[kind]:
                 space = np.stack([np.asarray(part.candidates[axis], dtype=np.int64) for axis in part.candidates], axis=1)
                 rows = np.stack([columns[axis] for axis in part.candidates], axis=1)
-                # a space may leave out an axis of which it offers the default alone
+                # a space may leave out an axis if it offers only the default
                 offered = np.ones(len(rows), dtype=bool)
                 for axis in fields(part.schema.schedule):
                     offered &= (columns[axis.name] == axis.default) | (axis.name in part.candidates)
@@ -79,8 +79,8 @@ def places(ranking: Ranking, measured: dataset.MeasuredLayer) -> np.ndarray:
 def figures(order: np.ndarray, seconds: np.ndarray, best: float) -> Figures:
     """LoP and trials of an order of positions. `seconds` by position: NaN where not measured, infinite where it failed.
 
-    `lop@n` is None where none of the first n has a time, `trials_N` where nothing in the order reaches that share; `last` is the place of the last
-    with a time, `sure` how many come before the first that was not measured."""
+    `lop@n` is None if none of the first n has a time, `trials_N` if nothing in the order reaches N %; `last` is the place of the last candidate with
+    a time, `sure` the number of candidates before the first that was not measured."""
     times = seconds[order]
     unknown = np.isnan(times)
     times = np.where(unknown, np.inf, times)
@@ -98,13 +98,13 @@ def figures(order: np.ndarray, seconds: np.ndarray, best: float) -> Figures:
 
 
 def averaged(rows: Sequence[Figures]) -> Figures:
-    """The means of figures of the same pool, all of which was measured."""
+    """The means of figures of the same, completely measured pool."""
     names = [*(f"lop@{top}" for top in TOPS), *(f"trials_{share}" for share in LOSSES)]
     return {name: statistics.fmean(row[name] for row in rows) for name in names}
 
 
 def with_failures(seconds: np.ndarray, ranking: Ranking, failures: Sequence[tuple[str, str]], orders: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Those of the orders' first that failed when they were tried have an infinite time."""
+    """The times, infinite for those of the orders' first candidates that failed when tried."""
     result = seconds.copy()
     failed = {text for text, _ in failures}
     if failed:
@@ -146,7 +146,7 @@ def judge_space(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mappi
 
 
 def judge_pool(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mapping[str, np.ndarray], seeds: int) -> list[Figures]:
-    """One row for each order of those measured candidates that the space has, and for the search and chance over them."""
+    """One row for each order of the measured candidates that are in the space, and for search and random order over them."""
     where = places(ranking, measured)
     inside = where >= 0
     seconds = np.concatenate([columns["seconds"] for columns in measured.schemas.values()])[inside]
@@ -174,8 +174,8 @@ def parameters(measured: dataset.MeasuredLayer) -> Iterator[dict[str, int]]:
 
 
 def summaries(rows: Sequence[Figures]) -> list[Figures]:
-    """For each way means and medians over layers. A mean of LoP@n is None where a layer has none; `unreached` counts layers where nothing reaches
-    the share, `bounds` those where something before it was not measured."""
+    """Means and medians over layers for each method. A mean of LoP@n is None if a layer has none; `unreached` counts layers in which nothing reaches
+    the percentage, `bounds` those in which an earlier candidate was not measured."""
     result: list[Figures] = []
     for over, way in dict.fromkeys((row["over"], row["way"]) for row in rows):
         own = [row for row in rows if (row["over"], row["way"]) == (over, way)]
@@ -201,7 +201,7 @@ def both(name: str, values: Sequence[float]) -> Figures:
 
 
 def judge(measured: dataset.MeasuredLayer, machine: Machine, known: Mapping[str, Way], shipped: bool, seeds: int, repeats: int) -> list[Figures]:
-    """All rows of one layer, with the time that ranking its whole space takes."""
+    """All rows of one layer, and the time to rank its whole space."""
     problem = dataset.layer_problem(measured.layer)
     ranking = ranking_of(problem, machine)
     orders = {name: way(ranking, machine) for name, way in known.items()}
@@ -227,7 +227,7 @@ def per_cent(value: float | None) -> str:
 
 
 def show(console: Console, rows: Sequence[Figures], means: Sequence[Figures]) -> None:
-    """The layers by the way of ranking that matters most; then the means."""
+    """Prints the layers for the most important ranking method, then the means."""
     names = [row["way"] for row in means if row["over"] == SPACE]
     way = next((name for name in (SHIPPED, "ours") if name in names), names[-1])
     layers = Table("layer", "best", "us", "chosen", "us", *(f"LoP@{top} %" for top in TOPS), "95 %", "99 %", "100 %", "not measured", "ms",

@@ -1,9 +1,9 @@
-"""How long choosing a schedule takes: every candidate of a region predicted and the best found, from models alone.
+"""Time to choose a schedule: predicting every candidate of a region and finding the best, from models alone.
 
     python -m bench.choice_time
 
-For each convolution of `LAYERS` and each target the whole space is generated, pruned and costed, and the first of the ranking taken, several
-times; the fastest and the median count. `considered` counts candidates with those that rules reject, `feasible` those that are costed.
+For each convolution of `LAYERS` and each target the whole space is generated, pruned, predicted and ranked several times; the fastest and the median
+are reported. `considered` counts candidates including rejected ones, `feasible` those that are predicted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def gpu_problem(outputs: int, channels: int, size: int, filter_size: int) -> Con
 
 
 def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target: str, threads: int) -> Callable[[], tuple[str, int, int]]:
-    """The CPU's choice of a tile for the same layer, zero border stored."""
+    """The CPU's choice of a tile for the same layer with a stored halo."""
     from tilewright.kernels.cpu.contraction.schema import CONTRACTION, match
     from tilewright.tuning.problems import convolution_problem
 

@@ -1,4 +1,4 @@
-"""CNNOpt (PACT 2022) as published, for comparison: the form of its kernels, and its analytical model."""
+"""CNNOpt (PACT 2022) as published, for comparison: its kernel variants and its analytical model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tilewright.kernels.gpu.counts import WORD, TileCounts
 from tilewright.kernels.gpu.direct.counts import Variant
 
 PUBLISHED = Variant(channels_last=False, staged_result=True, spare_registers=2)
-"""CNNOpt's kernels. Their script caps the compiler at equation 2 (3) plus one and two more, so that occupancy follows the equation."""
+"""CNNOpt's kernels. Their script limits the compiler's registers to equation 2 (3) plus one and two more, so that occupancy follows the equation."""
 
 
 def printed_cost(volumes: TileCounts, machine: Machine) -> Estimate:
-    """CNNOpt's analytical model as its section 4.3 and its artifact have it, for comparison: the longer of the two movements, transactions of
-    128 bytes over bandwidth. Global: fills of shared memory, filters read by the read-only path, stored results. Shared: reads of the input slice
+    """CNNOpt's analytical model as in its section 4.3 and its artifact, for comparison: the maximum of the two data movements, transactions of 128
+    bytes over bandwidth. Global: fills of shared memory, filters read through the read-only path, stored results. Shared: reads of the input slice
     (and filters of the S kernel) and the staging of results."""
     v = volumes
     rounds = v.blocks * v.steps

@@ -1,4 +1,4 @@
-"""What result files say: the measured outcomes, the command, the machine, versions and settings."""
+"""Result files: the measured outcomes, the command, the machine, versions and settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def machine_description() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of those packages that matter and are installed."""
+    """Versions of Python and of the relevant installed packages."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -80,7 +80,7 @@ def git_commit() -> str:
 
 
 def write_results(name: str, settings: Mapping[str, Any], results: Sequence[Outcome | Mapping[str, Any]]) -> Path:
-    """Writes bench/results/NAME.json with everything needed to judge and repeat the figures; returns its path."""
+    """Writes bench/results/NAME.json with everything needed to assess and reproduce the figures; returns its path."""
     document = {
         "command": ["python", *sys.orig_argv[1:]],
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,11 +1,10 @@
-"""How long compiling takes: cold cache and warm, for this CPU and for machines that need not be present.
+"""Time to compile with a cold and a warm cache, for this CPU and for machines that need not be present.
 
     python -m bench.compile_time resnet50
 
 Each compilation runs in a fresh process with a cache folder of its own: first empty (cold), then filled (warm). PyTorch's import and export
-are timed apart, since a compiler cannot avoid them; "process" is everything, from the start of the process to its end. The figures are seconds of
-wall clock; each has the load of the machine beside it (running processes in the mean of the last minute, before it starts), since others may use the
-cores too.
+are timed separately, since a compiler cannot avoid them; "process" is the whole process, from start to end. The figures are wall-clock seconds, each
+with the machine's load average of the minute before it starts, since other processes may use the cores too.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def one_compilation(network: str, target: str) -> dict[str, float]:
 
 
 def one_process(network: str, target: str, cache: str) -> dict[str, float]:
-    """The same in a process of its own with this cache folder, and the whole process."""
+    """The stage times of one compilation in a process of its own with this cache folder, and the time of the whole process."""
     command = [sys.executable, "-W", "ignore", "-m", "bench.compile_time", network, "--targets", target, "--one"]
     load = os.getloadavg()[0]
     start = time.perf_counter()

@@ -1,10 +1,10 @@
-"""How many configurations each layer has: generated, rejected by reason, feasible, and the time it takes (CNNOpt's table 3).
+"""Number of configurations of each layer: generated, rejected by reason, feasible; and the time to rank them (CNNOpt's table 3).
 
     python -m bench.configurations [--target h200]
 
-Counts are of the space as the compiler ranks it, one schema after the other; a candidate that is rejected counts for the first reason that holds.
-The paper's numbers are of its own two schemas on other machines. Milliseconds: the median of generating, pruning and predicting a layer's whole
-space and finding the first.
+Counts are of the space that the compiler ranks, one schema after the other; a rejected candidate counts for the first reason that holds. The paper's
+numbers are for its own two schemas on other machines. Milliseconds: the median of generating, pruning and predicting a layer's whole space and
+finding the first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAPER = MappingProxyType({
 
 
 def counts(ranking: Ranking) -> dict[str, dict[str, Any]]:
-    """For each schema what was generated, rejected by reason, and is feasible."""
+    """For each schema the numbers generated, rejected by reason, and feasible."""
     feasible = Counter({part.schema.name: length(part.candidates) for part in ranking.parts})
     return {
         name: {"generated": feasible[name] + sum(reasons.values()), "feasible": feasible[name], "rejected": dict(reasons)}
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def layer_table(results: list[dict[str, Any]]) -> Table:
-    """One row a layer: feasible of generated, by schema and in all."""
+    """One row per layer: feasible of generated, by schema and in total."""
     schemas = list(dict.fromkeys(name for result in results for name in result["schemas"]))
     table = Table(title="feasible of generated")
     for heading in ("layer", *schemas, "in all", "paper", "ms"):

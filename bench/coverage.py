@@ -1,4 +1,4 @@
-"""Which part of each zoo network runs through PyTorch: nodes and arithmetic operations, per target.
+"""The part of each zoo network that runs through PyTorch: nodes and arithmetic operations, per target.
 
     python -m bench.coverage --targets native,h200
 
@@ -28,7 +28,7 @@ HEAVY = ("conv", "mm", "linear", "matmul", "attention", "lstm", "gru", "rnn")
 
 
 def counts(graph: Graph) -> tuple[int, int, list[str]]:
-    """(nodes, operations of generated code, ATen targets that run through PyTorch), bodies of loops included and repeated."""
+    """(nodes, operations of generated code, ATen targets that run through PyTorch), with loop bodies counted once per iteration."""
     nodes, flops, through_torch = 0, 0, []
     for node in graph.nodes:
         if node.operator == "scan":

@@ -1,16 +1,16 @@
-"""How good the schedules are that the models choose for this CPU: their favourites and an even sample of the rest, measured.
+"""Quality of the schedules that the models choose for this CPU: measures their favourites and an even sample of the rest.
 
     python -m bench.cpu_choice [R2 W3 ...] [--top 100] [--evenly 200] [--again 50] [--only direct] [--beside 1] [--data FILE] [--name NAME]
 
 Without names: the twenty convolution layers of `bench.layers`, and the depthwise convolutions and batched matrix products of `bench.operators`.
 
 Loss: the time of the models' first choice over the least of everything measured, minus 1. The fastest `--again` and as many favourites are measured
-once more in turns, and those times count; each is the lower quartile, since what else runs on the machine can only add. The ratio of k is Tuna's
-(section V): the summed times of the truly best k over those of the k that the models like best; of convolutions, also among the schedules of
-Winograd's algorithm alone. `--only` measures one of the WAYS to convolve, so that also the best of the slower one are measured in turns.
-`--beside` divides the machine's cores among so many measurements at a time, each of which has `--threads` cores of its own; `--data` keeps every
-measured time in a new file (files may be joined with `cat`); `--random N` measures random problems instead, to fit models to. What is kept
-`bench.cpu_learned` judges again, with whatever ranks then; `--name` writes the figures of this run.
+once more, interleaved, and those times count; each is the lower quartile, since other load on the machine can only add time. The top-k ratio is
+Tuna's (section V): the summed times of the truly best k over those of the k that the models rank best; for convolutions, also among the schedules of
+Winograd's algorithm alone. `--only` measures one of the WAYS to convolve, so that the best of the slower one are interleaved too. `--beside` divides
+the machine's cores among that number of concurrent measurements, each with `--threads` cores of its own; `--data` stores every measured time in a new
+file (files may be joined with `cat`); `--random N` measures random problems instead, to fit models to. `bench.cpu_learned` evaluates the stored data
+again with the current ranking; `--name` writes the figures of this run.
 """
 
 from __future__ import annotations
@@ -50,20 +50,21 @@ KS = (10, 50)
 ROUNDS = 9
 KINDS = {"conv2d": LAYERS, "depthwise": operators.DEPTHWISE, "batched product": operators.PRODUCTS}
 KINDS_DRAWN = ("conv2d", "block", "winograd", "depthwise", "block", "product", "linear", "block")
-"""Of random problems, in turns; "winograd": convolutions for that algorithm; "block" and "linear" with what follows them in a network."""
+"""Kinds of random problems, drawn in turn; "winograd": convolutions that suit that algorithm; "block" and "linear": with the operators that follow
+them in a network."""
 SIZES = (7, 10, 13, 14, 17, 19, 20, 28, 35, 38, 40, 52, 56, 75, 80, 112, 150, 224)
 CHANNELS = (16, 24, 32, 40, 48, 64, 64, 80, 96, 128, 128, 160, 192, 224, 256, 256, 320, 384, 512, 512, 576, 640, 768, 960, 1024, 1280, 1536, 2048)
 LEAST_WORK, MOST_WORK = 4e6, 4e9
-"""Operations: of less a call's own time is most, and more takes too long to measure."""
+"""Operations: with fewer the call's overhead dominates, and more take too long to measure."""
 ROWS = (16, 49, 64, 77, 96, 128, 128, 196, 197, 256, 384, 512)
 FEATURES = (64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 768, 1024, 1000, 1536, 2048, 3072, 4096)
 WAYS = {"direct": "direct conv2d", "winograd": "winograd conv2d"}
-"""To convolve, and what the rows of those schedules alone are called."""
+"""Ways to convolve, and the names of the rows for those schedules alone."""
 MEASURES = ("loss", "loss of ten", *(f"ratio of {k}" for k in KS))
 
 
 def drawn_names(count: int, seed: int, kinds: Sequence[str] = KINDS_DRAWN) -> list[str]:
-    """Random problems of each kind in turns, named by kind and sizes, like those of networks but none of those that judge."""
+    """Random problems of each kind in turn, named by kind and sizes; similar to those of networks, but none is a test problem."""
     draw = random.Random(seed)
     names: list[str] = []
     sizes: tuple[int, ...]
@@ -110,7 +111,7 @@ def drawn_names(count: int, seed: int, kinds: Sequence[str] = KINDS_DRAWN) -> li
 
 
 def problem(name: str, machine: Machine, threads: int) -> Problem:
-    """What is measured under a name of one of the KINDS, or of `drawn_names`."""
+    """The problem of a name from one of the KINDS, or from `drawn_names`."""
     kind, colon, text = name.partition(":")
     if colon:
         sizes = [int(size) for size in text.split(",")]
@@ -121,21 +122,21 @@ def problem(name: str, machine: Machine, threads: int) -> Problem:
 
 
 def kind_of(name: str, only: str | None = None) -> str:
-    """Of a name of one of the KINDS, or of `drawn_names`; where one of the WAYS alone was measured, that."""
+    """The kind of a name from one of the KINDS, or from `drawn_names`; if only one of the WAYS was measured, that one."""
     if only is not None:
         return WAYS[only]
     return next((kind for kind, names in KINDS.items() if name in names), name.partition(":")[0])
 
 
 def ratios(times: Mapping[int, float], order: Sequence[int]) -> dict[str, float]:
-    """Of each k of KS that so many were measured of; `order` is the models', and all in it count that were measured."""
+    """The top-k ratio for each k of KS for which at least k candidates were measured; `order` is the models', of which the measured ones count."""
     liked = [times[position] for position in order if position in times]
     best = sorted(liked)
     return {f"ratio of {k}": sum(best[:k]) / sum(liked[:k]) for k in KS if len(liked) >= k}
 
 
 def winograd(ranking: Ranking) -> np.ndarray:
-    """Whether each candidate is of that algorithm."""
+    """Whether each candidate uses Winograd's algorithm."""
     return np.repeat([part.schema is WINOGRAD for part in ranking.parts], np.diff(ranking.starts))
 
 
@@ -143,7 +144,7 @@ def of_way(ranking: Ranking, way: str | None) -> Ranking:
     """The candidates for one of the WAYS; all for None.
 
     Raises:
-        ValueError: where there are none.
+        ValueError: if there are none.
     """
     if way is None:
         return ranking
@@ -155,7 +156,7 @@ def of_way(ranking: Ranking, way: str | None) -> Ranking:
 
 
 def winograd_rows(name: str, ranking: Ranking, times: Mapping[int, float], order: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for the schedules of that algorithm alone, where there are others."""
+    """A row for the schedules of Winograd's algorithm alone, if there are others."""
     if len(ranking.parts) == 1:
         return []
     own = winograd(ranking)
@@ -163,7 +164,8 @@ def winograd_rows(name: str, ranking: Ranking, times: Mapping[int, float], order
 
 
 def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measures the candidates and judges the order: a row for all schedules, and of convolutions one for Winograd's; and every time by schedule."""
+    """Measures the candidates and evaluates the order: a row for all schedules, for convolutions also one for Winograd's; and every time by
+    schedule."""
     ranking = of_way(rank(found, machine, threads=options.threads), options.only)
     order = [int(position) for position in np.argsort(ranking.seconds, kind="stable")]
     first = order[: options.top]
@@ -196,8 +198,8 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
 
 
 def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespace) -> Any:
-    """`judge` of every name, as they are ready; `options.beside` at a time, each with cores of its own."""
-    problems = {name: problem(name, machine, options.threads) for name in names}  # before any thread: PyTorch exports one model at a time
+    """`judge` for every name, in order of completion; `options.beside` at a time, each with cores of its own."""
+    problems = {name: problem(name, machine, options.threads) for name in names}  # before any thread starts: PyTorch exports one model at a time
     if options.beside == 1:
         with Trials(machine, threads=options.threads) as trials:
             yield from (judge(name, found, trials, machine, options) for name, found in problems.items())
@@ -209,7 +211,7 @@ def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespac
 
     def one(name: str) -> Any:
         own = free.get()
-        os.sched_setaffinity(0, own)  # of this thread, and of the processes that it starts
+        os.sched_setaffinity(0, own)  # affinity of this thread and of the processes that it starts
         try:
             with Trials(machine, threads=options.threads) as trials:
                 return judge(name, problems[name], trials, machine, options)
@@ -222,7 +224,7 @@ def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespac
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Over the rows of each kind that have the measure."""
+    """Means over the rows of each kind that have the measure."""
     result = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = [row for row in rows if row["kind"] == kind]

@@ -1,9 +1,9 @@
-"""The twenty benchmark layers on the CPU: Tilewright beside PyTorch eager, Inductor, ONNX Runtime and OpenVINO, in one process and in turns.
+"""The twenty benchmark layers on the CPU: Tilewright, PyTorch eager, Inductor, ONNX Runtime and OpenVINO, interleaved in one process.
 
     python -m bench.cpu_layers [R2 R6 ...] [--threads 2] [--name cpu_layers]
 
-A layer is a convolution with bias in float32. Ours takes and gives NCHW, as eager, Inductor, ONNX Runtime and OpenVINO do; `eager_nhwc` is PyTorch
-where input and output are channels last and nobody converts. Every contender is checked against float64 first.
+A layer is a convolution with bias in float32. Input and output are NCHW for ours, eager, Inductor, ONNX Runtime and OpenVINO; `eager_nhwc` is PyTorch
+with channels-last input and output and no conversion. Every contender is checked against float64 first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bench.cpu_networks import CONTENDERS, OURS, cell
 from bench.layers import LAYERS, NETWORKS
 
 NHWC = "eager_nhwc"
-"""Which alone does not take and give NCHW."""
+"""The only contender whose input and output are not NCHW."""
 AGAINST = ("eager", NHWC, "inductor", "onnxruntime", "openvino")
 
 
 def eager_nhwc(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """PyTorch whose input is channels last already (converted once, while preparing) and whose output stays so."""
+    """PyTorch with channels-last input (converted once, while preparing) and output."""
     module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     held: dict[int, Tensor] = {}
 
@@ -50,7 +50,7 @@ def convolution(name: str) -> tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor,
 
 
 def ratios(outcomes: Sequence[Outcome]) -> Mapping[str, float]:
-    """The time of the best peer over ours: of all, and of those that take and give NCHW."""
+    """The time of the best peer over ours: among all, and among those with NCHW input and output."""
     medians = {outcome.contender: outcome.median_seconds for outcome in outcomes if outcome.median_seconds is not None}
     own = medians.pop(OURS)
     return {"all": min(medians.values()) / own, "nchw": min(seconds for name, seconds in medians.items() if name != NHWC) / own}

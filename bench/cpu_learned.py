@@ -1,18 +1,18 @@
-"""Trains the learned part of the ranking on CPUs, and judges the order that it gives.
+"""Trains the learned part of the ranking on CPUs and evaluates the resulting order.
 
     python -m bench.cpu_learned [--data FILE ...] [--judge FILE ...] [--write] [--name cpu_learned]
 
-Files are what `bench.cpu_choice --data` wrote; training data so, in several runs, on two cores and on 16 (there with --beside 7):
+Files are written by `bench.cpu_choice --data`; training data in several runs, on two cores and on 16 (there with --beside 7):
 
     python -m bench.cpu_choice --random 200 --seed 31 --top 40 --evenly 25 --again 15 --data FILE
 
-(the first 333 lines of cpu_random are of a time when replays gave means and --again was 5). What judges, and is not trained with:
+(the first 333 lines of cpu_random date from when replays gave means and --again was 5). Test data, not trained with:
 
     python -m bench.cpu_choice --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
-`--write` puts the forest into the package. Loss is the time of the first choice over the least of everything
-measured, less 1; of first choices that were not measured there is none, and they are counted.
+`--write` puts the forest into the package. Loss is the time of the first choice over the least measured time, less 1; first choices that were not
+measured have no loss and are counted.
 """
 
 from __future__ import annotations
@@ -44,19 +44,21 @@ DATA = Path(__file__).parent / "data"
 OPTIONS = {"max_iter": 500, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
 FORESTS = 3
 SLOW_WEIGHT = 1.5
-"""A kernel of twice the least time of its layer weighs 2**-this."""
+"""The weight of a kernel with twice the least time of its layer is 2**-SLOW_WEIGHT."""
 SLOWEST = 3.0
-"""Doublings above which weights fall no more."""
+"""Number of doublings of the least time beyond which weights stay constant."""
 FASTEST_PART = 4
-"""The fastest one in so many says how far the models are off for a whole layer; that part of the error changes no order and is not learned."""
+"""The fastest 1 / FASTEST_PART of the kernels determine the models' error for a whole layer; that part of the error does not affect the order and is
+not learned."""
 THREADS = 2
 UNDISTURBED_WEIGHT = 3.0
-"""Of what was measured with nothing beside it: it has less noise, and is of the machine that judges (1 was a little worse in cross-validation)."""
+"""Weight of measurements on an otherwise idle machine: they have less noise and are from the test machine (a weight of 1 was slightly worse in
+cross-validation)."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A problem's candidates as the models rank them without a learned part, and the measured seconds of each (NaN of others). `kind`: as judged."""
+    """A problem's candidates as ranked without a learned part, and the measured seconds of each (NaN if not measured). `kind`: for evaluation."""
 
     name: str
     kind: str
@@ -67,18 +69,18 @@ class Measured:
 
 
 def undisturbed(machine: Machine) -> bool:
-    """Whether the machine has no cores on which another problem could have been measured at the same time (`bench.cpu_choice --beside`)."""
+    """Whether the machine has no spare cores on which another problem could have been measured at the same time (`bench.cpu_choice --beside`)."""
     return machine.processors == THREADS
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Of a file that `bench.cpu_choice --data` wrote."""
+    """The lines of a file that `bench.cpu_choice --data` wrote."""
     with gzip.open(path, "rt") as file:
         return list(map(json.loads, file))
 
 
 def measured(line: Mapping[str, Any]) -> Measured:
-    """Of a line; schedules that are candidates no more are left out."""
+    """The measurements of a line; schedules that are no longer candidates are left out."""
     machine: Machine = serialisation.decode(line["machine"])
     found = problem(line["layer"], machine, THREADS)
     only = line.get("only")
@@ -92,12 +94,12 @@ def measured(line: Mapping[str, Any]) -> Measured:
 
 
 def rankings(path: Path) -> list[Measured]:
-    """Of each line, where any of its schedules is still a candidate."""
+    """The measurements of each line that has schedules which are still candidates."""
     return [layer for layer in map(measured, lines(path)) if np.isfinite(layer.seconds).any()]
 
 
 def trained(layers: Sequence[Measured]) -> Forest:
-    """The forest of everything measured of the layers."""
+    """The forest trained with all measurements of the layers."""
     kept: list[tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]] = []
     for layer in layers:
         ranking, seconds = layer.ranking, layer.seconds
@@ -119,7 +121,7 @@ def trained(layers: Sequence[Measured]) -> Forest:
 
 
 def judged(layer: Measured, expected: np.ndarray) -> list[dict[str, Any]]:
-    """A row for the layer, and of convolutions one for the schedules of Winograd's algorithm alone."""
+    """A row for the layer, for convolutions also one for the schedules of Winograd's algorithm alone."""
     order = np.argsort(expected, kind="stable")
     times = {int(position): float(layer.seconds[position]) for position in np.flatnonzero(np.isfinite(layer.seconds))}
     liked = [times[int(position)] for position in order if int(position) in times]
@@ -132,7 +134,7 @@ def judged(layer: Measured, expected: np.ndarray) -> list[dict[str, Any]]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, Any]]:
-    """Means of each kind, and how many first choices were not measured."""
+    """Means for each kind, and the number of first choices that were not measured."""
     unknown = Counter(row["kind"] for row in rows if not row.get("first measured", True))
     return [{**mean, "ranked by": ranked, "first choices not measured": unknown[mean["kind"]]} for mean in means(rows)]
 

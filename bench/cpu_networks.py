@@ -1,11 +1,10 @@
-"""Zoo networks on the CPU: Tilewright beside PyTorch eager, Inductor, ONNX Runtime and OpenVINO, in one process.
+"""Zoo networks on the CPU: Tilewright, PyTorch eager, Inductor, ONNX Runtime and OpenVINO, in one process.
 
     python -m bench.cpu_networks resnet18 mobilenet_v2 --against eager,eager_cl,onnxruntime
     python -m bench.cpu_networks resnet50 --precision bf16 --against openvino_default --tolerance 0.03
 
-Every contender has the same number of threads and computes in float32, but for Tilewright with `--precision bf16` and
-`openvino_default`. Each is checked against PyTorch in float64 before it is timed, and is left out with its reason if it
-is absent, fails, or is wrong.
+Every contender has the same number of threads and computes in float32, except for Tilewright with `--precision bf16` and `openvino_default`. Each is
+checked against PyTorch in float64 before it is timed, and is left out with the reason if it is absent, fails, or is wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CONTENDERS = {OURS: ours(), **PEERS}
 
 
 def cell(outcome: Outcome) -> str:
-    """Median milliseconds and half the interquartile range, or what happened instead."""
+    """Median milliseconds and half the interquartile range, or the reason for having none."""
     if outcome.median_seconds is None or outcome.quartile_seconds is None:
         return "–" if outcome.status == "unavailable" else outcome.status
     lower, upper = outcome.quartile_seconds
@@ -43,14 +42,14 @@ def cell(outcome: Outcome) -> str:
 
 
 def speed_up(outcomes: Sequence[Outcome]) -> str:
-    """Time of the fastest peer over ours."""
+    """The time of the fastest peer over ours."""
     medians = {outcome.contender: outcome.median_seconds for outcome in outcomes if outcome.median_seconds is not None}
     own = medians.pop(OURS, None)
     return f"{min(medians.values()) / own:.2f}" if own and medians else "–"
 
 
 def table_of(results: Sequence[Outcome], names: Sequence[str], title: str) -> Table:
-    """One row a network, one column a contender."""
+    """One row per network, one column per contender."""
     table = Table("network", *names, "best peer / ours", title=title, caption="ms: median ± half interquartile range")
     for network in dict.fromkeys(outcome.network for outcome in results):
         row = [outcome for outcome in results if outcome.network == network]

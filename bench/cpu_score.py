@@ -1,12 +1,12 @@
-"""How well static analysis of code ranks measured CPU kernels: a linear combination (Tuna), a time made of named terms, and the models.
+"""How well static analysis of code ranks measured CPU kernels: by a linear combination (Tuna), a time of named terms, and the models.
 
     python -m bench.cpu_score [--data bench/data/cpu_random.jsonl.gz] [--layers 40] [--each 24] [--jobs 2] [--first 8] [--write]
 
-Compiles and reads (`tilewright/selection/code_score.py`) measured kernels of the file that `bench.cpu_choice --random` made: of its last --layers
-contractions that were measured with nothing beside them, half of --each the models' favourites, half spread evenly over the others. The coefficients
-of the linear combination, none negative, have the least sum of squared relative errors; each layer is judged with those fitted to the other layers.
-"among n": what is lost by the choice of the best score among the first n of these that the models like best, as a compilation chooses among its
-first. --write fits to all layers and writes the coefficients that the package ships. The analyses take about half a second a kernel.
+Compiles and analyses (`tilewright/selection/code_score.py`) measured kernels of the file that `bench.cpu_choice --random` wrote: for each of its last
+--layers contractions measured on an otherwise idle machine, --each kernels, half the models' favourites, half spread evenly over the others. The
+coefficients of the linear combination, none negative, minimise the sum of squared relative errors; each layer is evaluated with coefficients fitted
+to the other layers. "among n" is the loss of the best score among the models' first n, which is how a compilation chooses. --write fits to all layers
+and writes the package's coefficients. The analysis takes about half a second per kernel.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ OVERLAPPED = ("pipeline", "level 2", "level 3", "memory")
 
 
 def together(terms: Mapping[str, float]) -> float:
-    """Seconds, with no constant fitted: the longest of what overlaps, then starts and dispatch."""
+    """Seconds, without fitted constants: the maximum of the overlapping terms, plus starts and dispatch."""
     return max(terms.get(name, 0.0) for name in OVERLAPPED) + terms["starts"] + terms["dispatch"]
 
 
 def suits(line: Mapping[str, Any]) -> bool:
-    """Whether it has times of contractions, measured with nothing beside them; code of no other region is read."""
+    """Whether the line has times of a contraction measured on an otherwise idle machine; no other code is analysed."""
     return kind_of(line["layer"]) != "depthwise" and undisturbed(serialisation.decode(line["machine"]))
 
 
 def sample(seconds: np.ndarray, models: np.ndarray, each: int) -> list[int]:
-    """Measured candidates, `each` if there are so many: half the models' favourites, half spread evenly over the others."""
+    """At most `each` measured candidates: half the models' favourites, half spread evenly over the others."""
     order = [int(position) for position in np.argsort(models, kind="stable") if np.isfinite(seconds[position])]
     favourites, rest = order[: each // 2], order[each // 2 :]
     return favourites + [rest[at] for at in np.linspace(0, len(rest) - 1, min(each - each // 2, len(rest))).astype(int)]
 
 
 def rows_of(line: Mapping[str, Any], each: int) -> list[Row]:
-    """Measured kernels of a layer with their terms, and what the models predict."""
+    """Measured kernels of a layer with their terms and the models' predictions."""
     layer = measured(line)
     problem, machine, ranking = layer.problem, layer.machine, layer.ranking
     found: list[Row] = []
@@ -86,7 +86,7 @@ def rows_of(line: Mapping[str, Any], each: int) -> list[Row]:
 
 
 def fitted(rows: Sequence[Row]) -> dict[str, float]:
-    """Coefficients, none negative, of the least sum of squared relative errors."""
+    """Non-negative coefficients that minimise the sum of squared relative errors."""
     names = list(rows[0]["terms"])
     terms = np.array([[row["terms"][name] for name in names] for row in rows])
     seconds = np.array([row["seconds"] for row in rows])
@@ -96,7 +96,7 @@ def fitted(rows: Sequence[Row]) -> dict[str, float]:
 
 def judged(rows: Sequence[Row], score: np.ndarray, first: int) -> dict[str, float]:
     """Rank correlation; the paper's top-10 ratio: summed time of the true best ten over that of the ten with the best score; loss of the first choice
-    against the best measured, also where it is chosen among the models' first."""
+    against the best measured, also when choosing among the models' first."""
     seconds, models = np.array([row["seconds"] for row in rows]), np.array([row["models"] for row in rows])
     order, best = np.argsort(score, kind="stable"), np.sort(seconds)
     few = np.argsort(models, kind="stable")[:first]
@@ -107,7 +107,7 @@ def judged(rows: Sequence[Row], score: np.ndarray, first: int) -> dict[str, floa
 
 
 def analyses(options: argparse.Namespace) -> tuple[Machine, list[list[Row]]]:
-    """The machine, and rows of each layer; of one that was measured twice the last line counts."""
+    """The machine, and rows of each layer; if a layer was measured twice, the last line counts."""
     chosen = {line["layer"]: line for line in lines(options.data) if suits(line)}
     last = list(chosen.values())[-options.layers :]
     with ProcessPoolExecutor(options.jobs) as pool:

@@ -1,4 +1,4 @@
-"""cuDNN's convolution algorithms one by one, through its C interface: PyTorch's benchmark mode takes the fastest and does not say which.
+"""cuDNN's convolution algorithms one by one, through its C interface, because PyTorch's benchmark mode does not say which one it takes.
 
 Names and numbers are those of cudnn_cnn.h (cuDNN 9, legacy interface). Arithmetic is plain fp32 (CUDNN_FMA_MATH): no TF32.
 """
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 ALGORITHMS = ("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling", "winograd", "winograd_nonfused")
-"""In the order of cudnnConvolutionFwdAlgo_t."""
+"""Algorithms in the order of cudnnConvolutionFwdAlgo_t."""
 FEWER_MULTIPLICATIONS = frozenset({"fft", "fft_tiling", "winograd", "winograd_nonfused"})
-"""Algorithms that do not do every multiplication of the sum."""
+"""Algorithms with fewer multiplications than the direct sum."""
 FLOAT, CROSS_CORRELATION, FMA_MATH = 0, 1, 3
 FORMATS = {torch.contiguous_format: 0, torch.channels_last: 1}
 
@@ -24,7 +24,7 @@ class Unsupported(Exception):
 
 
 def _library() -> ctypes.CDLL:
-    torch.backends.cudnn.version()  # loads the library that PyTorch came with
+    torch.backends.cudnn.version()  # loads PyTorch's copy of the library
     return ctypes.CDLL("libcudnn.so.9")
 
 
@@ -32,7 +32,7 @@ class Convolution:
     """One convolution of batch 1 under one algorithm and memory format; call it with x, w, y tensors of that format, on the current stream.
 
     Raises:
-        Unsupported: where cuDNN refuses the combination.
+        Unsupported: if cuDNN rejects the combination.
     """
 
     def __init__(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, stride: int, padding: int, algorithm: str, layout: Any) -> None:

@@ -1,8 +1,8 @@
 """DeepCuts' performance upper limit (PLDI 2021, section 4) as printed, for comparison with our own bound (`kernels.gpu.bounds`) only.
 
-limit = GMRatio * SMRatio * WBRatio * COEF_r, the share of the peak that a kernel is said to reach at most. It is not a bound: WBRatio as printed
+limit = GMRatio * SMRatio * WBRatio * COEF_r, the claimed maximum share of the peak that a kernel reaches. It is not a bound: WBRatio as printed
 gives 0.008 for 131 blocks on 132 processors, where blocks / (processors * ceil(blocks / processors)) gives 0.99; SMRatio ignores that other warps
-hide a load's latency; and tables 7 and 8 count a halo that fits 3 x 3 filters alone.
+hide a load's latency; and the halo of tables 7 and 8 is right only for 3 x 3 filters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRANSACTION_ELEMENTS = 32
 
 @dataclass(frozen=True)
 class PrintedLimit:
-    """The four factors, one number in [0, 1] a candidate."""
+    """The four factors, one number in [0, 1] per candidate."""
 
     memory: np.ndarray
     shared: np.ndarray
@@ -44,12 +44,12 @@ class PrintedLimit:
         return share
 
     def flops(self, machine: Machine) -> np.ndarray:
-        """Operations a second that are said to be the most."""
+        """The claimed maximum of operations per second."""
         return self.share_of_peak * machine.peak_flops["fp32"]
 
 
 def printed_limit(schema: AnySchema, facts: Any, candidates: Columns, machine: Machine) -> PrintedLimit:
-    """The limit of implicit GEMM by the formulas of matrix multiplication, of direct convolution by its own (tables 6 to 8).
+    """The limit of implicit GEMM by the formulas for matrix multiplication, of direct convolution by those for convolution (tables 6 to 8).
 
     Raises:
         Unsuitable: for another schema.
@@ -78,7 +78,8 @@ def _matrix_product(facts: ContractionFacts, candidates: Columns, machine: Machi
 
 
 def _convolution(facts: DirectFacts, candidates: Columns, machine: Machine) -> PrintedLimit:
-    """P is (F - 1) / 2: a problem has no padding of its own, its input is stored with a border. Shared memory: what one step stages of both."""
+    """P is (F - 1) / 2: a problem has no padding of its own, its input is stored with a halo. Shared memory holds what one step stages of both
+    operands."""
     k_thread, y_thread, x_thread = (candidates[f"register_{d}"] for d in "kyx")
     k, y, x = extents_of(candidates)
     area = facts.filter_y * facts.filter_x
@@ -102,7 +103,7 @@ _FORMULAS: Mapping[AnySchema, Callable[[Any, Columns, Machine], PrintedLimit]] =
 
 
 def _halo(y: np.ndarray, x: np.ndarray, facts: DirectFacts) -> np.ndarray:
-    """Inputs of y by x outputs as tables 7 and 8 count them."""
+    """The inputs of y by x outputs, counted as in tables 7 and 8."""
     pad_y, pad_x = (facts.filter_y - 1) // 2, (facts.filter_x - 1) // 2
     inputs: np.ndarray = ((y + facts.filter_y - 2 * pad_y) // facts.stride_y + 1) * ((x + facts.filter_x - 2 * pad_x) // facts.stride_x + 1)
     return inputs
@@ -119,7 +120,7 @@ def _limit(
     threads: np.ndarray,
     shared_bytes: np.ndarray,
 ) -> PrintedLimit:
-    """Section 4.2, without conflicts of banks (COEF_bc = 1)."""
+    """The limit of section 4.2, without bank conflicts (COEF_bc = 1)."""
     intensity = block_flops / (4 * TRANSACTION_ELEMENTS * transactions)
     cache = machine.cache(1)
     latency = cache.latency_cycles if cache else 30.0

@@ -1,11 +1,11 @@
-"""Evolution strategies beside pycma and random sampling: how much slower than the best of the space is the best of so many evaluations.
+"""Evolution strategies, pycma and random sampling: how much slower the best of n evaluations is than the best of the space.
 
     python -m bench.evolution                      (needs `cma`, of the extra `bench`)
 
-The score is the models' predicted time, which is known of every candidate, so that the true best is known; each schema of a layer is a space.
-"printed" is algorithm 4 of Tuna as it stands: no pairs, a random start, and for fitness the score (negated and scaled to unit variance, or its step
-would depend on the unit of time). pycma's points stand for their nearest candidates like ours; like ours it starts at the best of 16 random ones
-(which count), and again when it stops or samples nothing new. Candidates count once, whoever samples them again.
+The score is the models' predicted time, which is known for every candidate, so that the true best is known; each schema of a layer is a space.
+"printed" is algorithm 4 of Tuna as printed: no pairs, a random start, and the score as fitness (negated and scaled to unit variance, or its step
+would depend on the unit of time). pycma's points also stand for their nearest candidates; it also starts at the best of 16 random ones (which count),
+and starts again when it stops or samples nothing new. A candidate that is sampled again counts once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tilewright.selection.choice import rank
 from tilewright.tuning.dataset import layer_problem
 
 TARGETS = {"h200": (25, 50, 100, 200, 400), "x86-avx512": (10, 20, 40, 80), "cortex-a53": (10, 20, 40, 80)}
-"""Evaluations after which each is looked at."""
+"""Numbers of evaluations at which the searches are compared."""
 SMALLEST = 5
-"""A space has so many times the most evaluations of a GPU, or every search finds the best in the end. Those of CPUs are smaller."""
+"""Minimum size of a GPU's space as a multiple of the most evaluations; in smaller ones every search finds the best. Spaces of CPUs are smaller."""
 
 
 def spaces_of(layers: Sequence[str], target: str, smallest: int = 1) -> Iterator[tuple[str, Columns, np.ndarray]]:
-    """Name, candidates and predicted seconds of each schema with at least so many candidates."""
+    """Name, candidates and predicted seconds of each schema with at least `smallest` candidates."""
     for name in layers:
         problem = layer_problem(layer(name))
         ranking = rank(problem, machine(target), 2)
@@ -50,7 +50,7 @@ class _Counted:
         self.scores, self.budget, self.seen = scores, min(budget, len(scores)), dict[int, None]()
 
     def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Scores, the worst beyond the budget; and whether any was new."""
+        """Scores (the worst score beyond the budget), and whether any was new."""
         before = len(self.seen)
         found = []
         for position in positions.tolist():
@@ -86,7 +86,7 @@ def printed(candidates: Columns, scores: np.ndarray, budget: int, seed: int) -> 
 
 
 def pycma(candidates: Columns, scores: np.ndarray, budget: int, seed: int) -> Searched:
-    """CMA-ES with its own settings within [0, 1], started as ours and with the same deviation."""
+    """CMA-ES with its default settings within [0, 1], with our start and deviation."""
     import cma
 
     grid, generator, counted, plan = coordinates(candidates), np.random.default_rng(seed), _Counted(scores, budget), Strategy()

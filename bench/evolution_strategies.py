@@ -1,15 +1,16 @@
-"""Evolution strategies over the candidates of a space: the search of Tuna (section IV, algorithm 4), for scores too expensive to give to all of them.
+"""Evolution strategies over the candidates of a space: the search of Tuna (section IV, algorithm 4), for scores too expensive to compute for all of
+them.
 
-The candidates lie on a grid: each axis from 0 to 1, its values at equal distances in their order. Algorithm 4 moves the mean theta of a normal
+The candidates form a grid: each axis runs from 0 to 1, with its values equally spaced in their order. Algorithm 4 moves the mean theta of a normal
 distribution along the estimated gradient of the expected fitness,
 
     theta <- theta + alpha / (n sigma) * sum over i of F_i eps_i,      eps_i ~ N(0, I),      F_i = F(theta + sigma eps_i)
 
 with four additions, which `bench/evolution.py` measures together against the algorithm as printed:
 
-- a point that is sampled stands for the nearest candidate, so that none is infeasible; a candidate is scored once;
-- F is not the score but the utility of its rank (Wierstra et al., Natural Evolution Strategies, JMLR 15, 2014, section 3.1), equal scores sharing
-  theirs: the scale of the scores does not matter, and infinity, for what turns out to be infeasible, is a score like any other;
+- a sampled point stands for the nearest candidate, so that none is infeasible; a candidate is scored once;
+- F is not the score but the utility of its rank (Wierstra et al., Natural Evolution Strategies, JMLR 15, 2014, section 3.1), with equal scores
+  sharing theirs: the scale of the scores does not matter, and infinity, for a candidate that turns out to be infeasible, is an ordinary score;
 - samples come in pairs eps and -eps (Brockhoff et al., Mirrored Sampling, PPSN 2010);
 - theta starts at the best of a uniform sample, and again when a generation samples nothing new.
 """
@@ -24,7 +25,7 @@ import numpy as np
 from tilewright.kernels.columns import Columns, length
 
 Score = Callable[[np.ndarray], np.ndarray]
-"""Positions of candidates to their scores, the lower the better; infinity or NaN where a candidate turns out to be infeasible."""
+"""Maps positions of candidates to their scores, lower is better; infinity or NaN if a candidate turns out to be infeasible."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Searched:
-    """The candidates that were scored, by their positions, in that order and each once; NaN scores have become infinity."""
+    """The scored candidates by position, each once, in the order of scoring; NaN scores have become infinity."""
 
     positions: np.ndarray
     scores: np.ndarray
 
     @property
     def best(self) -> int:
-        """Position of the candidate with the least score; of equal ones the first in the order of the space."""
+        """Position of the candidate with the least score, the first in the order of the space among equal ones."""
         return int(self.positions[np.lexsort((self.positions, self.scores))[0]])
 
     @property
@@ -55,7 +56,7 @@ class Searched:
 
 
 def coordinates(candidates: Columns) -> np.ndarray:
-    """(candidates, axes): where each axis has its least value 0 and its largest 1; axes with one value are left out."""
+    """(candidates, axes): with each axis scaled from 0 (least value) to 1 (largest); axes with one value are left out."""
     axes = []
     for column in candidates.values():
         values, index = np.unique(column, return_inverse=True)
@@ -65,14 +66,14 @@ def coordinates(candidates: Columns) -> np.ndarray:
 
 
 def nearest(grid: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """For each of `points` (n, axes) the position of the nearest row of `grid` (candidates, axes)."""
-    # without the points' own squares, which are the same for every candidate
+    """For each of `points` (n, axes), the position of the nearest candidate in `grid` (candidates, axes)."""
+    # without the squares of the points, which are the same for every candidate
     positions: np.ndarray = np.argmin(np.einsum("ca,ca->c", grid, grid) - 2 * (points @ grid.T), axis=1)
     return positions
 
 
 def utilities(scores: np.ndarray) -> np.ndarray:
-    """Fitness by rank: the sum is 0, the better half has almost all that is positive; equal scores have the mean of theirs."""
+    """Fitness by rank: the sum is 0 and almost only the better half is positive; equal scores share their mean."""
     count = len(scores)
     by_rank = np.maximum(0, np.log(count / 2 + 1) - np.log(np.arange(1, count + 1)))
     by_rank = count * by_rank / by_rank.sum() - 1
@@ -83,7 +84,7 @@ def utilities(scores: np.ndarray) -> np.ndarray:
 
 
 class _Evaluations:
-    """What was scored so far, within the budget."""
+    """The candidates scored so far, within the budget."""
 
     def __init__(self, score: Score, candidates: int, budget: int) -> None:
         self._score, self._left = score, min(budget, candidates)
@@ -119,10 +120,10 @@ class _Evaluations:
 def evolve(
     candidates: Columns, score: Score, evaluations: int, seed: int = 0, strategy: Strategy | None = None, start: int | None = None
 ) -> Searched:
-    """Scores at most so many of the candidates `rows`, a generation at a time; all of them where there are no more. The same for the same seed.
+    """Scores at most `evaluations` of the candidates, one generation at a time; all of them if there are no more. Deterministic for a seed.
 
-    `score` is given a generation's new candidates at once, so that it can score them side by side. `start`: the position of a candidate where the
-    mean is at first, such as the favourite of a cheaper score."""
+    `score` receives a generation's new candidates at once, so that it can score them in parallel. `start`: the position of the candidate that is the
+    initial mean, such as the favourite of a cheaper score."""
     chosen = strategy or Strategy()
     grid = coordinates(candidates)
     generator = np.random.default_rng(seed)
@@ -141,6 +142,6 @@ def evolve(
             noise = np.concatenate([half, -half])
             points = np.clip(mean + chosen.deviation * noise, 0, 1)
             scores, found = done.of(nearest(grid, points))
-            gradient = utilities(scores) @ noise / len(noise)  # times sigma: that of the expected utility
+            gradient = utilities(scores) @ noise / len(noise)  # the gradient of the expected utility, times sigma
             mean = np.clip(mean + chosen.learning_rate * chosen.deviation * gradient, 0, 1)
     return done.result()

@@ -1,4 +1,4 @@
-"""Measurements of published kernels made fit for training: failed launches left out, and the constants of the count model fitted to the rest."""
+"""Preparing measurements of published kernels for training: dropping failed launches, and fitting the constants of the count model to the rest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tilewright.kernels.gpu.counted import counted_cost
 from tilewright.selection.learned.hybrid import Recipe, Samples, best_of_problem, out_of_fold
 
 FAILED_RESIDUAL = -0.9
-"""Logarithm of measured over expected time below which a training row counts as a launch that failed unnoticed."""
+"""Logarithm of measured over expected time below which a measurement counts as a launch that failed unnoticed."""
 
 
 def without_failures(samples: Samples, machine: Machine, overheads: Overheads) -> Samples:
-    """Drops measurements that cannot be: faster than the machine's peak rate allows, or far below what kernels of other problems let expect (a
+    """Drops impossible measurements: faster than the machine's peak rate allows, or far below the expectation from kernels of other problems (a
     launch that fails unnoticed returns in microseconds)."""
     samples = samples.where(samples.seconds > samples.counts.flops / machine.peak_flops["fp32"])
     if len(np.unique(samples.problem)) < 8:
@@ -29,8 +29,8 @@ def without_failures(samples: Samples, machine: Machine, overheads: Overheads) -
 
 
 def fit_overheads(samples: Samples, machine: Machine, start: Overheads | None = None, each: int = 40, prior: float = 0.02) -> Overheads:
-    """The analytical constants under which logarithms of time fit best, robustly, on up to `each` of the better kernels of each problem; good
-    kernels weigh more. `prior` keeps constants that the data say nothing about near `start`, which are the machine's where they are not given."""
+    """The analytical constants of a robust least-squares fit of logarithms of time to up to `each` of the better kernels of each problem; good
+    kernels have more weight. `prior` keeps constants that the data do not determine near `start` (default: the machine's)."""
     start = start or gpu_calibration(machine).counted
     quality = best_of_problem(samples) / samples.seconds
     order = np.random.default_rng(3).permutation(len(samples))

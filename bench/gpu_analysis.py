@@ -1,4 +1,4 @@
-"""Static analysis of GPU kernels beside what counters read, and beside measured times.
+"""Static analysis of GPU kernels against hardware counters.
 
     python -m bench.gpu_analysis [--blocks 1024] [--name gpu_analysis]
 
@@ -45,14 +45,14 @@ COUNTED = {
     "level 2 reads": "lts__t_sectors_srcunit_tex_op_read.sum",
     "memory reads": "dram__bytes_read.sum",
 }
-"""What is evaluated, and the counter that counts it: wavefronts of shared memory (the third of everything, asynchronous copies included), sectors of
-global memory, instructions of warps (of PTX; the counter's are the machine's), and sectors that level 2 and memory have to give."""
+"""Each evaluated quantity and its counter: wavefronts of shared memory (the third is the total, including asynchronous copies), sectors of global
+memory, warp instructions (of PTX; the counter's are machine instructions), and sectors served by level 2 and by memory."""
 UNITS = {"memory reads": SECTOR_BYTES}
-"""What a counter counts, for each one of what is evaluated."""
+"""Units of a counter per evaluated unit."""
 
 
 def named_schedules(ranking: Ranking, texts: Iterable[str]) -> dict[str, Any]:
-    """The candidates whose text (`str`) is one of these."""
+    """The candidates whose `str` is one of the texts."""
     wanted, found = set(texts), {}
     for part in ranking.parts:
         for at in range(length(part.candidates)):
@@ -67,7 +67,7 @@ def lowered(problem: Problem, machine: Machine, schedule: Any) -> Lowered:
 
 
 def evaluated(made: Lowered, machine: Machine, blocks: int) -> dict[str, float]:
-    """What is counted, of all calls, under the names of COUNTED."""
+    """The evaluated counts, summed over all calls, under the names of COUNTED."""
     kernels = analysed(made, machine, blocks)
     found = [kernel.transactions for kernel in kernels]
     bodies = {kernel.name: kernel for kernel in made.kernels}
@@ -106,7 +106,7 @@ def counted_layer(entry: Mapping[str, Any], machine: Machine, blocks: int) -> li
 
 
 def agreement(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each count: the kernels that have it, median and extremes of predicted / counted, the share within 1 % and 5 %, correlation."""
+    """For each count: the kernels that have it, median and extremes of predicted / counted, the fraction within 1 % and 5 %, correlation."""
     result: dict[str, dict[str, Any]] = {}
     for name in COUNTED:
         pairs = [(r["predicted"][name], r["counted"][name]) for r in rows if "predicted" in r and r["counted"][name]]

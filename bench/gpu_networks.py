@@ -1,10 +1,10 @@
-"""Zoo networks on the GPU present: Tilewright beside PyTorch eager (both layouts) and Inductor, all as CUDA graphs, in one process.
+"""Zoo networks on the GPU present: Tilewright, PyTorch eager (both layouts) and Inductor, all as CUDA graphs, in one process.
 
     python -m bench.gpu_networks resnet18 resnet50 --against eager,eager_cl,inductor
 
-Every contender computes in float32 (TF32 off, cuDNN in benchmark mode), is checked against PyTorch in float64 before it is timed, and is left
-out with its reason if it fails or is wrong. Before each timed call a buffer larger than the L2 cache is overwritten, so that weights and
-inputs come from device memory; the events around the call do not include that.
+Every contender computes in float32 (TF32 off, cuDNN in benchmark mode), is checked against PyTorch in float64 before it is timed, and is left out
+with the reason if it fails or is wrong. Before each timed call a buffer larger than the L2 cache is overwritten, so that weights and inputs come from
+device memory; the events around the call exclude that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLUSHED_BYTES = 256 << 20
 
 
 def captured(module: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Run:
-    """The module's call on these very inputs as a CUDA graph."""
+    """The module's call on exactly these input tensors as a CUDA graph."""
     with torch.inference_mode():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -41,7 +41,7 @@ def captured(module: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Run:
         with torch.cuda.graph(graph):
             outputs = module(*inputs)
 
-    def run(*given: Tensor, kept: object = module) -> object:  # the graph reads the module's parameters, which must live as long
+    def run(*given: Tensor, kept: object = module) -> object:  # keeps the module alive, whose parameters the graph reads
         for mine, theirs in zip(inputs, given, strict=True):
             if mine.data_ptr() != theirs.data_ptr():
                 mine.copy_(theirs)
@@ -84,7 +84,7 @@ CONTENDERS = {
 
 
 def cold_seconds(call: Callable[[], object], scratch: Tensor) -> float:
-    """Seconds between two events around one call that finds the L2 cache full of something else."""
+    """Seconds between two events around one call that finds the L2 cache full of other data."""
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     scratch.zero_()
     before.record()

@@ -1,11 +1,11 @@
-"""Tuna's top-10 and top-50 ratios of depthwise convolutions and batched matrix products on the GPU present, and what the first choice loses.
+"""Tuna's top-10 and top-50 ratios of depthwise convolutions and batched matrix products on the GPU present, and the loss of the first choice.
 
     python -m bench.gpu_operators measure FILE [--seconds 330]
     python -m bench.gpu_operators report FILE [--name gpu_operators_h200]
 
-`measure` compiles, checks and times of each operator (`bench.operators`) the first `--top` candidates of the ranking and `--evenly` others drawn
-without looking at it, all where there are no more; then the fastest `--again` and the ranking's first 50 again in turns, and those times count.
-Complete operators are appended to FILE. `report` needs no GPU: ratios of what the ranking of now likes best among what was measured.
+`measure` compiles, checks and times, for each operator (`bench.operators`), the first `--top` candidates of the ranking and `--evenly` others drawn
+independently of it, or all if there are no more; then the fastest `--again` and the ranking's first 50 again, interleaved, and those times count.
+Complete operators are appended to FILE. `report` needs no GPU: ratios of the measured candidates that the current ranking ranks best.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tilewright.tuning.trials import Job, Trials
 
 KINDS = {"depthwise": DEPTHWISE, "batched product": PRODUCTS}
 ALTERNATING = tuple(name for name in chain(*zip_longest(DEPTHWISE, PRODUCTS)) if name is not None)
-"""Both kinds in turns, so that an interrupted run has some of either."""
+"""Both kinds alternately, so that an interrupted run has some of each."""
 
 
 def measured(trials: Trials, machine: Machine, name: str, options: argparse.Namespace) -> dataset.MeasuredLayer:
@@ -85,7 +85,7 @@ def read(path: Path) -> list[dataset.MeasuredLayer]:
 
 
 def figures(entry: dataset.MeasuredLayer) -> dict[str, Any]:
-    """Ratios and losses of one operator. What was not measured is passed over; `not measured` counts it among the ranking's first 50."""
+    """Ratios and losses of one operator. Candidates that were not measured are skipped; `not measured` counts those among the ranking's first 50."""
     machine = find_machine(entry.machine)
     name = str(entry.layer["name"])
     ranking = rank(operator_problem(name, machine, 1), machine)

@@ -1,10 +1,10 @@
-"""Where a network's time goes on the GPU present: each region's share of one call, beside its prediction and its bound.
+"""Where a network's time goes on the GPU present: each region's share of one call, with its prediction and its bound.
 
     python -m bench.gpu_regions resnet50 bert_base [--worst 15]
 
-The kernels run one after another; a region's time is that of the program up to and with it less that of the program up to it, each the median
-of calls that find the L2 cache full of something else. So it has the caches that it finds in the network, and the gap before it. The bound
-is the larger of its operations over the sustained rate and its distinct bytes over the sustained bandwidth.
+The kernels run one after another; a region's time is that of the program up to and including it less that of the program before it, each the median
+of calls that find the L2 cache full of other data. So it includes the state of the caches in the network, and the gap before it. The bound is the
+larger of its operations over the sustained rate and its distinct bytes over the sustained bandwidth.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def median_seconds(call: Callable[[], object], scratch: torch.Tensor, repeats: i
 
 
 def profile(name: str, batch: int, repeats: int, scratch: torch.Tensor) -> dict[str, Any]:
-    """Times of the whole network (kernels side by side where data allow, and in order) and of each region, seconds."""
+    """Times in seconds of the whole network (with kernels concurrent where dependences allow, and serial) and of each region."""
     module, _ = zoo.build(name, batch)
     inputs = tuple(x.cuda() for x in zoo.NETWORKS[name].example_inputs(batch))
     module = module.cuda()

@@ -1,14 +1,14 @@
-"""How well static analysis ranks measured GPU kernels: a linear combination of what it finds (Tuna), and a time made of named terms.
+"""How well static analysis ranks measured GPU kernels: by a linear combination of its results (Tuna), and by a time of named terms.
 
     python -m bench.gpu_score [--layers 30] [--each 12] [--judged 26] [--first 10] [--jobs 2] [--rows FILE] [--constants FILE] [--name gpu_score]
 
-Analyses (`bench.analysis.transactions`) kernels drawn evenly from bench/data/h200_train.jsonl.gz, to whose measured times the coefficients
-of both are fitted (least squares of relative errors, no linear coefficient negative; robust ones of logarithms), and of the twenty layers of
-bench/data/h200_layers.jsonl.gz kernels drawn evenly and the `--first` measured ones of the learned and of the analytical ranking ("learned",
-"models"), which choose without looking at code. Needs no GPU. The analyses take about half a second a kernel; --rows keeps them in a file, and reads
-them from it where it is there. --constants writes what `bench.analysis.seconds` reads. Rank correlation: of the kernels drawn evenly. Top-10
-ratio, loss of the first choice: of all of a layer's, the loss against the layer's best measured. "rescored": the loss where a score chooses among the
-first of the learned, or of the analytical ranking.
+Analyses (`bench.analysis.transactions`) kernels drawn evenly from bench/data/h200_train.jsonl.gz and fits the coefficients of both to their measured
+times (least squares of relative errors with no negative linear coefficient; robust least squares of logarithms). Then analyses, for the twenty layers
+of bench/data/h200_layers.jsonl.gz, kernels drawn evenly and the `--first` measured ones of the learned and of the analytical ranking ("learned",
+"models"), which choose without seeing code. Needs no GPU. The analysis takes about half a second per kernel; --rows stores the results in a file, and
+reads them from it if it exists. --constants writes what `bench.analysis.seconds` reads. Rank correlation is over the kernels drawn evenly; the top-10
+ratio and the loss of the first choice are over all of a layer's kernels, the loss against the layer's best measured. "rescored" is the loss when a
+score chooses among the first of the learned, or of the analytical ranking.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ BLOCKS = 24
 """Blocks of a grid that are evaluated for each kernel."""
 TOP = 10
 START = TimeConstants(1500, 600, 1.1, 0.5, 1.0, 0.5, 20, 5, 1.0, 0.5, 0.5, 1.0, 3.0, 0.5)
-"""Where the fit of the terms starts."""
+"""The starting point of the fit of the terms."""
 
 Row = dict[str, Any]
 
 
 def rows_of(target: str, each: int, first: int, measured: dataset.MeasuredLayer) -> list[Row]:
-    """Analyses of `each` measured kernels of a layer, drawn evenly, and of the `first` measured ones of both rankings, which offer none that add in
-    no fixed order."""
+    """Analyses of `each` measured kernels of a layer, drawn evenly, and of the `first` measured ones of both rankings, which contain no candidates
+    that add in no fixed order."""
     machine = find_machine(target)
     times = measured.times()
     problem = dataset.layer_problem(measured.layer)
@@ -84,7 +84,7 @@ def matrix(rows: Sequence[Row], names: Sequence[str]) -> np.ndarray:
 
 
 def fitted_linear(rows: Sequence[Row], machine: Machine) -> dict[str, float]:
-    """Coefficients, none negative, of the least sum of squared relative errors of the time in cycles."""
+    """Non-negative coefficients that minimise the sum of squared relative errors of the time in cycles."""
     names = list(rows[0]["cycles"])
     cycles = np.array([row["seconds"] for row in rows]) * machine.clock_hz
     weights, _ = nnls(matrix(rows, names) / cycles[:, None], np.ones(len(rows)))
@@ -97,7 +97,7 @@ def linear(coefficients: Mapping[str, float], rows: Sequence[Row]) -> np.ndarray
 
 
 def stacked(rows: Sequence[Row]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The kernels of all rows as columns, and the row of each."""
+    """The kernels of all rows as columns, and the row index of each."""
     columns = {name: np.concatenate([row["columns"][name] for row in rows]) for name in KERNEL_COLUMNS}
     return columns, np.repeat(np.arange(len(rows)), [len(row["columns"]["blocks"]) for row in rows])
 
@@ -108,7 +108,7 @@ def terms(machine: Machine, constants: TimeConstants, rows: Sequence[Row]) -> np
 
 
 def fitted_terms(rows: Sequence[Row], machine: Machine) -> TimeConstants:
-    """Constants of the least robust sum of squared logarithmic errors."""
+    """Constants that minimise a robust sum of squared logarithmic errors."""
     columns, owner = stacked(rows)
     goal = np.log(np.array([row["seconds"] for row in rows]) * machine.clock_hz)
     start = np.array(as_numbers(START))
@@ -140,7 +140,7 @@ def judged(rows: Sequence[Row], score: np.ndarray) -> dict[str, float]:
 
 
 def analyses(options: argparse.Namespace) -> tuple[list[Row], list[list[Row]]]:
-    """Rows of the training layers together, and of each judged layer. Layers that the file of --rows has are not analysed again."""
+    """Rows of the training layers together, and of each test layer. Layers in the file of --rows are not analysed again."""
     kept: dict[str, list[Row]] = {}
     if options.rows and options.rows.exists():
         kept = {str(rows[0]["layer"]): rows for rows in map(json.loads, options.rows.read_text().splitlines())}

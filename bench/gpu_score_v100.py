@@ -2,11 +2,11 @@
 
     python -m bench.gpu_score_v100 FOLDER [--ours bench/data/h200_train.jsonl.gz] [--name gpu_score_v100]
 
-FOLDER is that of `bench.published_data`. Only terms that need no assembly: counts of `kernels.gpu.counts`, which the published kernels and ours have
-in common. The coefficients come from our direct kernels of random layers on the H200 alone: `terms` is `counted_cost` with constants fitted from a
-neutral start that knows nothing of a V100, `linear` a combination of the same terms' cycles (least squares of relative errors, no coefficient
-negative). Beside them `counted_cost` with constants fitted on the V100's own training files, and the model that CNNOpt prints. LoP@n: the best time
-among the first n of a score over the layer's best, minus 1; means over the published layers, RS and S kernels of a layer together.
+FOLDER is that of `bench.published_data`. Uses only terms that need no assembly: counts of `kernels.gpu.counts`, which the published kernels and ours
+have in common. The coefficients are fitted only to our direct kernels of random layers on the H200: `terms` is `counted_cost` with constants fitted
+from a neutral start without any knowledge of a V100, `linear` is a combination of the same terms' cycles (least squares of relative errors, no
+coefficient negative). For comparison: `counted_cost` with constants fitted on the V100's own training files, and the model printed by CNNOpt. LoP@n:
+the best time among the first n of a score over the layer's best, minus 1; means over the published layers, RS and S kernels of a layer together.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ NEUTRAL = Overheads(
     latency_ahead=0.5, multiply_add_latency=1, shared_latency=1, cached_latency=10, fill_latency=10, barrier_latency=10, hiding=3, wave_latency=1,
     drain_cycles=1, store_cycles=1, sector_cycles=1, write_factor=1, launch=1,
 )  # fmt: skip
-"""Where the fit of `terms` starts: one, or a round guess, for everything."""
+"""The starting point of the fit of `terms`: one, or a round guess, for every constant."""
 Score = Callable[[TileCounts], np.ndarray]
 
 
 def matrix(volumes: TileCounts, machine: Machine) -> np.ndarray:
     """[candidates, terms] in cycles of the busiest processor: multiply-adds, issue, shared memory and level 2 of all steps; one block's own chain,
-    a wave each; waves; what follows the loop; memory; launches."""
+    once per wave; waves; the code after the loop; memory; launches."""
     v = volumes
     cycles = step_cycles(v, machine, NEUTRAL)
     each, waves, _ = busiest(v, machine)

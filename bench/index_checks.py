@@ -1,14 +1,14 @@
-"""What checking indices costs: models compiled with the checks and without, called in turns in one process.
+"""The cost of checking indices: models compiled with and without the checks, called alternately in one process.
 
     python -m bench.index_checks --target native
     python -m bench.index_checks --target cuda
 
-DLRM and BERT of the zoo, and two models that do nothing but read rows or elements by indices. Both read the same constants in the same memory: two
-builds of one DLRM, each with its own, differ by up to 10 % on a CPU, by where their pages lie. Working memory is that of `COPIES` clones, one after
-another. A round times three blocks of calls of each, in turns; its ratio is that of the sums of each one's two fastest blocks. Reported are the
-median and the quartiles of the rounds' ratios, and the median over the clones of the ratio of their fastest blocks, which other processes disturb
-least. On a GPU a block is calls until the GPU is done ("calls", which holds the host's part), and replays of a CUDA graph into which a call was
-captured ("kernels"). `apart` is the same comparison of two executables without checks: what the method itself cannot tell.
+DLRM and BERT of the zoo, and two models that only read rows or elements by indices. Both builds read the same constants in the same memory: two
+builds of one DLRM with separate constants differ by up to 10 % on a CPU, depending on the location of their pages. Working memory is that of `COPIES`
+clones, one after another. A round times three blocks of calls of each, alternately; its ratio is that of the sums of each one's two fastest blocks.
+Reported are the median and the quartiles of the rounds' ratios, and the median over the clones of the ratio of their fastest blocks, which other
+processes disturb least. On a GPU a block is calls until the GPU is done ("calls", which includes host time), and replays of a CUDA graph into
+which a call was captured ("kernels"). `apart` is the same comparison of two executables without checks: the resolution of the method.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def models() -> Iterator[tuple[str, nn.Module, tuple[Tensor, ...]]]:
 
 @contextmanager
 def without_checks() -> Iterator[None]:
-    """Indices are taken as they are by what is compiled inside."""
+    """Models compiled inside do not check indices."""
 
     def settled(self: IndexChecks, part: Expr, *_: object) -> Expr:
         if not (isinstance(part, Apply) and part.operation == "checked"):
@@ -93,7 +93,7 @@ def captured(executable: Executable, inputs: Sequence[Tensor]) -> Call:
 
 
 def block_seconds(call: Call, count: int, wait: Call) -> float:
-    """Of one call, in a block of so many."""
+    """Seconds per call in a block of `count` calls."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -103,7 +103,8 @@ def block_seconds(call: Call, count: int, wait: Call) -> float:
 
 @dataclass(frozen=True)
 class Ratios:
-    """Each round's ratio, and the seconds of a call with checks in it; `of_least` is the ratio of a clone's fastest block to that without, median."""
+    """Each round's ratio and seconds of a call with checks; `of_least` is the median over clones of the ratio of the fastest blocks with and without
+    checks."""
 
     rounds: list[float]
     seconds: list[float]
@@ -111,7 +112,7 @@ class Ratios:
 
 
 def copies(executable: Executable, constants: Executable) -> list[Executable]:
-    """Clones of the first that read the constants of the second, which must be the same ones."""
+    """Clones of the first executable that read the constants of the second, which must be equal."""
     own, other = (run._engine.buffers for run in (executable, constants) if run._engine is not None)
     if any(not torch.equal(own.constants[name], other.constants[name]) for name in {*own.constants, *other.constants}):
         raise SystemExit("the two executables have other constants")
@@ -120,7 +121,7 @@ def copies(executable: Executable, constants: Executable) -> list[Executable]:
 
 
 def ratios(checked: Sequence[Call], plain: Sequence[Call], rounds: int, block: float, wait: Call) -> Ratios:
-    """Of calls of each clone with checks to those of the clone without that has its number."""
+    """Ratios of calls of each clone with checks to calls of the corresponding clone without."""
     for call in (*checked, *plain):
         block_seconds(call, 3, wait)
     count = max(1, int(block / block_seconds(plain[0], 10, wait)))

@@ -3,8 +3,8 @@
     python -m bench.instruction_counts
 
 Every kernel of a set of small networks is called once from a C main, on buffers of random numbers. QEMU's plugin (`tests/qemu_counts.c`) counts
-FMAs, loads, stores, branches and all instructions of the kernel's own functions; cachegrind counts all of them. The prediction
-(`executed`) reads the assembly that the compiler makes with the toolchain's own flags.
+FMAs, loads, stores, branches and all instructions of the kernel's own functions; cachegrind counts all of them. The prediction (`executed`) reads the
+assembly of the compiler with the toolchain's flags.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Sum(nn.Module):
 def executed(kernel: Kernel, assembly: Assembly | str, architecture: str = "", threads: int = 1, thread: int | None = None) -> InstructionCounts:
     """Instructions executed by one call of a kernel, in its own functions (without those of libraries), by class.
 
-    `assembly` is what `assembly.disassembled` gives, or that parsed; the counts are of all `threads` together, or of one `thread`.
+    `assembly` is the result of `assembly.disassembled`, as text or parsed; the counts are of all `threads` together, or of one `thread`.
 
     Raises:
-        Unanalysable: where the flow of control cannot be followed.
+        Unanalysable: if the control flow cannot be followed.
     """
     code = parse(assembly, architecture) if isinstance(assembly, str) else assembly
     result = InstructionCounts()
@@ -130,7 +130,7 @@ def cases() -> Mapping[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
 
 @dataclass(frozen=True)
 class Compared:
-    """One kernel: what the assembly says and what was counted (total, and under QEMU fma, load, store, branch)."""
+    """One kernel: predicted and counted instructions (total, and under QEMU fma, load, store, branch)."""
 
     case: str
     kernel: str
@@ -140,24 +140,24 @@ class Compared:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all that was counted is as predicted."""
+        """Whether all counts are as predicted."""
         names = {"total": "total", "fma": "fma", "load": "loads", "store": "stores", "branch": "branch"}
         return all(getattr(self.predicted, names[name]) == count for name, count in self.counted.items())
 
     @property
     def error(self) -> float:
-        """Of the total, as a fraction."""
+        """Relative error of the total."""
         return self.predicted.total / self.counted["total"] - 1
 
 
 def kernels_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Machine, threads: int) -> list[Kernel]:
-    """The kernels that the module becomes."""
+    """The kernels of the compiled module."""
     graph, _ = simplify(import_module(module.eval(), inputs).graph)
     return list(plan_program(graph, target, threads).kernels().values())
 
 
 def compiled(kernels: Sequence[Kernel], target: Machine, folder: Path) -> str:
-    """The code that the toolchain makes of the kernels, disassembled; an object file of the same code is left in the folder as kernels.o."""
+    """The disassembly of the kernels as compiled by the toolchain; an object file of the same code is left in the folder as kernels.o."""
     compiler = CCompiler.find(target)
     source = SourceFile("kernels", print_c(kernels), "c", tuple(kernel.name for kernel in kernels))
     (folder / compiler.source_name).write_text(source.text)
@@ -183,7 +183,7 @@ def program(kernels: Sequence[Kernel], target: Machine, folder: Path, *options: 
 
 
 def own(kernel: str, function: str) -> bool:
-    """Whether a function belongs to a kernel: itself, or what the compiler split off."""
+    """Whether a function belongs to a kernel: the kernel itself, or a part that the compiler outlined."""
     return function == kernel or function.startswith(kernel + ".")
 
 
@@ -224,7 +224,7 @@ def counted_by_cachegrind(kernels: Sequence[Kernel], target: Machine, folder: Pa
 
 
 def compare(name: str, target: Machine, threads: int = 1) -> Iterator[Compared]:
-    """The kernels of one case, predicted and counted on one thread. `threads`: how many the kernels are planned for."""
+    """The kernels of one case, predicted and counted on one thread. `threads`: the number for which the kernels are planned."""
     torch.manual_seed(1)
     module, inputs = cases()[name]
     kernels = kernels_of(module, inputs, target, threads)
@@ -239,7 +239,7 @@ def compare(name: str, target: Machine, threads: int = 1) -> Iterator[Compared]:
 
 
 def available(target: Machine) -> str:
-    """What is missing to count on this machine; empty where nothing is."""
+    """The tool that is missing to count on this machine, or an empty text."""
     tools = ("gcc", "aarch64-linux-gnu-gcc", "qemu-aarch64") if target.architecture == "aarch64" else ("gcc", "valgrind")
     return ", ".join(tool for tool in tools if shutil.which(tool) is None)
 

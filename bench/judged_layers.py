@@ -3,9 +3,9 @@
     python -m bench.judged_layers evenly FILE [--each 600]
     python -m bench.judged_layers best FILE --models FOLDER [--top 100] [--again 50]
 
-`evenly` appends to FILE what it drew without looking at predictions, the same number of each schema. `best` adds the first `--top` of every way of
-ranking (`bench.model_comparison`) and all candidates that differ from the best of a schema in one axis; then the `--again` fastest, and the first ten
-of every ranking, are measured again in turns, and those times count.
+`evenly` appends to FILE candidates drawn independently of predictions, the same number from each schema. `best` adds the first `--top` of every
+ranking method (`bench.model_comparison`) and all candidates that differ from the best of a schema in one axis; then the `--again` fastest, and the
+first ten of every ranking, are measured again, interleaved, and those times count.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tilewright.tuning.sampling import evenly
 from tilewright.tuning.trials import Job, Trials
 
 FIRST = 10
-"""Of every ranking that are measured again in any case."""
+"""The number of first candidates of every ranking that are always measured again."""
 MOST_NEIGHBOURS = 60
-"""Of one candidate."""
+"""Maximum number of neighbours of one candidate."""
 
 
 def texts(ranking: Ranking, positions: Sequence[int] | np.ndarray) -> list[str]:

@@ -1,13 +1,13 @@
-"""Convolution layers beside cuDNN and Inductor on the GPU present: CNNOpt's tables 4 and 5.
+"""Convolution layers against cuDNN and Inductor on the GPU present: CNNOpt's tables 4 and 5.
 
     python -m bench.layer_speed [--layers R2,R12] [--trials 10] [--known bench/data/h200_layers.jsonl.gz] [--name layer_speed_h200]
 
-Everything is timed in one process as replays of CUDA graphs, one call for each of so many sets of buffers that inputs and weights come from memory;
-contenders take turns, and the median over the turns counts. cuDNN is at its best of NCHW and NHWC, in PyTorch's benchmark mode and with each of its
-algorithms alone, TF32 off; without the algorithms that do fewer multiplications (Winograd, FFT) it is given separately, and so are ours without
-Winograd. Ours reads the channels-last input with the zeroed border that the layer before would have stored. Of ours there are: what the models
-choose alone, the best of the first `--trials` in their order, and the best of the file `--known`. Results are compared with float64 before anything
-is timed.
+Everything is timed in one process as replays of CUDA graphs, with one call for each of enough sets of buffers that inputs and weights come from
+memory; contenders are interleaved, and the median over rounds counts. cuDNN is the best over NCHW and NHWC, PyTorch's benchmark mode and each
+algorithm alone, TF32 off; its result without the algorithms that save multiplications (Winograd, FFT) is given separately, and so is ours without
+Winograd. Ours reads the channels-last input with the zeroed halo that the previous layer would have stored. Three of ours are timed: the models'
+choice, the best of the first `--trials` in their order, and the best of the file `--known`. Results are compared with float64 before anything is
+timed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from tilewright.tuning import compile_worker, dataset, serialisation, trial_work
 ROTATED_BYTES = 250e6
 MOST_SETS = 200
 TOLERANCE = 1e-4
-"""Of the largest absolute value of the result: Winograd's F(4x4) of both libraries stays below."""
+"""Relative to the largest absolute value of the result: errors of Winograd's F(4x4) in both libraries are below."""
 
 Call = Callable[[int], torch.Tensor]
 """Computes the layer with the buffers of one set; returns the output as [1, K, height, width]."""
 
 
 def replays(call: Call, sets: int) -> Callable[[], float]:
-    """Something that times one replay of a graph of one call a set, microseconds a call."""
+    """A function that times one replay of a graph with one call per set, in microseconds per call."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
         for number in range(min(sets, 3)):
@@ -76,13 +76,13 @@ def on_set(call: Callable[..., torch.Tensor], images: list[torch.Tensor], weight
 
 
 def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, sets: int) -> dict[str, Call]:
-    """PyTorch's convolution and Inductor's in both layouts, and every algorithm of cuDNN that it has for the layer."""
+    """PyTorch's convolution and Inductor's in both layouts, and every cuDNN algorithm that supports the layer."""
     calls: dict[str, Call] = {}
 
     def convolve(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.conv2d(image, weight, None, stride, padding)
 
-    torch._dynamo.reset()  # every layer is a function of its own, not one of few shapes of one function
+    torch._dynamo.reset()  # every layer is a function of its own, not another shape of one function
     compiled = torch.compile(convolve, dynamic=False)
     for name, layout in (("nchw", torch.contiguous_format), ("nhwc", torch.channels_last)):
         images = [x.clone().to(memory_format=layout) for _ in range(sets)]
@@ -115,8 +115,8 @@ def library_calls(x: torch.Tensor, w: torch.Tensor, stride: int, padding: int, s
 def compare(
     calls: Mapping[str, Call], expected: torch.Tensor, sets: int, rounds: int, checked: Mapping[str, tuple[Callable[[], float], float]]
 ) -> list[dict[str, Any]]:
-    """Errors, and times of those that are right: medians and quartiles over rounds in which all take turns. `checked` are timers of contenders that
-    were found right, and their errors."""
+    """Errors, and times of the contenders that are right: medians and quartiles over interleaved rounds. `checked` holds timers and errors of
+    contenders that were already found right."""
     entries: list[dict[str, Any]] = [{"contender": name, "median_us": None, "relative_error": error} for name, (_, error) in checked.items()]
     timers: dict[str, Callable[[], float]] = {name: timer for name, (timer, _) in checked.items()}
     for name, call in calls.items():
@@ -150,7 +150,7 @@ def best(entries: list[dict[str, Any]], wanted: Callable[[str], bool]) -> dict[s
 
 
 def is_plain(name: str) -> bool:
-    """Whether the contender is a cuDNN algorithm that does every multiplication."""
+    """Whether the contender is a cuDNN algorithm that saves no multiplications."""
     return name.startswith("cudnn") and not name.endswith("benchmark") and name.split()[-1] not in FEWER_MULTIPLICATIONS
 
 
@@ -170,12 +170,12 @@ class Ours:
         self._programs: dict[str, dict[str, Any]] = {}
 
     def program(self, schedule: str) -> dict[str, Any]:
-        """The compiled candidate of a schedule's text."""
+        """The compiled candidate of a schedule, given as text."""
         self.prepare([schedule])
         return self._programs[schedule]
 
     def prepare(self, schedules: Sequence[str]) -> None:
-        """Compiles candidates side by side."""
+        """Compiles candidates in parallel."""
         new = [schedule for schedule in dict.fromkeys(schedules) if schedule not in self._programs]
         folders = [str(self._folder / str(len(self._programs) + number)) for number in range(len(new))]
         with ThreadPoolExecutor() as pool:
@@ -186,7 +186,7 @@ class Ours:
                 self._programs[schedule] = answer["program"]
 
     def seconds(self, schedule: str) -> float:
-        """Of a short trial; infinite where it is wrong."""
+        """The time in a short trial; infinite if the candidate is wrong."""
         answer = self._server({"do": "trial", "program": self.program(schedule), "mode": "cold"})
         return statistics.median(answer["times"]) if answer.get("times") else math.inf
 
@@ -196,7 +196,7 @@ class Ours:
         return list(itertools.islice((text for text in texts if wanted(text)), count))
 
     def timer(self, schedule: str) -> tuple[Callable[[], float], float]:
-        """Something that times one replay (microseconds a call), and the candidate's relative error."""
+        """A function that times one replay (microseconds per call), and the candidate's relative error."""
         answer = self._server({"do": "trial", "program": self.program(schedule), "mode": "cold"})
         if not answer.get("times"):
             raise RuntimeError(f"{schedule}: {answer.get('error')}")
@@ -225,7 +225,7 @@ def our_candidates(ours: Ours, trials: int, known: Mapping[str, float]) -> dict[
 
 
 def measure_layer(name: str, ours: Ours, trials: int, known: Mapping[str, float], rounds: int) -> dict[str, Any]:
-    """All contenders of one layer."""
+    """Measures all contenders of one layer."""
     outputs, channels, size, filter_size, stride = LAYERS[name]
     padding = filter_size // 2
     generator = torch.Generator("cuda").manual_seed(1)
@@ -252,7 +252,7 @@ def measure_layer(name: str, ours: Ours, trials: int, known: Mapping[str, float]
 
 
 def summary(result: dict[str, Any], trials: int) -> dict[str, float]:
-    """Microseconds of the library's best, with and without fewer multiplications, of Inductor, and of ours."""
+    """Microseconds of the library's best, with and without algorithms that save multiplications, of Inductor, and of ours."""
     entries = result["contenders"]
     wanted: dict[str, Callable[[str], bool]] = {
         "cudnn": lambda name: name.startswith("cudnn"),
@@ -271,7 +271,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def speedups(results: list[dict[str, Any]], trials: int) -> list[dict[str, Any]]:
-    """Geometric means and least over the layers of each network, and over all: cuDNN (and Inductor) over ours, for each way of choosing."""
+    """Geometric mean and minimum of cuDNN's (and Inductor's) time over ours, for the layers of each network and for all, for each way of choosing."""
     rows = []
     figures = {result["layer"]: result["summary"] for result in results}
     for letter, network in ("", "all layers"), *NETWORKS.items():

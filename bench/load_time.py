@@ -1,10 +1,9 @@
-"""How long it takes to load an artifact, a directory and a zip file, beside another checkout of this repository.
+"""Time to load an artifact, as a directory and as a zip file, against another checkout of this repository.
 
     python -m bench.load_time [MODEL] --against PATH_OF_CHECKOUT
 
-Each checkout compiles the model and saves it in its own format. Then processes of both take turns: each imports the package, loads once, which
-is what counts, and loads once more, when files are cached and binaries mapped. Nothing is called. On a machine that others use at the same time
-look at the processor's time.
+Each checkout compiles the model and saves it in its own format. Then processes of both alternate: each imports the package, loads once, which is the
+reported time, and loads once more, with files cached and binaries mapped. Nothing is called. On a machine with other load compare processor times.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ for _ in range(2):
 
 
 def output(checkout: Path, code: str, *arguments: str) -> str:
-    """What Python prints that runs the code with the package of a checkout."""
+    """The output of Python running the code with the package of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=True).stdout

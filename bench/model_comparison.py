@@ -1,8 +1,8 @@
-"""Ways to rank schedules compared: trained on the measured random layers, judged on layers left out; and their orders of a layer's whole space.
+"""Compares ranking methods: trained on the measured random layers, evaluated on held-out layers; and their orders of a layer's whole space.
 
     python -m bench.model_comparison bench/data/h200_train.jsonl.gz [--models FOLDER] [--folds 5] [--name model_comparison_h200]
 
-`--models` also trains each on all layers of the file and stores it, for `bench.judged_layers`. CNNOpt's black-box forest sees sizes and tiles alone,
+`--models` also trains each on all layers of the file and stores it, for `bench.judged_layers`. CNNOpt's black-box forest sees only sizes and tiles,
 its hybrid forest predicts the time from analytical quantities as well; ours predict corrections of the analytical time, or of the order within a
 layer, with forests or gradient boosting; the last is trained with quantities relative to the machine's peaks only.
 """
@@ -34,7 +34,7 @@ from tilewright.tuning import dataset
 from tilewright.tuning.training import BOOSTED, RECIPE, TOPS, held_out, quality, samples
 
 THREADS = 2
-"""Of one training; scikit-learn works outside the interpreter's lock, so that several trainings run at once."""
+"""Threads of one training; scikit-learn releases the interpreter's lock, so that several trainings run at once."""
 FOREST = MappingProxyType({"n_estimators": 100, "min_samples_leaf": 2, "max_features": 0.5, "n_jobs": 2})
 RECIPES = MappingProxyType(
     {
@@ -58,7 +58,7 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 Way = Callable[[Ranking, Machine], np.ndarray]
-"""Gives the positions of an analytically ranked space, best predicted first."""
+"""A ranking method: the positions of an analytically ranked space, best predicted first."""
 
 
 def analytical_order(ranking: Ranking, machine: Machine) -> np.ndarray:
@@ -66,15 +66,15 @@ def analytical_order(ranking: Ranking, machine: Machine) -> np.ndarray:
 
 
 def learned_order(model: Learned, ranking: Ranking, machine: Machine) -> np.ndarray:
-    """A model that sees no analytical quantity looks at the whole space, others at what the analytical models like best. Forests other than ours
-    are asked as a whole: the first trees of one that is not boosted say less."""
+    """The order by a model. A model without analytical features ranks the whole space, others what the analytical models rank best. Forests that are
+    not boosted are evaluated entirely, since their first trees alone are less informative."""
     kept = ranking.candidates if model.record == "own black box" else KEPT
     stages = STAGES if model.target == "correction" else ()
     return np.argsort(refined(ranking, machine, model, kept, stages).seconds, kind="stable")
 
 
 def ways(folder: Path) -> dict[str, Way]:
-    """The analytical way of ranking, and that of every model in the folder."""
+    """The analytical ranking method, and that of every model in the folder."""
     found: dict[str, Way] = {ANALYTICAL: analytical_order}
     for name in RECIPES:
         path = file_of(folder, name)
@@ -84,7 +84,7 @@ def ways(folder: Path) -> dict[str, Way]:
 
 
 def orders(ranking: Ranking, machine: Machine, folder: Path) -> dict[str, np.ndarray]:
-    """For each way of ranking the positions of the space, best predicted first."""
+    """The positions of the space by each ranking method, best predicted first."""
     return {name: way(ranking, machine) for name, way in ways(folder).items()}
 
 

@@ -1,4 +1,4 @@
-"""Depthwise convolutions and batched matrix products of networks, by which choices of their kernels are judged beside those of the twenty layers."""
+"""Depthwise convolutions and batched matrix products of networks, on which kernel choices are evaluated besides the twenty layers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class _Product(nn.Module):
 
 
 def problem(name: str, machine: Machine, threads: int) -> Problem:
-    """What is measured of an operator of DEPTHWISE or PRODUCTS."""
+    """The problem of an operator of DEPTHWISE or PRODUCTS."""
     kind, sizes = ("depthwise", DEPTHWISE[name]) if name in DEPTHWISE else ("product", PRODUCTS[name])
     return problem_of(kind, sizes, machine, threads)
 
 
 class _Block(nn.Module):
-    """A convolution with bias and ReLU between pointwise ones, which may add what another branch computed, as in a residual network."""
+    """A convolution with bias and ReLU between pointwise ones, with an optional residual addition."""
 
     def __init__(self, outputs: int, channels: int, filter_size: int, stride: int, residual: bool) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def _block(outputs: int, channels: int, size: int, filter_size: int, stride: int
 
 
 class _Linear(nn.Module):
-    """A linear layer between two small ones, which GELU follows, or what another branch computed is added to, as in a transformer."""
+    """A linear layer between two small ones, optionally followed by GELU or a residual addition, as in a transformer."""
 
     def __init__(self, reduced: int, columns: int, gelu: bool, residual: bool) -> None:
         super().__init__()
@@ -93,16 +93,16 @@ def _linear(rows: int, reduced: int, columns: int, follows: int) -> tuple[nn.Mod
 MODULES: Mapping[str, Callable[..., tuple[nn.Module, tuple[torch.Tensor, ...]]]] = MappingProxyType(
     {"depthwise": _depthwise, "product": _product, "block": _block, "linear": _linear}
 )
-"""By kind, the model in which an operator stands, and its inputs."""
+"""The model around an operator, and its inputs, by kind."""
 
 
 def problem_of(kind: str, sizes: Sequence[int], machine: Machine, threads: int) -> Problem:
-    """The region of an operator of such sizes as a model is partitioned for the machine: a "depthwise" convolution or a "product" (as DEPTHWISE and
-    PRODUCTS have them), a "block" (outputs, channels, height and width of the result, filter, stride, whether something is added), or a "linear"
-    layer (rows, reduced extent, columns, and what follows: 1 GELU, 2 an addition).
+    """The region of an operator of the given sizes in a model partitioned for the machine: a "depthwise" convolution or a "product" (with sizes as in
+    DEPTHWISE and PRODUCTS), a "block" (outputs, channels, height and width of the result, filter, stride, whether there is an addition), or a
+    "linear" layer (rows, reduced extent, columns, and what follows: 1 GELU, 2 an addition).
 
-    Small pointwise convolutions or linear layers stand before and behind, so that input and output lie as in a network; the operator does most of
-    the work."""
+    It is surrounded by small pointwise convolutions or linear layers, so that input and output have the layouts of a network; the operator does most
+    of the work."""
     module, inputs = MODULES[kind](*sizes)
     graph, _ = simplify(read(module, inputs).graph)
     wanted = "window" if kind == "depthwise" else "contraction"

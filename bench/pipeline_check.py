@@ -1,11 +1,11 @@
-"""Cycles of inner loops, from the pipeline model and from llvm-mca, on kernels of several layers, schedules and targets.
+"""Cycles of inner loops by the pipeline model and by llvm-mca, for kernels of several layers, schedules and targets.
 
     python -m bench.pipeline_check [--name pipeline_check]
 
-Compiles, for each target, kernels of five of the twenty layers (the models' two favourites and three evenly taken schedules of each) and of the cases
-of bench/instruction_counts.py, and compares all their loops that are one basic block. llvm-mca reads the same instructions, 200 iterations of them.
-Where its machine model is known to differ from the core, the result says so: it counts micro-operations where Intel's cores fuse them, and its tables
-of the Arm cores do not pass a multiply-add's result on early (LLVM 19).
+Compiles, for each target, kernels of five of the twenty layers (the models' two favourites and three evenly spaced schedules of each) and of the
+cases of bench/instruction_counts.py, and compares all their single-block loops. llvm-mca reads 200 iterations of the same instructions. The result
+notes where its machine model is known to differ from the core: it does not fuse micro-operations that Intel's cores fuse, and its tables of the Arm
+cores have no accumulator forwarding (LLVM 19).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tilewright.tuning.sampling import evenly
 CORES = MappingProxyType({
     "haswell": "haswell", "skylake-server": "skylake-avx512", "neoverse-n1": "neoverse-n1", "cortex-a53": "cortex-a53",
 })  # fmt: skip
-"""Our tables to llvm-mca's."""
+"""Maps our tables' names to llvm-mca's."""
 TARGETS = ("x86-avx512", "x86-avx2", "neoverse-n1", "cortex-a53")
 LAYERS = ("R1", "R2", "R9", "D5", "D6")
 ITERATIONS = 200
@@ -50,7 +50,7 @@ NEWEST = 17
 
 
 def llvm_mca() -> str | None:
-    """The newest llvm-mca of a version that knows all cores; None where there is none."""
+    """The newest installed llvm-mca of a version that knows all cores, or None."""
     for name in ("llvm-mca", *(f"llvm-mca-{version}" for version in range(30, NEWEST - 1, -1))):
         path = shutil.which(name)
         if path is None:
@@ -62,7 +62,7 @@ def llvm_mca() -> str | None:
 
 
 def as_text(instruction: Instruction, architecture: str) -> str:
-    """The instruction for llvm-mca: addresses of code are any."""
+    """The instruction as text for llvm-mca, with arbitrary code addresses."""
     operands = list(instruction.operands)
     if architecture == "aarch64" and re.match(r"b\.|b$|cbn?z|tbn?z", instruction.mnemonic):
         operands[-1] = "#0"
@@ -74,7 +74,7 @@ def as_text(instruction: Instruction, architecture: str) -> str:
 
 
 def mca_cycles(tool: str, loops: Sequence[Sequence[Instruction]], target: Machine) -> list[float]:
-    """Cycles of an iteration of each loop, as llvm-mca has them."""
+    """Cycles per iteration of each loop by llvm-mca."""
     parts = []
     for number, instructions in enumerate(loops):
         lines = "\n".join(as_text(instruction, target.architecture) for instruction in instructions)
@@ -90,7 +90,7 @@ def mca_cycles(tool: str, loops: Sequence[Sequence[Instruction]], target: Machin
 
 
 def inner_loops(assembly: str, target: Machine) -> list[BasicBlock]:
-    """The loops that are one block, each once."""
+    """The distinct single-block loops."""
     blocks = parse(assembly, target.architecture).blocks
     return list({block.instructions: block for block in blocks if block.number in block.successors}.values())
 

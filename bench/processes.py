@@ -1,6 +1,6 @@
-"""Processes that are ended at a chosen moment, and what they leave: forked from one that has imported everything, so that a moment is one of work.
-
-A process works in a folder: `home/cache` is its kernel cache, `home/tmp` its temporary folder, and what it says is in `words-PID`.
+"""Processes that are ended at a chosen moment, and what they leave behind. They are forked from a process that has imported everything, so that the
+moment falls within the work. A process works in a folder: `home/cache` is its kernel cache, `home/tmp` its temporary folder, and its output is in
+`words-PID`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tilewright.errors import TilewrightError
 from tilewright.toolchain import KernelCache
 
 RIGHT, REFUSED, WARNED = 0, 2, 3
-"""Exit codes: the work was done; an error of ours; done, but a warning named damage. 1: wrong, or something else was raised."""
+"""Exit codes: the work was done; an error of ours; done, but with a warning about damage. 1: a wrong result or any other exception."""
 HUNG = -999
 PATIENCE = 300.0
-"""Seconds after which a process hangs, or an orphan stays."""
+"""Seconds after which a process counts as hanging, or an orphan as left behind."""
 MARK = "TILEWRIGHT_WORKS_IN"
-"""Environment variable by which what a process has started is found; nothing else reads it."""
+"""Environment variable that identifies the processes that a process started; nothing else reads it."""
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["bench.processes_server"])
 
 
 class _Damage(logging.Handler):
-    """Remembers whether anything was said of a damaged entry."""
+    """Records whether any message mentions a damaged entry."""
 
     seen = False
 
@@ -44,7 +44,7 @@ class _Damage(logging.Handler):
 
 
 def _child(folder: Path, work: Callable[..., int | None], arguments: tuple[Any, ...]) -> None:
-    """Does the work; what became of it is the exit code."""
+    """Does the work; the exit code is its outcome."""
     home = folder / "home"
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     with open(folder / f"words-{os.getpid()}", "w") as words, open(os.devnull, "w") as nowhere:
@@ -54,7 +54,7 @@ def _child(folder: Path, work: Callable[..., int | None], arguments: tuple[Any, 
     os.environ.update(TILEWRIGHT_CACHE=str(home / "cache"), TMPDIR=str(home / "tmp"), OMP_NUM_THREADS="1", TILEWRIGHT_THREADS="1")
     tempfile.tempdir = str(home / "tmp")
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT in background processes
     damage = _Damage()
     logging.getLogger("tilewright").addHandler(damage)
     try:
@@ -84,7 +84,7 @@ def ended(process: Any) -> int:
 
 
 def command_line(folder: Path, *arguments: str) -> int:
-    """Work: a command of `tilewright`, as its program runs it. When it begins there is a file `begun` in the folder."""
+    """Work: a `tilewright` command, run as by its program. A file `begun` in the folder marks its beginning."""
     from tilewright.__main__ import run
 
     sys.argv = ["tilewright", *arguments]
@@ -97,12 +97,12 @@ def cache_of(folder: Path) -> KernelCache:
 
 
 def damages(folder: Path) -> list[str]:
-    """What is wrong with the cache but for folders that killed processes left."""
+    """Problems of the cache, except for folders that killed processes left."""
     return [line for line in cache_of(folder).check() if "left by a process that was killed" not in line]
 
 
 def processes_left(folder: Path) -> list[str]:
-    """A line for each process started in the folder that is still there after a while."""
+    """A line for each process started in the folder that still exists after a while."""
     end = time.monotonic() + PATIENCE
     while (found := processes_of(folder)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -110,7 +110,7 @@ def processes_left(folder: Path) -> list[str]:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """What the processes in the folder have started, by the mark in its environment."""
+    """Processes started by those in the folder, found by the mark in their environment."""
     found = []
     for entry in glob.glob("/proc/[0-9]*"):
         with suppress(OSError):
@@ -125,6 +125,6 @@ def files_left(folder: Path) -> list[str]:
 
 
 def words_of(folder: Path, process: Any) -> str:
-    """The last that a process said."""
+    """The last output of a process."""
     path = folder / f"words-{process.pid}"
     return path.read_text()[-2000:] if path.exists() else ""

@@ -1,4 +1,4 @@
-"""Imported by the process that forks those of `bench.processes`: one model is read, so that all that reading imports is there."""
+"""Imported by the fork server of `bench.processes`; reads one model, so that everything that reading needs is imported."""
 
 from __future__ import annotations
 

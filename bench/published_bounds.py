@@ -1,10 +1,10 @@
-"""Whether CNNOpt's published kernels keep our bound of direct convolution, and how many exceed DeepCuts' limit as printed.
+"""Checks our bound of direct convolution against CNNOpt's published kernels, and counts those that exceed DeepCuts' limit as printed.
 
     python -m bench.published_bounds FOLDER [--machine v100] [--name bounds_v100]
 
-FOLDER is that of `bench.published_data`. Rows faster than the machine's peak rate are failed launches, and left out. Failed launches, it seems, are
-also the 33 of 97,000 rows of the published V100 data that are faster than the bound: all are in `train.csv`, and whatever their size they take
-9 to 13 or 36 to 39 us.
+FOLDER is that of `bench.published_data`. Measurements faster than the machine's peak rate are failed launches, and left out. The 33 of 97,000
+measurements of the published V100 data that are faster than the bound appear to be failed launches too: all are in `train.csv`, and whatever their
+size they take 9 to 13 or 36 to 39 us.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ PROBLEM_FIELDS = ("outputs", "height", "width", "channels", "filter_y", "filter_
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """Rows of one file that the peak rate allows: seconds, tightness (bound / measured time), and rate over DeepCuts' limit (above 1: exceeded)."""
+    """Measurements of one file that the peak rate allows: seconds, tightness (bound / measured time), and rate over DeepCuts' limit (above 1:
+    exceeded)."""
 
     name: str
     seconds: np.ndarray
@@ -57,11 +58,11 @@ class CheckedFile:
 
 
 def check(path: Path, kind: str, stride: int, machine: Machine) -> CheckedFile:
-    """One file: each problem in it with its rows."""
+    """Checks one file, problem by problem."""
     samples = read(path, kind, stride, machine).samples
     described = {name: np.asarray(column) for name, column in samples.described.items()}
     rows = {name.removeprefix("tile "): column.astype(np.int64) for name, column in described.items() if name.startswith("tile ")}
-    # their parts are added by atomic operations
+    # their kernels add the parts by atomic operations
     rows |= {name: np.full(len(samples.seconds), value) for name, value in (("filters", int(kind == "rs")), ("cluster", 0), ("atomics", 1))}
     seconds, tightness, exceeding = [], [], []
     for number in np.unique(samples.problem):

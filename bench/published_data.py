@@ -1,18 +1,18 @@
-"""The tables 8 and 9 of CNNOpt from its published measurements, with our features and models.
+"""CNNOpt's tables 8 and 9 from its published measurements, with our features and models.
 
     python bench/published_data.py FOLDER --machine v100 --json OUT
 
 CNNOpt: "Effective Performance Modeling and Domain-Specific Compiler Optimization of CNNs for GPUs" (PACT 2022); the measurements, and the kernels'
-sources by which their columns are read, are those of its artifact, github.com/HPCRL/AE-PACT.
+sources from which the meaning of their columns follows, are those of its artifact, github.com/HPCRL/AE-PACT.
 
-FOLDER holds `rs/`, `s/` (stride 1) and `rs_stride2/`, each with `layer_*.csv`; the first two with `train.csv`. Models are trained on the `train.csv`
-files alone, and rank every configuration of a layer's files (those of `rs` and `s` together where a layer has both). Loss of performance is against
-the fastest of the layer's configurations. Columns, from the product rules that all rows obey: H = TH BH x blocks and so on; the S files' W* are
-threads of a warp (their product is 32) and B* warps of a block. The S kernel numbers a block's threads along K first, over all its warps, so that
-its real warps lie along K (`as_numbered`): with them the model errs less on problems left out. Times are milliseconds. A row of a training file that
-is faster than the machine's peak rate, or by far than the others let expect, is a failed launch.
+FOLDER holds `rs/`, `s/` (stride 1) and `rs_stride2/`, each with `layer_*.csv`; the first two with `train.csv`. Models are trained only on the
+`train.csv` files, and rank every configuration of a layer's files (those of `rs` and `s` together if a layer has both). Loss of performance is
+against the fastest of the layer's configurations. Columns, from the product rules that all lines obey: H = TH BH x blocks and so on; the S files' W*
+are threads of a warp (their product is 32) and B* warps of a block. The S kernel numbers a block's threads along K first, over all its warps, so that
+its real warps are along K (`as_numbered`); with these the model's error on held-out problems is smaller. Times are milliseconds. A line of a training
+file that is faster than the machine's peak rate, or far faster than the others suggest, is a failed launch.
 
-`--compare` instead compares ways to train by leaving problems out within the `train.csv` files, and reads no layer.
+`--compare` instead compares training recipes by cross-validation over the problems of the `train.csv` files, and reads no layer.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ from tilewright.selection.learned.hybrid import (
 )
 
 COLUMNS = {"rs": 13, "s": 15}
-"""Numbers in a line."""
+"""Numbers per line."""
 FOLDERS = {"rs": ("rs", 1), "s": ("s", 1), "rs_stride2": ("rs", 2)}
-"""Folder to the kind of its lines and the stride."""
+"""Maps a folder to the kind of its lines and the stride."""
 TRIED = (1, 10, 30)
 SHARES = (95, 99, 100)
 BLACK_BOX = Recipe("random_forest", "black box", "time", options={"n_estimators": 100, "max_features": 0.5, "min_samples_leaf": 2})
-"""As the paper's: problem and tile sizes, a random forest."""
+"""The paper's black-box model: a random forest of problem and tile sizes."""
 BOOSTED = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "max_depth": 8, "min_samples_leaf": 20, "max_features": 0.3}
 HYBRID = Recipe("gradient_boosting", "hybrid", "rank", 3.0, 3, BOOSTED, centred=0.5)
-"""Among the best that `--compare` finds by leaving problems out of the training files (differences of some tenths of a per cent in LoP@1 are noise);
-a boosted model has a tenth of the nodes of a forest as good."""
+"""Among the best that `--compare` finds by cross-validation on the training files (differences of some tenths of a per cent in LoP@1 are noise); a
+boosted model has a tenth of the nodes of an equally good forest."""
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """The rows of one file, or of several of one kind; `skipped` lines were no numbers."""
+    """The measurements of one file, or of several of one kind; `skipped` lines were not numeric."""
 
     samples: Samples
     skipped: int
@@ -81,7 +81,7 @@ def read(path: Path, kind: str, stride: int, machine: Machine) -> Measurements:
     """The measurements of one file.
 
     Raises:
-        InvalidInput: where it cannot be read, or a line of numbers is not a configuration with a time.
+        InvalidInput: if it cannot be read, or a line of numbers is not a configuration with a time.
     """
     try:
         lines = path.read_text().splitlines()
@@ -124,7 +124,7 @@ def _samples(table: np.ndarray, kind: str, stride: int, machine: Machine) -> Sam
             "slice": one, "register_k": tk, "register_y": th, "register_x": tw, "warp_k": wk, "warp_y": wh, "warp_x": ww,
             "block_k": bk, "block_y": bh, "block_x": bw, "channels": one, "split": one, "stages": 2 * one, "filters": 0 * one,
         }  # fmt: skip
-    # a number for a problem that is the same in every file
+    # a number for each problem, equal in every file
     numbers = np.zeros(len(table), dtype=np.int64)
     for column in (outputs, height, width, channels, filter_size, one * stride):
         numbers = numbers * 4099 + column.astype(np.int64)
@@ -133,8 +133,8 @@ def _samples(table: np.ndarray, kind: str, stride: int, machine: Machine) -> Sam
 
 
 def as_numbered(candidates: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The rows with the warps that a block really has where its threads are numbered along K first, then along the row: 32 of them in a row, or all
-    that lie along K and more of the row. Rows for which that is no whole tile stay as they are."""
+    """The candidates with a block's real warps when its threads are numbered along K first, then along the row: 32 threads along K, or all along K
+    and several along the row. Candidates for which that is not a whole tile are unchanged."""
     along_k, along_x = candidates["warp_k"] * candidates["block_k"], candidates["warp_x"] * candidates["block_x"]
     warp_k = np.gcd(along_k.astype(np.int64), 32)
     warp_x = 32 // warp_k
@@ -145,10 +145,10 @@ def as_numbered(candidates: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def read_folder(folder: Path, machine: Machine) -> tuple[Samples, dict[str, dict[str, Samples]], dict[str, int]]:
-    """The training rows of both kinds; for each layer's name its rows by kind; and lines skipped, by file.
+    """The training samples of both kinds; the samples of each layer by kind; and the number of skipped lines by file.
 
     Raises:
-        InvalidInput: where the folder has no training file or no layer.
+        InvalidInput: if the folder has no training file or no layer.
     """
     if not folder.is_dir():
         raise InvalidInput(f"{folder} is no folder", "give the folder that holds rs/, s/ and rs_stride2/")
@@ -181,7 +181,7 @@ def judged(seconds: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 
 def evaluate(layers: dict[str, dict[str, Samples]], predict: Any) -> dict[str, Any]:
-    """The figures of every layer, of each of its kinds alone, and the means over layers of the ranking of both kinds together."""
+    """The figures of every layer and of each of its kinds alone, and the means over layers of ranking both kinds together."""
     results: dict[str, Any] = {}
     for name, kinds in layers.items():
         predictions = {kind: predict(samples) for kind, samples in kinds.items()}
@@ -231,15 +231,15 @@ CANDIDATES: dict[str, Recipe] = {
         ("random_forest", "black box", "time", 0.0, 0),
     )
 }
-"""Ways to train that `--compare` compares."""
+"""The training recipes that `--compare` compares."""
 FOLDS = 3
 LEAST_ROWS = 40
-"""Problems with fewer training rows are not judged."""
+"""Problems with fewer training samples are not evaluated."""
 
 
 def held_out(samples: Samples, predicted: np.ndarray) -> dict[str, float]:
-    """Means over problems of the ranking of each one's rows: LoP@1, @3, @10 (a loss above 1 counts as 1), and trials to 99 %; and LoP@1 of the
-    problems whose best time is below a millisecond, as that of most layers is."""
+    """Means over problems of the ranking of their samples: LoP@1, @3, @10 (a loss above 1 counts as 1), and trials to 99 %; and LoP@1 of the problems
+    whose best time is below a millisecond, like that of most layers."""
     figures, small = [], []
     order = np.argsort(samples.problem, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(samples.problem[order]) != 0])
@@ -254,7 +254,7 @@ def held_out(samples: Samples, predicted: np.ndarray) -> dict[str, float]:
 
 
 def compare(folder: Path, machine: Machine, console: Console) -> list[dict[str, Any]]:
-    """The figures of every candidate, by cross-validation that leaves problems out; nothing but training files is read."""
+    """The figures of every recipe, by cross-validation over problems; only training files are read."""
     paths = {name: folder / name / "train.csv" for name in FOLDERS}
     samples = join([read(path, *FOLDERS[name], machine).samples for name, path in paths.items() if path.is_file()])
     clean = without_failures(samples, machine, gpu_calibration(machine).counted)
@@ -272,7 +272,7 @@ def compare(folder: Path, machine: Machine, console: Console) -> list[dict[str, 
 
 
 def reproduce(folder: Path, machine: Machine) -> dict[str, Any]:
-    """Trains and judges all models; the document that `--json` writes."""
+    """Trains and evaluates all models; returns the document that `--json` writes."""
     start = time.perf_counter()
     training, layers, skipped = read_folder(folder, machine)
     clean = without_failures(training, machine, gpu_calibration(machine).counted)

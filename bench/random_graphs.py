@@ -2,13 +2,13 @@
 
     python -m bench.random_graphs --target native --count 20000 --seconds 540 --json random_graphs_native
     python -m bench.random_graphs --target h200 --count 500                    # no GPU: planned for one, kernels interpreted
-    python -m bench.random_graphs --target native --seed 1234                  # one graph, printed, and shrunk where it fails
+    python -m bench.random_graphs --target native --seed 1234                  # one graph, printed, and shrunk if it fails
     python -m bench.random_graphs --merge a.json b.json --json random_graphs_native
 
-`tests/random_graphs.py` makes the graph of a seed. Eight at a time are one program, since exporting eight costs little more than one; where one
-of them fails in any way, each is run alone. All of it happens in worker processes, one a core, so that a crash or a graph that hangs is a result.
+`tests/random_graphs.py` makes the graph of a seed. Eight at a time form one program, since exporting eight costs little more than one; if any of them
+fails, each is run alone. Everything runs in worker processes, one per core, so that a crash or a hanging graph is a result.
 Outcomes: right; wrong; refused (a TilewrightError); raised (any other exception); fell back (a region ran through PyTorch because of an internal
-fault, or a kernel that did not compile; results are right); crashed; hung; wrong together (only beside the seven others).
+fault or a kernel that did not compile; results are right); crashed; hung; wrong together (only together with the seven others).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TOGETHER = 8
 SECONDS_ALONE = 60.0
-"""A graph that takes longer hangs."""
+"""A graph that takes longer counts as hanging."""
 LIFETIME = 400
-"""Graphs that one process compiles: PyTorch's exporter keeps something of each."""
+"""Graphs that one process compiles: PyTorch's exporter leaks some memory for each."""
 
 
 # --- the worker -------------------------------------------------------------------------------------------------------
 
 
 def outcomes(seeds: Sequence[int], target: str) -> list[dict[str, Any]]:
-    """What came of each graph, compiled as one program."""
+    """The outcome of each graph, all compiled as one program."""
     from tests.random_graphs import random_case
     from tests.random_runs import compiled_faults, interpreted_faults
     from tilewright.errors import TilewrightError
@@ -92,7 +92,7 @@ def serve(target: str, core: int) -> None:
 
 
 class Campaign:
-    """Hands ranges of seeds to workers and collects what came of them."""
+    """Distributes ranges of seeds to workers and collects the outcomes."""
 
     def __init__(self, target: str, first: int, count: int, seconds: float, together: int) -> None:
         self.target, self.together = target, together
@@ -117,7 +117,7 @@ class Campaign:
                     print(f"seed {result['seed']}: {result['outcome']}\n{result['detail']}", file=sys.stderr, flush=True)
 
     def work(self, core: int, folder: Path) -> None:
-        """One worker process after another, until nothing waits."""
+        """Runs one worker process after another until no seeds are left."""
         from tilewright.tuning.workers import Worker, WorkerLost
 
         worker: Worker | None = None
@@ -157,7 +157,7 @@ class Campaign:
 
 
 def run(target: str, first: int, count: int, processes: int, seconds: float, together: int = TOGETHER) -> dict[str, Any]:
-    """One entry of the results: the seeds that were done, the number of each outcome, and everything that was not right."""
+    """One entry of the results: the completed seeds, the number of each outcome, and everything that was not right."""
     began = time.monotonic()
     campaign = Campaign(target, first, count, seconds, together)
     with tempfile.TemporaryDirectory(prefix="random-graphs-") as folder:
@@ -169,7 +169,7 @@ def run(target: str, first: int, count: int, processes: int, seconds: float, tog
             while any(thread.is_alive() for thread in threads):
                 next((thread for thread in threads if thread.is_alive()), threads[0]).join(timeout=60)
                 print(f"{sum(campaign.counts.values())} of {count} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        except KeyboardInterrupt:  # what is done counts
+        except KeyboardInterrupt:  # completed results count
             campaign.deadline = 0
         for thread in threads:
             thread.join()
@@ -196,7 +196,7 @@ def _joined(ranges: Sequence[range]) -> list[list[int]]:
 
 
 def merged(paths: Sequence[Path]) -> dict[str, Any]:
-    """The documents of several runs as one: the first one's facts, everyone's results. Raises ValueError where targets or commits differ."""
+    """Merges the documents of several runs: the facts of the first, the results of all. Raises ValueError if targets or commits differ."""
     documents = [json.loads(path.read_text()) for path in paths]
     if len({document["commit"] for document in documents}) > 1:
         raise ValueError("the files are of different commits")
@@ -206,7 +206,7 @@ def merged(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def show(seed: int, target: str) -> int:
-    """Prints one graph and what came of it; where it is not right, a smaller graph that fails too."""
+    """Prints one graph and its outcome, and if it is not right a smaller graph that also fails."""
     sys.path.insert(0, str(ROOT))
     from tests.random_graphs import random_case, shrunk
     from tests.random_runs import compiled_faults, interpreted_faults

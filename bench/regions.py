@@ -11,5 +11,5 @@ from tilewright.tuning import collecting, dataset
 
 
 def ranking_of(layer: Mapping[str, Any], machine: Machine) -> Ranking:
-    """All candidates on a GPU of a layer with outputs, channels, height and width of the output, filter and stride (`bench.layers.layer`)."""
+    """All GPU candidates of a layer given by outputs, channels, height and width of the output, filter and stride (`bench.layers.layer`)."""
     return collecting.ranking_of(dataset.layer_problem(layer), machine)

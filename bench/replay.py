@@ -1,14 +1,14 @@
-"""What two commits choose and print for the same models: every schedule, every prediction and every kernel, compared as text.
+"""Compares what two commits choose and print for the same models: every schedule, every prediction and every kernel, as text.
 
     python -m bench.replay --against COMMIT                 # `make replay BASE=COMMIT`
     python -m bench.replay --against COMMIT --models resnet50 --targets h200,native
 
-Each commit plans the zoo's networks and the operator cases of its tests for `TARGETS`, most of which are not here: nothing is compiled or called, and
-choices that were kept are not read. Of each region it writes down the space, the schedule, the predicted time and its terms, the models' first few
-candidates (of which code is read on some CPUs), the calls, the storage and the text of the kernels. What the other commit wrote is kept beside the
-kernels and read again the next time. Names of kernels are digests of what they do; where only comments in a kernel's text differ, that is a
-difference of its own. Exit status 1 where anything differs. Where names changed between the commits, `--renamed` puts the new ones into what the
-other commit wrote: what then differs is more than a name.
+Each commit plans the zoo's networks and the operator cases of its tests for `TARGETS`, most of which are not present: nothing is compiled or called,
+and stored choices are not read. For each region it writes the space, the schedule, the predicted time and its terms, the models' first few candidates
+(whose code is analysed on some CPUs), the calls, the storage and the text of the kernels. The other commit's output is cached beside the kernels and
+reused. Kernel names are digests of their code; a difference only in the comments of a kernel's text is a kind of its own. The exit status is 1 if
+anything differs. If names changed between the commits, `--renamed` substitutes the new ones in the other commit's output, so that only other
+differences remain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parents[1]
 FAVOURITES = 8
-"""Candidates of a ranking that are written down."""
+"""Number of a ranking's first candidates that are written."""
 TARGETS: Mapping[str, tuple[str, int, str]] = {
     "h200": ("h200", 1, "fp32"),
     "a100": ("a100", 1, "fp32"),
@@ -50,19 +50,19 @@ TARGETS: Mapping[str, tuple[str, int, str]] = {
     "learned": ("xeon-sapphire-rapids", 2, "fp32"),
     "bf16": ("xeon-sapphire-rapids", 2, "bf16"),
 }
-"""By name: a target, the threads that are planned for, and the precision. "native" is this CPU, whose learned part is left out in "native-models";
-"learned" is a core that has one wherever this runs."""
+"""By name: a target, the number of threads to plan for, and the precision. "native" is this CPU, whose learned part is left out in "native-models";
+"learned" is a core that has a learned part, on whatever machine this runs."""
 LINES, WIDTH = 40, 240
-"""Of a difference that is printed."""
+"""Printed lines of a difference, and characters per line."""
 KINDS = ("regions", "spaces", "schedules", "predictions", "favourites", "calls and storage", "kernel bodies", "kernel headers")
-"""What is compared, in the order in which one decides the next."""
+"""The aspects that are compared, each depending on those before it."""
 CASES = "operators: "
 SEED = 20
 
 Plain = dict[str, Any]
 
 
-# --- what one commit does ---------------------------------------------------------------------------------------------
+# --- one commit --------------------------------------------------------------------------------------------------------
 
 
 def cases() -> list[str]:
@@ -94,7 +94,7 @@ def graphs(unit: str) -> Iterator[tuple[str, Any]]:
 
 
 def planned(graph: Any, name: str) -> Plain:
-    """All that is decided for a graph on one of `TARGETS`."""
+    """All decisions for a graph on one of `TARGETS`."""
     from tilewright.compile import source_files
     from tilewright.errors import UnsupportedOption
     from tilewright.hardware import machine
@@ -105,7 +105,7 @@ def planned(graph: Any, name: str) -> Plain:
     target, threads, precision = TARGETS[name]
     here = machine(target)
     if name == "native-models":
-        here = replace(here, pipeline="")  # by which learned parts are found
+        here = replace(here, pipeline="")  # learned parts are found by this name
     favourites: dict[str, list[str]] = {}
 
     def chosen(problem: Any, *arguments: Any) -> Choice:
@@ -137,7 +137,7 @@ def planned(graph: Any, name: str) -> Plain:
 
 
 def dump(unit: str, targets: Sequence[str], folder: str) -> str:
-    """Writes down what is decided for each graph of a unit; see `dump_all`."""
+    """Writes the decisions for each graph of a unit; see `dump_all`."""
     warnings.simplefilter("ignore")
     found = {name: {target: planned(graph, target) for target in targets} for name, graph in graphs(unit)}
     path = Path(folder) / f"{hashlib.sha256(unit.encode()).hexdigest()[:16]}.json"
@@ -147,7 +147,7 @@ def dump(unit: str, targets: Sequence[str], folder: str) -> str:
 
 
 def dump_all(folder: Path, wanted: Sequence[str], targets: Sequence[str]) -> None:
-    """One file a unit, by as many processes as there are cores."""
+    """Writes one file per unit, with as many processes as cores."""
     from tilewright import settings
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def checkout(commit: str) -> Iterator[Path]:
 
 
 def replayed(tree: Path, folder: Path, wanted: Sequence[str], targets: Sequence[str]) -> dict[str, Plain]:
-    """What the package of a tree decides, by its own version of this file where it has one; what the folder holds is not asked again."""
+    """The decisions of a tree's package, made by its own version of this file if it has one; decisions already in the folder are reused."""
     known = loaded(folder)
     missing = [unit for unit in wanted if unit not in known or any(set(targets) - of.keys() for of in known[unit].values())]
     if missing:
@@ -183,7 +183,7 @@ def replayed(tree: Path, folder: Path, wanted: Sequence[str], targets: Sequence[
 
 
 def kept(commit: str) -> Path:
-    """Where the decisions of a commit are kept: they depend on this CPU and on this file as well."""
+    """The folder for the decisions of a commit, which depend on this CPU and on this file as well."""
     from tilewright import settings
     from tilewright.hardware import host_cpu
 
@@ -192,7 +192,7 @@ def kept(commit: str) -> Path:
 
 
 def loaded(folder: Path) -> dict[str, Plain]:
-    """What a folder holds, by unit."""
+    """The decisions in a folder, by unit."""
     files = (json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
     return {content["unit"]: content["graphs"] for content in files}
 
@@ -205,7 +205,7 @@ def header_and_body(text: str) -> tuple[str, str]:
 
 
 def aspects(decided: Plain) -> dict[str, dict[str, str]]:
-    """For each of `KINDS` the texts to compare, by what they are of."""
+    """The texts to compare for each of `KINDS`, by the object that they describe."""
     if "refused" in decided:
         return {kind: {"": decided["refused"]} for kind in KINDS[:1]}
     regions, kernels = decided["regions"], decided["kernels"]
@@ -228,7 +228,7 @@ def aspects(decided: Plain) -> dict[str, dict[str, str]]:
 
 
 def differences(before: Mapping[str, Plain], after: Mapping[str, Plain], targets: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """(kind, place, text before, text after) of all that is not equal; a text is empty where there is nothing."""
+    """(kind, place, text before, text after) of everything that differs; a missing text is empty."""
     for unit in after:
         for name in {**before[unit], **after[unit]}:
             for target in targets:
@@ -241,7 +241,7 @@ def differences(before: Mapping[str, Plain], after: Mapping[str, Plain], targets
 
 
 def renamed(decided: dict[str, Plain], pairs: Sequence[tuple[str, str]]) -> dict[str, Plain]:
-    """The same with regular expressions replaced in all texts, one after another."""
+    """The decisions with regular expressions replaced in all texts, one after another."""
     text = json.dumps(decided)
     for pattern, new in pairs:
         text = re.sub(pattern, new, text)
@@ -250,7 +250,7 @@ def renamed(decided: dict[str, Plain], pairs: Sequence[tuple[str, str]]) -> dict
 
 
 def compare(before: Mapping[str, Plain], after: Mapping[str, Plain], targets: Sequence[str], shown: int) -> dict[str, int]:
-    """Prints how many texts differ by kind and the first few as text; returns the counts."""
+    """Prints the number of differing texts by kind and the first few differences; returns the counts."""
     counts = dict.fromkeys(KINDS, 0)
     for kind, place, old, new in differences(before, after, targets):
         counts[kind] += 1

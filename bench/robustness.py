@@ -1,15 +1,18 @@
-"""What is left when processes are killed, disks are full and many compile at once: `python -m bench.robustness`.
+"""What processes leave behind when they are killed, disks are full, or many compile at once: `python -m bench.robustness`.
 
 | row | does | must hold |
 |---|---|---|
-| kills_of_compiling | kills a process (SIGKILL) at a random moment of compiling a model that the cache does not have | `cache check` finds nothing but folders "left by a process that was killed", `prune` removes them, no process is left, and the next compilation of that model is right and meets no damaged entry |
+| kills_of_compiling | kills a process (SIGKILL) at a random moment of compiling a model that is not in the cache | `cache check` finds nothing but
+folders "left by a process that was killed", `prune` removes them, no process is left, and the next compilation of that model is right and finds no
+damaged entry |
 | kills_of_tuning | the same while it tunes: see bench/tuning_kills.py | |
-| interrupts | sends SIGINT or SIGTERM at a random moment of `tilewright compile` with a cold cache | the command ends with 130 or 143 and one line; there is no artifact, no process, no temporary file and no folder in the making; the next one writes its artifact |
+| interrupts | sends SIGINT or SIGTERM at a random moment of `tilewright compile` with a cold cache | the command ends with 130 or 143 and one line;
+there is no artifact, no process, no temporary file and no partial folder; the next command writes its artifact |
 | crowd | processes compile the same and different models in one fresh cache at once | every result is right, the cache sound |
 | full_file_systems, small_files | a model is compiled on file systems of several sizes (the superuser only), or with a limit on the size of files | the result is right (with a warning), or an error of ours; when there is room again, the cache is sound and the next result right |
 | repeats, repeats_of_different_models | one process compiles many times | descriptors, threads, children, temporary files, mappings and memory do not grow |
 
-Each row gives the counts of what was seen; `faults` lists what must not be. They go to bench/results/robustness.json.
+Each row gives counts of what was observed; `faults` lists violations. They are written to bench/results/robustness.json.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ from bench.tuning_kills import tuning_kills
 
 ROOM = 1 << 26
 BATCH = 10
-"""Models of killed processes that one process compiles to the end."""
+"""Number of killed processes' models that one process compiles to the end."""
 SIZES = (0, 4 << 10, 12 << 10, 20 << 10, 32 << 10, 48 << 10, 64 << 10, 96 << 10, 128 << 10, 192 << 10, 256 << 10, 512 << 10)
 Report = dict[str, Any]
 
 
 def network(number: int) -> tuple[nn.Module, torch.Tensor]:
-    """A small model of two kernels; each number has others."""
+    """A small model of two kernels, which differ for each number."""
     torch.manual_seed(number)
     width = 8 + number
     layers = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 10))
@@ -52,7 +55,7 @@ def network(number: int) -> tuple[nn.Module, torch.Tensor]:
 
 
 def model() -> tuple[nn.Module, torch.Tensor]:
-    """The one that the command line compiles."""
+    """The model that the command line compiles."""
     return network(1)
 
 
@@ -84,14 +87,14 @@ def _with_small_files(number: int, limit: int) -> None:
 
 
 def _done(folder: Path, work: Callable[..., int | None], *arguments: Any) -> list[str]:
-    """Runs a process that nothing disturbs; what is wrong if it does not end with a right result."""
+    """Runs an undisturbed process; returns the problem if it does not end with a right result."""
     process = start(folder, work, *arguments)
     code = ended(process)
     return [] if code == RIGHT else [f"undisturbed: status {code}: {words_of(folder, process)}"]
 
 
 def _seconds(folder: Path, work: Callable[..., int | None], *arguments: Any) -> float:
-    """Of an undisturbed process with a cold cache, once the server that forks runs."""
+    """Seconds of an undisturbed process with a cold cache, with the fork server already running."""
     if faults := _done(folder, compiles):
         raise RuntimeError(faults[0])
     begin = time.monotonic()
@@ -151,7 +154,7 @@ def interrupts(folder: Path, count: int, seed: int = 0) -> Report:
 
 
 def crowd(folder: Path, count: int = 6) -> Report:
-    """So many processes at once, with two models in common and one of its own each."""
+    """Runs `count` processes at once, each compiling two shared models and one of its own."""
     barrier = context.Barrier(count)
     processes = [start(folder, _in_a_crowd, barrier, [0, 100 + number, 1]) for number in range(count)]
     codes = [ended(process) for process in processes]
@@ -165,7 +168,7 @@ OUTCOMES = {RIGHT: "right", REFUSED: "refused"}
 
 def starved(folder: Path, sizes: Sequence[int], mounted: bool = False) -> Report:
     """Compiles with a limit on the size of each file, or on a file system of that size, which is `mounted` on the folder with cache and temporary
-    files; then with room."""
+    files; then again with enough space."""
     faults, seen, home = list[str](), dict[int, str](), folder / "home"
     home.mkdir()
     for number, size in enumerate(sizes):
@@ -186,7 +189,7 @@ def starved(folder: Path, sizes: Sequence[int], mounted: bool = False) -> Report
 
 
 def footprint() -> dict[str, int]:
-    """What this process holds."""
+    """The resources that this process holds."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     maps = Path("/proc/self/maps").read_text().splitlines()
     return {
@@ -211,8 +214,8 @@ def _repeated(count: int, different: bool, leak: bool, result: Any) -> None:
 
 
 def repeats(folder: Path, count: int, different: bool = False, leak: bool = False) -> Report:
-    """One process compiles a model, or `different` ones, so many times; its footprint after a tenth of them and at the end. `leak`: it leaves a
-    descriptor open each time, which has to be found."""
+    """One process compiles a model, or `different` ones, `count` times; reports its footprint after a tenth of them and at the end. `leak`: it leaves
+    a descriptor open each time, which must be detected."""
     receiver, sender = context.Pipe(duplex=False)
     process = start(folder, _repeated, count, different, leak, sender)
     sender.close()

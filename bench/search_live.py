@@ -2,8 +2,8 @@
 
     python -m bench.search_live bench/data/h200_layers.jsonl.gz [--trials 192] [--seeds 1] [--name search_live_h200]
 
-Batch after batch is proposed for all layers and measured as the models' data were. LoP@n: the least time among the first n over the layer's least,
-the search's own or that in FILE, minus 1; trials to 95 % and 99 % count to the first within 1.05 and 1.01 times the least, None where no trial was.
+Batches are proposed for all layers and measured in the same way as the models' data. LoP@n: the least time among the first n over the layer's least,
+the search's own or that in FILE, minus 1; trials to 95 % and 99 % count up to the first within 1.05 and 1.01 times the least, None if there is none.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ BATCH = 16
 
 
 def axes_of(ranking: Ranking) -> np.ndarray:
-    """[candidates, axes of any schema], NaN where a schema lacks an axis."""
+    """[candidates, axes of all schemas], NaN if a schema lacks an axis."""
     names = list(dict.fromkeys(name for part in ranking.parts for name in part.candidates))
     columns = [[np.broadcast_to(part.candidates.get(name, np.nan), part.estimate.seconds.shape) for part in ranking.parts] for name in names]
     return np.stack([np.concatenate(column).astype(float) for column in columns], axis=1)
 
 
 class Search:
-    """The search of one layer: proposes, is told, and remembers the times in the order of the trials."""
+    """The search of one layer: proposes candidates, receives their times and keeps them in the order of the trials."""
 
     def __init__(self, problem: Problem, ranking: Ranking, seed: int) -> None:
         self.problem, self.ranking = problem, ranking
@@ -50,7 +50,7 @@ class Search:
         self._asked: np.ndarray | None = None
 
     def propose(self) -> list[Any]:
-        """The schedules of the next batch; none where all were tried."""
+        """The schedules of the next batch; empty if all were tried."""
         try:
             told = None if self._asked is None else np.array(self.times[-len(self._asked) :])
             self._asked = self._proposals.send(told)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ class Search:
 
 
 def run(searches: dict[str, Search], trials: Trials, count: int) -> None:
-    """So many trials of every search, a batch of all at a time."""
+    """Runs `count` trials of every search, one batch of all searches at a time."""
     with ThreadPoolExecutor() as pool:
         for _ in range(0, count, BATCH):
             batches = dict(zip(searches, pool.map(Search.propose, searches.values()), strict=True))

@@ -1,16 +1,16 @@
-"""An online-learned search over measured configurations, the kind of search that CNNOpt is compared with: the way of Ansor.
+"""An online-learned search over measured configurations in the manner of Ansor, the kind of search with which CNNOpt is compared.
 
     python -m bench.search_peer FILE ... [--seeds 10] [--name search_peer]
 
-A FILE is CSV, one configuration a line: axes and then the time (the form of CNNOpt's published measurements), or what `bench.bounds_check`
-reads: a pool a layer.
+A FILE is CSV with one configuration per line, axes and then the time (the form of CNNOpt's published measurements), or a file that
+`bench.bounds_check` reads, with one pool per layer.
 
-Ansor (OSDI 2020, section 5): a batch of configurations is measured, gradient boosting learns their throughput from all that was measured so
-far, and evolution proposes the next batch: mutation and crossover of the best over the axes of the space, the model as fitness, a small part of
-each batch random. Nothing is known before the first batch. Here measuring is looking up: the search runs over a *pool* of
-configurations that have all been measured, and proposals are restricted to it. A mutation is a member of the pool that differs from its parent in few
-axes, a crossover one that few axes tell from a mixture of both parents. That favours the search: evolution over a whole space also
-meets configurations that a pool leaves out. (`bench.search_live` has it search the whole space on a GPU.)
+Ansor (OSDI 2020, section 5): a batch of configurations is measured, gradient boosting learns throughput from all measurements so far, and evolution
+proposes the next batch: mutation and crossover of the best over the axes of the space, the model as fitness, a small part of each batch random.
+Nothing is known before the first batch. Here measuring is a look-up: the search runs over a *pool* of configurations that have all been measured, and
+proposals are restricted to it. A mutation is a member of the pool that differs from its parent in few axes, a crossover one that differs in few axes
+from a mixture of both parents. That favours the search: evolution over a whole space also meets configurations that a pool leaves out.
+(`bench.search_live` has it search the whole space on a GPU.)
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from bench.bounds_check import Measured, read
 from bench.common import write_results
 
 ABSENT = -1.0
-"""What stands for an axis that a configuration's schema does not have."""
+"""Placeholder for an axis that a configuration's schema does not have."""
 RANDOM_SHARE = 0.05
-"""Of a batch (epsilon-greedy, as in Ansor's task scheduler and search policy)."""
+"""Random share of a batch (epsilon-greedy, as in Ansor's task scheduler and search policy)."""
 GENERATIONS, POPULATION = 4, 64
 CLOSEST = 8
 """Members of the pool nearest to a proposal, among which one is drawn."""
 
 
 def search(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int = 0, trials: int | None = None) -> np.ndarray:
-    """The positions of the pool in the order in which the search measures them; the same for the same arguments.
+    """The positions of the pool in the order in which the search measures them; deterministic.
 
-    `features` [configurations, axes] (NaN where a schema lacks an axis), `seconds` [configurations]: a time is seen only once its position
-    was tried. `trials`: only so many.
+    `features` [configurations, axes] (NaN if a schema lacks an axis), `seconds` [configurations]: a time is seen only after its position was tried.
+    `trials`: the number of positions to try (default: all).
 
     Raises:
-        ValueError: where the shapes do not fit, or a time is not positive.
+        ValueError: if the shapes do not fit, or a time is not positive.
     """
     return np.array(list(islice(tried(features, seconds, batch, seed), trials)), dtype=int)
 
 
 def tried(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int = 0) -> Iterator[int]:
-    """As `search`, one position after the other."""
+    """Like `search`, yielding one position after the other."""
     if seconds.shape != (len(features),) or not (seconds > 0).all():
         raise ValueError(f"features {features.shape} and seconds {seconds.shape}, all positive")
     proposals = proposed_batches(features, batch, seed)
@@ -66,7 +66,7 @@ def tried(features: np.ndarray, seconds: np.ndarray, batch: int = 16, seed: int 
 
 
 def proposed_batches(features: np.ndarray, batch: int = 16, seed: int = 0) -> Generator[np.ndarray, np.ndarray, None]:
-    """Yields positions to measure next, and is sent their seconds (infinite: failed), until all are measured."""
+    """Yields the positions to measure next and is sent their seconds (infinite: failed), until all are measured."""
     if features.ndim != 2:
         raise ValueError(f"features {features.shape}")
     generator = np.random.default_rng(seed)
@@ -90,7 +90,7 @@ def proposed_batches(features: np.ndarray, batch: int = 16, seed: int = 0) -> Ge
 
 
 def _learned(axes: np.ndarray, seconds: np.ndarray, measured: np.ndarray, seed: int) -> np.ndarray:
-    """Throughput of every member relative to the best measured, as learned from those measured; fast ones weigh more, as in Ansor."""
+    """Throughput of every member relative to the best measured, as learned from those measured; fast ones have more weight, as in Ansor."""
     throughput = seconds[measured].min() / seconds[measured]
     model = HistGradientBoostingRegressor(
         learning_rate=0.3, max_iter=24, max_leaf_nodes=12, min_samples_leaf=2, l2_regularization=0.1, early_stopping=False, random_state=seed
@@ -100,7 +100,7 @@ def _learned(axes: np.ndarray, seconds: np.ndarray, measured: np.ndarray, seed: 
 
 
 def _evolved(axes: np.ndarray, fitness: np.ndarray, measured: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Members of the pool not measured yet that some generations of mutation and crossover come to, from the best measured and random ones."""
+    """Unmeasured members of the pool reached by some generations of mutation and crossover from the best measured and random ones."""
     open_ = np.flatnonzero(~measured)
     best = np.flatnonzero(measured)
     best = best[np.argsort(-fitness[best], kind="stable")][: POPULATION // 2]
@@ -111,7 +111,7 @@ def _evolved(axes: np.ndarray, fitness: np.ndarray, measured: np.ndarray, genera
         parents = generator.choice(population, (POPULATION, 2), p=weight / weight.sum())
         crossed = generator.random(POPULATION) < 0.5
         mixed = np.where((generator.random((POPULATION, axes.shape[1])) < 0.5) & crossed[:, None], axes[parents[:, 1]], axes[parents[:, 0]])
-        # differing axes between each proposal and each member that is left; a member may be its own parent's neighbour in several ways
+        # differing axes between each proposal and each remaining member; a member may be its parent's neighbour in several ways
         distance = (mixed[:, None, :] != axes[None, open_, :]).sum(axis=2) + 0.5 * generator.random((POPULATION, len(open_)))
         count = min(CLOSEST, len(open_))
         near = np.argpartition(distance, count - 1, axis=1)[:, :count]
@@ -128,7 +128,7 @@ def loss_of_performance(order: Sequence[int] | np.ndarray, seconds: np.ndarray, 
 
 
 def trials_to(order: Sequence[int] | np.ndarray, seconds: np.ndarray, loss: float) -> int:
-    """Trials until the loss is at most that (0.05: what CNNOpt calls 95 % of the performance); one more than were made where it never is."""
+    """Trials until the loss is at most that (0.05: what CNNOpt calls 95 % of the performance); one more than were made if it never is."""
     reached = np.flatnonzero(seconds[np.asarray(order)] <= seconds.min() * (1 + loss))
     return int(reached[0]) + 1 if len(reached) else len(order) + 1
 
@@ -171,7 +171,7 @@ def judge(name: str, features: np.ndarray, seconds: np.ndarray, seeds: int = 10,
 
 
 def table(judged: Sequence[Judged]) -> Table:
-    """One row a pool, and the mean."""
+    """One row per pool, and the mean."""
     result = Table("pool", "configurations", "trials to 95 %", "99 %", "best", "LoP@1", "LoP@10", "LoP@30")
     rows: list[tuple[str, int, tuple[float, ...]]] = [
         (j.name, j.configurations, (j.trials_95, j.trials_99, j.trials_100, j.lop_1, j.lop_10, j.lop_30)) for j in judged
@@ -185,7 +185,7 @@ def table(judged: Sequence[Judged]) -> Table:
 
 
 def pools(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """(name, features, seconds) of every pool of a file. Lines of a CSV file that are not numbers are failures, and left out."""
+    """(name, features, seconds) of every pool of a file. Lines of a CSV file that are not numbers are failures and are left out."""
     if path.suffix == ".csv":
         rows = []
         for line in path.read_text().splitlines():
@@ -205,7 +205,7 @@ def pools(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def features_of(parameters: Sequence[Mapping[str, int]]) -> np.ndarray:
-    """[configurations, axes that any has]; NaN where a configuration lacks an axis."""
+    """[configurations, axes of all]; NaN if a configuration lacks an axis."""
     axes = list(dict.fromkeys(axis for found in parameters for axis in found))
     return np.array([[found.get(axis, np.nan) for axis in axes] for found in parameters], dtype=float)
 

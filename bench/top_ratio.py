@@ -1,9 +1,10 @@
-"""Tuna's top-k ratio on measured layers: the summed times of the truly best k over those of the k that the models like best (section V of the paper).
+"""Tuna's top-k ratio on measured layers: the summed times of the truly best k over those of the k that the models rank best (section V of the paper).
 
     python -m bench.top_ratio bench/data/h200_layers.jsonl.gz [--name top_ratio_h200]
 
-Direct summation (implicit GEMM and direct kernels), Winograd's algorithm, and all schemas together. What the models like best and nobody measured is
-passed over, and counted. What was never measured cannot be among the truly best either, so that the ratio is an upper bound where the count is not 0.
+Direct summation (implicit GEMM and direct kernels), Winograd's algorithm, and all schemas together. Candidates that the models rank among the best
+but that were not measured are skipped and counted. They cannot be among the truly best either, so that the ratio is an upper bound if the count is
+not 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How counts of memory transactions go with time: Pearson's correlation, as in CNNOpt's table 6, of what the models predict.
+"""Correlation of predicted memory transactions with time: Pearson's coefficient, as in CNNOpt's table 6.
 
     python -m bench.transactions FILE ... [--target h200] [--name transactions_predicted_h200]
 
-A FILE is what `bench.bounds_check` reads: measured kernels of layers. Counts that the hardware measured: scripts/ncu_transactions.py. "fastest": over
-the fastest kernel of each layer, as in the paper; "all": over all kernels of all layers; "by layer": the mean of the layers' coefficients.
+A FILE is a file that `bench.bounds_check` reads: measured kernels of layers. For counts measured by the hardware see scripts/ncu_transactions.py.
+"fastest": over the fastest kernel of each layer, as in the paper; "all": over all kernels of all layers; "by layer": the mean of the layers'
+coefficients.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Row = Mapping[str, float]
 
 
 def predicted_counts(part: Part, candidates: Columns, machine: Machine) -> dict[str, np.ndarray]:
-    """Wavefronts of shared memory, sectors between level 2 and processors, and occupancy in percent of these candidates of the part's schema (of
-    Winograd's algorithm those of its product alone); nothing for a schema whose volumes are not counted."""
+    """Wavefronts of shared memory, sectors between level 2 and processors, and occupancy in per cent of these candidates of the part's schema (for
+    Winograd's algorithm only those of its product); empty for a schema without such counts."""
     found = described(estimated(part.schema, part.facts, candidates, machine, Options()), machine)
     if found is None:
         return {}
@@ -60,7 +61,7 @@ def pearson(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def correlations(rows: Iterable[Row]) -> dict[str, float]:
-    """Of each count with the time; each over the rows that have both."""
+    """Correlation of each count with the time, over the rows that have both."""
     timed = [row for row in rows if row.get(SECONDS)]
     found = {}
     for name in dict.fromkeys(name for row in timed for name in row if name != SECONDS):
@@ -72,7 +73,7 @@ def correlations(rows: Iterable[Row]) -> dict[str, float]:
 
 
 def summarised(layers: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """Correlations over the fastest kernels, over all, by layer, and the mean of these."""
+    """Correlations over the fastest kernels, over all kernels, by layer, and the mean over layers."""
     timed = {name: [row for row in rows if row.get(SECONDS)] for name, rows in layers.items()}
     by_layer = {name: correlations(rows) for name, rows in timed.items()}
     names = dict.fromkeys(count for found in by_layer.values() for count in found)
@@ -85,7 +86,7 @@ def summarised(layers: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any]) -> Table:
-    """One row a count."""
+    """One row per count."""
     kinds = ("fastest", "all", "mean by layer")
     result = Table("correlation with time", *kinds)
     for name in summary["all"]:

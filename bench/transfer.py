@@ -1,13 +1,13 @@
-"""How well a model that was trained on one GPU ranks the kernels of another: V100 and H200, each predicted from the other.
+"""How well a model trained on one GPU ranks the kernels of another: V100 and H200, each predicted from the other.
 
     python -m bench.transfer --published FOLDER --ours bench/data/h200_train.jsonl.gz --judged bench/data/h200_layers.jsonl.gz [--name transfer]
 
-All models see only quantities without dimension, relative to the machine's peaks (the record "relative"), and correct the general analytical model
-(`kernels.gpu.counted.counted_cost`, default constants, which were fitted on the V100). Judged are orders of the measured direct kernels, RS and S, of
-the twenty layers of either machine, of which no row was trained with. The two sets of kernels differ in more than the machine: CNNOpt's keep columns
-of the image innermost and stage results in shared memory (`PUBLISHED`), ours keep channels innermost, copy asynchronously and store directly
-(`GENERATED`); the counts of `TileCounts` are what they have in common. Twenty layers are few, and one bad first choice moves the mean by per cents: a
-machine's random layers, of which there are hundreds, are judged as well, by the models that saw nothing of them: those of the other machine.
+All models see only dimensionless quantities, relative to the machine's peaks (the record "relative"), and correct the general analytical model
+(`kernels.gpu.counted.counted_cost`, default constants, which were fitted on the V100). Evaluated are orders of the measured direct kernels, RS and S,
+of the twenty layers of each machine, none of which is in the training data. The two sets of kernels differ in more than the machine: CNNOpt's keep
+columns of the image innermost and stage results in shared memory (`PUBLISHED`), ours keep channels innermost, copy asynchronously and store directly
+(`GENERATED`); the counts of `TileCounts` are what they have in common. Twenty layers are few, and one bad first choice moves the mean by some per
+cent. So a machine's random layers, of which there are hundreds, are evaluated as well, with the models of the other machine, which did not see them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ RECIPES = MappingProxyType(
 )
 ANALYTICAL = "analytical, not corrected"
 LEAST_ROWS = 10
-"""Random layers with fewer rows are not judged."""
+"""Random layers with fewer measurements are not evaluated."""
 Source = list[tuple[Samples, Machine]]
-"""What a model is trained with."""
+"""The training data of a model."""
 
 
 def generally(rows: Samples) -> Samples:
-    """The rows without the predictions of their schemas' own analytical models: what both machines have is the general one."""
+    """The samples without the predictions of their schemas' own analytical models: only the general one exists for both machines."""
     return replace(rows, analytical=None)
 
 
@@ -59,13 +59,13 @@ def direct(rows: Samples) -> Samples:
 
 
 def layers_of(layers: Mapping[str, Mapping[str, Samples]]) -> Samples:
-    """The rows of the published layers, each layer a problem, its kinds together."""
+    """The samples of the published layers, with each layer as one problem of both kinds."""
     parts = [replace(rows, problem=np.full(len(rows), number)) for number, kinds in enumerate(layers.values()) for rows in kinds.values()]
     return join(parts)
 
 
 def with_rows(rows: Samples, least: int) -> Samples:
-    """The problems of which at least so many rows were measured."""
+    """The problems with at least `least` measurements."""
     _, numbers, counts = np.unique(rows.problem, return_inverse=True, return_counts=True)
     return rows.where(counts[numbers] >= least)
 
@@ -80,8 +80,8 @@ def compare(
     recipes: Mapping[str, Recipe],
     seen: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """For every set that is judged: LoP@n and rank correlation, means over its layers, uncorrected and with every model, but for those of the sources
-    that have `seen` it."""
+    """For every test set: LoP@n and rank correlation, means over its layers, uncorrected and with every model except those whose sources have `seen`
+    it."""
     results: list[dict[str, Any]] = []
     for name, (rows, machine) in judged.items():
         found = quality(rows, counted_cost(rows.counts, machine).seconds)
@@ -102,8 +102,8 @@ def compare(
 
 
 def conclusions(results: list[dict[str, Any]], own: Mapping[str, tuple[str, str]]) -> list[str]:
-    """What the figures say in words. `own`: for each set that is judged, the training on its own machine and that on the other, of which the first
-    may be missing in the results."""
+    """The conclusions from the figures as text. `own`: for each test set, the training on its own machine and that on the other; the first may be
+    missing in the results."""
     sentences = []
     for judged, (home, foreign) in own.items():
         rows = [row for row in results if row["judged"] == judged]

@@ -1,8 +1,8 @@
-"""Tuna's algorithm 2 as the paper has it, over our loop trees: what `bench.cache_misses` compares our model with.
+"""Tuna's algorithm 2 as printed, over our loop trees, for comparison with our model in `bench.cache_misses`.
 
-Each tensor has a reuse status, true at the leaves. Where what a loop node touches fits in the cache, it moves its footprint. Else a tensor with
-reuse moves its footprint, one without the movement of an iteration times the trips. The status becomes false where the tensor's own footprint
-exceeds the cache, or that of a loop that does not index the tensor does. Footprints in lines; no associativity.
+Each tensor has a reuse status, true at the leaves. If the footprint of a loop node fits the cache, the node moves its footprint. Otherwise a tensor
+with reuse moves its footprint, and one without reuse the movement of an iteration times the trip count. The status becomes false if the tensor's own
+footprint, or that of a loop that does not index the tensor, exceeds the cache. Footprints in lines; no associativity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilewright.hardware.machine import Cache
 
 @dataclass(frozen=True)
 class _Moved:
-    """Of one tensor: lines moved by a node, and its reuse status above that node."""
+    """The lines of one tensor moved by a node, and the tensor's reuse status above that node."""
 
     lines: float
     reuse: bool

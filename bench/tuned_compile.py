@@ -1,9 +1,9 @@
-"""How long compiling with trials takes on the GPU present, and what the trials gain.
+"""Time to compile with trials on the GPU present, and the gain from the trials.
 
     python -m bench.tuned_compile [resnet18] [--trials 10] [--name tuned_compile_h200]
 
-Each network is compiled with `--trials` a region, from empty records (and an empty kernel cache where TILEWRIGHT_CACHE names an empty folder), and
-then with none; both results are checked against float64 and timed in turns with the L2 cache full of something else.
+Each network is compiled with `--trials` trials per region, from empty records (and an empty kernel cache where TILEWRIGHT_CACHE names an empty
+folder), and then with none; both results are checked against float64 and timed interleaved, with the L2 cache full of other data.
 """
 
 from __future__ import annotations

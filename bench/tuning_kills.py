@@ -1,9 +1,9 @@
-"""Tuning that is killed again and again: records are sound and complete, no process is left, and what was measured is not measured again.
+"""Repeatedly killed tuning: records stay sound and complete, no process is left, and nothing is measured twice.
 
-A process tunes two small layers, whose candidates stand-ins compile and measure in processes of their own, notes each measurement that it has
-recorded, and is killed at a random moment, every other one soon after a measurement; the next one goes on with the same records, until one comes to
-its end, and another file is begun. After each kill the file is sound, and holds every measurement that was noted and all from before; a process that
-comes to its end has measured each candidate once, and the next one removes the temporary folders of those that were killed.
+A process tunes two small layers, whose candidates are compiled and measured by stand-in processes. It logs each measurement that it has recorded, and
+is killed at a random moment, every second time soon after a measurement. The next process continues with the same records, until one finishes; then a
+new file is begun. After each kill the file must be sound and hold every logged and every earlier measurement. A process that finishes has measured
+each candidate once, and the next one removes the temporary folders of those that were killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def answer(message):
     return {"code": "some", "program": {}, "resources": {}}
 serve(answer)
 """
-"""A process as those of trials, without what takes them seconds to start: what is killed here is the process that tunes."""
+"""A stand-in for a trial process without its start-up time of seconds: the process that is killed here is the one that tunes."""
 
 
 def _problems() -> list[Problem]:
@@ -49,7 +49,7 @@ def _problems() -> list[Problem]:
 
 
 def _tunes(folder: Path) -> None:
-    """Work of a process: tunes, and notes what was recorded after it was."""
+    """Work of a process: tunes, and logs each measurement after it was recorded."""
     native, command = machine("native"), ("-c", STAND_IN)
 
     def stand_ins() -> Trials:
@@ -68,12 +68,12 @@ def _tunes(folder: Path) -> None:
 
 
 def _noted(folder: Path) -> list[str]:
-    """What the processes say that they have recorded."""
+    """The measurements that the processes logged."""
     return (folder / "noted").read_text().splitlines() if (folder / "noted").exists() else []
 
 
 def _wait(folder: Path, process: Any, measurements: int, seconds: float) -> None:
-    """Until so many more measurements were noted and then so many seconds have passed, or the process has ended."""
+    """Waits until `measurements` more were logged and then `seconds` have passed, or the process has ended."""
     wanted, end = len(_noted(folder)) + measurements, time.monotonic() + PATIENCE
     while len(_noted(folder)) < wanted and process.is_alive() and time.monotonic() < end:
         time.sleep(0.005)
@@ -81,7 +81,7 @@ def _wait(folder: Path, process: Any, measurements: int, seconds: float) -> None
 
 
 def _faults(folder: Path, before: set[Measurement], found: set[Measurement]) -> list[str]:
-    """What is wrong with the records, and which processes are left."""
+    """Problems of the records, and processes that are left."""
     faults = processes_left(folder)
     if (folder / "records.sqlite").exists():
         with closing(sqlite3.connect(folder / "records.sqlite")) as connection:
@@ -105,9 +105,9 @@ def _measurements(path: Path) -> set[Measurement]:
 
 
 def tuning_kills(folder: Path, count: int, seed: int = 0) -> dict[str, Any]:
-    """Kills tuning so many times; counts, and what is wrong."""
+    """Kills tuning `count` times; returns counts and faults."""
     chance, seen, faults = random.Random(seed), Counter[str](), list[str]()
-    ended(start(folder, _tunes, folder))  # once the server that forks runs, the next one shows how long one takes
+    ended(start(folder, _tunes, folder))  # starts the fork server; the next process shows how long one takes
     whole = PATIENCE
     for number in itertools.takewhile(lambda _: seen["killed"] < count, itertools.count()):
         place = folder / str(number)

@@ -1,10 +1,10 @@
-"""What Winograd's algorithm does to results beside direct sums: errors of usual inputs, around outliers, and the spread of infinities.
+"""Errors of Winograd's algorithm against direct sums: for usual inputs, around outliers, and the spread of infinities.
 
     python -m bench.winograd_numerics --name winograd_numerics
 
 A 3x3 convolution of 64 to 64 channels on 56 x 56 pixels of normal numbers, by our kernels for this CPU and by PyTorch, against float64. An error is
-the largest difference over the largest magnitude of the results that are compared. Around an outlier these are the results within eight pixels that
-do not read it; the worst of sixteen positions of the outlier relative to the tiles counts.
+the largest difference over the largest magnitude of the compared results. Around an outlier these are the results within eight pixels that do not
+read it; the worst of sixteen positions of the outlier relative to the tiles counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 
 
 def run_by(module: nn.Module, x: torch.Tensor, wanted: Callable[[Choice], bool]) -> Run:
-    """The module by the models' first choice of the candidates that are wanted for its contraction."""
+    """The module compiled with the models' first choice among the wanted candidates for its contraction."""
     here = machine("native")
     imported = read(module, (x,))
 
@@ -51,12 +51,12 @@ def run_by(module: nn.Module, x: torch.Tensor, wanted: Callable[[Choice], bool])
 
 
 def transformed(tile: int | None) -> Callable[[Choice], bool]:
-    """Candidates by Winograd's algorithm with such a tile of outputs, or by direct sums."""
+    """Selects candidates of Winograd's algorithm with the given output tile, or of direct sums (None)."""
     return lambda choice: choice.schema.transforms == (tile is not None) and (tile is None or choice.schedule.output_tile == tile)
 
 
 def errors(run: Run, module: nn.Module, x: torch.Tensor) -> dict[str, Any]:
-    """Of usual inputs, beside each outlier, and how many results one infinity spoils that do not read it."""
+    """Errors for usual inputs and beside each outlier, and the number of results that one infinity spoils although they do not read it."""
     exact_of = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).double()
     exact_of.load_state_dict({name: value.double() for name, value in module.state_dict().items()})
     exact = exact_of(x.double()).detach()

@@ -192,8 +192,8 @@ class _CompiledGraph:
             return executable(*(inputs[i] for i in free))
 
     def _may_require_gradients(self, inputs: Inputs) -> bool:
-        """Whether gradient state differs from capture. Dynamo should capture the graph again; if it does not, the graph runs eagerly so that
-        gradients are not lost."""
+        """Whether results may require gradients unlike at capture. Dynamo captures the graph again then; if it does not, the graph runs eagerly
+        rather than lose gradients."""
         if not torch.is_grad_enabled() or not any(value.requires_grad for value in inputs):
             return False
         grad_mode, required = self._captured
