@@ -13,8 +13,8 @@ from tilewright.selection.ranking import Choice, Part, Ranking
 
 
 def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numerics = USUAL, learned: bool = True) -> Ranking:
-    """Every candidate with its prediction; the same for the same arguments. `threads`: of a CPU. `numerics`: which ways
-    of rounding are allowed. `learned`: where a model was trained for the machine, it corrects the estimates.
+    """Every candidate with its prediction; equal arguments give equal results. `threads`: threads of a CPU. `numerics`: the kinds of rounding that
+    are allowed. `learned`: whether a model trained for the machine, if there is one, corrects the estimates.
 
     Raises:
         Unsuitable: if no schema of this machine suits the problem, with the reason of each.
@@ -45,21 +45,21 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numeric
 
 
 def candidates(ranking: Ranking, schema: AnySchema, facts: object, options: Options) -> Ranking:
-    """The ranking with the candidates of one more schema for a problem of these facts, and their estimates."""
+    """Adds the candidates of another schema, for a problem with these facts, and their estimates."""
     candidates, rejected = schema.space(facts, ranking.machine, options)
     return ranking.with_part(estimated(schema, facts, candidates, ranking.machine, options), rejected)
 
 
 def estimated(schema: AnySchema, facts: object, candidates: Columns, machine: Machine, options: Options) -> Part:
-    """These candidates of a schema, counted and estimated."""
+    """The candidates of a schema with their counts and estimates."""
     counts = schema.counts(facts, candidates, machine)
     return Part(schema, facts, candidates, counts, schema.estimate(facts, candidates, counts, machine, options))
 
 
 def choose(problem: Problem, machine: Machine, threads: int = 1, numerics: Numerics = USUAL) -> Choice:
-    """The candidate with the least predicted time; arguments as for `rank`.
+    """The candidate with the shortest predicted time; the arguments are those of `rank`.
 
     Raises:
-        Unsuitable: as `rank`, and where no candidate is feasible.
+        Unsuitable: like `rank`, and if no candidate is feasible.
     """
     return rank(problem, machine, threads, numerics).first()

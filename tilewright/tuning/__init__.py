@@ -1,1 +1,1 @@
-"""Measuring candidates: trials, records, data sets, training, batches of models on Dask."""
+"""Measuring candidates: trials, records, data sets, training, and batches of models on Dask."""

@@ -1,11 +1,11 @@
-"""Commands of `tilewright` run side by side by the workers of a Dask cluster, and models compiled for many targets that way.
+"""Runs commands of `tilewright` in parallel on the workers of a Dask cluster, and so compiles models for many targets.
 
-A task is the arguments of a command, the contents of the files that it reads, and the name of the one that it writes: no object of ours travels, and
-nothing of ours is unpickled. (Dask itself sends its messages with pickle: who can reach a scheduler can run code on it and on its workers.) A worker
-runs the command in a process of its own, so that a model that exhausts the memory costs one task, and PyTorch is never in two threads at once.
+A task consists of the arguments of a command, the contents of its input files, and the name of its output file: no objects of this package are sent
+or unpickled. (Dask itself sends its messages with pickle: whoever can reach a scheduler can run code on it and on its workers.) A worker runs the
+command in a separate process, so that a model that exhausts the memory costs one task, and PyTorch never runs in two threads at once.
 
-A task whose worker is lost runs again on another, which is Dask's doing; one whose process was killed or could not start is tried `RETRIES` times
-more; one that ended with an error is not, because it would again.
+Dask runs a task again on another worker if its worker is lost. A task whose process was killed or could not start is retried `RETRIES` times; a task
+that ended with an error is not, because it would fail again.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 
 RETRIES = 2
 CONNECT_SECONDS, WORKER_SECONDS = 10, 60
-"""How long to wait for the scheduler's answer, and for its first worker."""
+"""Timeouts for the scheduler's answer, and for its first worker."""
 ENDED_CODES = (0, 1, 2)
-"""Of a command that came to its end; any other says that its process was stopped."""
+"""Exit codes of a completed command; any other means that its process was stopped."""
 LIMIT_SECONDS = 3600.0
-"""Of compiling one model, unless another limit is given."""
+"""Default time limit for compiling one model."""
 WORDS_BYTES = 1 << 24
-"""Of what a command says that is kept."""
+"""Maximum bytes of a command's output that are kept."""
 PREFIX = "tilewright: "
-"""Of the lines that commands write to the standard error stream."""
+"""Prefix of the lines that commands write to standard error."""
 
 
 class CommandStopped(Exception):
-    """A command's process was stopped before its end: worth another trial."""
+    """A command's process was stopped before it completed; the task may be retried."""
 
 
 def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: str, version: str, limit: float = math.inf) -> dict[str, Any]:
-    """What a worker does: runs `tilewright ARGUMENTS`. In the arguments "{folder}" stands for a folder of its own, in which the `files` are.
-    Gives {"content": bytes of the file `output` or None, "error": text, "notes": lines, "seconds": of wall clock}. A command that has not ended after
-    `limit` seconds is ended, with all that it has started, and has failed.
+    """The work of a worker: runs `tilewright ARGUMENTS`. In the arguments "{folder}" stands for a temporary folder that contains the `files`. Returns
+    {"content": bytes of the file `output` or None, "error": text, "notes": lines, "seconds": wall-clock seconds}. A command that takes longer than
+    `limit` seconds is killed, with everything it started, and has failed.
 
     Raises:
-        CommandStopped: if its process was stopped from outside, as for want of memory.
+        CommandStopped: if its process was stopped from outside, for example because memory ran out.
     """
     if version != tilewright.__version__:
         error = f"a worker has tilewright {tilewright.__version__}, and {version} is asking; install the same release on every worker"
@@ -62,7 +62,7 @@ def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: st
         for name, data in files.items():
             (folder / name).write_bytes(data)
         command = [sys.executable, "-m", "tilewright", *(argument.replace("{folder}", str(folder)) for argument in arguments)]
-        try:  # in the folder where this package is found
+        try:  # in the folder that contains this package
             ended = run_program(command, limit, Path(__file__).parents[2], WORDS_BYTES, settings.child_environment())
         except ProgramHung:
             return {"content": None, "error": f"it did not end within {limit:g} s", "notes": [], "seconds": time.perf_counter() - start}
@@ -78,7 +78,7 @@ def run_command(arguments: Sequence[str], files: Mapping[str, bytes], output: st
 
 
 def _place() -> str | None:
-    """The folder of this Dask worker, which the next one removes if this is killed; None in any other process."""
+    """The folder of this Dask worker, which the next worker removes if this one is killed; None in any other process."""
     try:
         from distributed import get_worker
 
@@ -89,7 +89,7 @@ def _place() -> str | None:
 
 @contextmanager
 def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
-    """A client of the scheduler at an address such as "tcp://host:8786"; without one, of so many worker processes on this machine, which end with it.
+    """A client of the scheduler at an address such as "tcp://host:8786"; without one, a client of `workers` local processes, which end with it.
 
     Raises:
         UnsupportedOption: if Dask is not installed, no scheduler answers, or it has no worker.
@@ -100,10 +100,10 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
         raise UnsupportedOption("the package distributed is not installed", "pip install 'tilewright[distributed]'") from error
     import dask
 
-    # a model's weights are sent with its tasks on purpose
+    # a model's weights are deliberately sent with its tasks
     with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
         if scheduler is None:
-            # the memory is that of the commands' processes, which Dask does not see
+            # the commands' processes use the memory, which Dask does not see
             place = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
             with LocalCluster(n_workers=workers, threads_per_worker=1, memory_limit=0, silence_logs=50, **place) as local, Client(local) as client:
                 yield client
@@ -123,8 +123,8 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
 def run_all(
     client: Client, tasks: Sequence[tuple[Sequence[str], Mapping[str, bytes], str]], limit: float = math.inf
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The answers of `run_command` to (arguments, files, output), as they come, each with its task's number; what could not be run at all is an
-    answer with an error too. The same file of several tasks is sent once. Tasks that were not waited for are cancelled."""
+    """The answers of `run_command` to (arguments, files, output), each with its task's number, in order of completion. A task that could not be run
+    yields an answer with an error. A file shared by several tasks is sent once. Tasks that are no longer awaited are cancelled."""
     from distributed import as_completed
 
     sent: dict[int, Any] = {}
@@ -133,7 +133,7 @@ def run_all(
         for number, (arguments, files, output) in enumerate(tasks):
             for data in files.values():
                 if id(data) not in sent:
-                    # a task that gives what it was given: Dask can make its result again when the worker that holds it is lost
+                    # an identity task: Dask can recompute its result if the worker that holds it is lost
                     sent[id(data)] = client.submit(bytes, data, pure=False)
             carried = {name: sent[id(data)] for name, data in files.items()}
             future = client.submit(run_command, list(arguments), carried, output, tilewright.__version__, limit, retries=RETRIES, pure=False)
@@ -142,7 +142,7 @@ def run_all(
             number = futures.pop(future)
             try:
                 answer = future.result()
-            except Exception as error:  # after the last trial, or because its workers died again and again
+            except Exception as error:  # after the last retry, or because its workers died repeatedly
                 answer = {"content": None, "error": _words(error), "notes": [], "seconds": 0.0}
             future.release()
             yield number, answer
@@ -160,7 +160,7 @@ def _words(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A model, as the command line names it, to be compiled for a target; `arguments` are further ones of `tilewright compile`."""
+    """A model, as named on the command line, to be compiled for a target; `arguments` are further arguments of `tilewright compile`."""
 
     model: str
     target: str
@@ -168,14 +168,14 @@ class Job:
 
     @property
     def file_name(self) -> str:
-        """Of its artifact."""
+        """File name of its artifact."""
         name = Path(self.model).stem if is_file(self.model) else self.model.rpartition(":")[2]
         return f"{name}-{self.target}.zip"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a job: `path` of its artifact, or None and the error; `notes` are the warnings. Seconds of wall clock on the worker."""
+    """The result of a job: `path` of its artifact, or None and the error; `notes` are warnings, `seconds` wall-clock seconds on the worker."""
 
     job: Job
     path: Path | None
@@ -189,7 +189,7 @@ def is_file(model: str) -> bool:
 
 
 def content_of(model: str) -> bytes:
-    """A model file in one piece: an ONNX file with the data files that belong to it.
+    """The content of a model file, including an ONNX file's external data.
 
     Raises:
         InvalidModel: if it cannot be read, or does not fit.
@@ -201,7 +201,7 @@ def content_of(model: str) -> bytes:
         try:
             content: bytes = load(path).SerializeToString()
             return content
-        except ValueError as error:  # protocol buffers end at 2 GB
+        except ValueError as error:  # protocol buffers are limited to 2 GB
             raise InvalidModel(f"{model} with its data files is too large to be sent: {error}", "compile it with `tilewright compile`") from error
     try:
         return path.read_bytes()
@@ -210,7 +210,7 @@ def content_of(model: str) -> bytes:
 
 
 def check_jobs(jobs: Sequence[Job]) -> None:
-    """Raises UnsupportedOption where two jobs would write one artifact."""
+    """Raises UnsupportedOption if two jobs would write the same artifact."""
     owners: dict[str, Job] = {}
     for job in jobs:
         other = owners.setdefault(job.file_name, job)
@@ -221,8 +221,8 @@ def check_jobs(jobs: Sequence[Job]) -> None:
 def compile_all(
     client: Client, jobs: Sequence[Job], folder: Path, report: Callable[[Compiled], None], limit: float = LIMIT_SECONDS
 ) -> list[Compiled]:
-    """Compiles the jobs, each for `limit` seconds at most, and writes each artifact as soon as it is there, under a temporary name first. `report` is
-    told of each job when it is over. The failure of one job leaves the others alone. Gives what became of the jobs, in their order."""
+    """Compiles the jobs, each for at most `limit` seconds, and writes each artifact as soon as it is available, atomically. `report` is called with
+    each completed job. A failed job does not affect the others. Returns the results in the order of the jobs."""
     folder.mkdir(parents=True, exist_ok=True)
     results: dict[int, Compiled] = {}
 
@@ -263,7 +263,7 @@ def compile_all(
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Writes a file all at once."""
+    """Writes a file atomically."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_bytes(content)

@@ -1,7 +1,8 @@
-"""Choices that were made before, kept beside the kernels: the same models choose the same schedule of the same problem, and ranking takes time.
+"""Cache of choices, stored beside the kernels: the same models always choose the same schedule for the same problem, and ranking takes time.
 
-A choice is one JSON file named by a digest of all that decides it: problem, machine, the sources that lower, rank and score, trained models, options,
-NumPy, in which the ranking is computed, and for a CPU the programs that compile and read code. One on the way to which something hung is not kept.
+A choice is one JSON file, named by a digest of everything that determines it: problem, machine, the sources that lower, rank and score, trained
+models, options, the version of NumPy, and for a CPU the programs that compile and read code. A choice is not stored if a process hung while it was
+made.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ RANKING = (
     "kernels/**/*.py", "selection/**/*.py", "selection/models/*", "analysis/**/*.py", "hardware/*.py", "hardware/calibration/*.json",
     "toolchain/*.py", "tuning/code_choice.py", "tuning/score_worker.py", "runtime/kernel_source.py",
 )  # fmt: skip
-"""Files that rank: models, what was fitted and learned, rules of occupancy, tables of pipelines, flags of compilers, choosing by code."""
+"""Files that affect the ranking: models, fitted and learned constants, occupancy rules, pipeline tables, compiler flags, choosing by code."""
 
 
 @lru_cache(maxsize=1)
 def _models() -> str:
-    """A digest of everything that ranks."""
+    """A digest of everything that affects the ranking."""
     return f"{digest_of_files(*RANKING)} {np.__version__}"
 
 
 def remembered(numerics: Numerics = USUAL, scores: CodeScores | None = None) -> Chooser:
-    """Chooses as the models do, and for contractions of a CPU as `scores` do among the models' favourites; what was chosen before is read. Where the
-    models alone choose for a CPU, they are asked again, which is as quick. `numerics` as for `selection.choice.rank`."""
+    """A chooser that follows the models, and, for contractions on a CPU, `scores` among the models' favourites. Earlier choices are read from the
+    cache, except on a CPU where only the models decide: ranking again is as quick. `numerics`: as in `selection.choice.rank`."""
 
     def models(problem: Problem, machine: Machine, threads: int) -> tuple[Choice, bool]:
-        """The choice, and whether it would be the same another time."""
+        """The choice, and whether it is reproducible."""
         if scores is None or machine.is_gpu or problem.region.kind != "contraction":
             return choose(problem, machine, threads, numerics), True
         return scores.best(problem, rank(problem, machine, threads, numerics), threads)
@@ -73,14 +74,14 @@ def remembered(numerics: Numerics = USUAL, scores: CodeScores | None = None) -> 
 
 
 def place(problem: Problem, machine: Machine, numerics: Numerics, threads: int = 0) -> Path:
-    """Where the choice is kept; `threads` of a CPU."""
+    """The file of a choice; `threads`: threads of a CPU."""
     programs = "" if machine.is_gpu else tools(machine)
     key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {numerics} {threads} {programs}".encode()).hexdigest()[:40]
     return settings.cache_directory() / "choices" / f"{key}.json"
 
 
 def _read(path: Path, problem: Problem, machine: Machine) -> Choice | None:
-    """The choice of a file; None where there is none, it is damaged, or another user may have written it."""
+    """The choice in a file; None if there is no file, it is damaged, or another user may have written it."""
     try:
         content = json_of(read_private(path, path.parent))
         if content.pop("digest") != _digest(content):
@@ -95,12 +96,12 @@ def _read(path: Path, problem: Problem, machine: Machine) -> Choice | None:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Finds damage: a schedule is not looked for in its space when it is read."""
+    """Detects damage: a schedule that is read is not checked against its space."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 
 def _write(path: Path, choice: Choice) -> None:
-    """Keeps a choice, whole or not at all; a full or read-only disk costs time only."""
+    """Stores a choice atomically; a full or read-only disk costs only time."""
     content = {
         "schedule": serialisation.schedule_text(choice.schedule), "seconds": choice.seconds, "terms": dict(choice.terms),
         "rejected": dict(choice.rejected), "candidates": choice.candidates,

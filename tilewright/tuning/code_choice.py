@@ -1,9 +1,9 @@
-"""Choosing by the code of candidates: the models' favourites of a CPU's contraction are compiled, their code is read, and the best score is taken.
+"""Choosing by compiled code: the models' favourites for a CPU contraction are compiled, their code is scored, and the best score wins.
 
-The cheap stage, the models over the whole space in numpy, feeds the expensive one with its first few (`selection/search.py::rescored`): the spaces of
-CPU contractions have at most some ten thousand candidates, so all of them are ranked and no evolution is needed. Processes compile and read; what is
-chosen is in the kernel cache then. Where a learned part has ranked (`selection/learned/cpu.py`), it decides. Where
-code cannot be read (no objdump for the target, a flow of control that depends on data), the models do.
+The cheap stage, the models over the whole space in NumPy, passes its first few candidates to the expensive one (`selection/search.py::rescored`). The
+spaces of CPU contractions have at most some ten thousand candidates, so all are ranked and no evolutionary search is needed. Separate processes
+compile and read code, and leave the chosen kernel in the kernel cache. If a learned model has ranked the candidates (`selection/learned/cpu.py`), it
+decides. If code cannot be read (no objdump for the target, data-dependent control flow), the analytical models decide.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tilewright.tuning.trial_processes import Child
 from tilewright.tuning.workers import Message, WorkerLost
 
 FAVOURITES = 8
-"""Candidates whose code is read."""
+"""Number of candidates to compile and score."""
 MARGIN = 0.05
-"""The models' first choice stands unless another's score is better by this share."""
+"""Fraction by which another score must be better to replace the models' first choice."""
 WORTH_SECONDS = 3e-5
-"""Regions that are predicted to take less are left to the models: a better choice would save less than calling a kernel costs."""
+"""Predicted time below which a region is left to the models: a better choice would save less than a kernel call costs."""
 SCORER = ("-m", "tilewright.tuning.score_worker")
 SCORE_SECONDS = 60.0
-"""After so long without an answer a process counts as hanging."""
+"""Time without an answer after which a process counts as hung."""
 
 
 def reads_code(machine: Machine) -> bool:
-    """Whether code for the machine can be read here, and is wanted: a CPU with a table of its pipelines and coefficients for its architecture."""
+    """Whether choosing by code is possible and enabled: for a CPU with a pipeline table and coefficients for its architecture."""
     return settings.read_code() and not machine.is_gpu and machine.pipeline in PIPELINES and (MODELS / f"cpu_{machine.architecture}.json").exists()
 
 
 def tools(machine: Machine) -> str:
-    """What compiles and reads the code of candidates, with versions; what is missing is said to be."""
+    """The programs that compile and read the code of candidates, with versions; missing programs are named as missing."""
     identities: tuple[Callable[[], str], ...] = (lambda: CCompiler.find(machine).identity, lambda: identity_of(disassembler(machine)))
     found = []
     for identity in identities:
@@ -63,7 +63,7 @@ class ScoringProcess(Child):
         raise WorkerLost(words)
 
     def terms(self, problem: Problem, choice: Choice, threads: int) -> Message:
-        """The answer to a candidate; see `score_worker`."""
+        """The answer for a candidate; see `score_worker`."""
         worker, wrong = self.prepared(problem, {"do": "machine", "machine": serialisation.encode(self.machine)}, {})
         if wrong:
             return {"error": wrong}
@@ -87,7 +87,7 @@ class CodeScores:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:  # an interruption among them: no answer is waited for
+        if kind is not None:  # on any exception, including an interrupt, no answer is awaited
             for process in self._processes:
                 process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -95,10 +95,10 @@ class CodeScores:
             process.close()
 
     def best(self, problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> tuple[Choice, bool]:
-        """The candidate with the best score among the ranking's first `count`, or the ranking's first where that is as good but for `MARGIN`, has no
-        score, where the region is not worth it, or where the coefficients were not fitted to its schema. What was learned from measurements ranks
-        better (`selection/learned/cpu.py`), so that it decides alone where there is any. The second result is False where something hung or was lost
-        on the way, so that the choice may be another one another time.
+        """The candidate with the best score among the ranking's first `count`. The ranking's first is kept if its score is within `MARGIN` of the
+        best, if it has no score, if the region is too short, or if the coefficients were not fitted to one of the schemas. A model learned from
+        measurements (`selection/learned/cpu.py`) ranks better, so it decides alone if there is one. The second result is False if a process hung or
+        was lost, so that the choice may not be reproducible.
 
         Raises:
             Unsuitable: if no candidate is feasible.

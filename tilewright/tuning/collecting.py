@@ -1,4 +1,4 @@
-"""Measuring samples of schedules of many convolution layers into a data set; complete layers are kept, whenever it is interrupted."""
+"""Measures samples of schedules of many convolution layers into a data set; an interruption loses only the incomplete layer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tilewright.tuning.trials import Job, Outcome, Trials
 
 Layer = Mapping[str, Any]
 Choose = Callable[[Layer, Problem], Sequence[Any]]
-"""The schedules to measure of a layer."""
+"""Returns the schedules to measure for a layer."""
 Progress = Callable[[str, int, int, int], None]
-"""Called with a layer's name, candidates measured, failed, and layers complete, after each candidate."""
+"""Called after each candidate with the layer's name and the numbers of candidates measured, candidates failed, and layers completed."""
 
 
 def ranking_of(problem: Problem, machine: Machine) -> Ranking:
-    """Every candidate of a problem with the analytical predictions."""
+    """Every candidate of a problem with its analytical prediction."""
     return rank(problem, machine, learned=False)
 
 
 def sample_of(each: int, seed: int, machine: Machine) -> Choose:
-    """Half of `each` schedules drawn evenly over the schemas, half towards what the analytical models like best."""
+    """Chooses `each` schedules: half drawn evenly over the schemas, half biased towards the best by the analytical models."""
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
         ranking = ranking_of(problem, machine)
@@ -47,7 +47,7 @@ def sample_of(each: int, seed: int, machine: Machine) -> Choose:
 
 
 def favourites_of(model: Learned, each: int, known: Sequence[dataset.MeasuredLayer], machine: Machine) -> Choose:
-    """The first `each` of a model's ranking that were not measured yet: where it is too hopeful, it learns most."""
+    """Chooses the first `each` schedules of a model's ranking that were not measured yet: it learns most where it is too optimistic."""
     texts = {str(measured.layer["name"]): set(measured.times()) for measured in known}
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
@@ -67,9 +67,9 @@ def collect(
     seconds: float = float("inf"),
     progress: Progress | None = None,
 ) -> int:
-    """Measures layer after layer and appends each to the file when all its schedules are done; gives the number of candidates measured.
+    """Measures layers one after another and appends each to the file once all its schedules are done. Returns the number of candidates measured.
 
-    No new layer is begun after `seconds`."""
+    No new layer is started after `seconds`."""
     waiting: dict[str, tuple[Layer, int]] = {}
     done: dict[str, list[Outcome]] = {}
     ends = time.monotonic() + seconds

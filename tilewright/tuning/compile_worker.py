@@ -1,8 +1,8 @@
 """A child process that lowers, prints and compiles candidates for trials: `python -m tilewright.tuning.compile_worker`.
 
-Questions (see `tilewright.tuning.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain
-form}, which the candidates that follow are of; {"do": "compile", "schedule": text, "folder": where the binary goes}. The answer to
-the last is {"program": what the measuring process needs, "schedule": readable text, "resources": of each kernel} or {"error": why not}.
+Requests (see `tilewright.tuning.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain form}, which sets the problem
+of the following candidates; {"do": "compile", "schedule": text, "folder": folder for the binary}. The answer to the last is {"program": input of the
+measuring process, "schedule": readable text, "resources": those of each kernel} or {"error": reason}.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tilewright.tuning.problems import code_of
 from tilewright.tuning.workers import Message, serve
 
 COMPILER_SECONDS = 90.0
-"""After so long a call of the compiler counts as hanging: less than `trial_processes.COMPILE_SECONDS`, so that the process outlives it."""
+"""Time after which a compiler call counts as hung: less than `trial_processes.COMPILE_SECONDS`, so that this process survives it."""
 
 
 def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
-    """Kernels, calls and extra buffers of a lowered region as plain values."""
+    """The kernels, calls and extra buffers of a lowered region as plain values."""
     return {
         "binary": binary,
         "kernels": {kernel.name: asdict(loadable_kernel(kernel)) if kernel.is_gpu else {} for kernel in lowered.kernels},
@@ -41,7 +41,7 @@ def program_of(lowered: Lowered, binary: str) -> dict[str, Any]:
 
 
 class Server:
-    """What the process knows: the machine, and the problem of the candidates that follow."""
+    """State of the process: the machine, and the problem of the following candidates."""
 
     def __init__(self) -> None:
         self._machine: Machine | None = None
@@ -57,17 +57,17 @@ class Server:
         return self.compile(message["schedule"], Path(message["folder"]))
 
     def compiler(self, machine: Machine) -> Compiler:
-        """That of the machine, which gives up before the parent does."""
+        """The machine's compiler, with a time limit shorter than the parent's."""
         return replace(compiler_for(machine, language_of(machine)), seconds=min(settings.compile_seconds(), COMPILER_SECONDS))
 
     def identity(self, machine: Machine) -> str:
-        """The compiler's, which is loaded."""
+        """The identity of the loaded compiler."""
         compiler = self.compiler(machine)
         compiler.require()
         return compiler.identity
 
     def compile(self, schedule: str, folder: Path) -> Message:
-        """The candidate's program and binary, or why there are none."""
+        """The candidate's program and binary, or the reason why there are none."""
         assert self._machine is not None and self._problem is not None
         start = time.perf_counter()
         try:
@@ -79,7 +79,7 @@ class Server:
         return {**answer, "seconds": [middle - start, time.perf_counter() - middle]}
 
     def build(self, lowered: Lowered, machine: Machine, folder: Path) -> Message:
-        """The binary of all kernels together, with what the compiler says of them."""
+        """One binary with all kernels, and the compiler's report on them."""
         distinct = list({kernel.name: kernel for kernel in lowered.kernels}.values())
         compiler = self.compiler(machine)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """A child process that checks and times candidates on this CPU: `python -m tilewright.tuning.cpu_trial_worker --device THREADS`.
 
-It answers the questions of `trial_worker` in the same way; what is different is how kernels are loaded and called. Mode "cold" and "network" are as
-there, with the level-2 caches of the threads in place of that of a GPU, but at least NETWORK_BYTES (code is small beside them and stays); a replay is
-a loop of calls. In mode "network" all threads write the activations anew before each call: a core reads what another has just written more slowly
-than its own.
+It answers the requests of `trial_worker` in the same way, but loads and calls kernels differently. Modes "cold" and "network" are as there, with the
+level-2 caches of the threads instead of a GPU's, but at least NETWORK_BYTES (code is small in comparison and stays cached); a replay is a loop of
+calls. In mode "network" all threads rewrite the activations before each call: a core reads data just written by another core more slowly than its
+own.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from tilewright.tuning.trial_worker import CACHE_SIZES, Server
 from tilewright.tuning.workers import Message, serve
 
 LEAST_CALLS = 3
-"""Of a replay: the median of fewer is their mean."""
+"""Minimum calls per replay; below three, the median equals the mean."""
 NETWORK_BYTES = 96 << 20
-"""What a network moves between two uses of a weight, about as much as ResNet-50's weights: shared caches do not hold it."""
+"""Bytes that a network moves between two uses of a weight, about the size of ResNet-50's weights: too much for shared caches."""
 Call = tuple[Any, Sequence[Any]]
-"""A C function and, for each set of buffers, its array of addresses."""
+"""A C function and an array of addresses for each set of buffers."""
 
 
 @dataclass
 class Loaded:
-    """A candidate in memory: its calls, what the kernel before them has just written, and what must not be freed while they run."""
+    """A loaded candidate: its calls, the tensors that the previous kernel has just written, and objects that must not be freed while the calls
+    run."""
 
     calls: Sequence[Call]
     written_before: Sequence[torch.Tensor]
@@ -46,15 +47,15 @@ class Loaded:
 
 
 class Replay:
-    """`count` calls of a candidate one after another, over sets of buffers in turn."""
+    """`count` successive calls of a candidate, which rotate over sets of buffers."""
 
     def __init__(self, loaded: Loaded, count: int, sets: int) -> None:
         self._written_before = loaded.written_before
         self._calls = [[(function, arguments[number % sets]) for function, arguments in loaded.calls] for number in range(count)]
 
     def seconds(self) -> float:
-        """Of one call, the median: other processes interrupt some. What the kernel before has written is written before each and not timed: every
-        thread a part, so that most of it is in the cache of a core, and not always of the one that reads it."""
+        """Median seconds of one call, since other processes interrupt some. Outputs of the previous kernel are rewritten before each call, untimed:
+        each thread writes a part, so that most of them are in a core's cache, though not always that of the core that reads them."""
         spent = []
         for calls in self._calls:
             for tensor in self._written_before:
@@ -66,11 +67,11 @@ class Replay:
         return statistics.median(spent)
 
     def destroy(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""
 
 
 class CpuServer(Server):
-    """What the process knows: how many threads there are, and the problem of the questions that follow."""
+    """State of the process: the number of threads, and the problem of the following requests."""
 
     coarse_seconds, fine_seconds = 0.01, 0.01
 
@@ -78,7 +79,7 @@ class CpuServer(Server):
         self.device, self.problem, self.threads = torch.device("cpu"), None, threads
 
     def finish(self) -> None:
-        """Every call has waited already, and one that fails without ending the process leaves nothing behind."""
+        """Does nothing: calls are synchronous, and a failure that does not end the process leaves no state behind."""
 
     def start(self, message: Message) -> Message:
         machine: Machine = serialisation.decode(message["machine"])
@@ -108,7 +109,7 @@ class CpuServer(Server):
         return Loaded(calls, [tensor for tensor in written if tensor.dtype != torch.bool], [library, *rows.values()])
 
     def unload(self, loaded: Loaded) -> None:  # type: ignore[override]
-        """Its library stays mapped."""
+        """Does nothing: the library stays mapped."""
 
     def once(self, loaded: Loaded) -> None:  # type: ignore[override]
         for function, arguments in loaded.calls:

@@ -1,8 +1,8 @@
-"""Measured schedules of convolution layers as a file: JSON lines, compressed, one layer a line, its candidates as columns by schema.
+"""Files of measured schedules of convolution layers: compressed JSON lines, one per layer, with the candidates of each schema as columns.
 
 A line holds {"layer": {name, outputs, channels, height, width, filter, stride}, "machine", "environment", "mode", "schemas": {schedule type: {axis:
-[numbers]..., "seconds": [median], "spread": [upper less lower quartile], "rounds": [replays]}}, "failures": [[schedule, reason]...]}.
-Candidates that were measured again have the times of the last, interleaved measurement and more rounds.
+[numbers]..., "seconds": [median], "spread": [upper minus lower quartile], "rounds": [replays]}}, "failures": [[schedule, reason]...]}. Candidates
+that were measured again have the times of the last, interleaved measurement, and more rounds.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ MEASURES = ("seconds", "spread", "rounds")
 LEAST = {"seconds": 1e-12, "spread": 0.0, "rounds": 1}
 MOST_SECONDS, MOST_COUNT = 1e6, (1 << 31) - 1
 LARGEST = 1 << 20
-"""Of any extent of a layer."""
+"""Maximum extent of a layer."""
 MOST_MEMBER_BYTES = 1 << 28
-"""Of what `append` writes at once."""
+"""Maximum bytes of a compressed member that `append` writes."""
 REMEDY = "give a file that `tilewright train --collect` made"
 
 
 def layer_problem(layer: Mapping[str, Any]) -> Problem:
-    """The layer as something to measure."""
+    """The layer as a problem to measure."""
     outputs, channels, height, width, filter_size, stride = (int(layer[name]) for name in LAYER_FIELDS)
     return convolution_problem(outputs, channels, height, width, filter_size, stride)
 
 
 @dataclass(frozen=True)
 class MeasuredLayer:
-    """One line of the file; `schemas` maps a schedule's type to columns: its axes, and MEASURES (seconds, seconds, replays)."""
+    """One line of the file. `schemas` maps each schedule type to columns: its axes, and MEASURES (seconds, seconds, replays)."""
 
     layer: Mapping[str, Any]
     machine: str
@@ -63,7 +63,7 @@ class MeasuredLayer:
         return min(float(columns["seconds"].min()) for columns in self.schemas.values() if len(columns["seconds"]))
 
     def times(self) -> dict[str, float]:
-        """Seconds by the schedule's text (`serialisation.schedule_text`)."""
+        """Seconds, keyed by the schedule's text (`serialisation.schedule_text`)."""
         found: dict[str, float] = {}
         for kind, columns in self.schemas.items():
             made = schedule_types()[kind]
@@ -74,7 +74,7 @@ class MeasuredLayer:
 
 
 def from_outcomes(layer: Mapping[str, Any], machine: str, outcomes: Iterable[Outcome]) -> MeasuredLayer:
-    """A layer's outcomes as columns; of a schedule that occurs twice the later outcome counts."""
+    """A layer's outcomes as columns; if a schedule occurs twice, the later outcome counts."""
     last: dict[str, Outcome] = {serialisation.schedule_text(outcome.job.schedule): outcome for outcome in outcomes}
     schemas: dict[str, dict[str, list[float]]] = {}
     failures: list[tuple[str, str]] = []
@@ -95,7 +95,7 @@ def from_outcomes(layer: Mapping[str, Any], machine: str, outcomes: Iterable[Out
 
 
 def merged(first: MeasuredLayer, second: MeasuredLayer) -> MeasuredLayer:
-    """Both measurements of one layer; of a schedule in both the one with more replays counts, the second's where they are equal."""
+    """Both measurements of one layer. For a schedule in both, the one with more replays counts, or the second if they are equal."""
     schemas: dict[str, dict[str, np.ndarray]] = {}
     for kind in sorted({*first.schemas, *second.schemas}):
         parts = [layer.schemas[kind] for layer in (first, second) if kind in layer.schemas]
@@ -111,7 +111,7 @@ def merged(first: MeasuredLayer, second: MeasuredLayer) -> MeasuredLayer:
 
 
 def as_line(measured: MeasuredLayer) -> str:
-    """The layer's line, without its end; times in seconds with five digits."""
+    """The layer's line without a newline; times are in seconds with five digits."""
     schemas = {
         kind: {name: [float(f"{x:.5g}") if name in ("seconds", "spread") else int(x) for x in column] for name, column in columns.items()}
         for kind, columns in measured.schemas.items()
@@ -124,14 +124,14 @@ def as_line(measured: MeasuredLayer) -> str:
 
 
 def append(path: Path, measured: MeasuredLayer) -> None:
-    """Adds a layer as a compressed member of its own: what an interruption leaves is whole but for the last, see `without_remains`."""
+    """Adds a layer as a separate compressed member: an interruption damages only the last member, see `without_remains`."""
     with open(path, "ab") as file:
         file.write(gzip.compress((as_line(measured) + "\n").encode(), 9, mtime=0))
 
 
 def without_remains(path: Path) -> int:
-    """Cuts off the member at the end of a file that an interrupted `append` left incomplete; gives the number of bytes removed. A file that is
-    damaged in another way stays as it is."""
+    """Removes an incomplete last member, left by an interrupted `append`. Returns the number of bytes removed. A file damaged in another way is not
+    changed."""
     with reading(path, InvalidInput, REMEDY):
         regular(path)
         data = path.read_bytes()
@@ -143,7 +143,7 @@ def without_remains(path: Path) -> int:
         except zlib.error:
             return 0
         if not member.eof:
-            if content.count(b"\n") > 1 or member.unconsumed_tail:  # more than `append` writes at once
+            if content.count(b"\n") > 1 or member.unconsumed_tail:  # `append` never writes this much at once
                 return 0
             with open(path, "r+b") as file:
                 file.truncate(start)
@@ -153,17 +153,17 @@ def without_remains(path: Path) -> int:
 
 
 def write(path: Path, layers: Iterable[MeasuredLayer]) -> None:
-    """Replaces the file, all at once."""
+    """Replaces the file atomically."""
     with written(path) as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
         for measured in layers:
             file.write((as_line(measured) + "\n").encode())
 
 
 def read(*paths: Path) -> list[MeasuredLayer]:
-    """The layers of files; lines of one layer on one machine are merged, in the order in which layers first occur.
+    """The layers of files, in order of first occurrence; lines for the same layer on the same machine are merged.
 
     Raises:
-        InvalidInput: with the line's number, for what is no such file.
+        InvalidInput: for an invalid file, with the line's number.
     """
     found: dict[tuple[str, str], MeasuredLayer] = {}
     for path in paths:
@@ -185,13 +185,13 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parsed(content: Mapping[str, Any]) -> MeasuredLayer:
-    """A line's content. Raises ValueError, KeyError, TypeError or AttributeError where it is no measured layer."""
+    """The layer in a line's content. Raises ValueError, KeyError, TypeError or AttributeError if it is not a measured layer."""
     schemas: dict[str, dict[str, np.ndarray]] = {}
     for kind, columns in content["schemas"].items():
         axes = {entry.name: entry.default for entry in fields(schedule_types()[kind])}
         least = {**serialisation.least_parameters(kind), **LEAST}
         arrays = {name: _column(name, column, least.get(name, 0)) for name, column in columns.items()}
-        # an axis that came later had its default when this was measured
+        # an axis introduced after this measurement had its default value
         arrays |= {name: np.full(arrays["seconds"].shape, value) for name, value in axes.items() if name not in arrays and value is not MISSING}
         if set(arrays) != {*axes, *MEASURES}:
             raise ValueError(f"columns of {kind} are {sorted(arrays)}")
@@ -211,7 +211,7 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredLayer:
 
 
 def _column(name: str, column: Any, least: float) -> np.ndarray:
-    """Numbers from `least` up, of the type that the column's have. Raises ValueError for anything else."""
+    """The column as an array of its numbers' type. Raises ValueError unless all are numbers of at least `least`."""
     kinds, most = ((int, float), MOST_SECONDS) if name in ("seconds", "spread") else ((int,), MOST_COUNT)
     if not isinstance(column, list) or not all(type(number) in kinds and least <= number <= most for number in column):
         raise ValueError(f"{name} holds other things than numbers from {least:g} to {most:g}")

@@ -1,5 +1,4 @@
-"""Measuring ways of running one model side by side: checks against float64 before timing, then fair, interleaved
-turns."""
+"""Compares ways of running one model: checks each against float64, then times them in fair, interleaved turns."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class Unavailable(Exception):
 class Contender:
     """One way of running a module: `prepare(module, example_inputs)` returns a callable of the inputs.
 
-    `prepare` gets its own copy of the module and may change it; it raises Unavailable where a package is absent.
+    `prepare` receives its own copy of the module and may change it; it raises Unavailable if a package is missing.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one contender on one network; times in seconds, None unless `status` is "measured"."""
+    """The result of one contender on one network; times are in seconds, None unless `status` is "measured"."""
 
     network: str
     contender: str
@@ -51,27 +50,28 @@ class Outcome:
 
 
 def as_list(outputs: Any) -> list[Tensor]:
-    """The tensors of a module's, session's or executable's result."""
+    """The tensors in the result of a module, session or executable."""
     values = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     return [torch.as_tensor(value) for value in values]
 
 
 def double_precision_outputs(module: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What PyTorch computes in float64 on the device of the inputs."""
+    """The outputs of PyTorch in float64 on the device of the inputs."""
     exact = copy.deepcopy(module).double()
     with torch.inference_mode():
         return as_list(exact(*(x.double() if x.is_floating_point() else x for x in inputs)))
 
 
 def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """The largest of the outputs' errors, each as `tensor_error` has it; infinite where shapes differ."""
+    """The largest `tensor_error` of the outputs; infinite if shapes differ."""
     if [x.shape for x in outputs] != [x.shape for x in reference]:
         return math.inf
     return max((tensor_error(x.to(exact.device), exact) for x, exact in zip(outputs, reference, strict=True)), default=0.0)
 
 
 def tensor_error(got: Tensor, expected: Tensor) -> float:
-    """The largest difference over the largest magnitude, 0 where all is equal; infinite where NaN or infinities stand in different positions."""
+    """The largest difference divided by the largest magnitude: 0 if all elements are equal, infinite if NaN or infinities are at different
+    positions."""
     if not got.numel():
         return 0.0
     ours = got.double()
@@ -88,7 +88,7 @@ def tensor_error(got: Tensor, expected: Tensor) -> float:
 
 
 def seconds_of_call(call: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call that has finished when it returns (CPU)."""
+    """Wall-clock seconds of one synchronous call (CPU)."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -113,9 +113,9 @@ def interleaved_seconds(
 ) -> dict[str, list[float]]:
     """Seconds of every timed call, by contender.
 
-    In each round every contender has one turn of at least `seconds_per_turn`, so that drift of the machine meets all
-    alike; the order rotates. A turn starts with two calls that are not timed, during which the threads of the
-    contender before fall asleep and caches fill. `seconds_of` times one call; a GPU needs one that uses events.
+    In each round every contender has one turn of at least `seconds_per_turn`, so that machine drift affects all equally; the order rotates. A turn
+    starts with two untimed calls, during which the previous contender's threads go to sleep and caches fill. `seconds_of` times one call; a GPU needs
+    one that uses events.
     """
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -143,7 +143,7 @@ def compare(
     seconds_per_turn: float,
     seconds_of: Callable[[Callable[[], object]], float] = seconds_of_call,
 ) -> list[Outcome]:
-    """Prepares every contender with the example inputs, checks it on the fresh ones, and times those that are right."""
+    """Prepares every contender with the example inputs, checks it on the fresh inputs, and times those with correct results."""
     reference = double_precision_outputs(module, fresh_inputs)
     outcomes: dict[str, Outcome] = {}
     calls: dict[str, Callable[[], object]] = {}
@@ -152,7 +152,7 @@ def compare(
         start = time.perf_counter()
         try:
             run = contender.prepare(copy.deepcopy(module), example_inputs)
-            outputs = as_list(run(*fresh_inputs))  # the first call belongs to the preparation: some compile in it
+            outputs = as_list(run(*fresh_inputs))  # the first call counts as preparation: some contenders compile in it
             error = relative_error(outputs, reference)
         except Unavailable as reason:
             outcomes[contender.name] = dataclasses.replace(outcome, status="unavailable", reason=str(reason))

@@ -1,4 +1,4 @@
-"""One measurement of a candidate, and what any text or row has to be to count as one."""
+"""One measurement of a candidate, and the validation of measurements from text and rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.tuning.trials import MODES, Outcome
 
 STATUSES = ("measured", "wrong", "failed")
 MOST_CHARACTERS = 100_000
-"""Of any field's text."""
+"""Maximum characters of a text field."""
 MOST_REASON = 2000
 MOST_SECONDS, MOST_REPLAYS, MOST_ERROR = 1e6, 10**9, 1e308
 REGION, NAME = re.compile(r"[0-9a-f]{8,64}"), re.compile(r"[ -~]{1,200}")
@@ -28,9 +28,9 @@ REGION, NAME = re.compile(r"[0-9a-f]{8,64}"), re.compile(r"[ -~]{1,200}")
 @dataclass(frozen=True)
 class Measurement:
     """One measurement of one candidate. `region` is `problems.key_of`, `schedule` the text of `serialisation.schedule_text`; `problem` and
-    `description` say the same for people. `code` names the generated code, `generator` what made it (`problems.generator`); `resources` is the
-    compiler's report by kernel, as JSON. Times are seconds of a call, None unless `status` is "measured"; `stopped`: timed once only. `date` is
-    UTC."""
+    `description` are their readable forms. `code` names the generated code, `generator` identifies what generated it (`problems.generator`);
+    `resources` is the compiler's report by kernel, as JSON. Times are seconds per call, None unless `status` is "measured"; `stopped`: timed only
+    once. `date` is UTC."""
 
     region: str
     kind: str
@@ -57,7 +57,7 @@ class Measurement:
 
     @property
     def identity(self) -> str:
-        """A digest of everything: equal measurements are stored once."""
+        """A digest of all fields: equal measurements are stored once."""
         return hashlib.sha256(json.dumps(list(asdict(self).values())).encode()).hexdigest()[:32]
 
     @property
@@ -67,11 +67,11 @@ class Measurement:
 
 COLUMNS = tuple(field.name for field in fields(Measurement))
 NUMBERS = ("median", "lower", "upper", "relative_error")
-"""Columns of float64 or None."""
+"""Columns that hold float64 or None."""
 
 
 def measurement_of(outcome: Outcome, machine: Machine, name: str, date: str | None = None) -> Measurement:
-    """The record of an outcome; `date` as `now` writes it."""
+    """The record of an outcome; `date` has the format of `now`."""
     problem, timing, known = outcome.job.problem, outcome.timing, outcome.environment
     error = outcome.relative_error
     return Measurement(
@@ -88,7 +88,7 @@ def measurement_of(outcome: Outcome, machine: Machine, name: str, date: str | No
         code=outcome.code,
         generator=generator(machine),
         status=outcome.status,
-        reason=_printable(outcome.reason)[:MOST_REASON],  # a compiler's words, or those of whatever failed
+        reason=_printable(outcome.reason)[:MOST_REASON],  # text of a compiler, or of whatever failed
         median=timing.median if timing else None,
         lower=timing.lower if timing else None,
         upper=timing.upper if timing else None,
@@ -105,10 +105,10 @@ def now() -> str:
 
 
 def checked(values: Mapping[str, Any]) -> Measurement:
-    """The measurement that has these values, whoever wrote them.
+    """The measurement with these values, which may come from an untrusted source.
 
     Raises:
-        ValueError: if they are none: fields, types, numbers, times, a date or a schedule that no measuring gives.
+        ValueError: if they are not a valid measurement: fields, types, numbers, times, date or schedule that no measurement has.
     """
     if set(values) != set(COLUMNS):
         raise ValueError(f"fields missing or unknown: {', '.join(sorted(set(values) ^ set(COLUMNS)))[:200]}")
@@ -140,11 +140,11 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, bool)
     if name == "count":
         return type(value) is int and 0 <= value <= MOST_REPLAYS
-    if name in NUMBERS:  # an integer of any size can be compared, and not every one converted
+    if name in NUMBERS:  # integers of any size can be compared, but not all can be converted
         return value is None or (type(value) in (int, float) and 0 <= value <= (MOST_ERROR if name == "relative_error" else MOST_SECONDS))
     return isinstance(value, str) and len(value) <= MOST_CHARACTERS and (value.isprintable() or _printable(value) == value)
 
 
 def _printable(text: str) -> str:
-    """The text without halves of surrogate pairs and what a terminal would obey."""
+    """The text without lone surrogates and terminal control characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

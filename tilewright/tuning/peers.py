@@ -1,4 +1,4 @@
-"""Other ways of running a module that Tilewright is compared with: PyTorch eager, Inductor, ONNX Runtime, OpenVINO.
+"""Other ways of running a module, for comparison with Tilewright: PyTorch eager, Inductor, ONNX Runtime, OpenVINO.
 
 Each function prepares one contender: it takes the module, which it may change, and example inputs, and returns a
 callable of the inputs.
@@ -30,12 +30,12 @@ def optional_module(name: str) -> Any:
 
 
 def eager(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """PyTorch as it is, default layout."""
+    """Eager PyTorch in the default layout."""
     return torch.inference_mode()(module)
 
 
 def eager_bfloat16(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """PyTorch under `torch.autocast(bfloat16)`, channels last where there are images; results as float32."""
+    """PyTorch under `torch.autocast(bfloat16)`, with channels-last images; results are float32."""
     layout = torch.channels_last if any(x.ndim == 4 for x in inputs) else torch.contiguous_format
     module = module.to(memory_format=layout)  # type: ignore[call-overload]
 
@@ -90,7 +90,7 @@ def onnxruntime(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Its threads spin within a call but not after it, when the cores belong to the next contender.
+    # Threads spin during a call but not after it, when the cores belong to the next contender.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     with tempfile.TemporaryDirectory() as folder:
         path = export_onnx(module, inputs, folder)
@@ -105,7 +105,7 @@ def openvino(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 
 def openvino_default(module: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """OpenVINO's CPU plugin in the precision that it takes by itself: bfloat16 where the machine has instructions for it."""
+    """OpenVINO's CPU plugin in its default precision: bfloat16 if the machine has instructions for it."""
     return _openvino(module, inputs, {})
 
 
@@ -132,8 +132,7 @@ ON_GPU = ("eager", "eager_cl", "inductor")
 
 
 def on_device(contender: Contender, device: str) -> Contender:
-    """The contender, or one that says that it cannot run there: ONNX Runtime and OpenVINO are measured on the CPU
-    only."""
+    """The contender, or one that is unavailable on the device: ONNX Runtime and OpenVINO are measured only on the CPU."""
     if device == "cpu" or contender.name in ON_GPU:
         return contender
 

@@ -1,4 +1,4 @@
-"""Problems that are measured: their identity, which is free of a model's names, and the problems of convolutions."""
+"""Measured problems: their identity, which does not depend on names in a model, and the problems of convolutions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.tuning import serialisation
 
 
 def key_of(problem: Problem) -> str:
-    """A digest of everything that decides which kernels a schedule of a canonical problem gives and what they compute."""
+    """A digest of everything that determines the kernels of a canonical problem under a schedule, and what they compute."""
     known = problem.found.get(key_of)
     if known is None:
         known = problem.found[key_of] = _digest_of(problem)
@@ -42,7 +42,7 @@ def _digest_of(problem: Problem) -> str:
 
 
 def text_of(problem: Problem) -> str:
-    """The problem and its values in a line, for people."""
+    """The problem and its values as one readable line."""
     values, layouts = problem.values, problem.layouts
     stored = (f"{name} {'x'.join(map(str, values[name].shape)) or 'scalar'} {layouts[name]}" for name in sorted(layouts))
     return f"{described(problem)}; {'; '.join(stored)}"
@@ -61,7 +61,7 @@ def convolution_problem(
     groups: int = 1,
 ) -> Problem:
     """A convolution of [batch, channels, height * stride, width * stride] to [batch, outputs, height, width], channels last, its padding
-    (dilation * (filter_size // 2) on each side) stored as a zeroed halo, its filters constant. A depthwise one is of kind window."""
+    (dilation * (filter_size // 2) on each side) stored as a zeroed halo, its filters constant. A depthwise convolution has kind window."""
     padding = dilation * (filter_size // 2)
     each, inside = outputs // groups, channels // groups
     if each * groups != outputs or inside * groups != channels:
@@ -101,12 +101,12 @@ def convolution_problem(
 
 @lru_cache(maxsize=1)
 def _sources() -> str:
-    """A digest of everything that lowers and prints."""
+    """A digest of all sources that lower and print kernels."""
     return digest_of_files(*(f"{folder}/**/*.py" for folder in ("ir", "graph", "codegen", "kernels")))
 
 
 def digest_of_files(*patterns: str) -> str:
-    """Of the contents of the package's files that match one of the patterns."""
+    """A digest of the contents of the package's files that match any of the patterns."""
     root = Path(tilewright.__file__).parent
     files = sorted({path for pattern in patterns for path in root.glob(pattern)})
     found = hashlib.sha256()
@@ -117,10 +117,10 @@ def digest_of_files(*patterns: str) -> str:
 
 
 def generator(machine: Machine) -> str:
-    """Twenty hexadecimal digits that change with anything that generated code for the machine may depend on, besides problem and schedule."""
+    """Twenty hexadecimal digits that change with everything that generated code for the machine may depend on besides problem and schedule."""
     return hashlib.sha256(f"{_sources()} {machine.digest}".encode()).hexdigest()[:20]
 
 
 def code_of(lowered: Lowered) -> str:
-    """What a record names the code by: the kernels' names, which are digests of their code, in the order of the calls."""
+    """The name of the code in records: the kernels' names, which are digests of their code, in the order of the calls."""
     return "+".join(dict.fromkeys(call.kernel for call in lowered.calls))

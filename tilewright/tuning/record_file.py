@@ -1,6 +1,6 @@
-"""The SQLite file of the records: opened so that nothing in it can do more than be read, and set aside where it is damaged.
+"""The SQLite file of the records: opened so that its content is only ever read as data, and set aside if it is damaged.
 
-A file is used only if its schema is ours, letter by letter: no view, trigger, virtual table or generated column of a stranger is ever evaluated.
+A file is used only if its schema text is exactly ours: no foreign view, trigger, virtual table or generated column is ever evaluated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tilewright.system.private_files import make_folder
 from tilewright.tuning.measurement import COLUMNS, NUMBERS
 
 VERSION = 2
-"""Of the table's and the lines' form."""
+"""Format version of the table and of exported lines."""
 WRITE_SECONDS, READ_SECONDS = 60.0, 5.0
-"""How long to wait for a lock that another process holds."""
+"""Maximum time to wait for a lock that another process holds."""
 MOST_ROW_BYTES = 1 << 23
 _TYPES = {"count": "INTEGER", "stopped": "INTEGER", **dict.fromkeys(NUMBERS, "REAL")}
 _COLUMNS = ", ".join(f"{name} {_TYPES.get(name, 'TEXT')}{'' if name in NUMBERS else ' NOT NULL'}" for name in COLUMNS)
@@ -34,20 +34,20 @@ _OF_THE_SYSTEM = frozenset(
         sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH,
     )
 )  # fmt: skip
-"""Errors that are not the file's: a lock, the disk, permissions."""
+"""Errors that do not mean a damaged file: a lock, the disk, permissions."""
 
 
 class Damaged(CacheError):
-    """The file holds no records, or they cannot be read any more."""
+    """The file is not a record file, or its records can no longer be read."""
 
 
 @contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """SQLite's errors in the block are CacheErrors that name the file; Damaged where the file is at fault."""
+    """Converts SQLite's errors in the block to CacheErrors that name the file; Damaged if the file is at fault."""
     remedy = "name another file, or move this one away: it is measured again"
     try:
         yield
-    except UnicodeDecodeError as error:  # of SQLite's own words, which may quote the file
+    except UnicodeDecodeError as error:  # in SQLite's own message, which may quote the file
         raise Damaged(f"the records {path} cannot be used: their schema is no text", remedy) from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_MISUSE) & 0xFF
@@ -59,11 +59,11 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def connected(path: Path, write: bool) -> sqlite3.Connection | None:
-    """A connection to a file of records; with `write` a new file is made where there is none. None for an empty file that is only to be read.
+    """A connection to a file of records; with `write`, the file is created if there is none. None for an empty file opened for reading.
 
     Raises:
-        Damaged: if the file holds no records.
-        CacheError: if it is of a newer version, or cannot be opened, read or written.
+        Damaged: if the file is not a record file.
+        CacheError: if it has a newer version, or cannot be opened, read or written.
     """
     try:
         if write:
@@ -74,10 +74,10 @@ def connected(path: Path, write: bool) -> sqlite3.Connection | None:
         words = getattr(error, "strerror", None) or error
         raise CacheError(f"the records {path} cannot be opened: {words}", "name a file that can be read and written") from error
     with errors_of(path):
-        place = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"  # rw: what a killed process left is finished first
+        place = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"  # rw, so that a killed process's transaction is recovered first
         connection = sqlite3.connect(place, timeout=WRITE_SECONDS if write else READ_SECONDS, isolation_level=None, uri=True)
         try:
-            connection.text_factory = lambda data: data.decode(errors="surrogateescape")  # a row of such text is refused
+            connection.text_factory = lambda data: data.decode(errors="surrogateescape")  # rows with such text are rejected
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_ROW_BYTES)
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
@@ -98,7 +98,7 @@ def connected(path: Path, write: bool) -> sqlite3.Connection | None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Everything in the block, or nothing."""
+    """Runs the block as a transaction: all of it takes effect, or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -110,13 +110,13 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _has_tables(connection: sqlite3.Connection, path: Path, write: bool) -> bool:
-    """Whether there are our tables, which with `write` are made in an empty file. Raises CacheError for anything else."""
+    """Whether the file has our tables, which `write` creates in an empty file. Raises CacheError for any other content."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()  # a trigger may have the name of an index
+    found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()  # with SQL, since a trigger may have an index's name
     if version == 0 and not found:
         if write:
             with transaction(connection):
-                for name, sql in SCHEMA.items():  # another process may have been faster
+                for name, sql in SCHEMA.items():  # another process may have created them already
                     connection.execute(sql.replace(f" {name} ", f" IF NOT EXISTS {name} ", 1))
                 connection.execute(f"PRAGMA user_version={VERSION}")
         return write
@@ -137,9 +137,9 @@ def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Renames a damaged file, with what SQLite keeps beside it, to the first free name ``NAME.damaged-N``; gives that, or None where the file
-    is sound or gone after all. Of several processes that find the damage one renames: it looks again under a lock, so that a file that another
-    has begun since stays where it is.
+    """Renames a damaged file, with SQLite's companion files, to the first free name ``NAME.damaged-N``. Returns that name, or None if the file turns
+    out to be sound or gone. If several processes find the damage, only one renames the file: it checks again under a lock, so a new file that another
+    process has created in the meantime stays in place.
 
     Raises:
         OSError: if it cannot be renamed.
@@ -156,7 +156,7 @@ def set_aside(path: Path) -> Path | None:
             return None
         except Damaged:
             pass
-        except CacheError:  # locked, or gone
+        except CacheError:  # the file is locked or gone
             return None
         number = 1
         while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():

@@ -1,9 +1,9 @@
-"""Records: every measurement of a candidate with all that it depends on, in one SQLite file.
+"""Records: every measurement of a candidate with everything that it depends on, in one SQLite file.
 
-A measurement is never changed; measuring again adds another. Files of JSON lines carry records from one machine to another.
+A measurement is never changed; measuring again adds another. Files of JSON lines transfer records between machines.
 
-The user's own file (that of `default_path`) costs nobody a compilation: where it is damaged it is set aside under another name, and where it
-cannot be read it is ignored; a warning says which. A file that was named explicitly is never moved, and what is wrong with it is an error.
+Problems with the user's own file (`default_path`) never fail a compilation: if it is damaged it is renamed, and if it cannot be read it is ignored; a
+warning says which. A file that was named explicitly is never moved, and any problem with it is an error.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ TRUTHS = {0: False, 1: True}
 
 
 def default_path() -> Path:
-    """The user's records."""
+    """The file of the user's records."""
     return settings.cache_directory() / "records.sqlite"
 
 
 class Records:
-    """The records in one file; a context manager that closes it. Many processes may read and write at once.
+    """The records in one file; a context manager that closes it. Several processes may read and write at once.
 
-    Without a path, the user's. `write=False` makes and changes no file, and without a path it raises nothing: what cannot be read is empty then.
+    Without a path, the user's records. `write=False` neither creates nor changes a file, and without a path raises no errors: unreadable records
+    count as empty.
 
     Raises:
-        CacheError: if the file is no record store, of a newer version, or cannot be read or written.
+        CacheError: if the file is not a record file, has a newer version, or cannot be read or written.
     """
 
     def __init__(self, path: str | Path | None = None, *, write: bool = True) -> None:
@@ -58,7 +59,7 @@ class Records:
                 self._connection = connected(self.path, write)
 
     def _give_up(self, error: CacheError) -> bool:
-        """Says once why the user's records are of no use; a damaged file is set aside first. Whether it was."""
+        """Warns once why the user's records cannot be used, after setting a damaged file aside. Returns whether it was set aside."""
         self.close()
         aside, more = None, ""
         if isinstance(error, Damaged):
@@ -88,7 +89,7 @@ class Records:
             return int(self._connection.execute("SELECT count(*) FROM measurements").fetchone()[0])
 
     def add(self, measurements: Iterable[Measurement]) -> int:
-        """Stores them in one transaction; how many were new."""
+        """Stores the measurements in one transaction. Returns the number of new ones."""
         places = ", ".join("?" * (len(COLUMNS) + 1))
         assert self._connection is not None
         with errors_of(self.path), transaction(self._connection):
@@ -103,11 +104,11 @@ class Records:
         yield from self._select("ORDER BY date, identity")
 
     def of(self, region: str, machine: str, mode: str = TUNING_MODE) -> list[Measurement]:
-        """Everything measured of a region on a machine, by date."""
+        """All measurements of a region on a machine, by date."""
         return list(self._select("WHERE region = ? AND machine = ? AND mode = ? ORDER BY date, identity", region, machine, mode))
 
     def standing(self, region: str, machine: str, mode: str = TUNING_MODE) -> list[Measurement]:
-        """One measurement for each schedule and code, the fastest first: of several the one of most replays, and of those the latest."""
+        """One measurement for each schedule and code, fastest first. Of several, the one with the most replays counts, and of these the latest."""
         kept: dict[tuple[str, str], Measurement] = {}
         for entry in self.of(region, machine, mode):
             key = (entry.schedule, entry.code)
@@ -116,7 +117,7 @@ class Records:
         return sorted(kept.values(), key=lambda entry: (entry.seconds, entry.schedule, entry.code))
 
     def _select(self, condition: str, *arguments: str) -> Iterator[Measurement]:
-        """The rows that are measurements; the others cost themselves only."""
+        """The rows that are valid measurements; others are skipped with a warning."""
         if self._connection is None:
             return
         try:
@@ -140,7 +141,7 @@ class Records:
             self._has_told = True
 
     def export_lines(self, path: str | Path) -> int:
-        """Writes every measurement as a line of JSON, compressed where the name ends in .gz; how many."""
+        """Writes every measurement as a line of JSON, compressed if the name ends in .gz. Returns their number."""
         count = 0
         with written(path) as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if str(path).endswith(".gz") else raw as file:
             for entry in self.all():
@@ -149,10 +150,10 @@ class Records:
         return count
 
     def import_lines(self, path: str | Path) -> int:
-        """Reads what `export_lines` wrote; how many measurements were new.
+        """Imports a file written by `export_lines`. Returns the number of new measurements.
 
         Raises:
-            CacheError: if any line is no measurement, naming the lines; then nothing is stored.
+            CacheError: if any line is not a valid measurement, naming the lines; nothing is stored then.
         """
         wrong: list[str] = []
         count = 0
@@ -176,7 +177,7 @@ class Records:
 
 
 def _measurement(data: object) -> Measurement:
-    """A measurement of a line's content. Raises ValueError where it is none."""
+    """The measurement in a line's content. Raises ValueError if it is not valid."""
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     version = data.pop("version", None)

@@ -1,7 +1,7 @@
-"""Random convolutions and samples of their schedules: what the learned model is trained with.
+"""Random convolutions and samples of their schedules, for training the learned model.
 
-The ranges are those of CNNOpt (PACT 2022, section 4.1: extents of 3 to 1024 without a prime factor above 17, 16 to 1024 channels, or 3 that come in,
-filters of 3, 5 and 7), with 1x1 filters and stride 2 besides, within bounds on the work of a layer.
+The ranges are those of CNNOpt (PACT 2022, section 4.1: extents of 3 to 1024 without a prime factor above 17; 16 to 1024 channels, or 3 input
+channels; filters of 3, 5 and 7), plus 1x1 filters and stride 2, within bounds on the work of a layer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ JUDGED = frozenset({
     (512, 512, 7, 3, 1), (32, 3, 544, 3, 1), (64, 32, 272, 3, 1), (128, 64, 136, 3, 1), (256, 128, 68, 3, 1), (512, 256, 34, 3, 1),
     (1024, 512, 17, 3, 1),
 })  # fmt: skip
-"""(outputs, channels, height, filter, stride) of the layers of CNNOpt's table 2, by which models are judged: no training layer is one of them."""
+"""(outputs, channels, height, filter, stride) of the layers of CNNOpt's table 2, on which models are evaluated; excluded from training."""
 LEAST_FLOPS, MOST_FLOPS = 4e6, 6e9
-"""Operations of a layer: below, launching is all that counts; above, a sample takes milliseconds."""
+"""Range of operations of a layer: below it only the launch matters, above it a sample takes milliseconds."""
 MOST_ELEMENTS = 24_000_000
-"""Of input, weights or output."""
+"""Maximum elements of input, weights or output."""
 
 
 def has_small_factors(number: int) -> bool:
-    """Whether no prime factor is above LARGEST_PRIME."""
+    """Whether no prime factor exceeds LARGEST_PRIME."""
     for prime in (2, 3, 5, 7, 11, 13, LARGEST_PRIME):
         while number % prime == 0:
             number //= prime
@@ -40,10 +40,10 @@ EXTENTS = tuple(extent for extent in range(3, 1025) if has_small_factors(extent)
 
 
 def random_layers(seed: int, without: Collection[tuple[int, int, int, int, int]] = ()) -> Iterator[dict[str, int | str]]:
-    """Endless random convolutions, the same for the same seed: outputs, channels, height, width, filter, stride, and a name that says them.
+    """Infinitely many random convolutions, determined by the seed: outputs, channels, height, width, filter, stride, and a name made of these.
 
-    Extents and channels are uniform in their logarithm: small late layers and large early ones are equally frequent. `without`
-    names (outputs, channels, height, filter, stride) that must not occur: layers that the model is judged by."""
+    Extents and channels are log-uniform: small late layers and large early ones are equally frequent. `without`: excluded layers (outputs, channels,
+    height, filter, stride), on which the model is evaluated."""
     generator = np.random.default_rng(seed)
     seen = set(without)
     logs = np.log(np.array(EXTENTS))
@@ -53,7 +53,7 @@ def random_layers(seed: int, without: Collection[tuple[int, int, int, int, int]]
 
     def channel_count() -> int:
         count = 2 ** generator.uniform(4, 10)
-        # real networks have round numbers, the paper any
+        # real networks have round numbers of channels, the paper arbitrary ones
         step = int(generator.choice([1, 8, 16, 32], p=[0.15, 0.2, 0.3, 0.35]))
         return int(max(16, round(count / step) * step))
 
@@ -74,8 +74,9 @@ def random_layers(seed: int, without: Collection[tuple[int, int, int, int, int]]
 
 
 def network_layers(seed: int, without: Collection[tuple[int, int, int, int, int]] = ()) -> Iterator[dict[str, int | str]]:
-    """Endless random convolutions of the kinds that networks have most and uniform draws seldom meet: 3x3 filters over 6 to 64 pixels with 64 to
-    512 channels in steps of 32, one in four of stride 2; and one in five a first layer of 3 channels over 96 to 576 pixels. All are square."""
+    """Infinitely many random convolutions of the kinds that are most frequent in networks and rare in uniform samples: 3x3 filters over 6 to 64
+    pixels with 64 to 512 channels in steps of 32, one in four with stride 2; and one in five is a first layer with 3 channels over 96 to 576 pixels.
+    All are square."""
     generator = np.random.default_rng([seed, 1])
     seen = set(without)
     while True:
@@ -102,9 +103,9 @@ def _layer(outputs: int, channels: int, height: int, width: int, size: int, stri
 
 
 def evenly(ranking: Ranking, count: int, seed: int) -> np.ndarray:
-    """Positions in the ranking's space of `count` candidates: the same number of every schema, drawn without looking at predictions.
+    """Positions of `count` candidates in the ranking's space: an equal number for every schema, drawn without regard to predictions.
 
-    What a schema with few candidates leaves goes to the others."""
+    If a schema has too few candidates, the others get the remainder."""
     generator = np.random.default_rng(seed)
     sizes = [length(part.candidates) for part in ranking.parts]
     starts = ranking.starts
@@ -118,9 +119,9 @@ def evenly(ranking: Ranking, count: int, seed: int) -> np.ndarray:
 
 
 def towards_the_best(ranking: Ranking, count: int, seed: int) -> np.ndarray:
-    """Positions of `count` candidates of all schemas, most of them among the best predicted of each, which a model has to tell apart.
+    """Positions of `count` candidates of all schemas, most of them among each schema's best predicted, which a model must distinguish.
 
-    The predicted rank within its schema is drawn uniform in its logarithm."""
+    A candidate's predicted rank within its schema is drawn log-uniformly."""
     generator = np.random.default_rng(seed)
     chosen: set[int] = set()
     orders = [np.argsort(part.estimate.seconds, kind="stable") for part in ranking.parts]

@@ -1,10 +1,10 @@
 """A child process that compiles candidates for a CPU and reads the code: `python -m tilewright.tuning.score_worker`.
 
-Questions (see `tilewright.tuning.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain form of region, layouts,
-values and constants}, which the candidates that follow are of; {"do": "score", "schedule": text, "threads": number, "seconds", "terms": what the
-models predict, which the kernels' headers say}. The answer to the last is {"terms": seconds by name (`selection/code_score.py`)}, or
-{"error": why not, "hung": whether a program did not end in time}.
-Binaries go to the kernel cache, so that the candidate that is chosen is not compiled again.
+Requests (see `tilewright.tuning.workers`): {"do": "machine", "machine": plain form}; {"do": "problem", "problem": plain form of region, layouts,
+values and constants}, which sets the problem of the following candidates; {"do": "score", "schedule": text, "threads": number, "seconds", "terms":
+the models' prediction, for the kernels' headers}. The answer to the last is {"terms": seconds by name (`selection/code_score.py`)}, or {"error":
+reason, "hung": whether a program did not end in time}.
+Binaries go to the kernel cache, so that the chosen candidate is not compiled again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tilewright.tuning import serialisation
 from tilewright.tuning.workers import Message, serve
 
 COMPILER_SECONDS = 45.0
-"""After so long a call of the compiler counts as hanging: less than `code_choice.SCORE_SECONDS`, so that the process outlives it."""
+"""Time after which a compiler call counts as hung: less than `code_choice.SCORE_SECONDS`, so that this process survives it."""
 
 
 class Server:
-    """What the process knows: the machine, and the problem of the candidates that follow."""
+    """State of the process: the machine, and the problem of the following candidates."""
 
     def __init__(self) -> None:
         self._machine: Machine | None = None
@@ -52,12 +52,12 @@ class Server:
             return {"error": str(error), "hung": isinstance(error, KernelFailed) and error.hung}
 
     def terms(self, schedule: str, threads: int, seconds: float, predicted: Mapping[str, float]) -> dict[str, float]:
-        """Of one candidate."""
+        """The score's terms for one candidate, in seconds by name."""
         assert self._machine is not None and self._problem is not None
         machine = self._machine
         lowered = lower(self._problem, serialisation.schedule_of(schedule), machine)
         key = (str(threads), *(call.kernel for call in lowered.calls))
-        if key in self._known:  # schedules that differ in nothing that this problem shows
+        if key in self._known:  # schedules that give the same kernels for this problem
             return self._known[key]
         said = prediction(seconds, predicted, len(lowered.kernels))
         kernels = [replace(kernel, header=f"{kernel.header}\n{said}") for kernel in {kernel.name: kernel for kernel in lowered.kernels}.values()]

@@ -1,8 +1,7 @@
-"""Problems, schedules and machines as plain JSON values and back, whatever dataclasses they are made of.
+"""Conversion of problems, schedules and machines to plain JSON values and back.
 
-A value becomes a table: each dataclass instance is one row, [type, field to value], and is named where it occurs as {"row": number}; expressions that
-share a part share its row. Tuples become lists, sets {"set": sorted}, mappings {"map": pairs}. Decoding makes nothing but the dataclasses listed
-here.
+A value becomes a table: each dataclass instance is one row, [type, field to value], and occurrences of it are {"row": number}; shared subexpressions
+share a row. Tuples become lists, sets {"set": sorted}, mappings {"map": pairs}. Decoding instantiates only the dataclasses listed here.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ _TYPES: Mapping[str, type] = MappingProxyType(
     {kind.__name__: kind for kind in (Apply, Const, Load, Var, Step, Value, Layout, Region, Storage, Problem, Machine, Cache)}
 )
 MOST_PARAMETERS = 64
-"""Of a schedule."""
+"""Maximum parameters of a schedule, and elements of a parameter."""
 
 
 def encode(value: Any) -> dict[str, Any]:
-    """The value as {"rows": table, "root": what it is in terms of the table}.
+    """The value as {"rows": table, "root": the value in terms of the table}.
 
     Raises:
-        TypeError: for what is neither plain nor one of the known dataclasses.
+        TypeError: for an object that is neither plain nor one of the known dataclasses.
     """
     rows: list[list[Any]] = []
     known: dict[int, int] = {}
-    kept: list[Any] = []  # an identity stays its own as long as the object lives
+    kept: list[Any] = []  # keeps the objects alive, so that their ids stay unique
 
     def encoded(item: Any) -> Any:
         if item is None or isinstance(item, (bool, int, float, str)):
@@ -66,10 +65,10 @@ def encode(value: Any) -> dict[str, Any]:
 
 
 def decode(data: Any) -> Any:
-    """What `encode` was given, lists as tuples.
+    """Inverse of `encode`; lists become tuples.
 
     Raises:
-        ValueError, KeyError, TypeError: for data that `encode` did not make.
+        ValueError, KeyError, TypeError: for data that `encode` did not produce.
     """
     made: list[Any] = []
 
@@ -96,15 +95,15 @@ def _type_of(name: str) -> type | None:
 
 
 def schedule_text(schedule: Any) -> str:
-    """One line of JSON that names the schedule's type and every parameter; equal schedules have equal texts."""
+    """One line of JSON with the schedule's type and every parameter; equal schedules have equal texts."""
     return json.dumps({"type": type(schedule).__name__, **{field.name: getattr(schedule, field.name) for field in fields(schedule)}})
 
 
 def schedule_of(text: str) -> Any:
-    """The schedule of a text of `schedule_text`.
+    """Inverse of `schedule_text`.
 
     Raises:
-        ValueError, KeyError, TypeError: where it is none, or of a schema or a parameter that no longer exists.
+        ValueError, KeyError, TypeError: if the text is not a schedule, or its schema or a parameter no longer exists.
     """
     content = json_of(text)
     kind = schedule_types()[content.pop("type")]
@@ -112,8 +111,8 @@ def schedule_of(text: str) -> Any:
 
 
 def least_parameters(name: str) -> Mapping[str, int]:
-    """The least value of each parameter of a schema in any space, by the name of its schedules: 0 where that is the default and turns something off,
-    else 1. Nothing for a schema that there is not."""
+    """The minimum value of each parameter in any space, for the schedule type `name`: 0 if the default is 0 (feature off) or the parameter is a
+    boolean, otherwise 1. Empty for an unknown type."""
     known = schedule_types().get(name)
     return {} if known is None else _least(known)
 
@@ -124,11 +123,11 @@ def _least(kind: type) -> Mapping[str, int]:
 
 
 def check_schedule_text(text: str) -> None:
-    """Refuses what no schedule is written as, and parameters that no space holds: a tile of nothing, counts below zero or beyond 32 bits. A text
-    with a schema or parameter that there is not only has to be of that form: another release may know it.
+    """Rejects text that is not a schedule, and parameters that no space contains: empty tiles, negative counts or counts beyond 32 bits. For an
+    unknown schema or parameter only the form is checked: another release may know it.
 
     Raises:
-        ValueError: naming the parameter.
+        ValueError: names the parameter.
     """
     content = json_of(text)
     if not isinstance(content, dict) or not isinstance(content.get("type"), str) or len(content) > MOST_PARAMETERS:
@@ -143,5 +142,5 @@ def check_schedule_text(text: str) -> None:
 
 
 def digest(value: Any) -> str:
-    """Twenty hexadecimal digits of the value's plain form."""
+    """Twenty hexadecimal digits that identify the value's plain form."""
     return hashlib.sha256(json.dumps(encode(value), sort_keys=True).encode()).hexdigest()[:20]

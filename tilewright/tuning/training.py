@@ -1,4 +1,4 @@
-"""From measured layers to a learned model: the features of what was measured, training, and how good the order is on layers left out."""
+"""From measured layers to a learned model: features of the measured candidates, training, and the quality of the order on held-out layers."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ BOOSTED = MappingProxyType(
     {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 127, "max_depth": 12, "min_samples_leaf": 20, "max_features": 0.4}
 )
 RECIPE = Recipe("gradient_boosting", "candidate", "correction", 3.0, options=BOOSTED)
-"""How the models that come with the package are trained."""
+"""How the models in the package are trained."""
 TOPS = (1, 10, 30)
 
 
 def with_trees(recipe: Recipe, count: int) -> Recipe:
-    """The recipe with so many trees."""
+    """The recipe with `count` trees."""
     name = "max_iter" if recipe.learner == "gradient_boosting" else "n_estimators"
     return replace(recipe, options={**recipe.options, name: count})
 HICCUP = 3.0
-"""A time of a single replay that is so many times the analytical one says how late the host was, not how slow the kernel."""
+"""Ratio to the analytical time above which the time of a single replay reflects a delay of the host, not the kernel."""
 
 
 def part_of(part: Part, candidates: Columns, machine: Machine) -> Part:
-    """Other candidates of the part's schema and problem, whether its space has them or not."""
+    """The part with other candidates of its schema and problem, which need not be in its space."""
     return estimated(part.schema, part.facts, candidates, machine, Options())
 
 
 def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]]:
-    """The layer's rows with what the learned model reads of them, as problem `number`, and the schema of each. Rows of schemas that the model does
-    not know are left out."""
+    """The layer's rows with the inputs of the learned model, as problem `number`, and the schema of each. Rows of schemas that the model does not
+    cover are omitted."""
     problem = layer_problem(measured.layer)
     ranking = ranking_of(problem, machine)
     parts: list[Samples] = []
@@ -72,12 +72,12 @@ def samples(layers: Sequence[MeasuredLayer], machine: Machine) -> tuple[Samples,
 
 
 def held_out(rows: Samples, machine: Machine, recipe: Recipe, overheads: Overheads, folds: int) -> np.ndarray:
-    """Seconds predicted of each row by a model that saw nothing of its layer."""
+    """Seconds predicted for each row by a model that was not trained on its layer."""
     return out_of_fold(rows, machine, recipe, overheads, folds)
 
 
 def quality(rows: Samples, predicted: np.ndarray) -> dict[str, float]:
-    """Means over layers of LoP@n among the candidates measured, and of the rank correlation."""
+    """Means over layers of LoP@n among the measured candidates, and of the rank correlation."""
     found: dict[str, list[float]] = {name: [] for name in (*(f"lop@{top}" for top in TOPS), "spearman")}
     for number in np.unique(rows.problem):
         which = rows.problem == number

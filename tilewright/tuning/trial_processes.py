@@ -1,4 +1,4 @@
-"""The processes of trials, as their parent sees them: started when needed, and again after a loss; told the problem when it changes."""
+"""The parent's side of the trial processes: starts them when needed, restarts them after a loss, and sends them the problem when it changes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tilewright.tuning.problems import key_of
 from tilewright.tuning.workers import FATAL, Message, Worker, WorkerLost
 
 START_SECONDS, PROBLEM_SECONDS, COMPILE_SECONDS = 180.0, 300.0, 120.0
-"""After so long without an answer a process counts as hanging."""
+"""Times without an answer after which a process counts as hung."""
 
 
 class Child:
-    """A process of one kind that is started when it is needed and again when it was lost; it is told the problem when that changes."""
+    """A process that is started when needed and restarted after a loss; it receives the problem when that changes."""
 
     def __init__(self, machine: Machine, command: Sequence[str]) -> None:
         self.machine = machine
@@ -29,19 +29,19 @@ class Child:
         self._ended = False
 
     def kill(self) -> None:
-        """End the process for good."""
+        """Ends the process permanently."""
         self._ended = True
         if self._worker is not None:
             self._worker.kill()
 
     def close(self) -> None:
-        """End the process and release its pipes."""
+        """Ends the process and releases its pipes."""
         self.kill()
         if self._worker is not None:
             self._worker.close()
 
     def prepared(self, problem: Problem, first: Message, more: Message) -> tuple[Worker, str]:
-        """The process, started with the message `first`, knowing the problem; and what is wrong with the problem, if anything."""
+        """The process, started with the message `first`, with the problem set; and an error about the problem, if any."""
         if self._worker is None or not self._worker.alive:
             if self._ended:
                 raise WorkerLost("the measuring was ended")
@@ -63,7 +63,7 @@ class Child:
         return self._worker, ""
 
     def refuse(self, words: str) -> None:
-        """Raise what the caller is told where the process cannot start."""
+        """Raises the error for a process that cannot start."""
         raise NotImplementedError
 
 
@@ -74,7 +74,7 @@ class CompilingProcess(Child):
         raise CompilerMissing(f"no process can compile candidates: {words}", "see `tilewright targets` for what the target needs")
 
     def compile(self, problem: Problem, schedule: Any, folder: Path) -> Message:
-        """The answer to a candidate; see `compile_worker`. Raises WorkerLost where there is none."""
+        """The answer for a candidate; see `compile_worker`. Raises WorkerLost if there is none."""
         worker, wrong = self.prepared(problem, {"do": "machine", "machine": serialisation.encode(self.machine)}, {})
         if wrong:
             return {"error": wrong}
@@ -83,7 +83,7 @@ class CompilingProcess(Child):
 
 
 class MeasuringProcess(Child):
-    """Checks and times candidates on one GPU; `trial_seconds` are what one may take."""
+    """Checks and times candidates on one GPU; `trial_seconds` is the time limit for one."""
 
     def __init__(self, machine: Machine, index: int, command: Sequence[str], seed: int, trial_seconds: float) -> None:
         super().__init__(machine, (*command, "--device", str(index)))
@@ -94,12 +94,12 @@ class MeasuringProcess(Child):
         raise KernelFailed(f"no process can measure on GPU {self.index}: {words}", "check the GPU, its driver, and that PyTorch sees it")
 
     def trial(self, problem: Problem, program: Any, mode: str, limit: float) -> Message:
-        """The answer to a compiled candidate; see `trial_worker`. The loss of the process is an answer as well."""
+        """The answer for a compiled candidate; see `trial_worker`. Loss of the process also gives an answer."""
         question = {"do": "trial", "program": program, "mode": mode, "limit": limit if limit != float("inf") else None}
         return self._answer(problem, question, self.trial_seconds)
 
     def remeasure(self, problem: Problem, programs: Sequence[Any], rounds: int, mode: str) -> Message:
-        """The answer for several candidates, measured in turns."""
+        """The answer for several candidates measured in turns."""
         question = {"do": "remeasure", "programs": list(programs), "rounds": rounds, "mode": mode}
         return self._answer(problem, question, self.trial_seconds * max(len(programs), 1))
 

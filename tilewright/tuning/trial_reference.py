@@ -1,4 +1,4 @@
-"""What a region computes, in float64, for checking candidates: sums of products by PyTorch on the device, the rest by definition."""
+"""Reference results of a region in float64, for checking candidates: sums of products by PyTorch on the device, all else by definition."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tilewright.ir.expr import Expr, Load, Var, add, rewrite
 from tilewright.ir.problem import Problem
 
 ELEMENTS_AT_ONCE = 1 << 25
-"""Of the first factor, spread out as a matrix."""
+"""Maximum elements of the first factor, expanded as a matrix, that are processed at once."""
 
 
 def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The region's outputs on the device of its inputs, floating-point values in float64; `inputs` are in their logical shapes."""
+    """The region's outputs on the device of its inputs, with floating-point values in float64; `inputs` have their logical shapes."""
     region = problem.region
     halos = {name: problem.layouts[name].halo for name in inputs}
     wide = {name: _padded(tensor.double() if tensor.is_floating_point() else tensor, halos[name]) for name, tensor in inputs.items()}
@@ -40,12 +40,12 @@ def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> d
 
 
 def _at_axes(step: Step) -> Step:
-    """A step whose results are held, not stored: later steps of the region read them at its axes."""
+    """The step with its results indexed by its own axes, as later steps of the region read them."""
     return replace(step, index=step.axes, shape=tuple(axis.extent or 0 for axis in step.axes))
 
 
 def _padded(tensor: torch.Tensor, halo: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """With the zeros of the halo around it: loads outside of the logical shape read them."""
+    """The tensor with the zeros of its halo, which loads outside the logical shape read."""
     if not any(map(any, halo)):
         return tensor
     return torch.nn.functional.pad(tensor, [amount for pair in reversed(halo) for amount in pair])
@@ -69,7 +69,7 @@ def _wide(body: Expr) -> Expr:
 
 
 def _product(found: Contraction, wide: Mapping[str, torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The sum of products: its factors spread out as matrices, and their product."""
+    """The sum of products, as a product of its factors expanded as matrices."""
     step = found.step
     unit = {axis.name: np.zeros((), np.int64) for axis in step.reduction if axis not in found.r}
     b = _factor(found.b, (*found.batch, *found.n, *found.r), {}, unit, wide, device).reshape(found.size_batch, found.size_n, found.size_r)
@@ -94,7 +94,7 @@ def _product(found: Contraction, wide: Mapping[str, torch.Tensor], device: torch
 
 
 def _indices(axes: Sequence[Var], window: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
-    """Each axis's values, along a dimension of their own."""
+    """Each axis's values, along a separate dimension."""
     return {
         axis.name: np.arange(*window.get(axis.name, (0, axis.extent or 0)), dtype=np.int64).reshape([-1 if k == j else 1 for j in range(len(axes))])
         for k, axis in enumerate(axes)
@@ -109,7 +109,7 @@ def _factor(
     wide: Mapping[str, torch.Tensor],
     device: torch.device,
 ) -> torch.Tensor:
-    """A factor at every point of the axes, in float64; of a load only the indices are made on the host."""
+    """A factor at every point of the axes, in float64; for a load, only the indices are computed on the host."""
     indices = {**_indices(axes, window), **unit}
     shape = [indices[axis.name].size for axis in axes]
     simple = guarded_load(expr)

@@ -1,17 +1,17 @@
 """A child process that checks and times candidates on one GPU: `python -m tilewright.tuning.trial_worker --device N`.
 
-Questions (see `tilewright.tuning.workers`), in this order:
+Requests (see `tilewright.tuning.workers`), in this order:
 
     {"do": "start", "machine": plain form}             -> {"gpu", "driver", "torch"}
     {"do": "problem", "problem": plain form, "seed"}    -> {"sets"}: draws inputs, computes the reference in float64, copies the inputs
     {"do": "trial", "program", "mode", "limit"}         -> {"times": seconds of a call, one for each replay, "relative_error"} or {"error"}
     {"do": "remeasure", "programs", "mode", "rounds"}   -> {"times": [those of each program]}
 
-A candidate runs once over poisoned memory and is compared before it is timed. Timed are replays of CUDA graphs that call it over and over, in mode
+A candidate runs once on poisoned memory and is checked before it is timed. Replays of CUDA graphs that call it repeatedly are timed, in mode
 
-    "cold"     with buffers of each call's own, level 2 filled with something else before each replay: inputs and weights come from memory;
-    "network"  with weights and code of each call's own, as in a network, where the kernel before has just written the activations and other
-               kernels have taken the place in the instruction caches;
+    "cold"     with separate buffers for each call, and level 2 filled with other data before each replay: inputs and weights come from memory;
+    "network"  with separate weights and code for each call, as in a network, where the previous kernel has just written the
+               activations and other kernels have filled the instruction caches;
     "warm"     with one set of buffers.
 
 An error that leaves the GPU's context unusable ends the process.
@@ -49,30 +49,30 @@ from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.workers import Fatal, Message, serve
 
 CACHE_SIZES = 4
-"""Level-2 cache sizes of memory that lie between two uses of the same buffers."""
+"""Memory traffic between two uses of the same buffers, in multiples of the level-2 cache size."""
 MOST_SETS = 256
 MOST_CALLS = 192
-"""Of one replay."""
+"""Maximum calls of one replay."""
 ALIGNMENT = 256
-"""Bytes: where each buffer begins."""
+"""Alignment of each buffer in bytes."""
 CODE_COPIES = 24
-"""In mode "network": as many kernels of other layers run between two calls of one."""
+"""Copies of a kernel's code in mode "network": that many kernels of other layers run between two calls of one."""
 PROBE_CALLS = 6
-"""Of the replay that says how many calls the timed replays need: a call launched by itself takes several times as long."""
+"""Calls of the replay that determines the number of calls of the timed replays: a single launched call takes several times as long."""
 COARSE_SECONDS, COARSE_REPLAYS = 1e-3, 4
 FINE_SECONDS = 2e-3
-"""Time that one replay should take: the beginning of a replay costs some microseconds, which many calls share."""
+"""Target time of one replay: its start costs some microseconds, amortised over many calls."""
 
 
 def drawn(value: Value, generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    """Random elements: normal, or of integers and booleans zeros and ones, which are valid as indices wherever anything is."""
+    """Random elements: normally distributed, or zeros and ones for integers and booleans, which are valid indices wherever any are."""
     if ELEMENT_TYPES[value.dtype].kind == "float":
         return torch.randn(value.shape, generator=generator, device=device).to(torch_dtype(value.dtype))
     return torch.randint(0, 2, value.shape, generator=generator, device=device).to(torch_dtype(value.dtype))
 
 
 def poison(flat: torch.Tensor, layout: Layout) -> None:
-    """NaN (of integers the least value, of booleans true) in every element, zeros in halo and rounding, as an engine's memory has them."""
+    """Fills all elements with NaN (integers: the minimum, booleans: true), and halo and padding with zeros, as in an engine's memory."""
     worst: Any = math.nan if flat.is_floating_point() else True if flat.dtype is torch.bool else torch.iinfo(flat.dtype).min
     if not layout.is_padded:
         flat.fill_(worst)
@@ -83,18 +83,18 @@ def poison(flat: torch.Tensor, layout: Layout) -> None:
 
 @dataclass
 class Loaded:
-    """A candidate on the device: copies of its module, the functions of each, and the addresses of the arguments of each call by set of buffers."""
+    """A candidate on the device: copies of its module, their functions, and the argument addresses of each call for each set of buffers."""
 
     modules: Sequence[int]
     functions: Sequence[Mapping[str, int]]
     kernels: Mapping[str, LoadableKernel]
     calls: Sequence[tuple[str, list[list[int]]]]
-    """Kernel and, for each set, its arguments' addresses."""
+    """Kernel name and, for each set of buffers, the addresses of its arguments."""
     kept: list[torch.Tensor]
 
 
 class Replay:
-    """A CUDA graph of `count` calls of a candidate one after another, over sets of buffers in turn."""
+    """A CUDA graph of `count` successive calls of a candidate, which rotate over sets of buffers."""
 
     def __init__(self, driver: Driver, loaded: Loaded, count: int, sets: int) -> None:
         self._driver = driver
@@ -116,20 +116,20 @@ class Replay:
         self._driver.launch(self._executable, stream)
 
     def destroy(self) -> None:
-        with suppress(TilewrightError):  # as after a fault
+        with suppress(TilewrightError):  # it fails after a fault
             self._driver.destroy_executable(self._executable)
             self._driver.destroy_graph(self._graph)
 
 
 def copies(bytes_: int, cold_bytes: int) -> int:
-    """Of buffers with so many bytes, until `cold_bytes` lie between two uses of one."""
+    """Number of copies of buffers with `bytes_` bytes for which `cold_bytes` are touched between two uses of one copy."""
     return max(2, min(MOST_SETS, -(-cold_bytes // max(bytes_, 1))))
 
 
 class DeviceProblem:
-    """A problem on the device: drawn inputs, the expected outputs, and as many copies of every buffer as the cold mode takes.
+    """A problem on the device: random inputs, the expected outputs, and as many copies of every buffer as mode "cold" needs.
 
-    `sets`: calls until every buffer is used again; activations alone are used again sooner, after enough bytes of others."""
+    `sets`: number of calls after which all buffers are reused; activations are reused earlier, after enough bytes of others."""
 
     def __init__(self, problem: Problem, seed: int, device: torch.device, cold_bytes: int) -> None:
         region, layouts, values = problem.region, problem.layouts, problem.values
@@ -145,7 +145,7 @@ class DeviceProblem:
         self._rows: dict[Any, torch.Tensor] = {}
 
     def rows(self, name: str, program: Mapping[str, Any]) -> torch.Tensor:
-        """[sets or 1, elements]: the copies of a buffer; those of an output or workspace hold anything."""
+        """The copies of a buffer, one per row; the contents of outputs and workspaces are arbitrary."""
         if name in program["storage"]:
             entry: Storage = program["storage"][name]
             dtype = entry.value.dtype
@@ -164,7 +164,7 @@ class DeviceProblem:
         return self._rows[name]
 
     def is_weight(self, name: str, program: Mapping[str, Any]) -> bool:
-        """Whether a buffer holds constants, as they are or prepared."""
+        """Whether a buffer holds constants, either unchanged or packed."""
         return name in self.constants or (name in program["storage"] and program["storage"][name].source is not None)
 
     def _blank(self, dtype: str, layout: Layout, count: int) -> torch.Tensor:
@@ -181,7 +181,7 @@ class DeviceProblem:
 
 
 class Server:
-    """What the process knows: its device, and the problem of the questions that follow."""
+    """State of the process: its device, and the problem of the following requests."""
 
     coarse_seconds, fine_seconds = COARSE_SECONDS, FINE_SECONDS
 
@@ -198,14 +198,14 @@ class Server:
             raise
 
     def recover(self, error: BaseException) -> None:
-        """After an error: raises Fatal where it has left the GPU's context unusable."""
+        """Called after an error: raises Fatal if it has left the GPU's context unusable."""
         try:
             self.finish()
         except RuntimeError as fault:
             raise Fatal(f"{(str(error).strip() or 'no message').splitlines()[0]} ({str(fault).splitlines()[0]})") from error
 
     def finish(self) -> None:
-        """Waits until the device has done what it was told."""
+        """Waits until the device has finished."""
         torch.cuda.synchronize(self.device)
 
     def start(self, message: Message) -> Message:
@@ -218,13 +218,13 @@ class Server:
         level2 = machine.cache(2)
         self.cold_bytes = CACHE_SIZES * (level2.bytes if level2 is not None else torch.cuda.get_device_properties(self.device).L2_cache_size)
         self.other = torch.zeros(self.cold_bytes // 4, device=self.device)
-        for _ in range(200):  # brings the clocks up
+        for _ in range(200):  # raises the clocks
             self.other.sum()
         self.finish()
         return {"gpu": torch.cuda.get_device_name(self.device), "driver": "{}.{}".format(*self.driver.version), "torch": torch.__version__}
 
     def set_problem(self, message: Message) -> Message:
-        self.problem = None  # its memory is free before the next one's is taken
+        self.problem = None  # frees its memory before the next problem allocates
         self.problem = DeviceProblem(serialisation.decode(message["problem"]), message["seed"], self.device, self.cold_bytes)
         self.finish()
         return {"sets": self.problem.sets}
@@ -233,7 +233,7 @@ class Server:
         assert self.problem is not None
         loaded = self.load(message["program"], message["mode"])
         tolerance = min(TOLERANCES.get(self.problem.values[name].dtype, 0.0) for name in self.problem.region.outputs)
-        if any(value.dtype == "bf16" for value in self.problem.values.values()):  # then packed constants are rounded too
+        if any(value.dtype == "bf16" for value in self.problem.values.values()):  # in that case packed constants are rounded too
             tolerance = max(tolerance, TOLERANCES["bf16"])
         try:
             self.once(loaded)
@@ -241,7 +241,7 @@ class Server:
             if not error <= tolerance:
                 return {"error": f"wrong result: relative error {error:.2e} > {tolerance:.0e}", "wrong": True}
             times, stopped = self.coarse(loaded, message["mode"], message.get("limit") or math.inf)
-            again = self.error(1 if message["mode"] == "cold" else 0)  # of a set that the replays have written
+            again = self.error(1 if message["mode"] == "cold" else 0)  # checks a set that the replays have written
             if not again <= tolerance:
                 return {"error": f"wrong result when repeated: relative error {again:.2e} > {tolerance:.0e}", "wrong": True}
             return {"times": times, "stopped": stopped, "relative_error": max(error, again)}
@@ -267,12 +267,12 @@ class Server:
         return {"times": times}
 
     def unload(self, loaded: Loaded) -> None:
-        with suppress(TilewrightError):  # after a fault every call fails, and the fault itself is what is to be told
+        with suppress(TilewrightError):  # after a fault every call fails, and the fault itself should be reported
             for module in loaded.modules:
                 self.driver.unload_module(module)
 
     def load(self, data: Mapping[str, Any], mode: str) -> Loaded:
-        """A candidate's binary loaded, the addresses of its arguments found as the mode has them, its workspaces and first outputs poisoned."""
+        """Loads a candidate's binary, determines the addresses of its arguments for the mode, and poisons its workspaces and first outputs."""
         assert self.problem is not None
         program, rows = self.buffers(data)
         kernels = {name: LoadableKernel(**_tuples(facts)) for name, facts in data["kernels"].items()}
@@ -286,7 +286,7 @@ class Server:
         return Loaded(modules, functions, kernels, self.addresses(rows, program, mode), list(rows.values()))
 
     def buffers(self, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """The program with its storage, and the copies of every buffer; workspaces and first outputs are poisoned."""
+        """The program with its storage, and the copies of every buffer, with workspaces and first outputs poisoned."""
         assert self.problem is not None
         program = {**data, "storage": serialisation.decode(data["storage"])}
         rows = {name: self.problem.rows(name, program) for _, arguments in data["calls"] for name in arguments}
@@ -299,7 +299,7 @@ class Server:
         return program, rows
 
     def addresses(self, rows: Mapping[str, torch.Tensor], program: Mapping[str, Any], mode: str) -> list[tuple[str, list[list[int]]]]:
-        """Kernel and, for each set of buffers, the addresses of its arguments, of every call of a program."""
+        """For every call of a program, its kernel and, for each set of buffers, the addresses of its arguments."""
         assert self.problem is not None
         return [
             (kernel, [[self.row(rows, name, number, mode, program).data_ptr() for name in names] for number in range(self.problem.sets)])
@@ -307,13 +307,13 @@ class Server:
         ]
 
     def row(self, rows: Mapping[str, torch.Tensor], name: str, number: int, mode: str, program: Mapping[str, Any]) -> torch.Tensor:
-        """The copy of a buffer that call `number` uses in the mode."""
+        """The copy of a buffer that call number `number` uses in the mode."""
         assert self.problem is not None
         moving = mode == "cold" or (mode == "network" and self.problem.is_weight(name, program))
         return rows[name][number % len(rows[name]) if moving else 0]
 
     def once(self, loaded: Loaded) -> None:
-        """One call over the first set of buffers, launched kernel by kernel."""
+        """Runs one call on the first set of buffers, launched kernel by kernel."""
         for name, addresses in loaded.calls:
             kernel = loaded.kernels[name]
             block = ParameterBlock([0] * len(addresses[0]), addresses[0], [0] * kernel.scalars, kernel.scalar_bytes)
@@ -333,12 +333,12 @@ class Server:
         return self.make_replay(loaded, count)
 
     def make_replay(self, loaded: Loaded, count: int) -> Replay:
-        """So many calls, ready to be launched."""
+        """A replay of `count` calls, ready to be launched."""
         assert self.problem is not None
         return Replay(self.driver, loaded, count, self.problem.sets)
 
     def probe(self, loaded: Loaded, mode: str) -> float:
-        """About the seconds of a call among others."""
+        """Approximate seconds of one call within a replay."""
         assert self.problem is not None
         replay = self.make_replay(loaded, PROBE_CALLS)
         try:
@@ -347,10 +347,10 @@ class Server:
             replay.destroy()
 
     def coarse(self, loaded: Loaded, mode: str, limit: float) -> tuple[list[float], bool]:
-        """Seconds of a call by replay; one alone, and true, where the candidate takes more than `limit` seconds."""
+        """Seconds per call for each replay, and False; or a single time, and True, if the candidate takes more than `limit` seconds."""
         first = self.probe(loaded, mode)
         if first > limit:
-            first = min(first, self.probe(loaded, mode))  # the host may have been late by milliseconds
+            first = min(first, self.probe(loaded, mode))  # the host may have been delayed by milliseconds
         if first > limit:
             return [first], True
         replay = self.replay(loaded, first, self.coarse_seconds)
@@ -361,7 +361,7 @@ class Server:
             replay.destroy()
 
     def seconds(self, replay: Replay, cold: bool) -> float:
-        """Seconds of one call in one replay. What comes before also keeps the GPU busy until the replay is enqueued."""
+        """Seconds per call in one replay. The preceding work also keeps the GPU busy until the replay is enqueued."""
         if cold:
             self.other.sum()
         else:
@@ -370,7 +370,7 @@ class Server:
 
     @staticmethod
     def timed(launch: Callable[[], None]) -> float:
-        """Seconds between two events around what is launched."""
+        """Seconds between two events around the launched work."""
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         before.record()
         launch()

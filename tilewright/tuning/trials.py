@@ -1,4 +1,4 @@
-"""Measuring candidates: a pool of processes compiles ahead, one process a GPU checks and times, and what fails is an outcome like any other."""
+"""Measuring candidates: a pool of processes compiles ahead, one process per GPU checks and times, and failures are ordinary outcomes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tilewright.tuning.trial_processes import CompilingProcess, MeasuringProcess
 from tilewright.tuning.workers import Message, WorkerLost
 
 GIVE_UP = 4.0
-"""A candidate that takes so many times the best one's time is timed once only."""
+"""Ratio to the best time above which a candidate is timed only once."""
 FINALISTS, NEAR = 4, 1.1
-"""Candidates of a problem that are measured again in turns, and how many times the best one's time they may have taken."""
+"""Maximum number of candidates of a problem that are measured again in turns, and their maximum time relative to the best."""
 ROUNDS = 9
 AHEAD = 4
-"""Candidates a compiling process that may be compiled and not yet measured."""
+"""Maximum candidates per compiling process that are compiled but not yet measured."""
 TRIAL_SECONDS = 30.0
-"""After so long a candidate counts as hanging."""
+"""Time after which a candidate counts as hung."""
 MODES = ("cold", "network", "warm")
-"""Where inputs and weights come from: see `tilewright.tuning.trial_worker`."""
+"""Modes, which determine where inputs and weights come from; see `tilewright.tuning.trial_worker`."""
 TUNING_MODE = "network"
-"""Of what decides between the schedules of a network's regions."""
+"""Mode of the measurements that decide between schedules of a network's regions."""
 MEASURER = ("-m", "tilewright.tuning.trial_worker")
 CPU_MEASURER = ("-m", "tilewright.tuning.cpu_trial_worker")
 COMPILER = ("-m", "tilewright.tuning.compile_worker")
@@ -43,7 +43,7 @@ COMPILER = ("-m", "tilewright.tuning.compile_worker")
 
 @dataclass(frozen=True)
 class Job:
-    """One candidate of a problem; `key` is the caller's."""
+    """One candidate of a problem; `key` is for the caller's use."""
 
     problem: Problem
     schedule: Any
@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call over several replays: median, quartiles, and how many there were."""
+    """Seconds per call over several replays: median, quartiles, and the number of replays."""
 
     median: float
     lower: float
@@ -73,11 +73,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job. status: "measured", "wrong" (its result), or "failed" (to compile, load, run, or end in time); `reason` says why.
+    """The outcome of a job. `status`: "measured", "wrong" (incorrect result), or "failed" (to compile, load, run, or finish in time); `reason` says
+    why.
 
-    `code` names the generated code, `schedule` is readable; `resources` are the compiler's figures by kernel (registers, shared_bytes, ...);
-    `stopped`: timed once only, being far slower than the best; `final`: measured again, in turns with the others near the best. `environment`: "gpu",
-    "driver", "compiler"."""
+    `code` names the generated code, `schedule` is readable text; `resources` are the compiler's figures by kernel (registers, shared_bytes, ...);
+    `stopped`: timed only once, because it is far slower than the best; `final`: measured again, in turns with others near the best. `environment`:
+    "gpu", "driver", "compiler"."""
 
     job: Job
     status: str
@@ -94,16 +95,16 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """The median; infinite where nothing was measured."""
+        """The median; infinite if nothing was measured."""
         return self.timing.median if self.timing is not None else float("inf")
 
 
 class Trials:
     """Processes that compile and measure for one machine; a context manager that ends them.
 
-    `devices` are indices of GPUs, each with a process of its own; jobs of one problem go to one GPU, so give them one after another. On a CPU
-    `threads` run each kernel, and nothing is measured while anything is compiled. `measurer` and `compiler` are the child processes' commands,
-    replaced in tests. `trial_seconds`: a candidate that takes longer hangs.
+    `devices` are indices of GPUs, each with its own process; jobs of one problem go to one GPU, so they should be consecutive. On a CPU, `threads`
+    threads run each kernel, and nothing is measured while anything is compiled. `measurer` and `compiler` are the commands of the child processes,
+    replaced in tests. `trial_seconds`: time after which a candidate counts as hung.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Trials:
             self._idle.put(handle)
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="tilewright-compile")
         self._devices = [MeasuringProcess(machine, device, measurer, seed, trial_seconds) for device in devices]
-        self._numbers = itertools.count()  # one step each, also from several threads
+        self._numbers = itertools.count()  # `next` is atomic, also with several threads
 
     def __enter__(self) -> Trials:
         return self
@@ -147,7 +148,7 @@ class Trials:
         self.close()
 
     def close(self) -> None:
-        """End every process."""
+        """Ends every process."""
         self._kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for handle in (*self._compilers, *self._devices):
@@ -159,11 +160,11 @@ class Trials:
             handle.kill()
 
     def measure(self, jobs: Iterable[Job], mode: str = "cold", finals: bool = False) -> Iterator[Outcome]:
-        """Outcomes in the order in which they are ready. `jobs` is read as far ahead as the compilers need work, from the caller's thread. With
-        `finals`, those of a problem that are near its best have a second outcome, which is `final`.
+        """Outcomes in order of completion. `jobs` is read in the caller's thread, as far ahead as the compilers need work. With `finals`, candidates
+        near the best of their problem have a second outcome, which is `final`.
 
         Raises:
-            TargetNotPresent, KernelFailed, CompilerMissing: where a process cannot start.
+            TargetNotPresent, KernelFailed, CompilerMissing: if a process cannot start.
         """
         if self._alone:
             yield from self._measure_alone(jobs, mode, finals)
@@ -203,7 +204,7 @@ class Trials:
                 yield _outcome_of(results.get())
             finished = True
         finally:
-            if not finished:  # interrupted: nothing that is under way is waited for
+            if not finished:  # interrupted: pending work is not awaited
                 if group is not None:
                     group.close()
                 for _ in threads:
@@ -211,7 +212,7 @@ class Trials:
                 self._kill()
 
     def _measure_alone(self, jobs: Iterable[Job], mode: str, finals: bool) -> Iterator[Outcome]:
-        """As `measure`, problem after problem: all candidates of one are compiled before the first is measured."""
+        """Like `measure`, one problem at a time: all its candidates are compiled before the first is measured."""
         for _, same in itertools.groupby(jobs, key=lambda job: key_of(job.problem)):
             own = list(same)
             group = _Group(own[0].problem)
@@ -229,9 +230,9 @@ class Trials:
                 yield _outcome_of(results.get())
 
     def remeasure(self, jobs: Sequence[Job], rounds: int = ROUNDS, mode: str = "cold") -> list[Outcome]:
-        """The jobs, all of one problem, measured again in turns on the first GPU: each round times every one, so that drift meets all alike.
+        """Measures jobs of one problem again, in turns on the first GPU: each round times every candidate, so that drift affects all equally.
 
-        In the order of the jobs. Those that do not compile are failures; where the process is lost, all are.
+        Returns outcomes in the order of the jobs. Jobs that do not compile are failures; if the process is lost, all are.
         """
         if len({key_of(job.problem) for job in jobs}) > 1:
             raise ValueError("candidates of several problems cannot be measured in turns")
@@ -250,7 +251,7 @@ class Trials:
         return outcomes
 
     def _compile(self, job: Job) -> Message:
-        """The compiling process's answer; an error is an answer as well."""
+        """The answer of the compiling process; errors are answers too."""
         handle = self._idle.get()
         folder = self._scratch.path / str(next(self._numbers))
         try:
@@ -274,7 +275,7 @@ class _Group:
         compiled.add_done_callback(lambda future: self.ready.put((job, future)))
 
     def close(self) -> None:
-        """No further job will come."""
+        """Signals that there are no further jobs."""
         self.ready.put(self._count)
 
     def __iter__(self) -> Iterator[tuple[Job, Future[Message]]]:
@@ -289,14 +290,14 @@ class _Group:
 
 
 def _outcome_of(result: Outcome | BaseException) -> Outcome:
-    """An outcome; what a thread failed with is raised."""
+    """The outcome; raises the exception with which a thread failed."""
     if isinstance(result, BaseException):
         raise result
     return result
 
 
 def _serve_groups(device: MeasuringProcess, groups: Any, results: Any, mode: str, finals: bool) -> None:
-    """A GPU's thread: takes one problem after another, and of each the candidates as they are compiled."""
+    """Body of a GPU's thread: handles one problem after another, and its candidates as they are compiled."""
     try:
         while (group := groups.get()) is not None:
             finalists: list[tuple[Outcome, Message]] = []
@@ -319,7 +320,7 @@ def _serve_groups(device: MeasuringProcess, groups: Any, results: Any, mode: str
                     results.put(replace(outcome, timing=Timing.of(times), final=True))
             for _, compiled in finalists:
                 shutil.rmtree(compiled["folder"], ignore_errors=True)
-    except BaseException as error:  # it belongs to the caller
+    except BaseException as error:  # re-raised in the caller's thread
         results.put(error)
 
 

@@ -1,6 +1,6 @@
-"""Tuning: the models' favourite candidates of each problem are measured and recorded, and plans take the best that records know.
+"""Tuning: the best predicted candidates of each problem are measured and recorded, and plans use the fastest recorded schedules.
 
-What is recorded is not measured again, so that tuning that was interrupted goes on where it stopped.
+Recorded candidates are not measured again, so interrupted tuning resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Report = Callable[[int, int, Outcome | None], None]
 
 
 OUTSIDE = "recorded, and no candidate of this region"
-"""Why a recorded schedule is not chosen: it is of another release, or somebody else wrote the record."""
+"""Why a recorded schedule is not chosen: it is from another release, or the record was written by something else."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """How many problems there were, and what became of their candidates: `known` were in the records before, `bounded_out` cannot beat what
-    is there by their bounds."""
+    """Number of problems and of their candidates: `known` were already in the records, and the lower bounds of `bounded_out` exceed the best recorded
+    time."""
 
     problems: int
     known: int
@@ -57,7 +57,7 @@ class Tuned:
 def distinct_problems(
     graph: Graph, machine: Machine, threads: int, precision: str = "fp32", numerics: Numerics = USUAL
 ) -> list[Problem]:
-    """The problems of a graph in the order of execution, each once; parts of loops are left out, which depend on the loop's step."""
+    """The distinct problems of a graph in execution order, without parts of loops, which depend on the loop's step."""
     found: dict[str, Problem] = {}
 
     def collect(problem: Problem, machine: Machine, threads: int) -> Choice:
@@ -70,12 +70,13 @@ def distinct_problems(
 
 
 def recorded_as(machine: Machine, threads: int) -> str:
-    """What records name the machine: "native" is another CPU elsewhere, and kernels of two threads are others than those of one."""
+    """The machine's name in records, which identifies the actual CPU behind "native" and includes the number of threads, since kernels depend on
+    it."""
     return machine.name if machine.is_gpu else f"{machine.name} {machine.digest[:12]} with {threads} threads"
 
 
 def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | None:
-    """What a record of the schedule made today would name its code; None where it is not lowered."""
+    """The name of the code that the schedule would generate today; None if it cannot be lowered."""
     try:
         return code_of(lower(problem, schedule, machine))
     except Unsuitable:
@@ -83,19 +84,18 @@ def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | Non
 
 
 def is_current(problem: Problem, entry: Measurement, machine: Machine) -> bool:
-    """Whether the code that was measured is the one that would be generated today. What made it is asked first: lowering takes longer."""
+    """Whether the measured code is the same as would be generated today. The generator is compared first, because lowering takes longer."""
     if entry.generator == generator(machine):
         return True
     try:
         return current_code(problem, serialisation.schedule_of(entry.schedule), machine) == entry.code
-    except (ValueError, KeyError, TypeError):  # of a schema or parameter that there is no more
+    except (ValueError, KeyError, TypeError):  # the schema or a parameter no longer exists
         return False
 
 
 def from_records(records: Records, numerics: Numerics = USUAL, models: Chooser | None = None) -> Chooser:
-    """Chooses the schedule that was fastest in the records, where its code is still the same; else the models' favourite of those that did not
-    fail, or what `models` choose where none is known to. Schedules that `numerics` does not allow are not chosen, however
-    fast they were."""
+    """A chooser of the fastest recorded schedule whose code is still the same. Without one, it chooses the models' favourite among schedules that did
+    not fail, or follows `models` if no failures are recorded. Schedules that `numerics` does not allow are never chosen."""
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
         ranking = rank(problem, machine, threads, numerics)
@@ -123,20 +123,20 @@ def from_records(records: Records, numerics: Numerics = USUAL, models: Chooser |
 
 
 def recorded_choice(entry: Measurement, ranking: Ranking) -> Choice | None:
-    """The candidate that was measured, or None where it is none of these."""
+    """The measured candidate; None if it is not in the ranking."""
     try:
         return ranking.find(serialisation.schedule_of(entry.schedule))
-    except (ValueError, KeyError, TypeError, AttributeError):  # of a schema or parameter that there is no more
+    except (ValueError, KeyError, TypeError, AttributeError):  # the schema or a parameter no longer exists
         return None
 
 
 @contextmanager
 def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = USUAL) -> Iterator[Chooser]:
-    """What plans for the machine: records where there are some, else the models. Without a path, the user's records where they exist. `numerics`:
-    which ways of rounding are allowed.
+    """The chooser for the machine: by records if there are any, otherwise by the models. Without a path, the user's records are used if they exist.
+    `numerics`: the kinds of rounding that are allowed.
 
     Raises:
-        UnsupportedOption: if the path leads to no file.
+        UnsupportedOption: if there is no file at the path.
     """
     place = Path(path) if path is not None else default_path()
     if path is not None and not place.exists():
@@ -158,10 +158,9 @@ def tune(
     report: Report | None = None,
     start: Callable[[], Trials] | None = None,
 ) -> Tuned:
-    """Measures the `trials` candidates of each problem that the models like best, and those near the best again in turns; all are recorded
-    at once. Of a problem with records, those are left out that by their lower bound cannot be faster than the fastest recorded. `numerics`:
-    which ways of rounding are allowed. `threads`: of a CPU. `start` makes the processes, when there is something to measure; by
-    default for GPU 0, or for this CPU.
+    """Measures the `trials` best predicted candidates of each problem, and those near the best again in turns; each is recorded immediately.
+    Candidates whose lower bound exceeds the best recorded time are skipped. `numerics`: the kinds of rounding that are allowed. `threads`: threads of
+    a CPU. `start` creates the processes if there is something to measure; by default for GPU 0, or for this CPU.
 
     Raises:
         TargetNotPresent: if something has to be measured and the machine is not here.
@@ -171,7 +170,7 @@ def tune(
     strange: dict[str, set[str]] = {}
 
     def standing(problem: Problem) -> list[Measurement]:
-        """Of the problem's candidates: a schedule that is none of them is never lowered, whoever recorded it."""
+        """The standing measurements of the problem's candidates; recorded schedules that are not candidates are never lowered."""
         found = records.standing(key_of(problem), place)
         return [entry for entry in found if entry.status == "measured" and entry.schedule not in strange[key_of(problem)]]
 
@@ -196,7 +195,7 @@ def tune(
                     measured += outcome.status == "measured"
                     failed += outcome.status != "measured"
                     tell(done, len(wanted), outcome)
-            for problem in problems:  # those that an earlier, interrupted run left, or that came near the best of one
+            for problem in problems:  # finalists left by an interrupted run, or close to the best of an earlier one
                 finalists = [Job(problem, serialisation.schedule_of(entry.schedule)) for entry in _finalists(problem, machine, standing(problem))]
                 if finalists:
                     again = processes.remeasure(finalists, mode=TUNING_MODE)
@@ -205,7 +204,7 @@ def tune(
 
 
 def may_beat(ranking: Ranking, machine: Machine, seconds: float) -> np.ndarray:
-    """For each candidate whether its lower bound allows it to take less than that; all of a schema that has no bound."""
+    """For each candidate, whether its lower bound is below `seconds`; True for schemas without a bound."""
     bounds = [np.zeros(0)]
     for part in ranking.parts:
         known = part.schema.bound is not None
@@ -214,19 +213,19 @@ def may_beat(ranking: Ranking, machine: Machine, seconds: float) -> np.ndarray:
 
 
 def _fastest(problem: Problem, machine: Machine, standing: Iterable[Measurement]) -> float:
-    """The least seconds recorded of code that would be generated today; infinite where there are none."""
+    """The best recorded seconds of code that would be generated today; infinite if there are none."""
     return next((entry.seconds for entry in standing if is_current(problem, entry, machine)), float("inf"))
 
 
 def _is_known(problem: Problem, schedule: Any, machine: Machine, records: Records, place: str) -> bool:
-    """Whether the records have the schedule with the code that it has today, measured or failed."""
+    """Whether the records have an outcome, measured or failed, of the schedule with today's code."""
     text = serialisation.schedule_text(schedule)
     found = [entry for entry in records.of(key_of(problem), place) if entry.schedule == text and entry.code]
     return any(is_current(problem, entry, machine) for entry in found)
 
 
 def _finalists(problem: Problem, machine: Machine, standing: Iterable[Measurement]) -> list[Measurement]:
-    """The fastest of a problem where several are near each other and one of them was measured only roughly; else nothing."""
+    """The fastest candidates of a problem, if several are close and at least one was measured only roughly; otherwise empty."""
     first = list(islice(standing, FINALISTS))
     near = [entry for entry in first if entry.seconds <= NEAR * first[0].seconds]
     if all(entry.count >= ROUNDS for entry in near):

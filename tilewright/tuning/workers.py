@@ -1,7 +1,7 @@
-"""A child process that answers questions, one line of JSON each way; it is killed when it does not answer in time.
+"""Child processes that answer requests, one line of JSON each way; a child that does not answer in time is killed.
 
-The child reads its standard input and answers on its standard output; `serve` is its side. It leaves when its input ends, or soon after its parent
-has: none outlives it, not even one that hangs.
+The child reads its standard input and answers on its standard output; `serve` is the child's side. A child exits when its input ends, or soon after
+its parent has exited, even if it hangs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tilewright.system.programs import end_session
 
 Message = dict[str, Any]
 FATAL = "fatal"
-"""Key of an answer after which the child ends: what it was asked has left its process unusable."""
+"""Key of an answer after which the child exits, because the request has left its process unusable."""
 
 
 def _scratch() -> IO[bytes]:
-    """A file without a name: on the disk, else in memory."""
+    """An unnamed temporary file, on disk if possible, otherwise in memory."""
     try:
         return tempfile.TemporaryFile()
     except OSError:
@@ -37,22 +37,22 @@ def _scratch() -> IO[bytes]:
 
 
 class WorkerLost(Exception):
-    """The child died, was killed because it took too long, or answered nonsense; the text says which."""
+    """The child died, was killed for taking too long, or gave an invalid answer; the text says which."""
 
 
 class Worker:
-    """The parent's handle of one child; `command` is what follows the Python interpreter."""
+    """The parent's handle of one child; `command` is its command line after the Python interpreter."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._errors = _scratch()  # read when the child is gone
+        self._errors = _scratch()  # read after the child has exited
         self._process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            cwd=Path(__file__).parents[2],  # where `-m` finds this package
+            cwd=Path(__file__).parents[2],  # so that `-m` finds this package
             env=settings.child_environment(),
-            start_new_session=True,  # an interrupt is for the parent, which ends its children itself
+            start_new_session=True,  # interrupts go only to the parent, which ends its children itself
         )
         assert self._process.stdout is not None and self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
@@ -63,7 +63,7 @@ class Worker:
         """The answer to a message, within `timeout` seconds.
 
         Raises:
-            WorkerLost: if there is none; the child is gone then.
+            WorkerLost: if there is none; the child has then been ended.
         """
         with self._lock:
             try:
@@ -82,7 +82,7 @@ class Worker:
             return answer
 
     def _send(self, data: bytes, deadline: float, timeout: float) -> None:
-        """Writes to the child, which may not be reading."""
+        """Writes to the child, even if it may not be reading."""
         assert self._process.stdin is not None
         descriptor, left = self._process.stdin.fileno(), memoryview(data)
         waiting = select.poll()
@@ -119,28 +119,28 @@ class Worker:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End the child and what it has started; twice is harmless."""
+        """Ends the child and everything it has started; may be called repeatedly."""
         end_session(self._process)
 
     def close(self) -> None:
-        """End the child and release its pipes."""
+        """Ends the child and releases its pipes."""
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
             try:
                 if pipe is not None:
                     pipe.close()
-            except OSError:  # what was not yet sent to a child that is gone
+            except OSError:  # data not yet sent to a child that has exited
                 pass
 
 
 class Fatal(Exception):
-    """Raised by a child's `answer` where its process can answer no further question."""
+    """Raised by a child's `answer` if its process can answer no further requests."""
 
 
 def serve(answer: Callable[[Message], Message]) -> None:
-    """The child's side: answers each line of the standard input until it ends. What the process prints otherwise goes to standard error.
+    """The child's side: answers each line of standard input until it ends. Other output of the process goes to standard error.
 
-    An exception becomes the answer {"error": text}; after Fatal the process ends."""
+    An exception becomes the answer {"error": text}; after Fatal the process exits."""
     leave_with_parent()
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -159,4 +159,4 @@ def serve(answer: Callable[[Message], Message]) -> None:
         if FATAL in result:
             break
     output.flush()
-    os._exit(0)  # a GPU's context in an error state can make an orderly end hang
+    os._exit(0)  # an orderly exit can hang if a GPU's context is in an error state
