@@ -162,6 +162,12 @@ def test_a_module_without_memory_is_refused(how: str) -> None:
         tilewright.compile(module, torch.ones(4, 8))
 
 
+def test_compiling_where_tensors_have_no_values() -> None:
+    module, x = nn.ReLU(), torch.randn(3)
+    with torch.device("meta"), pytest.raises(InvalidInput, match="'meta', whose tensors hold no values.*compile outside"):
+        tilewright.compile(module, (x,))
+
+
 def test_a_module_of_inference_tensors() -> None:
     with torch.inference_mode():
         module = nn.Linear(8, 4)

@@ -79,6 +79,8 @@ def compile(
         and remedy.
     """
     check_options(precision, trials, vendor, unsupported, threads, records, deterministic, winograd, check)
+    if torch.get_default_device().type == "meta":
+        raise InvalidInput("the default device is 'meta', whose tensors hold no values", 'compile outside of `with torch.device("meta")`')
     report = progress or (lambda stage, done, total: None)
     if not isinstance(example_inputs, (torch.Tensor, Sequence, type(None))) or isinstance(example_inputs, str):
         raise InvalidInput(f"example_inputs is {described(example_inputs)}", "pass the model's positional inputs as a tuple")
