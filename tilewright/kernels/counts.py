@@ -1,5 +1,6 @@
-"""Counts that every schema makes of its candidates: operations, and bytes by memory level. Ranking computes them once for estimate, bound and learned
-models. Schemas may extend them (`kernels.gpu.counts`)."""
+"""Counts that every schema makes of its candidates: operations, and bytes by memory level.
+
+Ranking computes them once for estimate, bound and learned models. Schemas may extend them (`kernels.gpu.counts`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A schema: one way of computing regions of some kinds, from recognising them to their kernels. Other stages use only its `Schema`: they depend
-neither on its schedule's class, nor on its name, nor on the columns of its candidates.
+"""A schema: one way of computing regions of some kinds, from recognising them to their kernels.
+
+Other stages use only its `Schema`: they depend neither on its schedule's class, nor on its name, nor on the columns of its candidates.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Joining reductions (softmax, normalisations, global average pooling) to the contraction whose result they reduce: the form for rows, and the
-decision.
+"""Joining reductions (softmax, normalisations, global average pooling) to the contraction whose result they reduce: the form for rows, the decision.
 
 A reduction needs a whole row, so it joins only if one tile of the contraction's kernel can hold all output channels of its pixels. A schema with its
 own criterion (`Schema.joins`) decides; otherwise the predictions for one kernel and for two are compared. `pixel_joining` has the form of sums over
@@ -119,8 +118,9 @@ class RowJudge:
     def __call__(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value]
     ) -> JoinDecision:
-        """Whether `steps`, the result of `with_rows` or `with_pixels` for the steps of `host` and `rows`, are faster with the best tiles of whole
-        rows (or images) than the best tiles with a stored result. Layouts are not known yet, so all are assumed to be row-major."""
+        """Whether the joined `steps` are faster than `host` and `rows` as separate kernels. `steps` is the result of `with_rows` or `with_pixels`.
+        Compares the best tiles of whole rows (or images) with the best tiles plus a stored result. Layouts are not known yet, so all are assumed to
+        be row-major."""
         if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
             return JoinDecision(False, "there is nothing to compute")
         found = anchor(steps, self.constants)

@@ -28,8 +28,8 @@ def summed_pixels(host: Sequence[Step], name: str, steps: Sequence[Step], consta
 
 
 def with_pixels(host: tuple[Step, ...], name: str, steps: tuple[Step, ...], constants: frozenset[str]) -> tuple[Step, ...] | str:
-    """[sum of products, sum over pixels, map?] for the host's steps followed by `steps`, which sum the pixels of the host's result `name`; or why
-    that is not possible. The host's own map is inlined into the sum."""
+    """[sum of products, sum over pixels, map?] for the host's steps followed by `steps`, or why that is not possible. `steps` sum the pixels of the
+    host's result `name`. The host's own map is inlined into the sum."""
     found = contraction(host[0], constants)
     pixels = summed_pixels(host, name, steps, constants)
     assert found is not None and pixels

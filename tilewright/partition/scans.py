@@ -88,7 +88,7 @@ def unfold(node: Node, graph: Graph, body: LaidOut, wanted: set[str]) -> Loop:
 
 
 def without_copies(node: Node) -> Node:
-    """The scan node without copies of computed values among its body's results: a state that is also a stacked result is taken from its history after
+    """The scan node without copies of computed values among its body's results. A state that is also a stacked result is taken from its history after
     the loop."""
     inner: Graph = node.attributes["body"]
     producers = inner.producers()

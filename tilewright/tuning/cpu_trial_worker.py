@@ -38,8 +38,7 @@ Call = tuple[Any, Sequence[Any]]
 
 @dataclass
 class Loaded:
-    """A loaded candidate: its calls, the tensors that the previous kernel has just written, and objects that must not be freed while the calls
-    run."""
+    """A loaded candidate: its calls, the tensors that the previous kernel has just written, and objects to keep alive during the calls."""
 
     calls: Sequence[Call]
     written_before: Sequence[torch.Tensor]

@@ -32,7 +32,7 @@ MOST_SECONDS, MOST_COUNT = 1e6, (1 << 31) - 1
 LARGEST = 1 << 20
 """Maximum extent of a layer."""
 MOST_MEMBER_BYTES = 1 << 28
-"""Maximum bytes of a compressed member that `append` writes."""
+"""Maximum uncompressed bytes that `append` writes at once."""
 REMEDY = "give a file that `tilewright train --collect` made"
 
 

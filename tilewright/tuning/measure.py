@@ -70,7 +70,7 @@ def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> fl
 
 
 def tensor_error(got: Tensor, expected: Tensor) -> float:
-    """The largest difference divided by the largest magnitude: 0 if all elements are equal, infinite if NaN or infinities are at different
+    """The largest difference divided by the largest magnitude. It is 0 if all elements are equal, infinite if NaN or infinities are at different
     positions."""
     if not got.numel():
         return 0.0

@@ -60,8 +60,8 @@ def convolution_problem(
     dilation: int = 1,
     groups: int = 1,
 ) -> Problem:
-    """A convolution of [batch, channels, height * stride, width * stride] to [batch, outputs, height, width], channels last, its padding
-    (dilation * (filter_size // 2) on each side) stored as a zeroed halo, its filters constant. A depthwise convolution has kind window."""
+    """A convolution of [batch, channels, height * stride, width * stride] to [batch, outputs, height, width], channels last. Its padding (dilation *
+    (filter_size // 2) on each side) is stored as a zeroed halo, and its filters are constant. A depthwise convolution has kind window."""
     padding = dilation * (filter_size // 2)
     each, inside = outputs // groups, channels // groups
     if each * groups != outputs or inside * groups != channels:

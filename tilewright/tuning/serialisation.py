@@ -111,7 +111,7 @@ def schedule_of(text: str) -> Any:
 
 
 def least_parameters(name: str) -> Mapping[str, int]:
-    """The minimum value of each parameter in any space, for the schedule type `name`: 0 if the default is 0 (feature off) or the parameter is a
+    """The minimum value of each parameter of the schedule type `name` in any space. It is 0 if the default is 0 (feature off) or the parameter is a
     boolean, otherwise 1. Empty for an unknown type."""
     known = schedule_types().get(name)
     return {} if known is None else _least(known)

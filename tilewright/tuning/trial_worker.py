@@ -56,7 +56,7 @@ MOST_CALLS = 192
 ALIGNMENT = 256
 """Alignment of each buffer in bytes."""
 CODE_COPIES = 24
-"""Copies of a kernel's code in mode "network": that many kernels of other layers run between two calls of one."""
+"""Copies of a candidate's code in mode "network", in place of the kernels of other layers that run between two of its calls."""
 PROBE_CALLS = 6
 """Calls of the replay that determines the number of calls of the timed replays: a single launched call takes several times as long."""
 COARSE_SECONDS, COARSE_REPLAYS = 1e-3, 4

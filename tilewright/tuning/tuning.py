@@ -70,8 +70,8 @@ def distinct_problems(
 
 
 def recorded_as(machine: Machine, threads: int) -> str:
-    """The machine's name in records, which identifies the actual CPU behind "native" and includes the number of threads, since kernels depend on
-    it."""
+    """The machine's name in records; for a CPU it includes a digest of the machine and the number of threads. "native" is another CPU on another
+    machine, and kernels depend on the number of threads."""
     return machine.name if machine.is_gpu else f"{machine.name} {machine.digest[:12]} with {threads} threads"
 
 

@@ -15,8 +15,8 @@ from tilewright.ir.kernel import For, Statement, Store
 
 
 def transposed(first: str, second: str, lanes: int, dtype: str) -> tuple[list[Statement], str]:
-    """Statements that transpose the `lanes` vectors of the register buffer `first`, alternating with the equally large buffer `second`; and the name
-    of the buffer that holds the result. `lanes` is a power of two."""
+    """Statements that transpose the `lanes` vectors of the register buffer `first`, and the name of the buffer that holds the result. Rounds
+    alternate between `first` and `second`, which is equally large. `lanes` is a power of two."""
     assert lanes & (lanes - 1) == 0, "a power of two"
     half = lanes // 2
     turns: list[Statement] = []

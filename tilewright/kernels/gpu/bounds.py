@@ -111,7 +111,7 @@ def steps_of_busiest(counts: TileCounts, machine: Machine) -> tuple[np.ndarray, 
 
 
 def live(extent: int, tile: np.ndarray, per_thread: np.ndarray) -> np.ndarray:
-    """Elements of a thread's `per_thread` along one dimension that must be computed: if the tile is longer than the extent, the compiler may omit
+    """Elements of a thread's `per_thread` along one dimension that must be computed. If the tile is longer than the extent, the compiler may omit
     what no thread stores, but tile / per_thread threads must cover the extent."""
     return busiest(np.minimum(extent, tile), tile // per_thread)
 

@@ -25,8 +25,8 @@ def busiest(volumes: TileCounts, machine: Machine) -> tuple[np.ndarray, np.ndarr
 
 
 def step_cycles(volumes: TileCounts, machine: Machine, overheads: Overheads) -> dict[str, np.ndarray]:
-    """Cycles of a processor for one step of one block, by resource: fma, issue, shared, level2; `through`, these combined; and `alone`, the latency
-    of a block that has the processor to itself."""
+    """Cycles of a processor for one step of one block, by resource: fma, issue, shared, level2. `through` combines these; `alone` is the latency of a
+    block that has the processor to itself."""
     v, o = volumes, overheads
     cache2 = machine.cache(2)
     assert cache2 is not None

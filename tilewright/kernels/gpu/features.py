@@ -47,8 +47,8 @@ RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "candidate": CANDIDATE, "own black box": OWN_BLACK_BOX}
 )
 def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The columns of `BLACK_BOX`: the schema's number (fixed, since models are trained on it), sizes of the problem and axes of the schedule by name;
-    names that a schema lacks are 1."""
+    """The columns of `BLACK_BOX`: the schema's number, sizes of the problem and axes of the schedule by name. The number is fixed, since models are
+    trained on it; names that a schema lacks are 1."""
     one = np.ones(length(candidates))
     columns = {f"problem {name}": np.asarray(problem.get(name, 1)) * one for name in PROBLEM}
     columns |= {f"tile {name}": np.asarray(candidates.get(name, 1)) * one for name in TILES}

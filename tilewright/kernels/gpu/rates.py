@@ -14,7 +14,7 @@ from tilewright.hardware.machine import Machine
 LOADS_IN_FLIGHT = 4
 """Independent loads that the compiler issues ahead per thread in a serial loop."""
 SIMPLE_REGISTERS = 40
-"""Assumed registers per thread in kernels without tiles."""
+"""Assumed registers per thread in maps, row reductions and scans, and in products of few rows besides accumulators and loads."""
 SECTOR_BYTES = 32
 """Minimum bytes of a memory transaction."""
 

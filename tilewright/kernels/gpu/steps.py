@@ -81,9 +81,11 @@ def split_seconds(
     resident: np.ndarray,
     machine: Machine,
 ) -> np.ndarray:
-    """Seconds that a split costs besides its blocks, for `results` elements of `element_bytes` in tiles of `tile` elements per block: a kernel that
-    adds the parts, and their traffic through level 2; or, as a cluster, two barriers and a whole tile of sums that every block reads from the others;
-    or, with atomics, a kernel that stores zeros, one for the map after the sum, and additions in level 2 at half its bandwidth."""
+    """Seconds that a split costs besides its blocks, for `results` elements of `element_bytes` in tiles of `tile` elements per block.
+
+    These are a kernel that adds the parts, and their traffic through level 2; or, as a cluster, two barriers and a whole tile of sums that every
+    block reads from the others; or, with atomics, a kernel that stores zeros, one for the map after the sum, and additions in level 2 at half its
+    bandwidth."""
     cache2 = machine.cache(2)
     assert cache2 is not None
     level2 = machine.cache_bandwidth(2)

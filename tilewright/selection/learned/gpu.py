@@ -26,7 +26,7 @@ KEPT = 8192
 KEPT_EACH = 320
 """Minimum number of these for each schema."""
 STAGES = ((20, 2048), (80, 512))
-"""(trees, candidates): after that many trees, only the best candidates are evaluated further."""
+"""(trees, candidates): after `trees` trees, only the best `candidates` are evaluated further."""
 
 
 @lru_cache(maxsize=8)

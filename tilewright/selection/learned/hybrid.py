@@ -106,7 +106,7 @@ class Learned:
     ) -> np.ndarray:
         """Predicted seconds of the candidates, for which the analytical model predicts `analytical` seconds.
 
-        `stages`: (trees, candidates); after that many trees, only the best candidates are evaluated further, and the others get NaN. (Each tree of a
+        `stages`: (trees, candidates); after `trees` trees, only the best `candidates` are evaluated further, and the others get NaN. (Each tree of a
         boosted forest corrects the error of the previous ones, so a few trees show whether a candidate is among the best.)"""
         table = features(self.record, described, volumes, machine, self.overheads)
         known = np.zeros(len(table)) if self.target == "time" else np.log(analytical)

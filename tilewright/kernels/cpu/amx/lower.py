@@ -182,8 +182,9 @@ def _wide(form: AmxForm, lanes: int) -> Expr | None:
 
 
 def packed_pairs(sizes: Sequence[int], leading: int) -> Layout:
-    """The layout of B that tiles read: dimensions (leading..., reduced..., n) stored as (leading, n / 16, reduced except the last, last / 2, n mod
-    16, last mod 2)."""
+    """The layout of B that tiles read.
+
+    Dimensions (leading..., reduced..., n) are stored as (leading, n / 16, reduced except the last, last / 2, n mod 16, last mod 2)."""
     n = len(sizes) - 1
     order = (*((d, 0) for d in range(leading)), (n, 0), *((d, 0) for d in range(leading, n)), (n, TILE_CHANNELS), (n - 1, 2))
     return Layout(tuple(sizes), order)

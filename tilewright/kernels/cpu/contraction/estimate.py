@@ -89,7 +89,7 @@ def _copied(facts: CpuContractionFacts, panel: np.ndarray, machine: Machine, thr
 
 
 def stored_between(facts: CpuContractionFacts, machine: Machine, threads: int) -> dict[str, float]:
-    """Cost, beyond its arithmetic, of a separate kernel for the rows of a contraction's result, as named terms in seconds: the result is written and
+    """Cost of a separate kernel for the rows of a contraction's result, beyond its arithmetic, as named terms in seconds. The result is written and
     read back (through L2 if the threads' caches can hold it), and one more parallel region starts."""
     moved = 2.0 * facts.element_bytes * facts.outer * facts.rows * facts.columns * facts.n
     level_2 = machine.cache(2)

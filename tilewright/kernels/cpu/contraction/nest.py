@@ -124,8 +124,8 @@ def _pixel_sum(problem: Problem, found: Contraction, a: Expr, offset: Expr) -> N
 
 
 def _kept(stages: Sequence[Stage], epilogue: Expr | None, dtype: str) -> tuple[tuple[Stage, ...], Expr | None]:
-    """Stages and epilogue in which the values that a reduction computes of each element overwrite the tile, if all later stages read only those
-    values from the tile. A softmax then evaluates its exponential once."""
+    """Stages and epilogue that keep the values computed by a reduction's body in the tile. They overwrite the tile's elements if all later stages
+    read only them. A softmax then evaluates its exponential once."""
     tile = accumulated(dtype)
     result: list[Stage] = []
     rest = list(stages)

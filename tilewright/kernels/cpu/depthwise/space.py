@@ -40,7 +40,7 @@ class CpuDepthwiseFacts:
 
 @dataclass(frozen=True)
 class CpuDepthwiseSchedule:
-    """`tile_rows` x `tile_columns` pixels of one vector of `lanes` channels stay in registers; a block is `vectors` such tiles of adjacent channels,
+    """`tile_rows` x `tile_columns` pixels of one vector of `lanes` channels stay in registers. A block is `vectors` such tiles of adjacent channels,
     one after another. order "c": each thread has a range of channels; "y": a range of rows."""
 
     tile_rows: int

@@ -10,7 +10,7 @@ from tilewright.kernels.counts import Counts
 
 
 def loop_estimate(counts: Counts, machine: Machine, threads: int) -> Estimate:
-    """Seconds of a region without tiles (map, window, row reduction, scan): each input is read from memory and the output written once, and the
+    """Seconds of a region without tiles (map, window, row reduction, scan). Each input is read from memory and the output written once, and the
     arithmetic runs at half the vector peak (no multiply-adds).
 
     Worked example: adding two arrays of two million float32 moves 24 MB; at 100 GB/s that is 240 us, and the additions are hidden behind it."""

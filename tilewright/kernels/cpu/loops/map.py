@@ -47,7 +47,7 @@ def lower_map(problem: Problem, schedule: LoopSchedule) -> Lowered:
 
 
 def _squares(axes: Sequence[Var], body: Expr, at: Expr, target: str, lanes: int, work: int) -> Statement | None:
-    """Loops over squares of the output's innermost axis and another axis, along which the body is contiguous: each square is read as vectors of the
+    """Loops over squares of the output's innermost axis and another axis, along which the body is contiguous. Each square is read as vectors of the
     other axis, transposed, and stored. None if there is no such axis, an axis is too short, or too few parts remain for threads.
 
     If squares do not divide an axis, the last one overlaps the one before and stores some elements twice; one thread does both."""

@@ -45,8 +45,7 @@ def direct_bound(facts: DirectFacts, candidates: Columns, counts: TileCounts, ma
 
 
 def _inputs_needed(outputs: np.ndarray, filter_size: int, stride: int, dilation: int) -> np.ndarray:
-    """Minimum number of distinct inputs that `outputs` adjacent outputs read along one dimension; with a dilation, the larger of outputs and
-    filter."""
+    """Minimum distinct inputs that adjacent outputs read along one dimension; with a dilation, the larger of `outputs` and `filter_size`."""
     needed: np.ndarray
     if dilation > 1:
         needed = np.maximum(outputs, filter_size)

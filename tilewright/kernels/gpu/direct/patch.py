@@ -24,8 +24,8 @@ FETCHED = "patch_next"
 
 @dataclass(frozen=True)
 class _Passes:
-    """Distribution of the fetches: in each pass a thread fetches `lanes` channels at (channel, line, column) plus the pass's distance (lines,
-    columns). A line is a row, or, if columns are adjacent, a row of a channel. `active`: whether a thread fetches at all."""
+    """Distribution of the fetches among threads. In each pass a thread fetches `lanes` channels at (channel, line, column) plus the pass's distance
+    (lines, columns). A line is a row, or, if columns are adjacent, a row of a channel. `active`: whether a thread fetches at all."""
 
     lanes: int
     channel: Expr

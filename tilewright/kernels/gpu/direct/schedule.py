@@ -146,7 +146,7 @@ def wavefronts_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 
 
 def plane_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Elements between channels of the patch in shared memory: vectors stay aligned, and, as far as that allows, adjacent threads store adjacent
+    """Elements between channels of the patch in shared memory. Vectors stay aligned, and, as far as that allows, adjacent threads store adjacent
     channels of adjacent pixels to different banks."""
     least = patch_of(facts, candidates)[0] * pitch_of(facts, candidates)
     wanted = np.maximum(4, BANKS // np.maximum(candidates["channels"], 1) // 4 * 4)
@@ -247,9 +247,9 @@ def fetches_of(facts: DirectFacts, candidates: Columns) -> tuple[np.ndarray, np.
 
 
 def registers_of(facts: DirectFacts, candidates: Columns) -> np.ndarray:
-    """Estimated 32-bit registers per thread: sums, slice and filters (CNNOpt's equations 2 and 3 count these, times the threads of a block, and one
-    for each filter element held), data fetched through registers, and addresses. Fitted to the registers that ptxas 13.0 allocated for 144 random
-    candidates of twelve layers on sm_90a: four in five are within 25 %."""
+    """Estimated 32-bit registers per thread: sums, slice, filters, data fetched through registers, and addresses. CNNOpt's equations 2 and 3 count
+    sums, slice and one register for each filter element held, times the threads of a block. Fitted to the registers that ptxas 13.0 allocated for 144
+    random candidates of twelve layers on sm_90a: four in five are within 25 %."""
     sums = candidates["register_k"] * candidates["register_y"] * candidates["register_x"]
     slice_rows, slice_columns = slice_of(facts, candidates)
     held = np.where(candidates["slice"] == RS, slice_rows, 1) * slice_columns

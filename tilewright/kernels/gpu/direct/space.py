@@ -248,8 +248,7 @@ def _arranged_worse(facts: DirectFacts, candidates: Columns) -> np.ndarray:
 
 
 def _channel_cycles(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Cycles of a block for one channel: multiply-adds, plus half the cycles of its reads from shared memory and level 2 (the other half is
-    hidden)."""
+    """Cycles of a block for one channel: multiply-adds, plus half its reads from shared memory and level 2 (the other half is hidden)."""
     k, y, x = extents_of(candidates)
     fma = k * y * x * facts.filter_y * facts.filter_x / machine.fp32_lanes_per_processor
     reads = _read_wavefronts(facts, candidates) * threads_of(candidates) / BANKS
@@ -258,8 +257,8 @@ def _channel_cycles(facts: DirectFacts, candidates: Columns, machine: Machine) -
 
 
 def _shaped_worse(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Mask of tiles that exceed MUCH_MORE times the best with the same register tile and number of threads, in `_channel_cycles` times the waste of
-    partial tiles."""
+    """Mask of tiles that exceed MUCH_MORE times the best with the same register tile and number of threads. The measure is `_channel_cycles` times
+    the waste of partial tiles."""
     k, y, x = extents_of(candidates)
     wasted = _wasted(facts.outputs, k) * _wasted(facts.height, y) * _wasted(facts.width, x)
     value = wasted * _channel_cycles(facts, candidates, machine)
@@ -313,8 +312,7 @@ def stage_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Ru
 
 
 def _beyond_most(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Mask of all but the MOST candidates with the fewest cycles on the busiest processor, including the empty parts of tiles and chunks
-    (`_channel_cycles`)."""
+    """Mask of all but the MOST candidates with the fewest cycles on the busiest processor (`_channel_cycles`, including padding)."""
     if length(candidates) <= MOST:
         return np.zeros(length(candidates), dtype=bool)
     each = -(-tiles_of(facts, candidates) * candidates["split"] // machine.processors)

@@ -55,7 +55,7 @@ class BlockResult:
 
 @dataclass(frozen=True)
 class ThreadSums:
-    """A thread's rows x columns sums, [row][column] in the registers `acc`, and their places in the tile; runs of `width` columns of a thread are
+    """A thread's rows x columns sums, [row][column] in the registers `acc`, and their places in the tile. Runs of `width` columns of a thread are
     adjacent in the tile."""
 
     rows: int

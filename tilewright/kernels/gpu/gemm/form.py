@@ -169,8 +169,8 @@ def _packed(problem: Problem, found: Contraction) -> tuple[Load, dict[str, Stora
 
 
 def _operand(problem: Problem, expr: Expr, own: tuple[Var, ...], r: tuple[Var, ...], axes: tuple[Var, ...]) -> Operand:
-    """How the factor is read: in vectors along r or along m (or n), whichever are wider; otherwise in single elements along the axis that is adjacent
-    in memory."""
+    """How the factor is read: in vectors along r or along m (or n), whichever are wider. If there are no vectors, in single elements along the axis
+    that is adjacent in memory."""
     fastest = {along: candidates[-1] for along, candidates in (("own", own), ("r", r)) if candidates}
     choices: list[tuple[int, bool, str]] = []
     for along, axis in fastest.items():

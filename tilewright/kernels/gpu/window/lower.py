@@ -271,8 +271,8 @@ def main_offset_of(bodies: Sequence[Expr]) -> Expr:
 
 
 def accumulator(step: Step, lanes: int, prefix: str) -> tuple[list[Statement], dict[str, Load], Callable[[Sequence[Expr]], list[Statement]]]:
-    """Registers for the components of a reduction: statements that set them to the identity, loads of them by result name, and a function from bodies
-    to the statements that accumulate them."""
+    """Registers for the components of a reduction. Returns statements that set them to the identity, loads of them by result name, and a function
+    from bodies to the statements that accumulate them."""
     names = [f"{prefix}{i}" if i else prefix for i in range(len(step.bodies))]
     held = [Load(name, (index_const(0),), dtype, lanes) for name, dtype in zip(names, step.dtypes, strict=True)]
     start: list[Statement] = []

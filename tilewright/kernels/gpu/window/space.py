@@ -70,7 +70,7 @@ class WindowFacts:
 
 @dataclass(frozen=True)
 class WindowSchedule:
-    """A thread computes `items` adjacent positions along the axis just outside the fastest one, times `rows` along the axis outside that; elements
+    """A thread computes `items` adjacent positions along the axis just outside the fastest one, times `rows` along the axis outside that. Elements
     that their windows share are loaded once."""
 
     threads: int

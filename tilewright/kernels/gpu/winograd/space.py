@@ -59,8 +59,8 @@ class WinogradFacts:
 
 @dataclass(frozen=True)
 class WinogradSchedule:
-    """One candidate: m, threads per block of the transforms, their vector width (less if a transform does not allow it), and the fields of the
-    product's `ContractionSchedule`."""
+    """One candidate: m, threads per block and vector width of the transforms, and the fields of the product's `ContractionSchedule`. A transform that
+    does not allow the vector width uses a smaller one."""
 
     output_tile: int
     transform_threads: int
@@ -89,8 +89,7 @@ AXES = ("output_tile", *TRANSFORM_AXES, *PRODUCT_AXES)
 
 
 def winograd_space(facts: WinogradFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Candidates with the columns AXES, and the number rejected for each reason (those of the product count once for each shape of the
-    transforms)."""
+    """Candidates with the columns AXES, and the number rejected for each reason. Those of the product count once for each shape of the transforms."""
     widest = max(facts.input_vector, facts.store_vector)
     transforms = product_of(TRANSFORM_AXES)
     transforms, narrow = reject(transforms, [("no transform has vectors so wide", transforms["transform_vector"] > widest)])

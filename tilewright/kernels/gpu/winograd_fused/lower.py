@@ -325,7 +325,7 @@ class _Fused:
         return next(width for width in (4, 2, 1) if width <= most and (elements // width >= self.schedule.threads or width == 1))
 
     def vectors(self, elements: int, lanes: int, first: Expr, body: Callable[[Var], list[Statement]]) -> list[Statement]:
-        """Divides `elements` elements of the block's tile, from `first` on, among the threads; the body receives the flat position (tile, output) of
+        """Divides `elements` elements of the block's tile, from `first` on, among the threads. The body receives the flat position (tile, output) of
         a vector."""
         count = elements // lanes
         turn, at = Var("turn", -(-count // self.schedule.threads)), Var("at", self.elements)
