@@ -19,8 +19,8 @@ def contraction_bound(facts: ContractionFacts, candidates: Columns, counts: Tile
     fma: BK TM TN per warp step, 32 lanes per scheduler.  issue: these, one load from shared memory for every four of a thread's BK (TM + TN)
     elements, and each warp's loads or copies of A and B; a scheduler issues one instruction per cycle. chain: an element's multiply-adds depend on
     each other: BK latencies for each step of a part.  shared: a processor serves one load per cycle (equal addresses merged), and stores into the
-    tiles at full bandwidth.  memory: distinct bytes (a stored value counts whole, but not more often than it is evaluated).  A split without a
-    cluster needs a second kernel, and so one more launch.
+    tiles at full bandwidth.  memory: distinct bytes (all of a buffer, but at most one element per evaluation).  A split without a cluster needs a
+    second kernel, and so one more launch.
 
     Worked example, h200: 64 x 64 x 16, thread 4 x 4, m = n = 1024, r = 1024: 256 blocks of 8 warps, two on some processor, 64 steps: ceil(2 * 8 / 4)
     * 64 * 16 * 16 = 65536 cycles, 33 us; spread evenly it would be 32."""
