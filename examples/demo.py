@@ -1,4 +1,4 @@
-"""Handwritten digits from training to generated kernels, and ResNet-18 beside PyTorch: what `make demo` runs.
+"""The program of `make demo`: handwritten digits from training to generated kernels, and ResNet-18 against PyTorch.
 
     python examples/demo.py [--seconds 5] [--target native]
 """
@@ -24,7 +24,7 @@ from tilewright.tuning.measure import interleaved_seconds
 from tilewright.tuning.peers import eager_channels_last
 
 BATCH = 64
-LEAST_EPOCHS = 12  # also where the time does not suffice: the comparison is of little interest with an untrained network
+LEAST_EPOCHS = 12  # even if time is short: comparing an untrained network is of little interest
 
 
 class DigitNet(nn.Module):
@@ -54,7 +54,7 @@ def digits(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def train(module: nn.Module, images: Tensor, labels: Tensor, seconds: float, console: Console) -> None:
-    """Adam on shuffled batches until the time is over and the network has learnt something."""
+    """Trains with Adam on shuffled batches for the given time, at least LEAST_EPOCHS epochs."""
     optimiser = torch.optim.Adam(module.parameters(), 2e-3)
     columns = (SpinnerColumn(), TextColumn("training: {task.description}"), TimeElapsedColumn())
     start, epoch = time.perf_counter(), 0
@@ -80,7 +80,7 @@ def compiled(module: nn.Module, inputs: tuple[Tensor, ...], target: str, name: s
 
 
 def classify_digits(seconds: float, target: str, console: Console) -> None:
-    """Train, compile, and classify the held-out images with PyTorch and with the compiled program."""
+    """Trains, compiles, and classifies the held-out images with PyTorch and with the compiled program."""
     images, labels, test_images, test_labels = digits(seed=0)
     module = DigitNet()
     train(module, images, labels, seconds, console)
@@ -134,7 +134,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     if not console.is_terminal:
-        console = Console(width=160)  # a file or a pipe: tables need not fold
+        console = Console(width=160)  # a file or a pipe: tables need not wrap
     torch.manual_seed(0)
     classify_digits(options.seconds, options.target, console)
     compare_resnet(options.target, console)

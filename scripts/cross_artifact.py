@@ -3,7 +3,7 @@
     python scripts/cross_artifact.py make FOLDER mobilenet_v2 densenet121    anywhere with NVRTC
     python scripts/cross_artifact.py run FOLDER                              on the GPU: writes bench/results/cross_artifact_h200.json
 
-The check compares the artifact's results on fresh inputs with PyTorch in float64; the module is made again from the same seed. Exits with 1 where one
+The check compares the artifact's results on fresh inputs with PyTorch in float64; the module is built again from the same seed. Exits with 1 if one
 is wrong.
 """
 

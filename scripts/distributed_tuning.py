@@ -1,9 +1,9 @@
-"""Tuning over Dask on a machine with several GPUs: with one worker, with a worker for each GPU, and with one that is killed on the way.
+"""Tuning over Dask on a machine with several GPUs: with one worker, with a worker for each GPU, and with one that is killed halfway.
 
     python scripts/distributed_tuning.py [--network resnet18] [--trials 10] [--gpus 2]     writes bench/results/distributed_tuning_h200x2.json
 
-Each worker sees one GPU. Regions have to be measured all, also where a worker is lost; and what two workers measure of a region has to be about what
-one does (the median of the ratios of their best times is given, and the largest). Exits with 1 where regions or measurements are missing.
+Each worker sees one GPU. All regions must be measured, even if a worker is lost, and best times with two workers must be close to those with one (the
+median and the largest of their ratios are reported). Exits with 1 if regions or measurements are missing.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def started(arguments: list[str], **environment: str) -> subprocess.Popen[bytes]
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """With everything that it started."""
+    """Ends a process and everything that it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def tuned(options: argparse.Namespace, gpus: int, lost: bool, folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
-    """What came of it, and the best seconds by problem."""
+    """Tunes; returns a summary, and the best seconds by problem."""
     address = f"tcp://127.0.0.1:{PORT}"
     scheduler = started(["scheduler", "--host", "127.0.0.1", "--port", str(PORT), "--no-dashboard"])
     worker = ["worker", address, "--nthreads", "1", "--no-dashboard", "--memory-limit", "0", "--local-directory", str(folder)]

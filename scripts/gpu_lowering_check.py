@@ -1,10 +1,10 @@
-"""Measures generated convolution kernels against the vendor library, layer by layer; compiling and measuring may be on different machines.
+"""Measures generated convolution kernels against the vendor library, layer by layer; compiling and measuring may take place on different machines.
 
     python scripts/gpu_lowering_check.py compile FOLDER [--target h200] [--alternatives 8] [--layers R2,R12] [--only direct]
     python scripts/gpu_lowering_check.py run FOLDER [--name gpu_layers_h200]
 
 `compile` needs no GPU: it builds the layers as regions, lowers the chosen schedule and alternatives from the space, and stores cubins with a
-manifest; `--only` takes the candidates of the schema so named, and leaves out layers that have none. `run` needs only PyTorch and the
+manifest; `--only` takes only the candidates of the named schema, and leaves out layers that have none. `run` needs only PyTorch and the
 driver: it checks every kernel against PyTorch in float64, times CUDA-graph replays over buffers that rotate through more than 200 MB (weights come
 from memory), and compares with the library's convolution in benchmark mode, TF32 off, both layouts.
 """
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.layers import LAYERS
 
 WAYS = ("split", "stages", "cluster", "atomics")
-"""Parameters of schedules in which choices of the same tiles differ."""
+"""Parameters in which schedules with the same tiles differ."""
 ROTATED_BYTES = 220e6
 MOST_SETS = 256
 
@@ -136,8 +136,8 @@ def layer_problem(outputs: int, channels: int, size: int, filter_size: int, stri
 
 
 def sample(ranking: Any, alternatives: int, only: str = "") -> Iterator[tuple[int, Any]]:
-    """The first choice, its next of other tile shapes, and others ever further down (ranks in a geometric row); (rank, choice) each. Of choices
-    of the schema `only`, where one is named."""
+    """(rank, choice) of the first choice, the next one with other tile shapes, and others further down (ranks in a geometric sequence); only of the
+    schema `only`, if given."""
     near = max(1, alternatives // 3)
     wanted: set[int] = set()
     further = alternatives - near
@@ -158,7 +158,7 @@ def sample(ranking: Any, alternatives: int, only: str = "") -> Iterator[tuple[in
 
 
 class Driver:
-    """The few driver functions that launching a cubin takes."""
+    """The few driver functions needed to launch a cubin."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -284,7 +284,7 @@ def run_layer(torch: Any, driver: Driver, folder: Path, entry: dict[str, Any]) -
 
 
 def make_buffers(torch: Any, candidate: dict[str, Any], padded: Any, w: Any, outputs: int, sets: int) -> dict[str, Any]:
-    """Every argument, `sets` times over."""
+    """Every argument, `sets` times."""
     buffers = {"x": padded.expand(sets, -1).contiguous(), "out": torch.zeros(sets, outputs, device="cuda")}
     for name, facts in candidate["packed"].items():
         sizes, strides, offset = facts["view"]
@@ -315,7 +315,7 @@ def library_calls(
 
 
 def timed(torch: Any, call: Callable[[int], None], sets: int, repeats: int = 9) -> float:
-    """Microseconds a call: median over replays of a graph that makes the call once for each set of buffers."""
+    """Microseconds per call: median over replays of a graph that makes the call once for each set of buffers."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
         for number in range(2):

@@ -1,11 +1,11 @@
-"""Runs networks on the GPU present under compute-sanitizer's checkers and records what each found.
+"""Runs networks on the GPU present under compute-sanitizer's checkers and records their findings.
 
     python scripts/gpu_sanitize.py                      every network under every tool
     python scripts/gpu_sanitize.py --tools memcheck --networks lenet5
 
-Kernels are compiled before, outside the checker. Each network is called twice under it, on fresh inputs, and its results are compared
-with PyTorch in float64 on the CPU, so that what is checked is known to have run. Writes bench/results/compute_sanitizer_DEVICE.json, and
-exits with 1 where anything was found or a network was wrong.
+Kernels are compiled beforehand, outside the checker. Each network is called twice under it, on fresh inputs, and its results are compared with
+PyTorch in float64 on the CPU, which shows that the checked kernels ran. Writes bench/results/compute_sanitizer_DEVICE.json, and exits with 1 if
+anything was found or a network was wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Built = tuple[nn.Module, Callable[[], tuple[Tensor, ...]]]
 
 
 class Tagger(nn.Module):
-    """An LSTM in both directions over embedded tokens."""
+    """A bidirectional LSTM over embedded tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Tagger(nn.Module):
 
 
 class Sums(nn.Module):
-    """Long reductions to few results, which are split between blocks: products, sums, extremes, prefix sums."""
+    """Long reductions to few results, split over blocks: products, sums, extremes, prefix sums."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Sums(nn.Module):
 
 
 def inverted() -> nn.Module:
-    """MobileNet's block: expanded, depthwise with a stride, projected."""
+    """MobileNet's block: expansion, strided depthwise convolution, projection."""
     parts = (nn.Conv2d(8, 48, 1), nn.BatchNorm2d(48), nn.ReLU6(), nn.Conv2d(48, 48, 3, 2, 1, groups=48), nn.BatchNorm2d(48), nn.ReLU6())
     return nn.Sequential(*parts, nn.Conv2d(48, 24, 1), nn.BatchNorm2d(24))
 
@@ -86,7 +86,7 @@ NETWORKS: dict[str, Callable[[], Built]] = {
     "sums": lambda: (Sums(), lambda: (torch.randn(3, 20000), torch.randn(6000, 20))),
 }
 TESTS = {"atomic sums": "tests/test_deterministic.py"}
-"""Tests for a GPU that compare with float64 themselves."""
+"""GPU tests that compare with float64 themselves."""
 
 
 def compiled(name: str) -> tuple[Executable, nn.Module, Callable[[], tuple[Tensor, ...]]]:
@@ -98,8 +98,8 @@ def compiled(name: str) -> tuple[Executable, nn.Module, Callable[[], tuple[Tenso
 
 
 def check(name: str) -> None:
-    """Two calls; raises AssertionError for a wrong result."""
-    torch.set_num_threads(1)  # many such processes run side by side
+    """Calls a network twice; raises AssertionError for a wrong result."""
+    torch.set_num_threads(1)  # many such processes run concurrently
     executable, module, inputs = compiled(name)
     exact = copy.deepcopy(module).double()
     for _ in range(2):
@@ -115,7 +115,7 @@ def check(name: str) -> None:
 
 
 def under(tool: str, name: str, seconds: float) -> dict[str, object]:
-    """What the tool said of a network; `errors` is None where it came to no summary in that time."""
+    """The tool's report on a network; `errors` is None if there was no summary within the time limit."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         program = ["-m", "pytest", "-q", "-m", "gpu", TESTS[name]] if name in TESTS else [__file__, "--check", name]

@@ -1,11 +1,9 @@
-"""Checks the GPU engine on a GPU: results, fresh outputs, streams, threads, clones, verification, and the overhead of a
-call.
+"""Checks the GPU engine on a GPU: results, fresh outputs, streams, threads, clones, verification, and the overhead of a call.
 
-    python scripts/gpu_smoke.py prepare build/gpu_smoke      anywhere with NVRTC: compiles hand-written kernels into
-    artifacts python scripts/gpu_smoke.py run build/gpu_smoke          on the machine with the GPU: loads and checks
-    them
+    python scripts/gpu_smoke.py prepare build/gpu_smoke      anywhere with NVRTC: compiles hand-written kernels into artifacts
+    python scripts/gpu_smoke.py run build/gpu_smoke          on the machine with the GPU: loads and checks them
 
-Exits with 1 where a check fails.
+Exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ t) {
 
 
 class Builder:
-    """A program of one kernel a region."""
+    """Builds a program with one kernel per region."""
 
     def __init__(self, inputs: dict[str, tuple[int, ...]], constants: dict[str, torch.Tensor]) -> None:
         self.inputs, self.constants = tuple(inputs), constants
@@ -136,7 +134,7 @@ def single(target: str) -> Image:
 
 
 def chain(target: str) -> Image:
-    """Thirty kernels in a line with reused memory, and a second output from the middle."""
+    """A chain of thirty kernels with reused memory, and a second output from the middle."""
     builder = Builder({"x": (N,)}, {"w": torch.linspace(-1, 1, N)})
     before = "x"
     for i in range(10):
@@ -148,7 +146,7 @@ def chain(target: str) -> Image:
 
 
 def branches(target: str) -> Image:
-    """Eight independent branches that meet."""
+    """Eight independent branches that join."""
     builder = Builder({"x": (N,)}, {})
     for i in range(8):
         builder.elementwise("relu" if i % 2 else "neg", ("x",), f"a{i}", "fmaxf(x0[i], 0.0f)" if i % 2 else "-x0[i]")
@@ -170,7 +168,7 @@ def shared(target: str) -> Image:
 
 
 def scan(target: str) -> Image:
-    """Forty repetitions with their number as a parameter: input and output are staged."""
+    """Forty iterations with their number as a parameter: input and output are staged."""
     builder = Builder({"x": (STEPS, WIDTH)}, {})
     launch = Launch((WIDTH // BLOCK, 1, 1), (BLOCK, 1, 1))
     shape = (STEPS, WIDTH)
@@ -215,7 +213,7 @@ def close(got: object, expected: object) -> None:
 
 
 def check_results(exe: Executable, reference: Callable[[torch.Tensor], object], shape: tuple[int, ...]) -> None:
-    """Fresh inputs at new addresses, strided and misaligned ones, and results that later calls leave alone."""
+    """Fresh inputs at new addresses, strided and misaligned ones, and results that later calls do not change."""
     kept = []
     for _ in range(5):
         x = torch.randn(shape, device="cuda")
@@ -232,7 +230,7 @@ def check_results(exe: Executable, reference: Callable[[torch.Tensor], object], 
 
 
 def check_streams(exe: Executable, reference: Callable[[torch.Tensor], object], shape: tuple[int, ...]) -> None:
-    """Calls in turn on several streams without waiting between them share one arena."""
+    """Alternate calls on several streams without synchronisation share one arena."""
     streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(3))]
     inputs = [torch.randn(shape, device="cuda") for _ in range(40)]
     torch.cuda.synchronize()
@@ -246,7 +244,7 @@ def check_streams(exe: Executable, reference: Callable[[torch.Tensor], object], 
 
 
 def check_clones(exe: Executable, reference: Callable[[torch.Tensor], object], shape: tuple[int, ...]) -> None:
-    """Threads on their own streams, two on each of two executables."""
+    """Threads on their own streams, two for each of two executables."""
     both, failures = [exe, exe.clone()], []
 
     def work(which: int) -> None:
@@ -268,8 +266,7 @@ def check_clones(exe: Executable, reference: Callable[[torch.Tensor], object], s
 
 
 def overhead(exe: Executable, shape: tuple[int, ...], fresh: bool, calls: int = 2000) -> float:
-    """Microseconds of the host for one call, the GPU running behind; `fresh`: outputs are kept, so that addresses
-    change."""
+    """Host microseconds per call, with the GPU lagging behind; `fresh`: outputs are kept, so that addresses change."""
     x = torch.randn(shape, device="cuda")
     for _ in range(50):
         exe(x)
@@ -306,7 +303,7 @@ def run(folder: Path) -> int:
                 check(exe, reference, shape)
                 exe.close()
                 print(f"{name:14} {check.__name__:14} passed")
-            except Exception:  # every case is tried, and each failure shown
+            except Exception:  # every case runs, and each failure is shown
                 failed += 1
                 print(f"{name:14} {check.__name__:14} FAILED")
                 traceback.print_exc()

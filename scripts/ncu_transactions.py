@@ -1,12 +1,12 @@
-"""Counts of memory transactions, read from the hardware and predicted, and how both go with time (CNNOpt, tables 6 and 7).
+"""Memory transactions, counted by the hardware and predicted, and their correlation with time (CNNOpt, tables 6 and 7).
 
     python scripts/gpu_lowering_check.py compile FOLDER --alternatives 30
     python scripts/ncu_transactions.py profile FOLDER [--layers R2,R12] [--group 5] [--ncu PATH]
     python scripts/ncu_transactions.py report FOLDER [--name transactions_h200]
 
-`profile` needs a GPU with Nsight Compute (ncu) and the right to read counters. It launches every candidate of the folder once, and the vendor
-library's convolution, with cold caches and free clocks; one ncu run for each group of layers, whose CSV stays in the folder; groups that are
-there are not repeated. `report` needs no GPU. Metrics that this ncu does not know are left out and listed.
+`profile` needs a GPU with Nsight Compute (ncu) and permission to read counters. It launches every candidate of the folder once, and the vendor
+library's convolution, with cold caches and free clocks; one ncu run for each group of layers, whose CSV stays in the folder; existing groups are not
+repeated. `report` needs no GPU. Metrics that this ncu does not know are left out and listed.
 """
 
 from __future__ import annotations
@@ -59,30 +59,30 @@ METRICS = (
     OCCUPANCY,
     "smsp__inst_executed.sum",
 )
-"""Wavefronts, sectors, bytes and instructions are sums over the chip; occupancy is in percent."""
+"""Wavefronts, sectors, bytes and instructions are sums over the chip; occupancy is in per cent."""
 AGREEING = {WAVEFRONTS: SHARED, SECTORS: LEVEL_2, PREDICTED_OCCUPANCY: OCCUPANCY}
-"""Which metric a predicted count stands for."""
+"""The metric that corresponds to each predicted count."""
 UNITS = {"s": 1.0, "second": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6, "ns": 1e-9, "nsecond": 1e-9}
 NCU_PLACES = ("/usr/local/cuda/bin/ncu", "/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu", "/usr/local/NVIDIA-Nsight-Compute*/ncu")
 
 
-# --- what ncu prints --------------------------------------------------------------------------------------------------
+# --- output of ncu ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Launch:
-    """One profiled kernel: its name and what was read, by metric; times in seconds, everything else in ncu's base units."""
+    """One profiled kernel: its name and the values by metric; times in seconds, everything else in ncu's base units."""
 
     kernel: str
     values: dict[str, float] = field(default_factory=dict)
 
 
 def parse(text: str) -> list[Launch]:
-    """The launches of ncu's --csv output, in order. Lines before the header and messages (==PROF== ...) are skipped; so are values that are no
-    numbers. Both forms are read: a line a metric, or (--page raw) a line a launch with the units in a line of their own.
+    """The launches of ncu's --csv output, in order. Lines before the header and messages (==PROF== ...) are skipped, and so are values that are not
+    numbers. Both forms are read: one line per metric, or (--page raw) one line per launch with the units in a separate line.
 
     Raises:
-        ValueError: where there is no header.
+        ValueError: if there is no header.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -95,7 +95,7 @@ def parse(text: str) -> list[Launch]:
         cells = dict(zip(header, row, strict=False))
         if cells["ID"] == "ID":
             continue
-        if not cells["ID"]:  # the units of the raw page
+        if not cells["ID"]:  # the line of units of the raw page
             units = cells
             continue
         launch = found.setdefault(cells["ID"], Launch(cells["Kernel Name"].split("(")[0].strip()))
@@ -111,7 +111,7 @@ def parse(text: str) -> list[Launch]:
 
 
 def as_number(text: str) -> float | None:
-    """1,234.5 as ncu prints it; None for what is no number ("n/a")."""
+    """A number as printed by ncu, such as 1,234.5; None for anything else ("n/a")."""
     try:
         return float(text.replace(",", ""))
     except ValueError:
@@ -119,7 +119,7 @@ def as_number(text: str) -> float | None:
 
 
 def complained_of(text: str, metrics: Sequence[str]) -> list[str]:
-    """The metrics that ncu's errors and warnings name."""
+    """The metrics named in ncu's errors and warnings."""
     words = {word.strip(".") for line in text.splitlines() if line.startswith(("==ERROR==", "==WARNING==")) for word in re.findall(r"[\w.]+", line)}
     return [name for name in metrics if name in words or name.partition(".")[0] in words]
 
@@ -128,7 +128,7 @@ def complained_of(text: str, metrics: Sequence[str]) -> list[str]:
 
 
 def find_ncu(given: str | None) -> str:
-    """Path of ncu. Raises SystemExit where there is none."""
+    """Path of ncu. Raises SystemExit if there is none."""
     installed = [str(path) for pattern in NCU_PLACES for path in sorted(Path("/").glob(pattern[1:]), reverse=True)]
     for place in [given] if given else [shutil.which("ncu"), *installed]:
         if place and Path(place).exists():
@@ -151,7 +151,7 @@ def profile(folder: Path, ncu: str, names: Sequence[str], group: int) -> None:
 
 
 def profile_group(folder: Path, ncu: str, names: Sequence[str], stem: Path, metrics: list[str]) -> list[str]:
-    """Runs ncu, without the metrics that it does not know; the metrics that are left. Raises SystemExit where nothing can be read."""
+    """Runs ncu without the metrics that it does not know; returns the remaining metrics. Raises SystemExit if nothing can be read."""
     partial = stem.with_suffix(".partial")
     launched = stem.with_suffix(".json")
     child = [sys.executable, str(Path(__file__).resolve()), "launch", str(folder), "--layers", ",".join(names), "--launched", str(launched)]
@@ -182,7 +182,7 @@ def profile_group(folder: Path, ncu: str, names: Sequence[str], stem: Path, metr
 
 
 def launch(folder: Path, names: Sequence[str], launched: Path) -> None:
-    """What ncu watches: the library's convolution and each candidate once, each between the profiler's start and stop."""
+    """The profiled program: launches the library's convolution and each candidate once, each between the profiler's start and stop."""
     import torch
     from gpu_lowering_check import Driver, make_buffers
 
@@ -200,7 +200,7 @@ def launch(folder: Path, names: Sequence[str], launched: Path) -> None:
         w = torch.randn(outputs, channels, filter_size, filter_size, device="cuda")
         padded = torch.nn.functional.pad(x, (padding,) * 4).permute(0, 2, 3, 1).contiguous().reshape(-1)
         with torch.no_grad():
-            torch.nn.functional.conv2d(x, w, None, stride, padding)  # finds its algorithm
+            torch.nn.functional.conv2d(x, w, None, stride, padding)  # lets the library select its algorithm
             torch.cuda.synchronize()
             torch.cuda.profiler.start()
             torch.nn.functional.conv2d(x, w, None, stride, padding)
@@ -230,9 +230,9 @@ def launch(folder: Path, names: Sequence[str], launched: Path) -> None:
 
 
 def assign(order: Sequence[Mapping[str, Any]], launches: Sequence[Launch]) -> list[tuple[Mapping[str, Any], dict[str, float]]]:
-    """Each thing that was launched with the sums of its kernels' values (occupancy: the mean, weighted by time).
+    """Each launched item with the sums of its kernels' values (occupancy: the mean, weighted by time).
 
-    The library's kernels are those before the next candidate's. Raises ValueError where the sequence is not the one expected."""
+    The library's kernels are those before the next candidate's. Raises ValueError if the sequence is not as expected."""
     waiting = list(launches)
     found = []
     for number, item in enumerate(order):
@@ -252,7 +252,7 @@ def assign(order: Sequence[Mapping[str, Any]], launches: Sequence[Launch]) -> li
 
 
 def summed(launches: Sequence[Launch]) -> dict[str, float]:
-    """Sums of the metrics that every launch has; occupancy as a mean over time."""
+    """Sums of the metrics that every launch has; for occupancy the mean over time."""
     if not launches:
         return {}
     common = set.intersection(*(set(one.values) for one in launches))
@@ -269,7 +269,7 @@ def parts_of(name: str, target: str) -> tuple[Any, ...]:
 
 
 def predicted(name: str, parameters: Mapping[str, int], target: str) -> dict[str, float]:
-    """What the models count of one candidate; nothing for a schema without such counts."""
+    """The models' counts for one candidate; empty for a schema without such counts."""
     part = next((part for part in parts_of(name, target) if set(part.candidates) == set(parameters)), None)
     rows = {axis: np.array([value]) for axis, value in parameters.items()}
     counts = predicted_counts(part, rows, find_machine(target)) if part is not None else {}

@@ -1,8 +1,8 @@
-"""Measures about 60 candidates of three convolution layers on the GPU present, and fails loudly on anything that is wrong.
+"""Measures about 60 candidates of three convolution layers on the GPU present, and fails on anything that is wrong.
 
     python scripts/trials_smoke.py [--devices 0] [--candidates 20] [--target cuda]
 
-Prints each layer's best candidates, what the measuring cost a trial, and how much a second, interleaved measurement differs from the first.
+Prints each layer's best candidates, the time per trial, and how much a second, interleaved measurement differs from the first.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LAYERS = {"R6": (128, 128, 28, 28, 3, 1), "R12": (512, 512, 7, 7, 3, 1), "D1": (
 
 
 def tied(first: Timing, second: Timing) -> bool:
-    """Whether the medians differ by no more than the wider of the two spreads, so that measuring cannot tell which is faster."""
+    """Whether the medians differ by no more than the wider of the two spreads, so that the measurements do not tell which is faster."""
     return abs(first.median - second.median) <= max(first.spread, second.spread)
 
 
 def jobs_of(name: str, problem: Problem, machine: Machine, count: int) -> Iterator[Job]:
-    """Half of the candidates from the top of the ranking, the others ever further down."""
+    """Half of the candidates from the top of the ranking, the others at increasing distances."""
     ranking = rank(problem, machine)
     top = count // 2
     wanted = {*range(top), *(int(top * (ranking.candidates / top) ** (k / (count - top))) for k in range(1, count - top + 1))}
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def report(name: str, own: list[Outcome], trials: Trials) -> None:
-    """The best candidates of a layer, measured again cold (in turns) and warm."""
+    """The best candidates of a layer, measured again cold (interleaved) and warm."""
     best = own[:6]
     again = trials.remeasure([outcome.job for outcome in best])
     warm = trials.remeasure([outcome.job for outcome in best], mode="warm")

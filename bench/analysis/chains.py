@@ -1,8 +1,8 @@
-"""How long one warp of a GPU kernel takes alone: dependences between its instructions, latencies, barriers and waits for asynchronous copies.
+"""The time of one warp of a GPU kernel on its own: dependences between its instructions, latencies, barriers and waits for asynchronous copies.
 
-The blocks of a loop that belong to no loop inside it are followed several times over, in the order of the text, as if every instruction started
-as soon as its operands are there: registers, guards, and the barriers and waits before it. What one more time around adds is the loop's chain. The
-machine's assembler orders instructions anew, so that order is left out; that a warp issues one instruction a cycle is not.
+The blocks of a loop that belong to no inner loop are followed for several iterations in textual order, with every instruction starting as soon as its
+operands are ready: registers, guards, and the barriers and waits before it. The time that one more iteration adds is the loop's chain. The assembler
+reorders instructions, so issue order is ignored; the limit of one instruction per cycle and warp is not.
 
 Source: Tuna (2021), section III.A (dependence graph of a basic block, list scheduling), applied to PTX; PTX ISA, "cp.async.wait_group".
 """
@@ -34,21 +34,21 @@ SOURCES: Mapping[str, str] = MappingProxyType(
     }
 )
 ROUNDS = 8
-"""Times that a loop's blocks are followed; the last half of them is steady."""
+"""Iterations for which a loop's blocks are followed; the second half is the steady state."""
 OFTEN = 0.1
-"""A block that runs in so many of a loop's iterations, of some threads, is on the slowest warp's way."""
+"""A block that runs in at least this fraction of a loop's iterations is on the slowest warp's path."""
 _REGISTER = re.compile(r"%\w+")
 Uses: TypeAlias = tuple[list[str], list[str]]
 """Registers that an instruction reads, and those that it writes."""
 
 
 class UnknownLatency(TilewrightError):
-    """A kernel has an instruction of whose latency nothing is known."""
+    """A kernel has an instruction of unknown latency."""
 
 
 @dataclass
 class _Time:
-    """What is ready when, in cycles, while instructions are followed."""
+    """The cycles at which values are ready while instructions are followed."""
 
     latencies: Mapping[str, float]
     ready: dict[str, float] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class _Time:
 
 
 def latencies_of(machine: Machine, global_cycles: float) -> dict[str, float]:
-    """Cycles from an instruction to one that uses its result, by class; of loads from global memory as given."""
+    """Cycles from an instruction to one that uses its result, by class; for loads from global memory `global_cycles`."""
     first = machine.cache(1)
     assert first is not None
     fma = machine.fma_latency_cycles or 4.0
@@ -95,11 +95,11 @@ def latencies_of(machine: Machine, global_cycles: float) -> dict[str, float]:
 
 
 def alone_cycles(flow: Flow, latencies: Mapping[str, float]) -> float:
-    """Cycles of one warp from the kernel's beginning to its end, nothing else running; `latencies` as `latencies_of` gives them."""
+    """Cycles of one warp from the kernel's beginning to its end, with nothing else running; `latencies` are from `latencies_of`."""
     function = flow.function
     uses = _uses(function)
     total, inside = 0.0, set[int]()
-    for loop in reversed(function.loops):  # inner ones first
+    for loop in reversed(function.loops):  # inner loops first
         own = [number for number in sorted(loop.blocks) if number not in inside]
         inside |= loop.blocks
         times = flow.threads[loop.header]
@@ -112,7 +112,7 @@ def alone_cycles(flow: Flow, latencies: Mapping[str, float]) -> float:
 
 
 def _steady(numbers: Sequence[int], blocks: Sequence[BasicBlock], uses: Sequence[Sequence[Uses]], latencies: Mapping[str, float]) -> float:
-    """What one more time around adds."""
+    """The cycles that one more iteration adds."""
     time, ends = _Time(latencies), []
     for _ in range(ROUNDS):
         _follow(time, numbers, blocks, uses)

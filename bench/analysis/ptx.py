@@ -1,7 +1,6 @@
-"""PTX as NVRTC writes it: functions, basic blocks, natural loops, and classes of instructions.
-
-Only what the compiler prints for generated kernels is read: one statement a line, labels at the beginning of a line, inline assembly between
-comments. Source: Tuna (2021), algorithm 3 (IDENTIFY-Loop-BB); PTX ISA, "Instruction Set".
+"""A parser of NVRTC's PTX: functions, basic blocks, natural loops, and classes of instructions. It reads only what the compiler prints for generated
+kernels: one statement per line, labels at the beginning of a line, inline assembly between comments. Source: Tuna (2021), algorithm 3
+(IDENTIFY-Loop-BB); PTX ISA, "Instruction Set".
 """
 
 from __future__ import annotations
@@ -23,14 +22,15 @@ CLASSES = (
     "fma", "float", "special", "integer", "convert", "move", "compare", "branch", "barrier", "copy", "atomic", "shared load", "shared store",
     "global load", "global store", "other load", "matrix", "other",
 )  # fmt: skip
-"""Of instructions: "float" is every floating-point operation but fused multiply-adds and the "special" functions; "compare" includes selections and
-operations on predicates; "copy" is asynchronous; "other load" is of parameters, constants and local memory; "matrix" is what a warp does for tensor
-cores."""
+"""Classes of instructions: "float" is every floating-point operation except fused multiply-adds and the "special" functions; "compare" includes
+selections and operations on predicates; "copy" is asynchronous; "other load" reads parameters, constants and local memory; "matrix" is a warp's
+instructions for tensor cores."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """As `@!%p1 add.s32 %r1, %r2, 4`: the guard, the opcode with its modifiers, and the operands, the first of them the target."""
+    """An instruction such as `@!%p1 add.s32 %r1, %r2, 4`: the guard, the opcode with its modifiers, and the operands, of which the first is the
+    target."""
 
     opcode: str
     operands: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """That a lane moves, for loads and stores."""
+        """Bytes that a lane moves, for loads and stores."""
         parts = self.parts
         lanes = next((int(part[1:]) for part in parts if re.fullmatch(r"v[248]", part)), 1)
         width = re.search(r"(\d+)$", parts[-1])
@@ -84,7 +84,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class BasicBlock:
-    """Instructions that run one after another; `successors` are numbers of blocks, that of the branch's target first."""
+    """Instructions that run one after another; `successors` are numbers of blocks, the branch's target first."""
 
     label: str
     instructions: tuple[Instruction, ...]
@@ -98,7 +98,7 @@ class BasicBlock:
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop: the block that is entered, all its blocks, and those that jump back."""
+    """A natural loop: its header, all its blocks, and its latches."""
 
     header: int
     blocks: frozenset[int]
@@ -174,7 +174,7 @@ def _function(name: str, body: str) -> Function:
 
 
 def _dominators(blocks: tuple[BasicBlock, ...]) -> list[set[int]]:
-    """For each block those that every path to it passes, itself included (iterated to the fixed point)."""
+    """For each block its dominators, including itself (iterated to the fixed point)."""
     everything = set(range(len(blocks)))
     before: list[list[int]] = [[] for _ in blocks]
     for number, block in enumerate(blocks):

@@ -1,9 +1,9 @@
-"""How often each basic block of PTX runs, from the registers that decide its branches.
+"""How often each basic block of PTX runs, from the registers on which its branches depend.
 
-Tuna's algorithm 3 finds a loop's trip count from its counter's initial value, update and bound. Here the same registers, and those of all other
-branches, are followed from the beginning of the kernel to its end: the instructions on which a branch depends, and no others, are evaluated for all
-threads of some blocks at once, as arrays. Threads whose ways part go on with the block that comes first in the text, so that they meet again, as a
-warp's do. What is loaded, and the kernel's pointers, are not known; no branch of a generated kernel asks for them unless data decide it.
+Tuna's algorithm 3 finds a loop's trip count from its counter's initial value, update and bound. Here these registers, and those of all other
+branches, are evaluated from the beginning of the kernel to its end: the instructions on which a branch depends, and no others, are evaluated for all
+threads of some blocks at once, as arrays. Divergent threads continue with the block that comes first in the text, so that they reconverge like those
+of a warp. Loaded values and the kernel's pointers are unknown; a branch of a generated kernel needs them only if it depends on data.
 
 Source: Tuna (2021), section III.B and algorithm 3; PTX ISA, "Integer Arithmetic Instructions" and "Comparison and Selection Instructions".
 """
@@ -23,7 +23,7 @@ from bench.analysis.warps import MOST_BLOCKS, WARP, NotStatic, chosen_blocks
 from tilewright.ir.kernel import Launch
 
 MOST_STEPS = 2_000_000
-"""Basic blocks that are run before a kernel is given up."""
+"""Maximum number of basic blocks that are executed before giving up on a kernel."""
 _WORD, _SIGN = 0xFFFFFFFF, 0x80000000
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b,
@@ -31,7 +31,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 Value: TypeAlias = Any
-"""A register: an int or a bool where all threads have the same, an array over the threads, or None where nothing is known. 32-bit registers hold
+"""A register's value: an int or a bool if it is uniform over the threads, an array over the threads, or None if unknown. 32-bit registers hold
 0 to 2^32 - 1, 64-bit ones a signed number."""
 
 
@@ -54,7 +54,7 @@ class Flow:
         return found
 
     def memory(self, kind: str) -> Counter[int]:
-        """Executed instructions of all warps that are of a class of loads or stores, by the bytes that a lane moves."""
+        """Executed instructions of all warps in a class of loads or stores, by the bytes that a lane moves."""
         found: Counter[int] = Counter()
         for block, times in zip(self.function.blocks, self.warps, strict=True):
             for instruction in block.instructions:
@@ -64,16 +64,16 @@ class Flow:
 
 
 def flow_of(function: Function, launch: Launch, most_blocks: int = MOST_BLOCKS) -> Flow:
-    """Follows the threads of a kernel.
+    """Executes the control flow of a kernel's threads.
 
     Raises:
-        NotStatic: where a branch depends on data, or on an instruction that is not understood.
+        NotStatic: if a branch depends on data, or on an unsupported instruction.
     """
     return _Run(function, launch, most_blocks).flow()
 
 
 class _Run:
-    """The registers of the threads of some blocks, and where each thread is."""
+    """The registers and positions of the threads of some blocks."""
 
     def __init__(self, function: Function, launch: Launch, most_blocks: int) -> None:
         self.function = function
@@ -125,7 +125,7 @@ class _Run:
         return Flow(self.function, tuple(warps * self.scale), tuple(threads / self.count), tuple(trips))
 
     def otherwise(self, current: int) -> int:
-        """The block that follows where the branch is not taken."""
+        """The next block if the branch is not taken."""
         successors = self.function.blocks[current].successors
         last = self.function.blocks[current].instructions[-1]
         if last.parts[0] == "bra":
@@ -133,7 +133,7 @@ class _Run:
         return successors[0] if successors else self.end
 
     def following(self, current: int) -> int | np.ndarray:
-        """The next block, or which threads take the branch."""
+        """The next block, or the mask of threads that take the branch."""
         block = self.function.blocks[current]
         last = block.instructions[-1] if block.instructions else None
         if last is None or last.kind != "branch":
@@ -177,7 +177,7 @@ class _Run:
 
 
 def _deciding(function: Function) -> list[list[Instruction]]:
-    """Of each block the instructions on which a branch depends, by way of any others."""
+    """The instructions of each block on which a branch depends, directly or indirectly."""
     wanted = {block.instructions[-1].predicate for block in function.blocks if block.instructions and block.instructions[-1].kind == "branch"}
     everything = [instruction for block in function.blocks for instruction in block.instructions]
     while True:
@@ -194,18 +194,18 @@ def _deciding(function: Function) -> list[list[Instruction]]:
     return [[i for i in block.instructions if i.operands and i.operands[0] in wanted and i.kind != "branch"] for block in function.blocks]
 
 
-# --- what instructions compute ----------------------------------------------------------------------------------------
+# --- meanings of instructions -----------------------------------------------------------------------------------------
 
 
 def _reader(kind: str) -> Callable[[Value], Value]:
-    """A register's number, or a constant, as a type sees it."""
+    """Converts a register's number, or a constant, to its value in a type."""
     if kind.endswith("64"):
         return lambda value: value
     return (lambda value: ((value & _WORD) ^ _SIGN) - _SIGN) if kind == "s32" else lambda value: value & _WORD
 
 
 def _writer(kind: str) -> Callable[[Value], Value]:
-    """A number as a register of the type holds it."""
+    """Converts a value to a register's number in a type."""
     return (lambda value: value) if kind.endswith("64") or kind == "pred" else lambda value: value & _WORD
 
 
@@ -214,7 +214,7 @@ def _unknown(*_: Value) -> Value:
 
 
 def _operation(instruction: Instruction) -> Callable[..., Value]:
-    """The function from operands to the result; one that gives None for what is not understood."""
+    """The function from operands to the result; for an unsupported instruction one that returns None."""
     parts = instruction.parts
     base, kind = parts[0], parts[-1]
     if base == "setp" and len(parts) == 3 and kind[0] in "sub":
@@ -275,7 +275,7 @@ def _wide_unsigned(value: Value) -> Value:
 
 
 def _number(value: Value) -> Value:
-    """Without a type of NumPy's for what is one number."""
+    """An array as int64, a scalar as a Python int."""
     return value.astype(np.int64) if isinstance(value, np.ndarray) else int(value)
 
 

@@ -1,4 +1,4 @@
-"""Predicted time of analysed GPU kernels: a linear combination of what keeps a processor busy, and, beside it, named terms that overlap.
+"""Predicted time of analysed GPU kernels: by a linear combination of a processor's busy cycles, and by named terms that overlap.
 
 The coefficients of an architecture family are data (`constants.json`), fitted once by `python -m bench.gpu_score` to measured kernels.
 Source: Tuna (2021), equation 2, for the linear combination; waves and the tail as in CNNOpt (PACT 2022), section 3.2, for the terms.
@@ -20,7 +20,7 @@ from tilewright.hardware.machine import Machine
 
 CONSTANTS = Path(__file__).parent / "constants.json"
 FAMILIES: Mapping[int, str] = {7: "hopper", 8: "hopper", 9: "hopper", 10: "hopper", 12: "hopper"}
-"""Whose coefficients an architecture takes, by the first digit of its compute capability: only Hopper was measured."""
+"""The family whose coefficients an architecture uses, by the first digit of its compute capability: only Hopper was measured."""
 KERNEL_COLUMNS = (
     "blocks", "resident", "warps", "multiply_add", "integer", "shared", "level_2", "barriers", "alone", "waits", "spills", "memory",
 )  # fmt: skip
@@ -28,10 +28,10 @@ KERNEL_COLUMNS = (
 
 @dataclass(frozen=True)
 class TimeConstants:
-    """Of the named terms. `launch` and `fill`: cycles of a kernel, and of each round of resident blocks. Factors of a block's cycles: `multiply_add`,
-    `integer`, `shared`, `level_2`; of one warp's: `alone`, `waits`; `barrier` and `barrier_warp`: cycles of each barrier, and for each warp
-    that meets there; `spill`: of a warp and a byte of spill code; `memory`: of the distinct bytes at the nominal bandwidth. `overlap`: the exponent
-    with which they overlap; `imbalance`: share of what uneven numbers of warps leave idle among the schedulers."""
+    """Constants of the named terms. `launch` and `fill`: cycles of a kernel, and of each round of resident blocks. Factors of a block's cycles:
+    `multiply_add`, `integer`, `shared`, `level_2`; of one warp's: `alone`, `waits`; `barrier` and `barrier_warp`: cycles of each barrier, and for
+    each warp that waits at it; `spill`: cycles per warp and byte of spill code; `memory`: factor of the time of the distinct bytes at the nominal
+    bandwidth. `overlap`: the exponent of the p-norm; `imbalance`: share of the schedulers' idle time due to uneven numbers of warps."""
 
     launch: float
     fill: float
@@ -56,7 +56,7 @@ def constants_of(machine: Machine) -> tuple[dict[str, float], TimeConstants]:
 
 
 def kernel_columns(analyses: Sequence[KernelAnalysis], machine: Machine) -> dict[str, list[float]]:
-    """What the terms need of each kernel: cycles of a processor for one block, of one warp by itself, counts (KERNEL_COLUMNS)."""
+    """The inputs of the terms for each kernel: cycles of a processor for one block, of one warp alone, and counts (KERNEL_COLUMNS)."""
     cache = machine.cache(2)
     assert cache is not None
     found: dict[str, list[float]] = {name: [] for name in KERNEL_COLUMNS}
@@ -86,9 +86,9 @@ def kernel_columns(analyses: Sequence[KernelAnalysis], machine: Machine) -> dict
 
 
 def term_cycles(columns: Mapping[str, np.ndarray], machine: Machine, constants: TimeConstants) -> np.ndarray:
-    """Cycles of each kernel: launch + max(memory, rounds), a round of n blocks being fill + spills +
-    (multiply-adds^p + integer^p + shared^p + level 2^p + warp^p)^(1/p), all but the last of n blocks, the first two raised by what the schedulers
-    leave idle; warp = alone + waits + barriers. Full rounds have all resident blocks, the last the rest."""
+    """Cycles of each kernel: launch + max(memory, rounds). A round of n blocks takes fill + spills + (multiply-adds^p + integer^p + shared^p + level
+    2^p + warp^p)^(1/p), where all terms but the last are those of n blocks, the first two increased by idle schedulers, and warp = alone + waits +
+    barriers. Full rounds have all resident blocks, the last one the rest."""
     k, o = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}, constants
     warp = o.alone * k["alone"] + o.waits * k["waits"] + k["barriers"] * (o.barrier + o.barrier_warp * k["warps"])
     schedulers = machine.schedulers_per_processor
@@ -115,7 +115,7 @@ def predicted_seconds(analyses: Sequence[KernelAnalysis], machine: Machine) -> f
 
 
 def as_constants(numbers: Sequence[float]) -> TimeConstants:
-    """From numbers in the order of the fields."""
+    """The constants from numbers in the order of the fields."""
     return TimeConstants(**dict(zip((spec.name for spec in fields(TimeConstants)), map(float, numbers), strict=True)))
 
 

@@ -1,8 +1,7 @@
-"""Traffic of a GPU kernel beyond its processors: sectors that it asks of level 2, and how many of those come from memory.
+"""Traffic of a GPU kernel beyond its processors: sectors that it requests from level 2, and the part that comes from memory.
 
-Every address of global memory is a sum of parts that depend on different things: on the block (and whatever is mixed with its number), on
-the loops, on the thread. Distinct values of each part are evaluated for all blocks and added up, so that a tile's sectors are known exactly
-without going through all of its accesses.
+Every global address is a sum of parts that depend on the block (and terms that involve its number), on the loops, and on the thread. Distinct values
+of each part are evaluated for all blocks and added up, so that a tile's sectors are known exactly without enumerating its accesses.
 
     level 1     serves what a block reads again, as far as the footprints of the blocks that a processor holds fit into what shared memory
                 leaves of it; asynchronous copies of 16 bytes go past it
@@ -29,14 +28,14 @@ from tilewright.ir.expr import Expr, linear
 from tilewright.ir.kernel import Kernel
 
 MOST_ADDRESSES = 1 << 23
-"""Addresses of a kernel that are evaluated one by one; a buffer whose accesses have more counts as touched whole."""
+"""Maximum number of addresses that are evaluated one by one; a buffer whose accesses have more counts as touched entirely."""
 SAMPLED_BLOCKS = 8
-"""Blocks whose own footprints are counted."""
+"""Number of blocks whose individual footprints are counted."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """What one access touches, in bytes: `blocks` [blocks or 1, values] and `others` [values], of which every sum of one of either is an address.
+    """The byte addresses of one access: all sums of one value of `blocks` [blocks or 1, values] and one of `others` [values].
     `width`: bytes of one lane."""
 
     buffer: str
@@ -47,22 +46,22 @@ class Places:
 
     @property
     def addresses(self) -> int:
-        """Of all blocks."""
+        """The number of addresses of all blocks."""
         return self.blocks.size * self.others.size
 
     def sectors(self, which: slice | np.ndarray, last: int) -> np.ndarray:
-        """Numbers from 0 to `last`, with repetitions, of the sectors that some of the blocks touch."""
+        """Numbers from 0 to `last`, with repetitions, of the sectors that the blocks `which` touch."""
         rows = self.blocks[which] if len(self.blocks) > 1 else self.blocks
         found = ((rows.reshape(-1, 1) + self.others) // SECTOR_BYTES).ravel()
-        # what a guard leaves out at the edges lies outside, or is touched by a neighbour
+        # accesses that a guard leaves out at the edges are outside, or touched by a neighbour
         touched: np.ndarray = found[(found >= 0) & (found <= last)]
         return touched
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Sectors of one launch. `asked`: what warps read, by level 1 or past it; `level_2`: reads that level 2 has to serve; `memory`: those of them
-    that it does not have; `written`: distinct ones that are stored."""
+    """Sectors of one launch. `asked`: read by warps, through level 1 or past it; `level_2`: reads that reach level 2; `memory`: level-2 misses;
+    `written`: distinct sectors that are stored."""
 
     asked: float
     level_2: float
@@ -71,19 +70,19 @@ class Traffic:
 
     @property
     def hits(self) -> float:
-        """Share of the reads of level 2 that it has."""
+        """The hit rate of level 2."""
         return 1 - self.memory / self.level_2 if self.level_2 else 1.0
 
 
 class PlacesWalk(KernelWalk):
-    """Collects where a kernel touches global memory, access by access."""
+    """Collects the global addresses of a kernel, access by access."""
 
     def __init__(self, kernel: Kernel, chosen: np.ndarray) -> None:
         self.places: list[Places] = []
         super().__init__(kernel, chosen)
 
     def touch(self, name: str, offset: Expr, lanes: int, kind: str, mask: np.ndarray, target: np.ndarray | None = None) -> None:
-        """Instead of counting transactions."""
+        """Collects an access instead of counting its transactions."""
         buffer = self.buffers[name]
         if buffer.space == "global" and mask.any():
             size = size_of(buffer.dtype)
@@ -94,7 +93,7 @@ class PlacesWalk(KernelWalk):
             self.places.append(Places(name, kind, size * lanes, blocks * size, others * size))
 
     def parts(self, offset: Expr) -> tuple[np.ndarray, list[np.ndarray]]:
-        """An offset as a sum: [blocks or 1, values] of what depends on the block, and the values of each part that does not, on axes of its own."""
+        """An offset as a sum: the part that depends on the block [blocks or 1, values], and the values of each other part."""
         form = linear(offset)
         groups: list[tuple[set[int], np.ndarray]] = []
         for atom, coefficient in form.terms:
@@ -117,11 +116,11 @@ class PlacesWalk(KernelWalk):
 
 
 def traffic_of(kernel: Kernel, machine: Machine, resident: int, shared_bytes: int, found: Sequence[Access] | None = None) -> Traffic:
-    """The traffic of one launch, level 2 cold. `resident`: blocks that a processor holds; `shared_bytes`: of one block; `found`: the kernel's
-    `accesses`, where they are known.
+    """The traffic of one launch with a cold level 2. `resident`: resident blocks per processor; `shared_bytes`: shared memory per block; `found`: the
+    kernel's `accesses`, if already known.
 
     Raises:
-        NotStatic: where an address depends on what is loaded.
+        NotStatic: if an address depends on loaded data.
     """
     asked, level_2 = level_2_sectors(kernel, machine, resident, shared_bytes, found)
     read, written = memory_sectors(kernel, machine, resident)
@@ -131,10 +130,10 @@ def traffic_of(kernel: Kernel, machine: Machine, resident: int, shared_bytes: in
 def level_2_sectors(
     kernel: Kernel, machine: Machine, resident: int, shared_bytes: int, found: Sequence[Access] | None = None
 ) -> tuple[float, float]:
-    """(sectors that warps read, those of them that level 1 does not serve). Parameters and errors as of `traffic_of`.
+    """(sectors that warps read, those that level 1 does not serve). Parameters and errors as for `traffic_of`.
 
-    A block's reads of a buffer come from level 2 once a sector where all footprints of the resident blocks fit level 1, every time where
-    nothing of them does, and in between by the share that fits."""
+    A block's reads of a buffer come from level 2 once per sector if all footprints of the resident blocks fit level 1, every time if nothing fits,
+    and in between according to the fraction that fits."""
     assert kernel.launch is not None
     cache = machine.cache(1)
     assert cache is not None
@@ -160,7 +159,7 @@ def level_2_sectors(
 
 
 def by_level_1(kind: str, width: int) -> bool:
-    """Whether an access may find in level 1 what another brought there."""
+    """Whether an access may hit in level 1."""
     return kind == "load" or kind == "copy" and width < 16
 
 
@@ -169,7 +168,7 @@ def sum_of_distinct(numbers: Sequence[np.ndarray]) -> int:
 
 
 def memory_sectors(kernel: Kernel, machine: Machine, resident: int) -> tuple[float, float]:
-    """(sectors that come from memory, distinct sectors that are stored). Parameters and errors as of `traffic_of`."""
+    """(sectors that come from memory, distinct sectors that are stored). Parameters and errors as for `traffic_of`."""
     assert kernel.launch is not None
     blocks = prod(kernel.launch.grid)
     cache = machine.cache(2)
@@ -181,7 +180,7 @@ def memory_sectors(kernel: Kernel, machine: Machine, resident: int) -> tuple[flo
     wave = blocks if fits else min(blocks, resident * machine.processors)
     waves = -(-blocks // wave)
     kept = cache.bytes // SECTOR_BYTES
-    # the wave that touched a sector last, and how many sectors all waves up to one have touched
+    # the wave that last touched a sector, and the number of sectors touched by all waves up to each
     last_wave = {name: np.full(-(-sizes[name] // SECTOR_BYTES), -1) for name in touched}
     passed = np.zeros(waves + 1)
     read = written = 0.0

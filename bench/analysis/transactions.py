@@ -1,11 +1,11 @@
-"""What static analysis knows of a GPU kernel: executed instructions, transactions, resources, occupancy and waves; and what these cost in cycles.
+"""Static analysis of a GPU kernel: executed instructions, transactions, resources, occupancy and waves, and their cost in cycles.
 
     instructions    from the PTX (`ptx`, `ptx_flow`), by class, executed by all warps, and by one thread
     transactions    from the kernel IR (`warps`)
     resources       registers, spills and shared memory as the assembler reports them (`toolchain.binary`)
     occupancy       blocks that a processor holds; waves: rounds in which all processors work through the grid
 
-Cost of an instruction (Tuna, equation 3): the cycles for which a warp's instruction of the class takes the lanes that execute it.
+Cost of an instruction (Tuna, equation 3): the cycles for which a warp's instruction of the class occupies its execution lanes.
 Source: Tuna (2021), section III.B; CUDA C++ Programming Guide, table "Throughput of Native Arithmetic Instructions"; NVIDIA's whitepapers.
 """
 
@@ -32,12 +32,12 @@ from tilewright.toolchain.binary import Resources, SourceFile, parse_resources
 from tilewright.toolchain.compilers import NvrtcCompiler
 
 INTEGER_LANES = 64
-"""Results a cycle of a processor, for 32-bit integer additions, multiplications, shifts, logic, comparisons and conversions, the same
-from compute capability 7.0 to 9.0 (`documents.ARITHMETIC`); later ones assumed: the same."""
+"""Results per cycle and processor of 32-bit integer additions, multiplications, shifts, logic, comparisons and conversions, equal from compute
+capability 7.0 to 9.0 (`documents.ARITHMETIC`) and assumed equal for later ones."""
 LOAD_STORE_LANES: Mapping[tuple[int, int], int] = MappingProxyType(
     {(7, 0): 32, (7, 2): 32, (7, 5): 16, (8, 0): 32, (8, 6): 16, (8, 7): 16, (8, 9): 16, (9, 0): 32, (10, 0): 32, (10, 3): 32, (12, 0): 16}
 )
-"""Lanes of loads and stores of a processor."""
+"""Load/store lanes per processor."""
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
         "INTEGER_LANES": f"{documents.ARITHMETIC}; from 10.0 on assumed: the same",
@@ -51,8 +51,8 @@ LOADS_AND_STORES = ("global load", "global store", "shared load", "shared store"
 
 @dataclass(frozen=True)
 class KernelAnalysis:
-    """One launch of a kernel. `instructions` of all warps by class (`ptx.CLASSES`), `of_a_thread` the same of one thread on average; `trips` of the
-    PTX's loops, outer ones first; `resident`: blocks that a processor holds at once."""
+    """One launch of a kernel. `instructions`: of all warps by class (`ptx.CLASSES`); `of_a_thread`: the same for one thread on average; `trips`: trip
+    counts of the PTX's loops, outer ones first; `resident`: resident blocks per processor."""
 
     name: str
     blocks: int
@@ -66,20 +66,20 @@ class KernelAnalysis:
     resident: int
     waves: int
     distinct_bytes: int
-    """Of the buffers that it reads and writes."""
+    """Distinct bytes of the buffers that it reads and writes."""
     alone: float
-    """Cycles of one warp that has a processor to itself, as if loads from global memory took no time (`chains`)."""
+    """Cycles of one warp alone on a processor, with global loads of zero latency (`chains`)."""
     waits: float
-    """Cycles that it waits besides where they take as long as memory does."""
+    """Additional cycles that it waits when global loads have the latency of memory."""
 
 
 def analysed(lowered: Lowered, machine: Machine, most_blocks: int = MOST_BLOCKS) -> tuple[KernelAnalysis, ...]:
-    """The kernels of a region that was lowered for a GPU, in the order of its calls. `most_blocks` of a grid are evaluated.
+    """Analyses of the kernels of a region lowered for a GPU, in the order of its calls. At most `most_blocks` of a grid are evaluated.
 
     Raises:
-        KernelFailed: where a kernel does not compile.
-        CompilerMissing: where NVRTC is not there.
-        NotStatic: where data decide branches or addresses.
+        KernelFailed: if a kernel does not compile.
+        CompilerMissing: if NVRTC is not installed.
+        NotStatic: if branches or addresses depend on data.
     """
     kernels = {kernel.name: kernel for kernel in lowered.kernels}
     source = SourceFile("analysis", print_cuda(list(kernels.values())), "cuda", tuple(kernels))
@@ -122,8 +122,7 @@ def _bytes_of(kernel: Kernel) -> int:
 
 
 def warp_cycles(machine: Machine) -> Mapping[str, float]:
-    """Cycles for which one warp's instruction of a class keeps the lanes of a processor that execute it; of the classes that are not here: none but
-    the issue slot."""
+    """Cycles for which one warp's instruction of a class occupies its execution lanes; classes that are not listed cost only the issue slot."""
     cycles = dict.fromkeys(("fma", "float"), machine.warp_size / machine.fp32_lanes_per_processor)
     cycles |= {"special": machine.warp_size / machine.special_lanes_per_processor}
     cycles |= dict.fromkeys(ARITHMETIC, machine.warp_size / INTEGER_LANES)
@@ -138,12 +137,12 @@ def cycles_of_a_thread(analysis: KernelAnalysis, machine: Machine) -> float:
 
 
 def busy_cycles(analyses: Sequence[KernelAnalysis], machine: Machine) -> dict[str, float]:
-    """Cycles of the busiest processor, by what keeps it busy, summed over the kernels; they overlap more or less.
+    """Cycles of the busiest processor by resource, summed over the kernels; they overlap to some degree.
 
     A processor works through ceil(blocks / processors) blocks. "fma", "arithmetic", "load and store": lanes; "issue": all instructions through the
     schedulers; "shared": wavefronts; "level 2": sectors; "barriers": those of one warp, times the rounds of resident blocks; "thread": the cycles of
-    one thread (Tuna, equation 3), "alone" and "waits": of one warp by itself, all times these rounds; "spills": bytes of spill code of a thread;
-    "memory": distinct bytes at the nominal bandwidth; "rounds": of resident blocks, each of which fills and drains; "launches"."""
+    one thread (Tuna, equation 3), "alone" and "waits": of one warp alone, all times these rounds; "spills": bytes of spill code per thread; "memory":
+    distinct bytes at the nominal bandwidth; "rounds": of resident blocks, each with a fill and a drain; "launches"."""
     costs = warp_cycles(machine)
     cache = machine.cache(2)
     assert cache is not None

@@ -1,23 +1,24 @@
 """Memory transactions of a GPU kernel, by evaluating the addresses of its warps over the kernel IR.
 
-Every access of shared or global memory is evaluated for all lanes of all warps of many blocks, over all iterations of the loops around it, at
-once: an index expression becomes an array with one axis for each loop around it (the innermost first), then blocks, warps and lanes. An axis on
-which an expression does not depend has length 1 and is only counted. What all lanes of a warp add alike moves no address from one bank, or (in
-whole sectors) from one sector, to another relative to the others, and is left out: so the arrays stay small.
+Every access to shared or global memory is evaluated at once for all lanes of all warps of many blocks, over all iterations of the surrounding loops:
+an index expression becomes an array with one axis for each surrounding loop (the innermost first), then blocks, warps and lanes. An axis on which an
+expression does not depend has length 1 and only multiplies the count. Terms that are equal in all lanes of a warp shift all addresses together (in
+global memory, if they are whole sectors), do not change conflicts, and are left out, which keeps the arrays small.
 
-    shared memory   32 banks of 4 bytes. A warp's access takes as many wavefronts as the most distinct words that one bank has to give to lanes
-                    that are served together: all 32 for accesses of 4 bytes; for 8 bytes half a warp, for 16 bytes a quarter, and twice as many
-                    where each lane's address is that of the lane whose number differs in bit 0, or of that which differs in bit 1.
-    global memory   as many sectors of 32 bytes as the lanes that are active touch.
-    asynchronous    of 4 and 8 bytes: a wavefront for each sector read. Of 16 bytes: no wavefront, as they go past level 1, and as many sectors as
-    copies          they touch in shared memory, where these are more (rows that begin in the middle of a sector).
-    matrices        ldmatrix: as loads of 16 bytes by the lanes that give an address (not compared with counters).
-    clusters        a share of 1 / cluster of the loads from a cluster's shared memory is of the block's own.
+    shared memory   32 banks of 4 bytes. A warp's access takes as many wavefronts as the largest number of distinct words in one bank among lanes
+                    that are served together: all 32 for accesses of 4 bytes, half a warp for 8 bytes, a quarter for 16 bytes, and twice as
+                    many if each lane's address equals that of the lane whose number differs in bit 0, or of the lane whose number differs
+                    in bit 1.
+    global memory   as many sectors of 32 bytes as the active lanes touch.
+    asynchronous    of 4 and 8 bytes: one wavefront per sector read. Of 16 bytes: no wavefront, as they bypass level 1, and as many sectors as
+    copies          they touch in shared memory, if these are more (rows that begin in the middle of a sector).
+    matrices        ldmatrix: like loads of 16 bytes by the lanes that give an address (not compared with counters).
+    clusters        one in `cluster` loads from a cluster's shared memory reads the block's own part.
 
 Source: Tuna (2021), section III.B, "Shared memory bank conflict", which evaluates the first warp; CUDA C++ Programming Guide, "Compute Capability
-5.x", shared memory, for the banks. How wide accesses and copies are served is not documented: these rules were found by comparing with counters
-of an H200, and give what it counted (bench/gpu_analysis.py). What the compiler removes because nothing uses it is counted here, unless the number
-of executed loads is given.
+5.x", shared memory, for the banks. The treatment of wide accesses and copies is not documented: these rules were found by comparison with counters of
+an H200 and reproduce its counts (bench/gpu_analysis.py). Dead loads that the compiler removes are counted here, unless the number of executed loads
+is given.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ BANKS = 32
 BANK_BYTES = 4
 SECTOR_BYTES = 32
 MOST_BLOCKS = 256
-"""Blocks of a grid that are evaluated; counts are scaled to the grid."""
+"""Maximum number of blocks of a grid that are evaluated; counts are scaled to the grid."""
 _GOLDEN = 0.6180339887498949
 
 
@@ -69,9 +70,9 @@ class NotStatic(TilewrightError):
 class Access:
     """One place in a kernel that touches memory, summed over the whole grid.
 
-    `kind`: "load", "store", "copy" (asynchronous, from global to shared: one access of each), "atomic". `bytes`: of one lane. `requests`: warp
-    instructions with at least one active lane; `lanes`: active lanes of them all; `transactions`: wavefronts of shared (of a copy they are not
-    counted here), sectors of global memory."""
+    `kind`: "load", "store", "copy" (asynchronous, from global to shared: one access of each), "atomic". `bytes`: per lane. `requests`: warp
+    instructions with at least one active lane; `lanes`: their active lanes in total; `transactions`: wavefronts of shared memory (not counted here
+    for copies), sectors of global memory."""
 
     buffer: str
     space: str
@@ -84,7 +85,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Transactions:
-    """What a kernel asks of memory in one launch: wavefronts of shared and sectors of global memory. `shared` includes asynchronous copies, which
+    """A kernel's memory transactions in one launch: wavefronts of shared and sectors of global memory. `shared` includes asynchronous copies, which
     `shared_stores` does not; global loads include them."""
 
     shared_loads: float
@@ -95,11 +96,11 @@ class Transactions:
 
 
 def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ...]:
-    """All accesses of shared, cluster-shared and global memory of a GPU kernel, in the order of the code.
+    """All accesses to shared, cluster-shared and global memory of a GPU kernel, in the order of the code.
 
     Raises:
         ValueError: for a kernel without a launch.
-        NotStatic: where an address depends on what is loaded.
+        NotStatic: if an address depends on loaded data.
     """
     if kernel.launch is None:
         raise ValueError(f"kernel {kernel.name} has no launch: it is for a CPU")
