@@ -1,4 +1,4 @@
-"""Schemas that are nothing but a name and a type of schedule: for tests of what asks no more of them."""
+"""Minimal schemas, with only a name and a schedule type, for tests that need no more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bare(schedule: Callable[..., Any], name: str = "bare") -> AnySchema:
 
 
 def part(schedule: Callable[..., Any], candidates: Mapping[str, np.ndarray], seconds: Any) -> Part:
-    """Candidates of a schema of their own that take so many seconds."""
+    """Candidates of a schema of their own that take `seconds`."""
     return Part(bare(schedule), None, candidates, counted(len(np.asarray(seconds)), 0, 0, 0), Estimate({"all": np.asarray(seconds, dtype=float)}))
 
 

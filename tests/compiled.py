@@ -1,4 +1,4 @@
-"""Running compiled modules over poisoned memory, and comparing with PyTorch in float64: for the tests of whole programs."""
+"""Runs compiled modules over poisoned memory and compares with PyTorch in float64, for tests of whole programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tilewright.runtime.packing import unpack
 @dataclass(frozen=True)
 class Case:
     """A module with example inputs. `tolerance`: largest error as a fraction of the largest magnitude of an output (at least 1).
-    `fixed`: the inputs' values matter, so that they are not replaced by random ones."""
+    `fixed`: the inputs' values matter and are not replaced by random ones."""
 
     name: str
     module: nn.Module
@@ -37,7 +37,7 @@ class Case:
 
 
 class Bundle(nn.Module):
-    """Several cases as one module, so that their kernels are compiled side by side."""
+    """Several cases as one module, so that their kernels are compiled in parallel."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         super().__init__()
@@ -57,18 +57,19 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 WINOGRAD_REACH = 4
-"""Pixels from one that is not finite to the furthest output of a tile of F(4x4,3x3) that it is read for."""
+"""Distance in pixels from a non-finite pixel to the furthest output of an F(4x4,3x3) tile that reads it."""
 
 
 def near_not_finite(image: torch.Tensor) -> torch.Tensor:
-    """[images, 1, height, width]: where Winograd's algorithm may give NaN for what direct summation gives a number: infinity minus infinity."""
+    """[images, 1, height, width]: the outputs for which Winograd's algorithm may give NaN (infinity minus infinity) where direct summation gives a
+    number."""
     spoilt = (~torch.isfinite(image)).any(1, keepdim=True).double()
     return F.max_pool2d(spoilt, 2 * WINOGRAD_REACH + 1, 1, WINOGRAD_REACH) > 0
 
 
 def compare(case: Case, found: Any, inputs: Sequence[torch.Tensor], winograd: bool = False) -> None:
-    """Asserts that `found` is what the module gives in float64, with the shapes and types that it has in its own. With `winograd`, NaN and
-    infinities of an image may have spread over the tiles of that algorithm."""
+    """Asserts that `found` equals the module's results in float64, with the shapes and types of its own results. With `winograd`, NaN and infinities
+    of an image may have spread over that algorithm's tiles."""
     with torch.no_grad():
         own = torch.utils._pytree.tree_leaves(case.module(*inputs))
         exact = torch.utils._pytree.tree_leaves(copy.deepcopy(case.module).double()(*map(widened, inputs)))
@@ -89,7 +90,7 @@ def compare(case: Case, found: Any, inputs: Sequence[torch.Tensor], winograd: bo
 
 
 def poison(executable: Executable) -> None:
-    """Fills the arena (halos apart) with NaN and makes fresh outputs full of NaN, so that what is read or returned unwritten shows."""
+    """Fills the arena (except halos) and fresh outputs with NaN, so that reads and results of unwritten memory are detected."""
     assert executable._engine is not None
     buffers = executable._engine.buffers
     padded = {name for name in buffers.plan.offsets if buffers.program.storage[name].layout.is_padded}
@@ -99,7 +100,7 @@ def poison(executable: Executable) -> None:
             buffers.arena[start : start + buffers.plan.sizes[name]].fill_(255)
     for name in padded:
         layout = buffers.program.storage[name].layout
-        if layout.dense_strides() is not None:  # of split layouts, which panels of weights have, unpack gives a copy
+        if layout.dense_strides() is not None:  # for split layouts, such as panels of weights, unpack returns a copy
             view = unpack(buffers.flat(name, (), ()), layout)
             view.fill_(float("nan") if view.is_floating_point() else 1)
     allocate = type(executable)._allocate
@@ -115,7 +116,7 @@ def poison(executable: Executable) -> None:
 
 
 def by_winograd(executable: Executable) -> set[int]:
-    """The numbers of a bundle's cases of which the plan computes a part by Winograd's algorithm."""
+    """The numbers of a bundle's cases that the plan computes partly by Winograd's algorithm."""
     rows = [row for row in executable.plan.rows if row.schedule.startswith("winograd")]
     found = (re.match(r"parts\.(\d+)", place) for row in rows for _, _, place in row.nodes)
     return {int(match.group(1)) for match in found if match}
@@ -128,7 +129,7 @@ def check_native(cases: Sequence[Case], target: str = "native", calls: int = 1) 
     bundle = Bundle(cases).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("error", message=r"(?s).*through PyTorch")  # no result of ours
+        warnings.filterwarnings("error", message=r"(?s).*through PyTorch")  # such a result would not be ours
         executable = tilewright.compile(bundle, [x for case in cases for x in case.inputs], target=target, threads=2)
     try:
         poison(executable)

@@ -1,4 +1,4 @@
-"""Options of the test suite; tests that need a GPU are skipped where there is none. A run has a kernel cache of its own, which its processes share."""
+"""Options of the test suite; tests that need a GPU are skipped if there is none. A run has its own kernel cache, which its processes share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # the processes that pytest-xdist starts inherit the variable
+    if not hasattr(config, "workerinput"):  # pytest-xdist's processes inherit the variable
         folder = tempfile.mkdtemp(prefix="tilewright-tests-")
         os.environ["TILEWRIGHT_CACHE"] = folder
-        os.environ["TILEWRIGHT_READ_CODE"] = "0"  # what is right does not depend on it; the tests of that choice set it again
+        os.environ["TILEWRIGHT_READ_CODE"] = "0"  # results do not depend on it; tests of choosing by code override it
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 

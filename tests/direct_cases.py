@@ -1,4 +1,4 @@
-"""Convolutions of every kind for the tests of the direct schema: regions written by hand and what PyTorch says of them in float64."""
+"""Convolutions of every kind for the tests of the direct schema: hand-written regions and PyTorch's results in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Convolution:
-    """Sizes of a convolution in two dimensions; `last`: channels last; `epilogue`: bias, residual and ReLU behind it."""
+    """Sizes of a convolution in two dimensions; `last`: channels last; `epilogue`: bias, residual and ReLU after it."""
 
     channels: int
     outputs: int
@@ -62,7 +62,7 @@ def convolution(given: Convolution) -> Case:
     place = channels_last if given.last else row_major
     layouts: dict[str, Layout] = {"x": place(x.shape), "out": place(shape)}
     if py or px:
-        # strided filters may stop short of the last padding: a halo that covers all that is read is what the compiler stores
+        # strided filters may not reach the last padding: the compiler stores a halo that covers everything that is read
         layouts["x"] = layouts["x"].with_halo(((0, 0), (0, 0), (py, py), (px, px)))
     case = make_case("contraction", builder, total, {"x": x, "w": w}, expected.numpy(), layouts, frozenset({"w", "bias"}))
     if not given.epilogue:

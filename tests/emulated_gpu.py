@@ -1,4 +1,4 @@
-"""A measuring process without a GPU: its driver runs kernels in the interpreter, over the host's memory."""
+"""A measuring process without a GPU, whose driver runs kernels in the interpreter on host memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tilewright.tuning.trial_worker import DeviceProblem, Server
 
 
 class EmulatedDriver:
-    """The part of `Driver` that measuring uses; functions are numbers of kernels."""
+    """The part of `Driver` that measuring uses; functions are kernel numbers."""
 
     def __init__(self) -> None:
         self.kernels: list[Kernel] = []
@@ -82,7 +82,7 @@ class EmulatedDriver:
 
 
 class EmulatedServer(Server):
-    """Answers as the real one does, for one problem, on the CPU; every launch takes as long as the test says."""
+    """Answers like the real one, for one problem, on the CPU; every launch takes a time set by the test."""
 
     problem: DeviceProblem
 
@@ -100,7 +100,7 @@ class EmulatedServer(Server):
         return self.each * (self.driver.launches - before)
 
     def program(self, schedule: Any, folder: Path) -> dict[str, Any]:
-        """A schedule lowered, its kernels known to the driver."""
+        """Lowers a schedule and registers its kernels with the driver."""
         lowered = lower(self.given, schedule, self.machine)
         self.driver.kernels += lowered.kernels
         (folder / "nothing").write_bytes(b"")

@@ -1,7 +1,7 @@
 """Stand-ins for the processes of `tilewright.tuning.trials`: `fake_workers.py compile [FAULTS]`, `fake_workers.py measure [FAULTS] --device N`.
 
-The compiler lowers and does not compile. Times follow from the schedule's text alone. FAULTS is JSON: {part of a schedule's text: what goes wrong},
-where "log" names a file that gets a line for each question to the measuring process.
+The compiler lowers but does not compile. Times depend only on the schedule's text. FAULTS is JSON: {part of a schedule's text: what goes wrong},
+where "log" names a file that receives a line for each request to the measuring process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilewright.tuning.workers import Fatal, serve
 
 
 def seconds(schedule: str) -> float:
-    """Between 10 and 20 us, the same for the same text."""
+    """A time between 10 and 20 us, determined by the text."""
     return 1e-5 * (1 + int(hashlib.sha256(schedule.encode()).hexdigest()[:6], 16) / 16**6)
 
 

@@ -1,4 +1,4 @@
-"""What threads of a kernel touch one after another, random kernels to count it of, and what an H200 counted: for the tests of static analysis."""
+"""For tests of static analysis: the accesses of a kernel's threads one by one, random kernels, and counts of an H200."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def value_of(expr: Expr, at: dict[str, int]) -> Any:
 
 
 def executed(root: Statement, at: dict[str, int]) -> Iterator[tuple[tuple[int, ...], str, int, int]]:
-    """(place in the execution, buffer, offset, lanes) of what one thread touches; equal places of threads are one warp instruction."""
+    """(place in the execution, buffer, offset, lanes) of one thread's accesses; equal places of threads are one warp instruction."""
     if isinstance(root, Block):
         for number, child in enumerate(root.statements):
             for place, buffer, offset, lanes in executed(child, at):

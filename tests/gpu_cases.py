@@ -1,4 +1,4 @@
-"""Regions written by hand, with random inputs and what PyTorch says of them in float64: for the tests of GPU lowerings."""
+"""Hand-written regions with random inputs and PyTorch's results in float64, for tests of GPU lowerings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tilewright.toolchain.compilers import NvrtcCompiler
 
 @dataclass(frozen=True)
 class Case:
-    """A region, how its values are stored, its inputs, and the expected output (float64, or integers)."""
+    """A region, the storage of its values, its inputs, and the expected output (float64, or integers)."""
 
     region: Region
     layouts: Mapping[str, Layout]
@@ -60,14 +60,14 @@ def offsets(layout: Layout) -> np.ndarray:
 
 
 def stored(array: np.ndarray, layout: Layout) -> np.ndarray:
-    """The array in its storage, what is beyond it zero."""
+    """The array in its storage, with zeros elsewhere."""
     flat = np.zeros(layout.size, dtype=array.dtype)
     flat[offsets(layout).ravel()] = array.ravel()
     return flat
 
 
 def poison(item: Storage) -> np.ndarray:
-    """A buffer as a kernel may find it: NaN everywhere (zeros of a type that has none)."""
+    """A buffer as a kernel may find it: NaN everywhere (zeros for types without NaN)."""
     kind = np.dtype(ELEMENT_TYPES[item.value.dtype].numpy)
     return np.full(item.layout.size, np.nan if kind.kind == "f" else 0, dtype=kind)
 
@@ -120,7 +120,7 @@ def make_case(
     layouts: Mapping[str, Layout] | None = None,
     constants: frozenset[str] = frozenset(),
 ) -> Case:
-    """The builder's steps as a region that stores `out`; row-major where no layout is given."""
+    """The builder's steps as a region that stores `out`; layouts are row-major unless given."""
     computation = builder.finish([result], ["out"])
     values = {name: Value(name, array.shape, _dtype(array)) for name, array in inputs.items()}
     values["out"] = Value("out", result.shape, result.dtype)
@@ -169,7 +169,7 @@ def convolution_case(
     constant: bool = True,
     seed: int = 0,
 ) -> Case:
-    """A convolution with bias, residual and ReLU behind it. `last`: channels last; `halo`: padding is stored, else guarded."""
+    """A convolution followed by bias, residual and ReLU. `last`: channels last; `halo`: padding is stored, else guarded."""
     x = random(seed, batch, channels, *size)
     w = random(seed + 1, outputs, channels // groups, filter_size, filter_size)
     bias = random(seed + 2, outputs)
@@ -295,7 +295,7 @@ def interpret(program: Program, graph: Graph, inputs: tuple[torch.Tensor, ...]) 
         for turn in range(lowered.repeat):
             for call in lowered.calls:
                 kernel = kernels[call.kernel]
-                # a buffer may be written in parts, or by an earlier turn: races and bounds are what is checked here
+                # a buffer may be written in parts, or in an earlier iteration: only races and bounds are checked here
                 known = [parameter.name for parameter in kernel.parameters]
                 report = run(kernel, [buffer(n) for n in call.arguments], [turn] * len(kernel.scalars), known)
                 assert report.is_clean, (lowered.region.name, lowered.schedule, report.faults)

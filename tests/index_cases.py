@@ -1,4 +1,4 @@
-"""Operators whose indices are data, the indices to try, and what PyTorch makes of them."""
+"""Operators with data-dependent indices, the indices to try, and PyTorch's results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EDGES = (ROWS - 1, ROWS, -1, -ROWS, -ROWS - 1)
 
 @dataclass(frozen=True)
 class Case:
-    """One operator: a function of a table [7, 12] and an index of four elements. `extent`: of what the index counts."""
+    """One operator: a function of a table [7, 12] and an index of four elements. `extent`: that of the indexed dimension."""
 
     name: str
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -59,7 +59,7 @@ NAMES = [case.name for case in CASES]
 
 
 class Operators(nn.Module):
-    """Every case as one module: of a table, then an index for each."""
+    """All cases as one module, whose inputs are a table and an index for each case."""
 
     def forward(self, x: torch.Tensor, *indices: torch.Tensor) -> list[torch.Tensor]:
         return [case.function(x, index) for case, index in zip(CASES, indices, strict=True)]
@@ -74,7 +74,7 @@ def values_of(case: Case) -> list[int]:
 
 
 def of_torch(case: Case, index: torch.Tensor) -> torch.Tensor | None:
-    """None where PyTorch refuses the index."""
+    """PyTorch's result, or None if it rejects the index."""
     try:
         return case.function(TABLE, index)
     except (IndexError, RuntimeError):

@@ -28,7 +28,7 @@ def numpy_type(storage: Storage) -> np.dtype[Any]:
 
 
 def poisoned(storage: Storage) -> np.ndarray:
-    """A buffer as a kernel may find it: zeros in halo and rounding, NaN (of integers the least) everywhere else."""
+    """A buffer as a kernel may find it: zeros in halo and alignment padding, NaN (the least value for integers) elsewhere."""
     kind = numpy_type(storage)
     flat = np.zeros(storage.layout.size, kind)
     flat[offsets(storage.layout).ravel()] = np.nan if kind.kind == "f" else True if kind.kind == "b" else np.iinfo(kind).min
@@ -45,7 +45,7 @@ def packed(program: Program, storage: Storage) -> np.ndarray:
 def run_program(
     program: Program, inputs: Mapping[str, np.ndarray], out_of_range: dict[str, list[int]] | None = None
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Values of the graph's outputs by name, and what the interpreter reports. `out_of_range` receives the indices that kernels found out of range."""
+    """Values of the graph's outputs by name, and the interpreter's reports. `out_of_range` receives the indices that kernels found out of range."""
     storage: dict[str, Storage] = dict(program.storage)
     for lowered in program.regions:
         storage.update({name: entry for name, entry in lowered.storage.items() if name not in program.storage})
@@ -99,7 +99,7 @@ def run_program(
 
 
 def returned(imported: Imported, results: Sequence[np.ndarray], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What the model returns, given the graph's outputs."""
+    """The model's results, given the graph's outputs."""
     leaves = []
     for output in imported.outputs:
         if output.kind == "value":

@@ -1,7 +1,7 @@
 """Runs the command line, and sends itself a signal when a stage begins: ``interrupted.py SIGNAL TIMES MODULE:NAME COMMAND...``, or `command`.
 
-NAME is a function or Class.method, before whose first call the signal is sent; ``MODULE:`` alone stands for the import of the module. TIMES signals are
-sent, one at once and the others from a thread soon after; the file `stage` has a line then.
+NAME is a function or Class.method, before whose first call the signal is sent; ``MODULE:`` alone stands for the import of the module. TIMES signals
+are sent, one at once and the others from a thread soon after; a line in the file `stage` marks that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def send(number: signal.Signals, times: int) -> None:
 
 
 class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Patches a function of a module when that is imported, or sends the signal then."""
+    """Patches a function of a module when the module is imported, or sends the signal then."""
 
     def __init__(self, place: str, number: signal.Signals, times: int) -> None:
         self.module, self.name = place.split(":")
@@ -86,8 +86,8 @@ def interrupted(number: signal.Signals, times: int, where: str, arguments: Seque
 
 
 def command(place: Path, environment: Mapping[str, str], arguments: Sequence[str], stage: tuple[signal.Signals, int, str] | None) -> int:
-    """Work of a process of `bench.processes`, which leads a group, as a terminal's does: a command that is run in a folder, and interrupted at a
-    stage or by others."""
+    """Work of a process of `bench.processes` that leads a process group, like a terminal's: runs a command in a folder, interrupted at a stage or
+    from outside."""
     os.setpgid(0, 0)
     os.chdir(place)
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""A limit of time against hangs: far above what anything takes."""
+"""A time limit against hangs, far above any running time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raises TimeoutError in what takes longer; in the main thread alone."""
+    """Raises TimeoutError in a block that takes longer; in the main thread only."""
 
     def over(*_: object) -> None:
         raise TimeoutError(f"more than {seconds} s")

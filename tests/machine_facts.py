@@ -1,4 +1,4 @@
-"""What tests ask of a machine's facts: that all are there, and that each source says where its numbers are from."""
+"""Checks of a machine's facts: that all are present, and that each source states the origin of its numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ORIGIN = re.compile(
 
 
 def missing_facts(machine: Machine) -> tuple[str, ...]:
-    """Fields that a complete machine of this kind has and this one lacks, and numbers without a source."""
+    """Missing fields of a machine of this kind, and numbers without a source."""
     numbers = COMMON_NUMBERS + (GPU_NUMBERS if machine.is_gpu else CPU_NUMBERS)
     texts: tuple[str, ...] = ("name", "vendor", "architecture", "description")
     texts += ("toolchain_extra",) if machine.is_gpu else ("pipeline", "isa", "compiler_flags", "target_triple")
@@ -42,5 +42,5 @@ def missing_facts(machine: Machine) -> tuple[str, ...]:
 
 
 def clauses_without_origin(source: str) -> tuple[str, ...]:
-    """The clauses of a source (form: `tilewright.hardware.documents`) that do not say where their numbers are from; none of an honest one."""
+    """The clauses of a source (form: `tilewright.hardware.documents`) that do not state the origin of their numbers."""
     return tuple(clause for clause in source.split("; ") if not _ORIGIN.fullmatch(clause))

@@ -1,5 +1,4 @@
-"""Small layers with made-up times, as if they had been measured: a kernel takes what its analytical model says, one schema
-`SLOWER` times that, and a little more or less."""
+"""Small layers with synthetic measured times: the analytical model's time (`SLOWER` times that for one schema) with some noise."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ NOISE = 0.02
 
 @lru_cache(maxsize=1)
 def slow() -> AnySchema:
-    """The schema that is slower than predicted: the one that the analytical models like best."""
+    """The schema that is slower than predicted: the analytical models' favourite."""
     return ranking_of(dataset.layer_problem(layer(32, 32, 8)), H200).first().schema
 
 
@@ -38,7 +37,7 @@ def outcome(job: Job, seconds: float, rounds: int = 4) -> Outcome:
 
 
 def measured(described: dict[str, Any], count: int, seed: int = 0) -> dataset.MeasuredLayer:
-    """`count` candidates of a layer, as many of each schema as there are."""
+    """`count` candidates of a layer with their times, spread evenly over the schemas."""
     problem = dataset.layer_problem(described)
     ranking = ranking_of(problem, H200)
     generator = np.random.default_rng(seed)
@@ -51,6 +50,6 @@ def measured(described: dict[str, Any], count: int, seed: int = 0) -> dataset.Me
 
 
 def some(number: int, count: int) -> Sequence[dataset.MeasuredLayer]:
-    """Different layers, small ones."""
+    """`number` different small layers."""
     shapes = [(32 + 8 * (at % 3), 32 * (1 + at % 2), 8 + 2 * (at % 5)) for at in range(number)]
     return [measured(layer(*shape), count, seed) for seed, shape in enumerate(shapes)]

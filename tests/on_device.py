@@ -1,4 +1,4 @@
-"""Kernels launched on the GPU as the runtime does it, on NumPy arrays: for tests that compare them with the interpreter."""
+"""Launches kernels on the GPU like the runtime, on NumPy arrays, for tests that compare them with the interpreter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.toolchain import Binary, compile_kernels
 
 
 def launch(kernel: Kernel, arrays: Sequence[np.ndarray]) -> None:
-    """Compiles the kernel for the GPU that is here and runs it once; arrays of writable parameters are written."""
+    """Compiles the kernel for the GPU present and runs it once; arrays of writable parameters are written."""
     here = machine("cuda")
     (binary,) = compile_kernels([kernel_source(kernel, here)], here)
     assert isinstance(binary, Binary), binary

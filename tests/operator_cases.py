@@ -1,4 +1,4 @@
-"""Random modules of every operator family, in float32: what the tests of compiled programs compile.
+"""Random modules of every operator family, in float32, for tests of compiled programs.
 
 Each family is a function from a source of randomness to cases; hypothesis supplies that source.
 """
@@ -40,7 +40,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def randomised(module: nn.Module) -> nn.Module:
-    """The module with normalisation statistics and factors that do something."""
+    """The module with non-trivial normalisation statistics and factors."""
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
             if part.running_mean is not None:
@@ -148,7 +148,7 @@ def convolutions(random: Random, count: int = 6) -> list[Case]:
 
 
 class SharedHalo(nn.Module):
-    """One value read by convolutions with different paddings, a pool and the result: the halo serves all or none."""
+    """One value read by convolutions with different paddings, a pool and the result: the halo must serve all or none."""
 
     def __init__(self, returned: bool, channels: int) -> None:
         super().__init__()
@@ -402,7 +402,7 @@ def large_reductions(random: Random) -> list[Case]:
 
 
 def large_maps_and_windows(random: Random) -> list[Case]:
-    """Enough work for several threads: loops in chunks, collapsed loops, blocks of lanes with a rest."""
+    """Enough work for several threads: loops in chunks, collapsed loops, blocks of lanes with a remainder."""
     channels = random.choice((7, 16, 33, 64, 70))
     size = random.randint(19, 30)
     rows, columns = random.randint(3, 40), random.randint(600, 2500)
@@ -515,7 +515,7 @@ def other_types(random: Random) -> list[Case]:
 
 
 def special_values(random: Random) -> list[Case]:
-    """NaN and infinities stay in the elements that depend on them: what fills up tiles and borders must not let them out."""
+    """NaN and infinities affect only the elements that depend on them, not others through the padding of tiles and halos."""
     size, channels, outputs = random.randint(5, 9), random.choice((3, 5, 16)), random.choice((5, 17))
 
     def spoilt(*shape: int) -> Tensor:
@@ -612,8 +612,8 @@ once = settings(max_examples=1, phases=(Phase.explicit, Phase.generate), deadlin
 
 
 def samples() -> torch.Tensor:
-    """Float32 numbers whose rounding has something to decide: every bfloat16, what lies halfway to the next one and on both sides of that, NaN of all
-    kinds, infinities, subnormal numbers; and random bits."""
+    """Float32 numbers that test rounding: every bfloat16, the midpoint to the next one and its neighbours, NaN of all kinds, infinities, subnormal
+    numbers, and random bits."""
     high = np.arange(1 << 16, dtype=np.uint32) << 16
     bits = [high | low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
     drawn = np.random.default_rng(0).integers(0, 1 << 32, 1 << 17, dtype=np.uint64).astype(np.uint32)

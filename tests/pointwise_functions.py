@@ -1,4 +1,4 @@
-"""PyTorch's elementwise functions by where they are defined: for the tests of operators one by one, and of programs of them."""
+"""PyTorch's elementwise functions by their domain, for tests of single operators and of programs."""
 
 from __future__ import annotations
 

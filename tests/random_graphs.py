@@ -1,10 +1,11 @@
 """Random models of two to nine operators, each with inputs, results in float64 and an error bound of its own: well-conditioned by construction.
 
-A graph grows operator by operator (`random_operators`). Each is evaluated in float64 as it is added: once exactly, and again over values that
-carry rounding errors sixteen times those of float32, or four times what PyTorch's own float32 makes of these operands, as in an operator that has
-steps of its own (the softmax of a product); and over values that are all too large by a third of that, as rounding a mean makes what it is taken off. An operator is refused where these errors grow beyond LIMIT of the result's magnitude, or where they
-change an integer or a truth value. The bound on an output's error is TOLERANCE of its largest magnitude plus twice what these errors
-made of it; what no rounding can reach (copies, maxima, integers, truth values of what is exact) has to be equal.
+A graph grows operator by operator (`random_operators`). Each is evaluated in float64 as it is added: once exactly, and again over values with
+rounding errors sixteen times those of float32, or four times the error of PyTorch's own float32 on these operands (for operators with several steps,
+such as the softmax of a product); and over values that are all too large by a third of that, the effect of rounding a mean that is subtracted. An
+operator is rejected if these errors grow beyond LIMIT of the result's magnitude, or change an integer or a truth value. The bound on an output's
+error is TOLERANCE of its largest magnitude plus twice the error that resulted; outputs that rounding cannot affect (copies, maxima, integers, truth
+values of exact operands) must be equal.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from torch import Tensor, nn
 NOISE = 1e-6
 """Relative error that each operator makes in the noisy evaluations: sixteen units in the last place of float32."""
 LEAST_NOISE = 1e-7
-"""Absolute error that an operator may make whose result is near zero and whose intermediate results are near one (log softmax)."""
+"""Absolute error of an operator whose result is near zero and whose intermediate results are near one (log softmax)."""
 EVALUATIONS = 3
-"""Noisy ones: two with errors of their own, one with an error that all elements share."""
+"""Number of noisy evaluations: two with independent errors, one with an error that all elements share."""
 LIMIT = 3e-5
-"""How far noisy evaluations may differ from the exact one, relative to the largest magnitude of the value (at least 1)."""
+"""Largest difference of noisy evaluations from the exact one, relative to the largest magnitude of the value (at least 1)."""
 TOLERANCE = 3e-5
-"""Error of an output that float32 may have anyway, relative to its largest magnitude: sums in another order."""
+"""Error that an output in float32 may always have, relative to its largest magnitude: sums in another order."""
 LARGEST = 1e4
 MOST_ELEMENTS = 20_000
 MOST_PRODUCTS = 2_000_000
@@ -37,8 +38,8 @@ MOST_PRODUCTS = 2_000_000
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the graph on the case's inputs: `exact` in float64 (or its integer type), `noisy` evaluations beside it. `sure`: rounding has
-    not touched it, so that every right implementation gives the same bits."""
+    """A value of the graph on the case's inputs: `exact` in float64 (or its integer type), and `noisy` evaluations. `sure`: not affected by rounding,
+    so that every right implementation gives the same bits."""
 
     number: int
     exact: Tensor
@@ -60,7 +61,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator: `part` is called with the values `inputs` and returns one tensor. `keeps`: where its inputs are sure, so is its result."""
+    """One operator: `part` is called with the values `inputs` and returns one tensor. `keeps`: if its inputs are sure, so is its result."""
 
     text: str
     inputs: tuple[int, ...]
@@ -80,7 +81,7 @@ class Call(nn.Module):
 
 
 class RandomGraph(nn.Module):
-    """The nodes one after the other; returns the values `outputs`."""
+    """Runs the nodes one after the other; returns the values `outputs`."""
 
     def __init__(self, inputs: int, nodes: Sequence[Node], outputs: Sequence[int]) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class RandomCase:
         return 0.0 if value.sure or not value.is_float else TOLERANCE * _magnitude(value.exact) + 2 * _spread(value) + 1e-9
 
     def wrong(self, found: Any) -> list[str]:
-        """What is wrong with the results, a line for each wrong output; empty where all are right."""
+        """The problems of the results, one line for each wrong output; empty if all are right."""
         results = [leaf.detach().cpu() for leaf in torch.utils._pytree.tree_leaves(found)]
         if len(results) != len(self.outputs):
             return [f"{len(results)} results instead of {len(self.outputs)}"]
@@ -126,7 +127,7 @@ class RandomCase:
                 faults.append(f"output {position} is {result.dtype} {tuple(result.shape)} instead of {kind} {tuple(exact.shape)}")
                 continue
             error = _error(result, exact)
-            if not error <= self.allowed(number):  # NaN is wrong
+            if not error <= self.allowed(number):  # NaN counts as wrong
                 faults.append(f"output {position} (value {number}): error {error:.3g}, allowed {self.allowed(number):.3g}")
         return faults
 
@@ -161,7 +162,7 @@ def _spread(value: Value) -> float:
 
 
 class Growth:
-    """A graph while it grows: what `random_operators` choose their operands and options from."""
+    """A graph while it grows, from which `random_operators` choose their operands and options."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -177,14 +178,14 @@ class Growth:
         return self.random.random() < probability
 
     def value(self, suits: Callable[[Value], bool]) -> Value | None:
-        """A value that suits; the newest more often than others."""
+        """A value that suits, with a preference for the newest."""
         found = [value for value in self.values if suits(value)]
         if not found:
             return None
         return found[-1] if self.chance(0.6) else self.pick(found)
 
     def floats(self, *ranks: int) -> Value | None:
-        """A float value of one of the ranks (any, without)."""
+        """A float value of one of the ranks (of any rank by default)."""
         return self.value(lambda v: v.is_float and (not ranks or v.rank in ranks) and v.exact.numel() > 0)
 
     def add_input(self, tensor: Tensor) -> None:
@@ -224,14 +225,14 @@ class Growth:
         return value
 
     def _single(self, node: Node, operands: Sequence[Value]) -> Tensor:
-        """The operator in float32, of the operands as they are."""
+        """The operator's result in float32, on the given operands."""
         part = copy.deepcopy(node.part).float().eval()
         with torch.no_grad():
             return part(*[v.exact.float() if v.is_float else v.exact for v in operands])
 
     def _decided(self, node: Node, operands: Sequence[Value]) -> bool:
-        """Whether errors a hundred times as large change no integer or truth value either: two noisy evaluations may miss a close one. Numbers that
-        rounding may make equal are made so once, which no random error does."""
+        """Whether errors a hundred times as large change no integer or truth value either: two noisy evaluations may miss a close case. Numbers that
+        rounding may make equal are made equal once, which random errors do not do."""
         part = copy.deepcopy(node.part).double().eval()
         exact = part(*[v.exact for v in operands])
         unsure = [v.is_float and not v.sure for v in operands]
@@ -246,7 +247,7 @@ class Growth:
 
 
 def random_case(seed: int) -> RandomCase:
-    """The case of a seed: the same for the same seed and release of PyTorch."""
+    """The case of a seed: deterministic for a seed and a release of PyTorch."""
     from tests.random_operators import first_inputs, propose
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -295,7 +296,7 @@ def trimmed(case: RandomCase) -> RandomCase:
 
 
 def shrunk(case: RandomCase, fails: Callable[[RandomCase], bool]) -> RandomCase:
-    """A smaller case that fails too: with fewer outputs, and with inputs in place of values that are computed."""
+    """A smaller case that fails too: with fewer outputs, and with inputs in place of computed values."""
     progress = True
     while progress:
         progress = False
@@ -320,7 +321,7 @@ def _smaller(case: RandomCase) -> list[RandomCase]:
 
 
 def _with_input(case: RandomCase, number: int) -> RandomCase | None:
-    """The case with an input in place of a value that is computed and read."""
+    """The case with an input in place of a computed value that is read."""
     count = len(case.inputs)
     if number in case.outputs or not any(number in node.inputs for node in case.nodes):
         return None

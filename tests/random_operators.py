@@ -1,4 +1,4 @@
-"""The operators that random graphs are made of: each proposes a node over values that are there, or None where none suits."""
+"""The operators of random graphs: each proposes a node over existing values, or None if none suits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 19, 28)
 
 
 def weighted(weight: float) -> Callable[[Proposal], Proposal]:
-    """Decorator: how often the operator is proposed, relative to others."""
+    """Decorator that sets how often the operator is proposed, relative to others."""
 
     def register(proposal: Proposal) -> Proposal:
         PROPOSALS.append((weight, proposal))
@@ -58,7 +58,7 @@ def module(part: nn.Module, *values: Value) -> Node:
 
 
 def first_inputs(g: Growth) -> None:
-    """One to three inputs: images, sequences, matrices, volumes; now and then indices or truth values."""
+    """One to three inputs: images, sequences, matrices, volumes; sometimes indices or truth values."""
     rank = g.pick((1, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 5))
     g.add_input(contents(g, input_shape(g, rank)))
     if g.chance(0.4):
@@ -82,7 +82,7 @@ def input_shape(g: Growth, rank: int) -> tuple[int, ...]:
 
 def contents(g: Growth, shape: tuple[int, ...]) -> Tensor:
     kind = g.pick(("normal",) * 8 + ("rows", "constant", "integers", "shifted", "ties"))
-    if kind == "rows":  # each row a constant of its own
+    if kind == "rows":  # each row has its own constant
         return (torch.randn(shape[:-1]) * g.pick((1, 1, 300)))[..., None].expand(shape).contiguous()
     if kind == "constant":
         return torch.full(shape, g.pick((0.0, 1.0, 0.1, -3.3, 1000.1)))
@@ -575,7 +575,7 @@ def looked_up(g: Growth) -> Node | None:
 
 
 class Looked(nn.Module):
-    """A table looked up at indices that wrap."""
+    """A table look-up with indices that wrap around."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random graphs compiled and run, or planned for a GPU and interpreted: what is wrong with each."""
+"""Runs random graphs, compiled, or planned for a GPU and interpreted, and collects their faults."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tilewright.partition.plan import plan_program
 
 
 def together(cases: Sequence[RandomCase]) -> tuple[Bundle, list[torch.Tensor]]:
-    """The cases as one module, with its inputs: exporting eight graphs costs little more than exporting one."""
+    """The cases as one module, with its inputs: exporting eight graphs takes little more time than exporting one."""
     parts = [Case(case.name, case.module, case.inputs, fixed=True) for case in cases]
     return Bundle(parts).eval(), [x for case in cases for x in case.inputs]
 
 
 def compiled_faults(cases: Sequence[RandomCase], target: str, threads: int = 1) -> list[list[str]]:
-    """What is wrong with the results of each case, compiled as one program for a target that is here and called twice over poisoned memory."""
+    """The faults of each case, with all cases compiled as one program for a present target and called twice over poisoned memory."""
     module, inputs = together(cases)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*operators? runs? through PyTorch")
@@ -43,8 +43,8 @@ def compiled_faults(cases: Sequence[RandomCase], target: str, threads: int = 1) 
 
 
 def interpreted_faults(cases: Sequence[RandomCase], target: str) -> list[list[str]]:
-    """What is wrong with each case planned for a target as one program, whose kernels are interpreted; races and accesses out of bounds of any of
-    them are listed with the first. Cases with operators that run through PyTorch are left out."""
+    """The faults of each case, with all cases planned for a target as one program and its kernels interpreted; races and accesses out of bounds in
+    any kernel are listed with the first case. Cases with operators that run through PyTorch are left out."""
     covered = [not unsupported(simplify(import_module(*_one(case)).graph)[0]) for case in cases]
     kept = [case for case, one in zip(cases, covered, strict=True) if one]
     if not kept:

@@ -1,4 +1,4 @@
-"""Small programs with kernels written by hand, for the tests of the runtime."""
+"""Small programs with hand-written kernels, for tests of the runtime."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ class ProgramBuilder:
         scalars: int = 0,
         arguments: Sequence[str] | None = None,
     ) -> None:
-        """A node, and a region of one kernel of the C statements `body`, which reads `arguments` (default:
-        `inputs`)."""
+        """Adds a node, and a region whose one kernel consists of the C statements `body` and reads `arguments` (default: `inputs`)."""
         from tilewright.ir.expr import Var
 
         if output not in self.storage:
@@ -110,7 +109,7 @@ class ProgramBuilder:
     def torch(
         self, target: str, call: object, inputs: Sequence[str], outputs: Mapping[str, tuple[Sequence[int], str]]
     ) -> None:
-        """A node that runs through PyTorch."""
+        """Adds a node that runs through PyTorch."""
         for name, (shape, dtype) in outputs.items():
             self.values[name] = Value(name, tuple(shape), dtype)
             self.storage[name] = Storage(self.values[name], row_major(tuple(shape)))
@@ -120,7 +119,7 @@ class ProgramBuilder:
         self.nodes.append(node)
 
     def alias(self, name: str, of: str, shape: Sequence[int], layout: Layout | None = None) -> None:
-        """A view without code."""
+        """Adds a view without code."""
         self.value(name, shape, layout)
         self.aliases[name] = of
         node = Node(f"node_{name}", "reshape", (of,), (name,), {"shape": tuple(shape)})

@@ -1,4 +1,4 @@
-"""Artifacts of small models, as the files that they hold, for tests that change them."""
+"""Files of artifacts of small models, for tests that change them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANIFEST, WEIGHTS = "manifest.json", "weights.safetensors"
 
 
 class Convolutions(nn.Module):
-    """A small network, of which two outputs are of one result."""
+    """A small network that returns one result twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Recurrent(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Indices, and an operator that runs through PyTorch."""
+    """An embedding, and an operator that runs through PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,14 +95,14 @@ def manifest_of(held: Mapping[str, bytes]) -> Any:
 
 
 def signed(held: Mapping[str, bytes], manifest: Any = None) -> dict[str, bytes]:
-    """The files with all hashes computed again, as one would who changes an artifact; the manifest may be given as text or as its value."""
+    """The files with all hashes recomputed, as somebody who changes an artifact would; the manifest may be given as text or as a value."""
     result = dict(held)
     text = manifest if isinstance(manifest, bytes) else json.dumps(manifest_of(held) if manifest is None else manifest).encode()
     try:
         value = json.loads(text)
         value["files"] = {name: hashlib.sha256(data).hexdigest() for name, data in held.items() if name in value["files"]}
         text = text if isinstance(manifest, bytes) else json.dumps(value).encode()
-    except (ValueError, TypeError, KeyError, RecursionError):  # it has no such field any more
+    except (ValueError, TypeError, KeyError, RecursionError):  # the field no longer exists
         pass
     result[MANIFEST] = text
     result["manifest.sha256"] = hashlib.sha256(text).hexdigest().encode()
@@ -123,7 +123,7 @@ def put(held: Mapping[str, bytes], path: Path) -> Path:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
-    """Change the files of an artifact."""
+    """Changes the files of an artifact."""
     if path.is_dir():
         files = {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
     else:

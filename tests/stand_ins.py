@@ -1,4 +1,4 @@
-"""Trials whose processes are stand-ins, and what they are asked to measure: small problems, with measurements as they would be recorded."""
+"""Trials with stand-in processes, small problems for them to measure, and measurements as they would be recorded."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ OTHER = convolution_problem(8, 8, 6, 6, 1)
 
 
 def processes(faults: dict[str, str] | None = None, **options: Any) -> Trials:
-    """Two compiling and one measuring stand-in."""
+    """Trials with two compiling stand-ins and one measuring stand-in."""
     given = json.dumps(faults or {})
     options = {"devices": (0,), "compile_workers": 2, "trial_seconds": 5.0, **options}
     return Trials(H200, measurer=(FAKES, "measure", given), compiler=(FAKES, "compile", given), **options)
 
 
 def measurement(problem: Problem = SMALL, position: int = 0, seconds: float = 1e-5, **changes: Any) -> Measurement:
-    """Of a candidate of the ranking, as it would be recorded."""
+    """A measurement of a candidate of the ranking, as it would be recorded."""
     choice = next(islice(rank(problem, H200), position, None))
     entry = Measurement(
         key_of(problem), problem.region.kind, text_of(problem), serialisation.schedule_text(choice.schedule), str(choice.schedule), H200.name, "GPU", "13.0",
@@ -74,7 +74,7 @@ def sample(position: int = 0, problem: Problem = SMALL) -> Measurement:
 
 
 def filled(path: Path, count: int = 200) -> list[Measurement]:
-    """A store of so many measurements."""
+    """Fills a store with `count` measurements and returns them."""
     entries = [replace(sample(), reason=f"number {number}") for number in range(count)]
     with Records(path) as records:
         records.add(entries)
@@ -82,7 +82,7 @@ def filled(path: Path, count: int = 200) -> list[Measurement]:
 
 
 class Network(nn.Module):
-    """Two convolutions, the second twice."""
+    """Two convolutions, of which the second runs twice."""
 
     def __init__(self) -> None:
         super().__init__()

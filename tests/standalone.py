@@ -1,6 +1,6 @@
 """Programs for CPUs as stand-alone C: every kernel, and a main that calls them in order over buffers of exactly their size.
 
-What runs under sanitizers and under an emulator of another machine.
+They run under sanitizers and under an emulator of another machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilewright.partition.plan import plan_program
 from tilewright.toolchain.compilers import C_FLAGS
 
 FLAGS = tuple(flag for flag in C_FLAGS if flag not in ("-shared", "-nostartfiles", "-fPIC", "-O2"))
-"""Under which the text means what the IR says; neither a kind of file nor a level of optimisation."""
+"""Flags that give the text the meaning of the IR, without those for the kind of file and the optimisation level."""
 MAIN = """
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +50,8 @@ int main(int count, char **names) {
 
 
 def driver(program: Program, storage: Mapping[str, Storage], kernels: str) -> str:
-    """The C source after that of the kernels, or their declarations. The file it reads holds every buffer's first contents in the order of `storage`; it writes the outputs' buffers."""
+    """The C source that follows the kernels, or their declarations. The file that it reads holds every buffer's initial contents in the order of
+    `storage`; it writes the outputs' buffers."""
     names = {name: f"b{i}" for i, name in enumerate(storage)}
     size = {name: entry.layout.size * numpy_type(entry).itemsize for name, entry in storage.items()}
     declared = [f"    void *{names[name]} = buffer(in, {size[name]});" for name in storage]
@@ -76,7 +77,7 @@ def run_standalone(
     libraries: Callable[[Program], Sequence[Path]] | None = None,
     threads: int = 1,
 ) -> str:
-    """Plans the case for so many threads of the machine, compiles it with the given command, runs it, and compares the results. Returns what it printed.
+    """Plans the case for `threads` threads of the machine, compiles it with the given command, runs it, and compares the results. Returns its output.
 
     `libraries` makes shared objects of a program's kernels, which are linked in place of their source."""
     case.module.eval()

@@ -1,6 +1,5 @@
-"""Changes of artifacts that get past the first checks: what the files say stays whole, and often stays true.
-
-`rewordings` keep the meaning, so that results must be those of the graph; `exchanges` lose it in one place, as a liar would who knows the format.
+"""Changes of artifacts that pass the first checks: the files stay complete, and often true. `rewordings` keep the meaning, so that results must be
+those of the graph; `exchanges` change it in one place, like an attacker who knows the format.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.sample_artifacts import WEIGHTS, manifest_of, signed, with_weights
 from tilewright.frontend.permitted_operators import PERMITTED
 
 MEANT = "same-meaning"
-"""A file of a case: results are to be those of the graph."""
+"""A file in a case that marks it: results must be those of the graph."""
 NAMES = ("v", "x y", "é", "../x", "%s", "0", "a@b", "n" * 300, "*/", "\u2028", "x.faults")
 WORDS = ("", "loops lanes=16", "PyTorch", "why", "é" * 50, "a\nb")
 UNARY = ("relu", "tanh", "sigmoid", "exp", "neg", "abs", "sqrt", "erf", "silu", "gelu", "sin", "cos", "log")
@@ -29,7 +28,7 @@ BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "pow")
 
 @st.composite
 def rewordings(draw: st.DrawFn, held: Case) -> Case:
-    """One or two changes that leave what is computed as it is, but for the weights, which are the graph's."""
+    """One or two changes that keep the computation; changed weights are the graph's weights too."""
     manifest, files = manifest_of(held), dict(held)
     for _ in range(draw(st.integers(1, 2))):
         kind = draw(st.sampled_from(("weights", "weights", "name", "order", "words", "again", "unused", "view")))
@@ -39,14 +38,14 @@ def rewordings(draw: st.DrawFn, held: Case) -> Case:
 
 @st.composite
 def exchanges(draw: st.DrawFn, held: Case) -> Case:
-    """One or two things exchanged for others of their kind."""
+    """One or two things replaced by others of their kind."""
     manifest = manifest_of(held)
     for _ in range(draw(st.sampled_from((1, 1, 1, 2)))):
         _LOSING[draw(st.sampled_from(sorted(_LOSING)))](draw, manifest["program"], manifest)
     return signed(held, manifest)
 
 
-# What keeps the meaning
+# Changes that keep the meaning
 
 
 def _weights(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dict[str, bytes], Any]:
@@ -60,7 +59,7 @@ def _weights(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[d
 
 
 def _name(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dict[str, bytes], Any]:
-    """A value by another name, everywhere."""
+    """Renames a value everywhere."""
     program = manifest["program"]
     taken = {node["operator"] for node in program["graph"]["nodes"]} | {region["kind"] for region in program["regions"]}
     old, new = draw(st.sampled_from(sorted({*program["storage"]} - taken))), draw(st.sampled_from(NAMES))
@@ -78,7 +77,7 @@ def _name(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dict
 
 
 def _touched(region: Any, program: Any) -> tuple[set[str], set[str]]:
-    """What a region reads or writes, and what it writes."""
+    """The values that a region reads or writes, and those that it writes."""
     kernels = {kernel["name"]: kernel for kernel in program["kernels"]}
     roots = lambda names: {program["aliases"].get(name, name) for name in names}  # noqa: E731
     written = {a for name, arguments in region["calls"] for a, writes in zip(arguments, kernels[name]["writes"], strict=True) if writes}
@@ -87,7 +86,7 @@ def _touched(region: Any, program: Any) -> tuple[set[str], set[str]]:
 
 
 def _order(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dict[str, bytes], Any]:
-    """Neighbours that do not know of each other, exchanged."""
+    """Exchanges independent adjacent regions."""
     program = manifest["program"]
     regions = program["regions"]
     for i in range(len(regions) - 1):
@@ -106,7 +105,7 @@ def _words(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dic
 
 
 def _again(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dict[str, bytes], Any]:
-    """A map that is computed twice."""
+    """Computes a map twice."""
     maps = [region for region in manifest["program"]["regions"] if region["kind"] == "map" and region["repeat"] == 1]
     for region in maps[:1]:
         region["calls"] = region["calls"] * draw(st.integers(1, 3))
@@ -114,7 +113,7 @@ def _again(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dic
 
 
 def _unused(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dict[str, bytes], Any]:
-    """Storage, or an alias, of which nobody knows."""
+    """Adds unused storage, or an unused alias."""
     program = manifest["program"]
     name = draw(st.sampled_from(sorted(program["storage"])))
     stored = copy.deepcopy(program["storage"][name])
@@ -126,7 +125,7 @@ def _unused(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[di
 
 
 def _view(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[dict[str, bytes], Any]:
-    """A constant as the view of itself that is all of it."""
+    """Makes a constant a view of all of itself."""
     program = manifest["program"]
     constants = [stored for stored in program["storage"].values() if stored["source"] is not None and stored["view"] is None]
     shapes = {name: shape for name, shape, _ in program["graph"]["values"]}
@@ -142,7 +141,7 @@ _KEEPING: dict[str, Callable[..., tuple[dict[str, bytes], Any]]] = {
 }  # fmt: skip
 
 
-# What loses it
+# Changes that do not
 
 
 def _alike(program: Any, name: str) -> list[str]:

@@ -1,8 +1,8 @@
 """Artifacts: real ones of small models, with fields, weights, binaries and zip files changed, and all hashes computed again.
 
-What is accepted is called on inputs as its signature says; where a change leaves the meaning alone, results must be those of the graph. The caller's tensors end where memory ends, so that reading or writing beyond them is a
-crash; inputs that are not to be changed and constants must be the same afterwards, and so must the bytes behind the arena. Where a binary was
-changed it is only loaded: what its machine code does is its maker's affair.
+Accepted artifacts are called on inputs that match their signatures; if a change keeps the meaning, results must be those of the graph. The caller's
+tensors end where memory ends, so that reading or writing beyond them is a crash; inputs that must not be changed and constants must be the same
+afterwards, and so must the bytes after the arena. An artifact with a changed binary is only loaded: its machine code is not defended against.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tilewright.runtime.executable import Executable
 
 NAMES = ("convolutions", "recurrent", "embedded", "stateful")
 LOAD_ONLY = "load-only"
-"""A file of a case: the artifact is not to be called."""
+"""A file in a case that marks it: the artifact is not to be called."""
 HOSTILE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 7, 255, 65536, 1 << 31, (1 << 31) - 1, 1 << 32, 1 << 40, 1 << 62, 1 << 63, -(1 << 63), 1 << 64, 10**30,
     0.5, -1.0, 1e300, 1e-300, "", "x", "\x00", "a\nb", "\x1b[2J", "../../etc/passwd", "é", "n" * 5000, "f32", "bool", "i64", "leaf",
@@ -56,7 +56,7 @@ def at(value: Any, place: tuple[Any, ...]) -> Any:
 
 
 def interesting(manifest: Any) -> list[tuple[Any, ...]]:
-    """Paths that say something of the program; facts of the machine and hashes are few beside them."""
+    """Paths that describe the program, and only a few of those of machine facts and hashes."""
     found = [place for place in places(manifest) if place[0] in ("program", "signature", "states", "binaries")]
     rest = [place for place in places(manifest) if place[0] not in ("program", "signature")]
     return [*found, *rest[:: max(1, len(rest) // 40)]]
@@ -76,7 +76,7 @@ def manifests(draw: st.DrawFn, held: Case) -> Case:
             del parent[key]
         elif action == "nudge" and isinstance(value, (int, float)) and not isinstance(value, bool):
             parent[key] = draw(st.sampled_from((value + 1, value - 1, value * 2, value // 2, -value, 0)))
-        elif action == "other":  # what stands somewhere else, of the same kind
+        elif action == "other":  # a value of the same kind from elsewhere
             same = [other for other in known if other != place and type(at(manifest, other)) is type(value) and (other[-1] == key) == isinstance(key, str)]
             parent[key] = copy.deepcopy(at(manifest, same[draw(st.integers(0, len(same) - 1))])) if same else None
         elif action == "duplicate" and isinstance(parent, list):
@@ -93,7 +93,7 @@ def manifests(draw: st.DrawFn, held: Case) -> Case:
 
 @st.composite
 def lies(draw: st.DrawFn, held: Case) -> Case:
-    """A change that says the same in several places: shapes, types, aliases, arguments, steps, extents."""
+    """A consistent change in several places: shapes, types, aliases, arguments, steps, extents."""
     manifest = manifest_of(held)
     program = manifest["program"]
     stored = sorted(program["storage"])
@@ -144,7 +144,7 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
     if not data:
         return data
     for _ in range(draw(st.integers(1, 4))):
-        position = min(draw(st.integers(0, len(data) - 1)), draw(st.integers(0, len(data) - 1)))  # headers stand first
+        position = min(draw(st.integers(0, len(data) - 1)), draw(st.integers(0, len(data) - 1)))  # headers come first
         kind = draw(st.sampled_from(("bit", "byte", "word", "cut", "insert")))
         if kind == "bit":
             data = data[:position] + bytes([data[position] ^ 1 << draw(st.integers(0, 7))]) + data[position + 1 :]
@@ -161,7 +161,7 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
 
 @st.composite
 def members(draw: st.DrawFn, held: Case) -> Case:
-    """A damaged member whose hash is right: weights, a binary, a source, or the manifest's text itself."""
+    """A damaged member with a matching hash: weights, a binary, a source, or the manifest's text itself."""
     name = draw(st.sampled_from((WEIGHTS, WEIGHTS, MANIFEST, *sorted(n for n in held if n.startswith("binaries/")))))
     if name == MANIFEST:
         compact = json.dumps(manifest_of(held)).encode()
@@ -172,7 +172,7 @@ def members(draw: st.DrawFn, held: Case) -> Case:
 
 @st.composite
 def archives(draw: st.DrawFn, held: Case) -> Case:
-    """A zip file, damaged."""
+    """A damaged zip file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", draw(st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))) as archive:
         for name, data in held.items():
@@ -184,7 +184,7 @@ def archives(draw: st.DrawFn, held: Case) -> Case:
 
 
 def cases() -> st.SearchStrategy[Case]:
-    """Three quarters are changes that a first look does not find, the rest is wild: fields, whatever is lied about in several places, members, zip files."""
+    """Three quarters are changes that pass the first checks, the rest is arbitrary: fields, consistent lies in several places, members, zip files."""
 
     def of(name: str) -> st.SearchStrategy[Case]:
         held = files(name)
@@ -203,14 +203,14 @@ def placed(held: Case) -> Case:
 
 
 def prepare() -> None:
-    """Compiles what loading itself needs."""
+    """Compiles what loading needs."""
     from tilewright.runtime.cpu import _load_runner
 
     _load_runner()
 
 
 def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor behind whose last byte there is no memory."""
+    """A tensor after whose last byte there is no memory."""
     size, page = prod(shape) * dtype.itemsize, mmap.PAGESIZE
     whole = -(-size // page) * page
     memory = mmap.mmap(-1, whole + page)
@@ -259,7 +259,7 @@ def call(executable: Executable) -> None:
         except (RuntimeError, TypeError, ValueError, IndexError):
             if not any(region.kind == "torch" for region in program.regions):
                 raise
-            return  # PyTorch's own words
+            return  # an error of PyTorch
     changing = {position for position, _ in signature.mutations}
     for position, (old, new) in enumerate(zip(before, leaves, strict=True)):
         if isinstance(old, torch.Tensor) and position not in changing and not same(old, new):
@@ -271,7 +271,7 @@ def call(executable: Executable) -> None:
 
 
 def nested(executable: Executable, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the signature nests them."""
+    """The arguments nested according to the signature."""
     from tilewright.runtime.signature import unflatten
 
     arguments, keywords = unflatten(executable.signature.input_tree, iter(leaves))

@@ -1,7 +1,7 @@
 """Many mutated files of each kind: ``python -m tests.fuzz.campaign [SUBJECT ...] --cases 20000 --name fuzz``.
 
-As many processes as there are cores take their share of the cases. Counts what became of them in bench/results/NAME.json, keeps the files of the
-first faults of each kind below ``--keep``, and exits with 1 if there is any. ``--merge FILE ...`` puts result files of several runs into one.
+The cases are divided over as many processes as cores. Writes counts of the outcomes to bench/results/NAME.json, keeps the files of the first faults
+of each kind below ``--keep``, and exits with 1 if there is any fault. ``--merge FILE ...`` merges the result files of several runs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.fuzz.harness import SUBJECTS, Case, Outcome, Server, keep
 from tilewright import settings as tilewright_settings
 
 KEPT = 20
-"""Faults of a subject whose files are kept."""
+"""Maximum number of a subject's faults whose files are kept."""
 BATCH = 250
-"""Cases of one seed: hypothesis remembers all that it has made, and slows down."""
+"""Cases per seed: hypothesis remembers all its examples and slows down."""
 
 
 def share(subject: str, cases: int, start: int, kept: Path, end: float) -> dict[str, Any]:
-    """Runs so many cases of a subject, with the seeds from `start` on; none of a further seed after the time `end`."""
+    """Runs `cases` cases of a subject with the seeds from `start` on; starts no further seed after the time `end`."""
     verdicts: Counter[str] = Counter()
     faults: list[dict[str, str]] = []
     strategy = importlib.import_module(f"tests.fuzz.{subject}").cases()
@@ -63,7 +63,7 @@ def share(subject: str, cases: int, start: int, kept: Path, end: float) -> dict[
 
 
 def campaign(subject: str, cases: int, start: int, kept: Path, workers: int, end: float) -> dict[str, Any]:
-    """Runs so many cases of a subject in processes, each with seeds of its own from `start` on."""
+    """Runs `cases` cases of a subject in processes, each with its own seeds from `start` on."""
     batches = -(-cases // BATCH)
     shares = [range(batches * i // workers, batches * (i + 1) // workers) for i in range(workers)]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -73,7 +73,7 @@ def campaign(subject: str, cases: int, start: int, kept: Path, workers: int, end
 
 
 def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sums of results of one subject; the seconds are those of the longest."""
+    """Sums of results of one subject; the seconds are the maximum."""
     verdicts = sum((Counter(result["verdicts"]) for result in results), Counter[str]())
     faults = [fault for result in results for fault in result["faults"]]
     seconds = max(result["seconds"] for result in results)
@@ -81,7 +81,7 @@ def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merged(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """The results of several files, which must be of one commit and of seeds that no two share, by subject."""
+    """The results of several files by subject. The files must be from one commit and from disjoint seeds."""
     contents = [json.loads(path.read_text()) for path in files]
     if len({content["commit"] for content in contents}) > 1:
         raise SystemExit("these files are of several commits")

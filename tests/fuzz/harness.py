@@ -1,14 +1,14 @@
-"""Mutated files against the readers of this package: every case runs in a child process, and whatever happens there has a name.
+"""Mutated files against the readers of this package: every case runs in a child process, and every outcome has a name.
 
 A *subject* is a module of this folder, one kind of file. It has
 
     cases() -> SearchStrategy[Case]     hypothesis strategy of mutated files, made from valid ones
-    run() -> None                       reads the case's files, which lie in the current folder, as a user would
+    run() -> None                       reads the case's files in the current folder, as a user would
 
-and may have ``prepare()``, which the server of children calls once before the first case (imports, caches). `run` raises `TilewrightError` for
-what it refuses, `Broken` where it finds that a promise of its own was not kept, and anything else by mistake.
+and may have ``prepare()``, which the server of children calls once before the first case (imports, caches). `run` raises `TilewrightError` for files
+that it refuses and `Broken` if it finds a broken promise; anything else is a fault.
 
-What a payload of foreign code has to do to be found out: create a file of any name that starts with `MARK` in the current folder.
+A payload of foreign code reveals itself by creating a file whose name starts with `MARK` in the current folder.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from typing import TypeAlias
 
 HERE = Path(__file__).parent
 SUBJECTS = tuple(sorted(path.stem for path in HERE.glob("*_files.py")))
-"""Kinds of files: the modules of this folder whose names end so."""
+"""Kinds of files: the modules of this folder whose names end in `_files`."""
 MARK = "FOREIGN-CODE-RAN"
 SECONDS = 60.0
-"""A case that takes longer hangs: a hundred times what one takes."""
+"""A case that takes longer counts as hanging; normal cases take a hundredth of this."""
 GOOD = ("accepted", "refused")
 FAULTS = ("raw exception", "several lines", "broken promise", "foreign code", "crash", "hang")
 
 Case: TypeAlias = Mapping[str, bytes]
-"""Relative names of files, and what is in them."""
+"""Relative names and contents of files."""
 
 
 class Broken(AssertionError):
-    """A promise that was not kept: something lost, a wrong result, a file half written."""
+    """A broken promise: lost data, a wrong result, a partially written file."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: one of `GOOD` or `FAULTS`, and the words of whatever was raised."""
+    """The outcome of a case: one of `GOOD` or `FAULTS`, and the message of any exception."""
 
     verdict: str
     detail: str = ""
@@ -79,7 +79,7 @@ class Server:
         self._words.close()
 
     def run(self, case: Case) -> Outcome:
-        """Raises RuntimeError where the server itself is gone."""
+        """Runs a case. Raises RuntimeError if the server itself has ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         header = json.dumps({name: len(data) for name, data in case.items()}).encode()
         try:
@@ -95,7 +95,7 @@ class Server:
 
 
 def keep(case: Case, folder: Path) -> Path:
-    """Writes a case's files below a folder of its own, to be run again by ``python -m tests.fuzz.server SUBJECT --once FOLDER``."""
+    """Writes a case's files to a folder of its own, to be run again by ``python -m tests.fuzz.server SUBJECT --once FOLDER``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in case.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

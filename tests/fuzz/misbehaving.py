@@ -1,4 +1,4 @@
-"""A subject that does everything wrong that the harness must notice: the file ``do`` says what."""
+"""A subject that commits every fault that the harness must detect; the file ``do`` says which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX models that get past the first checks: `grown` node by node from shapes that fit, and `changed` in one place to something of the same kind."""
+"""ONNX models that pass the first checks: `grown` node by node with fitting shapes, or `changed` in one place to something of the same kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "Mean", "Sum")
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 REDUCTIONS = tuple(f"Reduce{name}" for name in "Sum Mean Max Min Prod L1 L2 SumSquare LogSum LogSumExp".split())
 FAMILIES = (UNARY, BINARY, POOLS, REDUCTIONS, ("Softmax", "LogSoftmax", "Hardmax"), ("GlobalAveragePool", "GlobalMaxPool"), ("ArgMax", "ArgMin"))
-"""Operators that may stand for each other."""
+"""Operators that may replace each other."""
 ODD = (0, -1, 3, 7, -7, 31, 1 << 31, 1 << 40, -(1 << 63), (1 << 63) - 1)
 
 
@@ -67,10 +67,10 @@ class Growing:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
     def infer(self) -> None:
-        """Takes in what the last nodes made."""
+        """Infers the results of the last nodes."""
         try:
             inferred = onnx.shape_inference.infer_shapes(self.model([]))
-        except Exception:  # an odd number somewhere: the reader's affair
+        except Exception:  # an odd parameter somewhere, which the reader must handle
             return
         for info in inferred.graph.value_info:
             kind = info.type.tensor_type
@@ -85,7 +85,7 @@ class Growing:
 
 
 def grown(chance: random.Random) -> onnx.ModelProto:
-    """Two to nine nodes; some parameters are odd."""
+    """A model of two to nine nodes, some with odd parameters."""
     g = Growing(chance)
     last = "x"
     for _ in range(chance.randrange(2, 10)):
@@ -192,7 +192,7 @@ def _typed(g: Growing, c: random.Random, v: str, s: tuple[int, ...]) -> str:
 
 
 def _shaped(g: Growing, c: random.Random, v: str, s: tuple[int, ...]) -> str:
-    """A shape that is computed."""
+    """Reshapes to a computed shape."""
     shape = g.add("Shape", v)
     return g.add("Reshape", v, g.add("Concat", g.ints(*c.choice(((1,), (-1,), (s[0],)))), g.add("Slice", shape, g.ints(c.randrange(2)), g.ints(len(s))), axis=0))
 
@@ -312,7 +312,7 @@ def changed(model: onnx.ModelProto, chance: random.Random) -> None:
                 array.flat[where] = max(min(chance.choice((0, 1, -1, 2, 3, int(now) + 1, int(now) - 1)), limits.max), limits.min)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
         return
-    if way == 4:  # an edge: to a value that is there before
+    if way == 4:  # an edge, to an earlier value
         position = chance.randrange(len(graph.node))
         before = ["x", *(name for other in list(graph.node)[:position] for name in other.output)]
         target = graph.node[position]

@@ -1,4 +1,4 @@
-"""Mutated ONNX files: models that are grown or changed a little (`onnx_changes`), and wild ones: fields of a valid model, at any depth, removed,
+"""Mutated ONNX files: models that are grown or slightly changed (`onnx_changes`), and arbitrary ones: fields of a valid model, at any depth, removed,
 repeated, exchanged or given values that no exporter writes."""
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _mutate(model: onnx.ModelProto, chance: random.Random) -> None:
 
 
 def _added(model: onnx.ModelProto, chance: random.Random) -> None:
-    """Another node before the last: any operator of the standard, of operands that there are, and attributes of hostile values."""
+    """Adds a node before the last: any operator of the standard, with existing operands and hostile attribute values."""
     schema = chance.choice(_schemas())
     names = ["x", "", *(t.name for t in model.graph.initializer), *(o for n in model.graph.node[:-1] for o in n.output)]
     node = helper.make_node(schema.name, [chance.choice(names) for _ in range(chance.randrange(1, 5))], ["added"])
@@ -201,7 +201,7 @@ def _wild(model: onnx.ModelProto, chance: random.Random) -> None:
 
 
 def _case(which: int, number: int) -> Case:
-    """Two thirds mostly get past the first checks; the rest is wild, in its fields or its bytes."""
+    """Two thirds mostly pass the first checks; the rest is changed arbitrarily in fields or bytes."""
     chance = random.Random(number)
     kind = chance.random()
     model = onnx.ModelProto()

@@ -1,4 +1,4 @@
-"""What becomes of a mutated model: all are read and planned, few are compiled and called."""
+"""Processing of mutated models: all are read and planned, a few are compiled and called."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tilewright.runtime.executable import Executable
 from tilewright.runtime.signature import unflatten
 
 COMPILED = 24
-"""One case of so many is compiled and called, where it is a model at all."""
+"""One in COMPILED cases is compiled and called, if it is a valid model."""
 LARGEST_CALL = 1 << 24
-"""Elements of all values of a model that is called."""
+"""Maximum number of elements in all values of a model that is called."""
 
 
 def prepare() -> None:
-    """Kernels of mutants are nobody else's, and what is imported once is imported before the children are forked."""
+    """Gives mutants a kernel cache of their own, and imports everything before the children are forked."""
     os.environ["TILEWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="tilewright-fuzz-cache-")
     import onnx.reference  # noqa: F401
     import torch._export.serde.serialize
@@ -46,8 +46,8 @@ def prepare() -> None:
 
 
 def read_and_plan(name: str) -> None:
-    """Reads the model and plans it for a machine that need not be here; compiles and calls it where its contents fall to that share, and compares its
-    results with those of the graph as it was read. Faults inside Tilewright are faults, also where a region would run through PyTorch."""
+    """Reads the model and plans it for a machine that need not be present. If its contents select it, compiles and calls it, and compares its results
+    with those of the graph as read. Internal faults of Tilewright count as faults even if a region could run through PyTorch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", InternalFault)
@@ -62,8 +62,8 @@ def read_and_plan(name: str) -> None:
 
 
 def results_are_right(executable: Executable, graph: Graph) -> None:
-    """Calls it on random inputs, and compares with the meaning of a graph where that does not hang on rounding: an element counts if inputs that
-    differ in the fifth digit give it almost the same value."""
+    """Calls it on random inputs and compares with the reference evaluation of a graph, ignoring elements that are sensitive to rounding: an element
+    counts if inputs that differ in the fifth digit give it almost the same value."""
     generator = torch.Generator().manual_seed(0)
     signature = executable.signature
     leaves = [random_tensor(leaf.shape, torch_dtype(leaf.dtype), generator) if leaf.name else leaf.constant for leaf in signature.inputs]
@@ -73,7 +73,7 @@ def results_are_right(executable: Executable, graph: Graph) -> None:
     try:
         results, _ = tree_flatten(executable(*arguments, **keywords))
     except (TilewrightError, IndexError, RuntimeError):
-        return  # an index out of range, or what PyTorch refuses for its own nodes
+        return  # an index out of range, or an error of a PyTorch node
     if not plain:
         return
     given = [named[name] for name in graph.inputs]
@@ -88,7 +88,7 @@ def results_are_right(executable: Executable, graph: Graph) -> None:
 
 
 def _casts_fit(graph: Graph, inputs: list[torch.Tensor]) -> bool:
-    """Whether no float is made an integer that cannot hold it, which has no meaning."""
+    """Whether no float is cast to an integer type that cannot hold it, which is undefined."""
     casts = [(node.inputs[0], graph.values[node.outputs[0]].dtype) for node in graph.nodes if node.operator == "cast"]
     casts = [(name, kind) for name, kind in casts if graph.values[name].dtype in ("f32", "f64") and kind not in ("f32", "f64", "bf16", "f16", "bool")]
     for (_, kind), value in zip(casts, evaluate(replace(graph, outputs=tuple(name for name, _ in casts)), inputs), strict=True):

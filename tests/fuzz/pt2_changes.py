@@ -1,4 +1,4 @@
-"""Changes of .pt2 files that get past the first checks: one thing of a program exchanged for another of its kind."""
+"""Changes of .pt2 files that pass the first checks: one thing in a program replaced by another of its kind."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FAMILIES = (
     tuple(f"torch.ops.aten.{name}" for name in "max_pool2d.default avg_pool2d.default adaptive_avg_pool2d.default adaptive_max_pool2d.default".split()),
     tuple(f"torch.ops.aten.{name}" for name in "topk.default kthvalue.default sort.default narrow.default select.int split.Tensor chunk.default".split()),
 )  # fmt: skip
-"""Operators that may stand for each other."""
+"""Operators that may replace each other."""
 INTEGERS = (0, 1, -1, 2, 3, 5, 8, 31, 1 << 31, 1 << 40, -(1 << 63))
 
 
 def graphs(value: Any) -> Iterator[Any]:
-    """The graph of a program, and those inside of it."""
+    """The graph of a program, and its subgraphs."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -48,7 +48,7 @@ def graphs(value: Any) -> Iterator[Any]:
 
 
 def changed(members: dict[str, bytes], chance: random.Random) -> None:
-    """One or two changes of the program, or of what its tensors hold."""
+    """One or two changes of the program, or of its tensors' contents."""
     for _ in range(chance.choice((1, 1, 2))):
         if chance.random() < 0.15:
             _contents(members, chance)
@@ -78,7 +78,7 @@ def _contents(members: dict[str, bytes], chance: random.Random) -> None:
 
 
 def _before(graph: Any, position: int) -> list[str]:
-    """Values that are there before a node."""
+    """Values that exist before a node."""
     names = [given["as_tensor"]["name"] for given in graph["inputs"] if "as_tensor" in given]
     for node in graph["nodes"][:position]:
         for result in node["outputs"]:
@@ -99,7 +99,7 @@ def _target(graph: Any, document: Any, chance: random.Random) -> None:
 
 
 def _argument(graph: Any, document: Any, chance: random.Random) -> None:
-    """A number of a call."""
+    """Changes a number in a call."""
     held = [given["arg"] for node in graph["nodes"] for given in node["inputs"] if next(iter(given["arg"])) in ("as_int", "as_ints", "as_float", "as_bool")]
     if not held:
         return
@@ -125,7 +125,7 @@ def _edge(graph: Any, document: Any, chance: random.Random) -> None:
 
 
 def _between(graph: Any, document: Any, chance: random.Random) -> None:
-    """Another node before one, which reads its result."""
+    """Inserts a node before another, which reads its result."""
     position = chance.randrange(len(graph["nodes"]))
     tensors = [given["arg"]["as_tensor"] for given in graph["nodes"][position]["inputs"] if "as_tensor" in given["arg"]]
     if tensors:
@@ -161,7 +161,7 @@ def _operators() -> tuple[Any, ...]:
 
 
 def _any_operator(graph: Any, document: Any, chance: random.Random) -> None:
-    """Any operator that a file may name, of arguments of the right types, as a result of the program."""
+    """Adds any operator that a file may name, with arguments of the right types, as a result of the program."""
     position = chance.randrange(len(graph["nodes"]) + 1)
     before = _before(graph, position)
     operator = chance.choice(_operators())
@@ -190,7 +190,7 @@ def _any_operator(graph: Any, document: Any, chance: random.Random) -> None:
 
 
 def _returned(graph: Any, document: Any, chance: random.Random, name: str = "") -> None:
-    """Another value as a result."""
+    """Returns another value."""
     top = document["graph_module"]["graph"]
     if graph is not top:
         return
@@ -206,7 +206,7 @@ def _returned(graph: Any, document: Any, chance: random.Random, name: str = "") 
 
 
 def _sizes(graph: Any, document: Any, chance: random.Random) -> None:
-    """The size or type of a value, as the file tells it."""
+    """Changes the size or type of a value as stated in the file."""
     meta = chance.choice(list(graph["tensor_values"].values()))
     if meta["sizes"] and chance.random() < 0.7:
         meta["sizes"][chance.randrange(len(meta["sizes"]))]["as_int"] = chance.choice((0, 1, 2, 3, 8, 16, 1 << 20))
@@ -215,7 +215,7 @@ def _sizes(graph: Any, document: Any, chance: random.Random) -> None:
 
 
 def _batch(graph: Any, document: Any, chance: random.Random) -> None:
-    """The first extent of an input."""
+    """Changes the first extent of an input."""
     names = [given["as_tensor"]["name"] for given in graph["inputs"] if "as_tensor" in given]
     own = [name for name in names if name in graph["tensor_values"] and not name.startswith(("p_", "b_", "c_")) and graph["tensor_values"][name]["sizes"]]
     if own:

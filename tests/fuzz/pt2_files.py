@@ -1,5 +1,5 @@
-"""Mutated .pt2 files: programs that are changed a little (`pt2_changes`), and wild ones: members, their JSON at any depth,
-raw tensors, and pickles that make a file where anything unpickles them."""
+"""Mutated .pt2 files: programs that are slightly changed (`pt2_changes`), and arbitrary ones: members, their JSON at any depth, raw tensors, and
+pickles that create a file if anything unpickles them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def prepare() -> None:
-    """What reading a valid file imports and keeps is there before the children are forked."""
+    """Reads a valid file, so that everything it imports and caches exists before the children are forked."""
     prepare_planning()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -167,7 +167,7 @@ def _document(members: dict[str, bytes], chance: random.Random) -> None:
 
 
 def _payload(members: dict[str, bytes], chance: random.Random) -> None:
-    """A pickle as one of the members that PyTorch unpickles, with the configuration saying so."""
+    """Makes a pickle one of the members that PyTorch unpickles, and declares it in the configuration."""
     root, data = next(iter(members)).partition("/")[0], chance.choice(_pickles())
     kind = chance.choice(("weights", "constants"))
     path = chance.choice(("weight_0", "tensor_0", "custom_obj_0", "opaque_obj_0", "model.pt"))
@@ -216,7 +216,7 @@ def _case(which: int, number: int) -> Case:
         if members:
             try:
                 chance.choice(changes)(members, chance)
-            except (ValueError, TypeError, AttributeError, LookupError):  # a document that was damaged before
+            except (ValueError, TypeError, AttributeError, LookupError):  # an already damaged document
                 pass
     raw = bytearray(_archive(members, zipfile.ZIP_DEFLATED if not near and chance.random() < 0.04 else zipfile.ZIP_STORED))
     if chance.random() < (0.01 if near else 0.2):

@@ -1,5 +1,5 @@
-"""Records, as lines and as SQLite files, and the other files of measurements: imported, opened, chosen from. Whatever they hold, nothing that was
-known before is lost, and no schedule is chosen that is no candidate."""
+"""Records, as lines and as SQLite files, and the other files of measurements: imported, opened, and used for choices. Whatever they hold, no earlier
+measurement is lost, and only candidates are chosen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tilewright.tuning.tuning import chooser_for, from_records
 PROBLEM: Problem = convolution_problem(16, 8, 6, 5, 3)
 H200 = machine("h200")
 KNOWN = 3
-"""Measurements that are in the store before, of the candidates after those that files tell of."""
+"""Number of measurements that are in the store beforehand, of the candidates after those in the files."""
 
 
 @lru_cache
@@ -45,7 +45,7 @@ def ranking() -> Ranking:
 
 @lru_cache
 def measurements(count: int = 2 * KNOWN) -> tuple[Measurement, ...]:
-    """Of the models' favourites."""
+    """Measurements of the models' favourites."""
     found = []
     for number, choice in enumerate(islice(ranking(), count)):
         code = code_of(lower(PROBLEM, choice.schedule, H200))
@@ -61,7 +61,7 @@ def measurements(count: int = 2 * KNOWN) -> tuple[Measurement, ...]:
 
 @lru_cache
 def store() -> bytes:
-    """A sound file of the measurements that are known before."""
+    """A sound file of the measurements in the store beforehand."""
     with tempfile.TemporaryDirectory() as folder:
         with Records(Path(folder) / "records") as records:
             records.add(measurements()[KNOWN:])
@@ -69,7 +69,7 @@ def store() -> bytes:
         return (Path(folder) / "records").read_bytes()
 
 
-# What files may hold
+# Contents of files
 
 NUMBERS = st.sampled_from(
     [0, 1, -1, 7, 16, 1 << 31, (1 << 63) - 1, 1 << 63, 1 << 70, 10**400, 0.0, -0.0, 0.5, 1e-320, 1e6, 1e308, -1e308, float("nan"), float("inf")]
@@ -109,7 +109,7 @@ def changed(draw: Any, content: Any) -> Any:
 
 @st.composite
 def line(draw: Any) -> bytes:
-    """A record's line, more or less."""
+    """A record's line, possibly changed."""
     entry = draw(st.sampled_from(measurements()[:KNOWN]))
     content: Any = {"version": 1, **asdict(entry)}
     what = draw(st.sampled_from(["sound", "fields", "schedule", "schedule", "resources", "text", "deep"]))
@@ -147,7 +147,7 @@ def torn(draw: Any, data: bytes) -> bytes:
 
 @st.composite
 def packed(draw: Any, data: bytes) -> bytes:
-    """As it is, or compressed, perhaps in several members, and damaged after that."""
+    """The bytes unchanged, or compressed, possibly in several members, and then possibly damaged."""
     if draw(st.booleans()):
         return data
     middle = draw(st.integers(0, len(data)))
@@ -163,7 +163,7 @@ def lines(draw: Any) -> Case:
 
 @st.composite
 def pages(draw: Any) -> Case:
-    """A file of records, damaged: mostly in headers of the file and its pages, where lengths and numbers of pages are."""
+    """A file of records, damaged: mostly in the headers of the file and its pages, which hold lengths and page numbers."""
     data = bytearray(store())
     for _ in range(draw(st.integers(1, 6))):
         page = draw(st.integers(0, len(data) // 4096 - 1))
@@ -194,7 +194,7 @@ SCHEMAS = (
 
 @st.composite
 def statements(draw: Any) -> Case:
-    """What a stranger did to a file of records by SQL."""
+    """A file of records changed by SQL statements of a stranger."""
     update = st.builds("UPDATE measurements SET {} = {} WHERE count = {}".format, st.sampled_from(("identity", *COLUMNS)), SQL_VALUES, st.sampled_from([1, 4]))
     done = draw(st.lists(update, min_size=1, max_size=3) | st.lists(st.sampled_from(SCHEMAS), min_size=1, max_size=2))
     return {"statements": json.dumps(done).encode()}
@@ -226,11 +226,11 @@ def cases() -> st.SearchStrategy[Case]:
     return lines() | pages() | statements() | layers()
 
 
-# What is made of them
+# Reading them
 
 
 def prepare() -> None:
-    """What every case needs is made once: ranking and lowering take more time than all else."""
+    """Prepares what every case needs once: ranking and lowering take most of the time."""
     store()
     warnings.simplefilter("ignore")
     known, lowered = {entry.schedule: entry.code for entry in measurements()}, tuning.current_code
@@ -256,7 +256,7 @@ def run() -> None:
                 for statement in json.loads(Path("statements").read_bytes()):
                     try:
                         connection.execute(statement)
-                    except sqlite3.Error:  # two that do not go together
+                    except sqlite3.Error:  # two statements that conflict
                         continue
         else:
             os.rename("records.sqlite", default_path())
@@ -283,7 +283,7 @@ def imported() -> None:
 
 
 def opened() -> None:
-    """By a compilation, by tuning, and by name."""
+    """Opens the file as a compilation does, as tuning does, and by name."""
     content = default_path().read_bytes()
     known = readable()
     with chooser_for(H200, None) as chooser:
@@ -304,7 +304,7 @@ def opened() -> None:
 
 
 def readable() -> list[Measurement]:
-    """What is readable of a copy."""
+    """The readable measurements of a copy."""
     Path("copy").write_bytes(default_path().read_bytes())
     try:
         with Records("copy", write=False) as records:

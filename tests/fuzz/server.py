@@ -1,6 +1,5 @@
-"""The server of children: ``python -m tests.fuzz.server SUBJECT SECONDS`` answers each case of its standard input with a line; see `harness`.
-
-``python -m tests.fuzz.server SUBJECT --once FOLDER`` runs one case that was kept, in this process, with its traceback.
+"""The server of children: ``python -m tests.fuzz.server SUBJECT SECONDS`` answers each case on its standard input with a line; see `harness`.
+``python -m tests.fuzz.server SUBJECT --once FOLDER`` runs one kept case in this process, with its traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.fuzz.harness import MARK, Broken, Case, Outcome, keep
 from tilewright.errors import TilewrightError
 
 MEMORY = 6 << 30
-"""Bytes of address space that a case may take beyond what the server has."""
+"""Bytes of address space that a case may use beyond the server's."""
 
 
 def received(stream: BinaryIO) -> Case | None:
@@ -38,7 +37,7 @@ def received(stream: BinaryIO) -> Case | None:
 
 
 def judged(subject: ModuleType) -> Outcome:
-    """What reading the files of the current folder comes to."""
+    """The outcome of reading the files of the current folder."""
     try:
         subject.run()
     except TilewrightError as error:
@@ -51,7 +50,7 @@ def judged(subject: ModuleType) -> Outcome:
 
 
 def in_child(subject: ModuleType, folder: Path, answer: int, words: int) -> None:
-    """Never returns."""
+    """Runs a case in the child process; never returns."""
     try:
         os.setsid()
         for stream in (1, 2):
@@ -68,7 +67,7 @@ def in_child(subject: ModuleType, folder: Path, answer: int, words: int) -> None
 
 
 def outcome_of(subject: ModuleType, case: Case, seconds: float) -> Outcome:
-    """Runs the case in a child, and ends whatever it leaves."""
+    """Runs the case in a child process, and ends all processes that it leaves."""
     scratch = Path(tempfile.mkdtemp(prefix="tilewright-fuzz-"))
     try:
         folder = keep(case, scratch / "case")
@@ -111,7 +110,7 @@ def main() -> None:
         print(f"{outcome.verdict}: {outcome.detail}")
         return
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a subject prints is no answer
+    os.dup2(2, 1)  # a subject's output must not reach the answers
     while (case := received(sys.stdin.buffer)) is not None:
         outcome = outcome_of(subject, case, float(sys.argv[2]))
         print(json.dumps({"verdict": outcome.verdict, "detail": outcome.detail}), file=answers, flush=True)

@@ -13,7 +13,7 @@ from tests.fuzz.artifact_files import placed
 from tests.fuzz.harness import FAULTS, SUBJECTS, Case, Server
 from tests.sample_artifacts import files, manifest_of, signed
 
-CASES = {"pt2_files": 15}  # most of a second each: PyTorch decomposes what is accepted
+CASES = {"pt2_files": 15}  # almost a second each: PyTorch decomposes accepted programs
 ELSE = 30
 
 
@@ -50,7 +50,7 @@ def test_results_that_are_not_those_of_the_graph_are_noticed() -> None:
     manifest = manifest_of(held)
     node = next(node for node in manifest["program"]["graph"]["nodes"] if node["operator"] == "relu")
     with Server("artifact_files") as server:
-        for operator, verdict in (("relu", "accepted"), ("tanh", "broken promise")):  # the kernel stays what it is
+        for operator, verdict in (("relu", "accepted"), ("tanh", "broken promise")):  # the kernel is unchanged
             node["operator"] = operator
             assert server.run(placed({**signed(held, manifest), MEANT: b""})).verdict == verdict
 
