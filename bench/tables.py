@@ -1,0 +1,221 @@
+"""Tables of the documentation, written from the result files that they cite.
+
+    python -m bench.tables            # rewrites every generated table
+    python -m bench.tables --check    # lists those that differ from their files; exit status 1 if there are any
+
+A generated table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. `TABLES` has a function for each name: rows of cells, the
+header first. Figures are rounded here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from bench.common import RESULTS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md")
+BLOCK = re.compile(r"<!-- table (?P<name>[a-z0-9_]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+Rows = list[list[str]]
+
+
+def results_of(name: str) -> Any:
+    """The results in bench/results/NAME.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f}"
+
+
+def power(value: float) -> str:
+    """As 1.6e-6."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def spaces() -> Rows:
+    """Candidates of each schema over CNNOpt's twenty layers."""
+    says = {
+        "contraction": ("implicit GEMM", "tiles of block and thread, split of the sum, stages of asynchronous copies, cluster"),
+        "gemv": ("few rows", "columns of a block, threads per sum, split"),
+        "direct": (
+            "RS and S kernels of CNNOpt",
+            "register, warp and block tiles along K, Y, X; channels per step, split, stages, source of the filters",
+        ),
+        "winograd": ("three kernels", "F(2x2) or F(4x4), the tiles of the product, threads of the transforms"),
+        "winograd fused": ("one kernel", "F(2x2) or F(4x4), tiles and outputs of a block, channels per step, split over a cluster"),
+    }
+    layers = [entry["schemas"] for entry in results_of("configurations_h200")]
+    rows = [["schema", f"candidates generated, {len(layers)} layers", "feasible", "what a schedule says"]]
+    for name, (what, parameters) in says.items():
+        counts = (sum(layer[name][kind] for layer in layers if name in layer) for kind in ("generated", "feasible"))
+        rows.append([f"`{name}`, {what}", *(f"{count:,}" for count in counts), parameters])
+    return rows
+
+
+def bounds() -> Rows:
+    """Measured kernels beside the lower bounds and beside DeepCuts' limit."""
+    own, published = results_of("bounds_h200"), results_of("bounds_v100")
+
+    def row(what: str, kernels: str, entries: Sequence[Mapping[str, Any]]) -> list[str]:
+        return [what, *(f"{sum(entry[key] for entry in entries):,}" for key in (kernels, "faster than our bound", "above DeepCuts' limit"))]
+
+    training = [entry for entry in published if "train" in entry["file"]]
+    layers = [entry for entry in published if "train" not in entry["file"]]
+    return [
+        ["measured kernels", "number", "faster than our bound", "above DeepCuts' limit"],
+        row(f"{len(own)} layers, H200, all schemas (`bounds_h200.json`)", "measured", own),
+        row("layers of CNNOpt's published data, V100 (`bounds_v100.json`)", "kernels", layers),
+        row("its `train.csv` files", "kernels", training),
+    ]
+
+
+def pruning() -> Rows:
+    """What the bounds leave when the time of each layer's best kernel is known."""
+    own = results_of("bounds_h200")
+    feasible, left = (sum(entry[key] for entry in own) for key in ("feasible", "left by pruning"))
+    tightest = max(entry["tightness of the best"] for entry in own)
+    return [
+        ["feasible candidates", "left by pruning with the best time", "bound over time of a layer's best kernel, at most"],
+        [f"{feasible:,}", f"{left:,}", f"{percent(tightest, 0)} %"],
+    ]
+
+
+def outliers() -> Rows:
+    """Errors of Winograd's algorithm around outliers."""
+    found = results_of("winograd_numerics")
+    sizes = list(found[0]["beside an outlier of"])
+    rows = [["", "no outlier", *(f"outlier {power(float(size)).replace('.0', '')}" for size in sizes), "pixels spoilt by an infinity"]]
+    for entry in found:
+        errors = (power(entry["beside an outlier of"][size]) for size in sizes)
+        name = "PyTorch (oneDNN)" if entry["way"] == "PyTorch" else entry["way"]
+        rows.append([name, power(entry["usual"]), *errors, str(entry["pixels spoilt by an infinity"])])
+    return rows
+
+
+def predicted_transactions() -> Rows:
+    """Correlation of counted work with measured time, CNNOpt's tables 6 and 7."""
+    (found,) = (entry for entry in results_of("transactions_predicted_h200") if "fastest" in entry)
+    ways = {"fastest": "fastest kernel of each layer", "all": "all kernels", "mean by layer": "mean within a layer"}
+    return [
+        ["correlation with time", *ways.values()],
+        *([name.removeprefix("predicted "), *(f"{found[way][name]:.2f}" for way in ways)] for name in found["fastest"]),
+    ]
+
+
+def top_ratios() -> Rows:
+    """Tuna's top-k ratios over the twenty layers."""
+    rows = [["schedules", "ranked by", "layers", "top-10 ratio", "top-50 ratio", "unmeasured candidates passed over for ten", "for fifty"]]
+    for entry in results_of("top_ratio_h200"):
+        if entry["layer"] == "all":
+            ranked = "models and learned part" if entry["learned"] else "models"
+            ratios = (f"{entry[f'ratio of {count}']:.3f}" for count in (10, 50))
+            skipped = (f"{entry[f'passed over for {count}']:.1f}" for count in (10, 50))
+            rows.append([entry["kind"], ranked, str(entry["layers"]), *ratios, *skipped])
+    return rows
+
+
+def compared_models() -> Rows:
+    """Training methods on random layers of an H200."""
+    says = {
+        "analytical": "analytical",
+        "black box": "random forest, own black box, time",
+        "hybrid forest": "random forest, candidate, time (the paper's hybrid)",
+        "ours": "**gradient boosting, correction, fast weigh more** (`RECIPE`)",
+    }
+    rows = [["model", "LoP@1 %", "LoP@10 %", "LoP@30 %", "rank correlation"]]
+    for entry in results_of("model_comparison_h200"):
+        losses = (percent(entry[f"lop@{count}"]) for count in (1, 10, 30))
+        described = f"{entry.get('learner', '').replace('_', ' ')}, {entry.get('record')}, {entry.get('target')}"
+        weights = f", weight of fast kernels {entry.get('favour', 0):g}, centred {entry.get('centred', 1):g}"
+        rows.append([says.get(entry["model"], described + weights), *losses, f"{entry['spearman']:.2f}"])
+    return rows
+
+
+def choices() -> Rows:
+    """The order of whole spaces on CNNOpt's twenty layers."""
+    says = {
+        ("space", "analytical"): "analytical",
+        ("space", "black box"): "random forest, own black box (the paper's black box)",
+        ("space", "hybrid forest"): "random forest, candidate, time (the paper's hybrid)",
+        ("space", "shipped"): "**the model in the package**",
+        ("measured", "online-learned search"): "online-learned search over the measured candidates alone",
+        ("measured", "random order"): "random order of the measured candidates",
+    }
+    (live,) = (entry for entry in results_of("search_live_h200") if entry.get("layer") == "all")
+    found = {(entry["over"], entry["way"]): entry for entry in results_of("choice_quality_h200") if entry["layer"] == "all"}
+    rows = [["order", "LoP@1 %", "LoP@10 %", "LoP@30 %", "trials to 95 %: mean, median", "to 99 %: mean, median"]]
+    for way, name in says.items():
+        losses = (percent(found[way][f"lop@{count}"]) for count in (1, 10, 30))
+        trials = (f"{found[way][f'trials_{share}']:.3g}, {found[way][f'median trials_{share}']:.3g}" for share in (95, 99))
+        rows.append([name, *losses, *trials])
+    losses = (percent(live[f"lop@{count}"]) for count in (1, 10, 30))
+    # a search that ends before it has found such a candidate counts with the trials that it had
+    trials = (f"above {live[f'trials_{share}']:.0f}" for share in (95, 99))
+    rows.append(["online-learned search over the whole space, measuring (`search_live_h200.json`)", *losses, *trials])
+    return rows
+
+
+TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
+    {
+        "spaces": spaces, "bounds": bounds, "pruning": pruning, "outliers": outliers, "predicted_transactions": predicted_transactions,
+        "top_ratios": top_ratios, "compared_models": compared_models, "choices": choices,
+    }
+)  # fmt: skip
+
+
+def markdown(rows: Rows) -> str:
+    """The rows as a table of Markdown, the header first."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def rewritten(text: str) -> tuple[str, list[str]]:
+    """A page with all its tables made again, and the names of those that differed.
+
+    Raises:
+        SystemExit: for a table that is not known.
+    """
+    differing: list[str] = []
+
+    def made(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in TABLES:
+            raise SystemExit(f"no table {name}: known are {', '.join(TABLES)}")
+        table = markdown(TABLES[name]())
+        if table != match["body"]:
+            differing.append(name)
+        return f"<!-- table {name} -->\n{table}<!-- end -->"
+
+    return BLOCK.sub(made, text), differing
+
+
+def differences(write: bool = False) -> Iterator[str]:
+    """Tables that differ from their result files, as "page: name"; written anew on request."""
+    for page in PAGES:
+        text, names = rewritten(page.read_text())
+        yield from (f"{page.relative_to(ROOT)}: {name}" for name in names)
+        if write and names:
+            page.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a table differs from its file")
+    options = parser.parse_args()
+    found = list(differences(write=not options.check))
+    for name in found:
+        print(name)
+    sys.exit(bool(found and options.check))
+
+
+if __name__ == "__main__":
+    main()
