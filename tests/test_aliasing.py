@@ -1,4 +1,4 @@
-"""Inputs and outputs that share memory, or lie in it strangely: results are PyTorch's, or the call is refused with what to do."""
+"""Inputs and outputs that share memory, or have unusual strides or storage: results are PyTorch's, or the call is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mixed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def added(a: Tensor, b: Tensor) -> Tensor:
-    """Writes its first input."""
+    """Writes to its first input."""
     a.add_(b)
     return a * 2
 
@@ -134,7 +134,7 @@ def test_inputs_that_share_memory(how: str, name: str) -> None:
 
 @pytest.mark.parametrize("how", INPUTS)
 def test_an_input_that_is_written(how: str) -> None:
-    """PyTorch writes, refuses, or (where elements of the written tensor share memory) leaves open what happens."""
+    """PyTorch writes, refuses, or (if elements of the written tensor share memory) does not define the result."""
     arguments, other = INPUTS[how](), INPUTS[how]()
     shares = arguments[0].untyped_storage().data_ptr() == arguments[1].untyped_storage().data_ptr() or how == "of one array"
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_an_input_that_is_written(how: str) -> None:
 
 
 def test_results_are_fed_back() -> None:
-    """An output as the next input, whole and as a view, while the former results are held."""
+    """An output is the next input, whole and as a view, while earlier results are kept."""
     executable, module = compiled("mixed"), Function(mixed)
     a, b = numbers(6, 6), numbers(6, 6) / 10
     mine, theirs = (a, b), (a, b)
@@ -172,7 +172,7 @@ def test_results_are_fed_back() -> None:
 
 
 def test_large_results_of_the_pool_are_not_written_while_a_view_lives() -> None:
-    """Results of a megabyte and more take memory that returns to the executable when nothing refers to it."""
+    """Results of a megabyte or more use memory that returns to the executable when nothing refers to it."""
     with torch.no_grad():
         executable = tilewright.compile(Function(lambda x: x * 2 + 1), torch.zeros(1024, 512))
         x = torch.zeros(1024, 512)
@@ -193,7 +193,7 @@ def test_a_result_that_is_written_by_its_owner_changes_no_other() -> None:
         executable = compiled("passed through")
         a, b = numbers(6, 6), numbers(6, 7)[:, 1:]
         first = executable(a, b)
-        assert first[0] is a and first[1].data_ptr() == b.data_ptr()  # as PyTorch returns them
+        assert first[0] is a and first[1].data_ptr() == b.data_ptr()  # as in PyTorch
         total = first[2].clone()
         first[1].zero_()
         assert float(b.abs().sum()) == 0.0 and torch.equal(first[2], total)
@@ -237,7 +237,7 @@ def test_clones_write_inputs_of_their_own_at_once() -> None:
 
 
 def test_states_and_inputs_that_share_memory() -> None:
-    """A buffer that calls change, passed as an input too."""
+    """A buffer that calls change is also passed as an input."""
 
     class Counter(nn.Module):
         total: Tensor

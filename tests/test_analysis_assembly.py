@@ -1,4 +1,4 @@
-"""Static analysis of assembly: loops of graphs, guards, and executions in closed form against following every iteration."""
+"""Static analysis of assembly: loops of control-flow graphs, guards, and closed-form executions against executing every iteration."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SMALL = st.integers(-40, 40)
 
 @given(st.sampled_from(["lt", "ge", "ltu", "geu", "eq"]), SMALL, SMALL, st.integers(-5, 5), st.integers(-5, 5))
 def test_how_often_a_guard_holds(relation: str, left: int, right: int, left_step: int, right_step: int) -> None:
-    """Never more often than it does; and exactly so often where no side wraps around."""
+    """The count is never too large, and exact if no side wraps around."""
     guard = Guard(relation, Value(left & MASK), Value(right & MASK))
     if not guard.holds():
         return
@@ -142,7 +142,7 @@ void kernel(void *const *arguments, const int64_t *scalars) {
 
 @pytest.mark.parametrize("target", ["x86-avx2", "neoverse-n1"])
 @settings(max_examples=8, deadline=None, derandomize=True)
-@example(4, 1, "0", 2, -2, "i", "i")  # a guard that the compiler makes of the carry
+@example(4, 1, "0", 2, -2, "i", "i")  # a guard that the compiler derives from the carry flag
 @example(3, 1, "i", 2, -2, "i", "i")
 @given(
     st.integers(1, 12), st.integers(1, 3), st.sampled_from(["0", "i", "i / 2"]), st.integers(1, 14), st.integers(-3, 9), st.sampled_from(["i", "11"]),
@@ -167,7 +167,7 @@ def test_closed_form_is_what_every_iteration_gives(
 
 
 class Single(Execution):
-    """Follows every iteration by itself: no path is used twice, nor more often than once."""
+    """Executes every iteration separately: no path is reused or repeated."""
 
     def fits(self, frame: object, path: object) -> bool:
         return False

@@ -100,7 +100,7 @@ def test_unions_are_exact(parts: list[tuple[int, list[tuple[int, int]]]]) -> Non
 
 
 def test_convolution_windows_in_closed_form() -> None:
-    # rows y * 2 + r of 5 outputs under a filter of 3 overlap; y * 4 + r do not; the channels of a pixel are neighbours
+    # rows y * 2 + r of 5 outputs under a filter of 3 overlap; y * 4 + r do not; the channels of a pixel are adjacent
     channels, width = 32, 100
     assert strided(0, [(2 * width * channels, 5), (width * channels, 3), (1, channels)]).elements == 11 * channels
     assert strided(0, [(4 * width * channels, 5), (width * channels, 3), (1, channels)]).elements == 15 * channels
@@ -156,17 +156,17 @@ def test_the_papers_two_matrix_products() -> None:
     tile = t["i"] * t["j"] + t["i"] * n["l"] + t["j"] * n["l"] + t["j"] * n["k"] + t["i"] * n["k"]
     row = t["i"] * n["j"] + t["i"] * n["l"] + n["j"] * n["l"] + n["j"] * n["k"] + t["i"] * n["k"]
     tree = loop_tree(two_products(n, t))
-    # lines of one element, as the paper counts: the capacity holds an iteration of jt (with what it shares with the next), and none of it
+    # lines of one element, as in the paper: the capacity holds an iteration of jt (with the part that it shares with the next)
     found = misses_of_level(tree, cache(tile + t["i"] * t["j"], line_bytes=4))
     assert found.total == row * (n["i"] // t["i"])
     assert found.misses == {"C": 64 * 96, "A": 64 * 40, "B": 8 * 40 * 96, "E": 64 * 56, "D": 8 * 96 * 56}
-    # so does the paper's own rule, while no whole tensor that `it` does not index fits
+    # the paper's own rule agrees as long as no whole tensor that `it` does not index fits
     for lines in (tile, 3 * tile // 2):
         assert tuna_misses(tree, cache(lines, line_bytes=4)) == found.total
     # everything fits: each element once
     whole = misses_of_level(tree, cache(64 * 40 + 40 * 96 + 64 * 96 + 96 * 56 + 64 * 56, line_bytes=4))
     assert whole.misses == whole.footprint and whole.total == 64 * 40 + 40 * 96 + 64 * 96 + 96 * 56 + 64 * 56
-    # one iteration of jt does not fit: what it reuses of A and E is lost as well
+    # one iteration of jt does not fit: its reuse of A and E is lost as well
     small = misses_of_level(tree, cache(tile // 2, line_bytes=4))
     assert small.misses["E"] > found.misses["E"] and small.misses["A"] > found.misses["A"]
 
@@ -209,7 +209,7 @@ def evaluate(expr: Expr, values: dict[Var, int]) -> int:
 
 
 def line_trace(kernel: Kernel, line_bytes: int = 64) -> list[int]:
-    """Lines in the order in which the kernel touches them."""
+    """Cache lines in the order in which the kernel touches them."""
     bases, position = {}, 0
     for number, buffer in enumerate(kernel.parameters):
         bases[buffer.name] = position
@@ -324,7 +324,7 @@ def test_a_kernel_of_ours_reads_its_explanation() -> None:
     kernel = lower(problem, choice.schedule, AVX2).kernels[-1]
     found = cache_misses(kernel, AVX2)
     assert [level.level for level in found.levels] == [1, 2, 3]
-    # every value is read or written, and of the input the halo as well
+    # every value is read or written, including the input's halo
     for level in found.levels:
         assert sum(level.footprint.values()) == pytest.approx(4 * sum(b.size for b in kernel.parameters) / 64, rel=0.03)
     totals = [level.total for level in found.levels]

@@ -1,4 +1,4 @@
-"""Static analysis of GPU kernels: transactions of warps, against a count by hand, one thread after another, and against counters."""
+"""Static analysis of GPU kernels: transactions of warps against a count thread by thread, and against hardware counters."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_strides_of_the_programming_guide(stride: int, expected: int) -> None:
 def test_wide_accesses_are_served_in_parts_of_a_warp() -> None:
     assert wavefronts(8 * LANES, 8) == 2
     assert wavefronts(16 * LANES, 16) == 4
-    assert wavefronts(16 * (LANES // 2), 16) == 2  # neighbours read the same: half a warp at once
+    assert wavefronts(16 * (LANES // 2), 16) == 2  # adjacent lanes read the same: half a warp at once
     assert wavefronts(16 * (LANES // 4 * 2 + LANES % 2), 16) == 2
     assert wavefronts(16 * (LANES // 4), 16) == 2
     assert wavefronts(16 * (LANES % 8), 16) == 4  # the same addresses in every quarter, and no merging
-    assert wavefronts(80 * (LANES % 8), 16) == 4  # rows of 20 floats: eight rows meet every bank once
+    assert wavefronts(80 * (LANES % 8), 16) == 4  # rows of 20 floats: eight rows use every bank once
     assert wavefronts(64 * (LANES % 8), 16) == 16  # rows of 16 floats: four of them begin in the same bank
 
 
@@ -136,6 +136,6 @@ def test_transactions_are_those_that_an_h200_counted(name: str) -> None:
         predicted, had = row["predicted"], row["counted"]
         assert predicted["global loads"] == pytest.approx(had["global loads"], rel=1e-6), row["schedule"]
         assert predicted["global stores"] == pytest.approx(had["global stores"], rel=1e-6), row["schedule"]
-        # conflicts between warps come on top
+        # the counters include conflicts between warps
         assert 0.97 * had["shared loads"] <= predicted["shared loads"] <= 1.01 * had["shared loads"], row["schedule"]
         assert 0.93 * had["shared stores"] <= predicted["shared stores"] <= 1.01 * had["shared stores"], row["schedule"]

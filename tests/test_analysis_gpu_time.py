@@ -1,4 +1,4 @@
-"""Chains of instructions of one warp, against times by hand, and the predicted time of kernels, against measured ones."""
+"""Instruction chains of one warp against hand-computed times, and predicted times of kernels against measured ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ H200 = machine("h200")
 
 
 def cycles(body: str, trips: int, global_cycles: float = 0.0) -> float:
-    """Of a loop with this body, alone."""
+    """Cycles of a loop with this body, on its own."""
     text = f"""
 .visible .entry k(
 )
@@ -44,7 +44,7 @@ def test_dependent_instructions_wait_and_others_do_not() -> None:
     chain = "fma.rn.f32 %f1, %f1, %f2, %f3;\n" * 4
     apart = "\n".join(f"fma.rn.f32 %f{i}, %f{i}, %f20, %f21;" for i in range(4))
     assert cycles(chain, 50) == pytest.approx(50 * 4 * H200.fma_latency_cycles, rel=0.05)
-    assert cycles(apart, 50) == pytest.approx(50 * 7, rel=0.05)  # seven instructions, one a cycle
+    assert cycles(apart, 50) == pytest.approx(50 * 7, rel=0.05)  # seven instructions, one per cycle
     assert cycles(chain, 100) == pytest.approx(2 * cycles(chain, 50), rel=0.05)
 
 
@@ -56,7 +56,7 @@ def test_tensor_cores_are_refused_and_not_taken_for_an_addition(opcode: str) -> 
 
 @pytest.mark.parametrize("groups, share", [(0, 1.0), (1, 0.5), (3, 0.25)])
 def test_copies_ahead_hide_their_latency(groups: int, share: float) -> None:
-    """With n groups left under way, n + 1 iterations share a latency."""
+    """With n groups in flight, n + 1 iterations share a latency."""
     body = f"cp.async.cg.shared.global [%r5], [%rd5], 16;\ncp.async.commit_group ;\ncp.async.wait_group {groups};\nbar.sync 0;"
     found, free = cycles(body, 200, 800.0), cycles(body, 200)
     assert 0.9 * share * 800 < (found - free) / 200 + 16 + 6 < 1.15 * share * 800 + 30
@@ -77,7 +77,7 @@ def test_constants_are_plain_numbers() -> None:
 
 
 def test_predicted_times_are_near_measured_ones() -> None:
-    """Kernels of a layer that the constants were not fitted to; and a grid twice as large takes longer."""
+    """Kernels of a layer to which the constants were not fitted; and a grid twice as large takes longer."""
     layers = dataset.read(Path(__file__).parents[1] / "bench" / "data" / "h200_layers.jsonl.gz")
     measured = next(entry for entry in layers if entry.layer["name"] == "D5")
     times = measured.times()

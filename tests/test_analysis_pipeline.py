@@ -33,7 +33,7 @@ def products(count: int, register: str = "zmm") -> list[str]:
 
 @pytest.mark.parametrize("core", ["skylake-server", "golden-cove"])
 def test_ports_bound(core: str) -> None:
-    """Two 512-bit multiply-adds a cycle; one store of 512 bits; two loads."""
+    """Two 512-bit multiply-adds per cycle; one 512-bit store; two loads."""
     assert steady(core, *products(12)) == pytest.approx(6)
     assert steady(core, *(f"vmovups %zmm{number},{64 * number}(%rax)" for number in range(6))) == pytest.approx(6, rel=0.05)
     assert steady(core, *(f"vmovups {64 * number}(%rax),%zmm{number}" for number in range(6))) == pytest.approx(3, rel=0.05)
@@ -41,7 +41,7 @@ def test_ports_bound(core: str) -> None:
 
 @pytest.mark.parametrize(("core", "chain"), [("skylake-server", 4), ("haswell", 5), ("golden-cove", 4)])
 def test_chains_bound(core: str, chain: int) -> None:
-    """Six accumulators of which each waits for itself; multiplied together they wait for one another."""
+    """Six accumulators each depend on themselves; multiplied together they depend on one another."""
     assert steady(core, *products(6, "ymm")) == pytest.approx(chain)
     dependent = [f"vfmadd132ps %ymm{number},%ymm0,%ymm{number + 1}" for number in range(2, 6)]
     assert steady(core, *dependent, "vaddps %ymm6,%ymm1,%ymm2") > 4 * chain
@@ -57,12 +57,12 @@ def test_chain_of_a_block_that_is_no_loop_is_left_out() -> None:
 
 @pytest.mark.parametrize(("core", "width"), [("skylake-server", 4), ("haswell", 4), ("golden-cove", 6)])
 def test_issue_bound(core: str, width: int) -> None:
-    """Moves between registers take nothing but their share of what enters."""
+    """Moves between registers use only issue slots."""
     assert steady(core, *["mov %rax,%rbx"] * 24) == pytest.approx(24 / width)
 
 
 def test_fusion() -> None:
-    """A load is one instruction with what computes with it, and a comparison with its branch."""
+    """A load is fused with the computation that uses it, and a comparison with its branch."""
     fused = [f"vfmadd231ps {4 * number}(%rax){{1to16}},%zmm0,%zmm{number + 1}" for number in range(16)]
     assert steady("skylake-server", *fused) == pytest.approx(8)
     moves = ["mov %rcx,%rdx"] * 6
@@ -87,10 +87,10 @@ def test_accumulators_of_arm_cores() -> None:
 
 
 def test_in_order() -> None:
-    """Nothing starts before the one in front of it: two a cycle where units differ, and everything waits behind a load that is used."""
+    """Instructions start in order: two per cycle on different units, and everything waits behind a load that is used."""
     pairs = [text for number in range(4) for text in (f"fmla v{number}.4s, v8.4s, v9.4s", f"add x{number}, x{number}, #1")]
     assert steady("cortex-a53", *pairs) == pytest.approx(4)
-    # 128 bits take two cycles and no other instruction beside them; the value is there after five
+    # 128-bit loads take two cycles without another instruction; the value is ready after five
     assert steady("cortex-a53", "ldr q0, [x0]", "ldr q1, [x1]", "ldr q2, [x2]") == pytest.approx(6)
     used = [f"fmla v{number}.4s, v8.4s, v0.s[0]" for number in range(1, 5)]
     assert steady("cortex-a53", "ldr q0, [x0]", *used) == pytest.approx(9)
@@ -106,7 +106,7 @@ def test_pairs_and_updated_addresses() -> None:
 
 
 def test_window_limits_what_runs_ahead() -> None:
-    """Chains of forty additions, each beginning anew: two start a cycle only where eight of them are under way."""
+    """Independent chains of forty additions: two additions start per cycle only if eight chains are in flight."""
     chain = ["vxorps %xmm0,%xmm0,%xmm0", *["vaddps %ymm0,%ymm1,%ymm0"] * 40]
     least = 40 / 2
     assert steady("skylake-server", *chain[:9]) == pytest.approx(4, rel=0.03)
@@ -150,7 +150,7 @@ def test_loops_of_kernels_as_llvm_mca(target: str, median: float, most: float, t
 
 @pytest.mark.parametrize("target", ["x86-avx512", "neoverse-n1", "cortex-a53"])
 def test_cycles_of_a_kernel(target: str, tmp_path: Path) -> None:
-    """At least what the multiply-adds take, with each thread's share about half of all; every executed instruction is in a block."""
+    """At least the time of the multiply-adds, with each thread's share about half of it; every executed instruction is in a block."""
     chosen = machine(target)
     if missing := available(chosen):
         pytest.skip(f"not installed: {missing}")

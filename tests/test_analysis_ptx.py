@@ -1,4 +1,4 @@
-"""PTX: loops and executed instructions, against programs whose counts are known, and against the kernel IR that the PTX was made of."""
+"""PTX: loops and executed instructions, against programs with known counts, and against the kernel IR of the PTX."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ extern "C" __global__ void program(volatile float *out) {
 
 
 def stores_of(t: int) -> int:
-    """Of the thread in PROGRAM."""
+    """The number of stores of thread t in PROGRAM."""
     truncated = lambda a, b: int(a / b)  # noqa: E731
     u, total = t * 2654435761 % 2**32, 0
     for i in range(max(0, t * 7 + 3 - 11 * truncated(t * 7 + 3, 11))):
@@ -169,7 +169,7 @@ def test_executed_instructions_are_those_of_the_ir(which: str, number: int) -> N
     of_a_thread = {kind: lanes / (found.blocks * found.threads) for kind, lanes in written.items()}
     assert found.of_a_thread.get("global store", 0) == pytest.approx(of_a_thread.get("global store", 0))
     assert found.of_a_thread.get("copy", 0) == pytest.approx(of_a_thread.get("shared copy", 0))
-    # NVRTC prints some vectors in parts, which the assembler puts together again, and not always the same ones
+    # NVRTC splits some vector accesses, not always the same ones, and the assembler merges them again
     for kind in ("shared load", "shared store"):
         assert of_a_thread.get(kind, 0) <= found.of_a_thread.get(kind, 0) + 1e-9 <= 1.2 * of_a_thread.get(kind, 0) + 1e-6, kind
     reduction = 96 if which == "matmul" else prod(axis.extent or 1 for axis in made.region.steps[0].reduction)
@@ -198,7 +198,7 @@ def test_costs_are_there_for_every_gpu_and_have_sources() -> None:
 
 
 def test_inline_assembly_with_a_predicate_of_its_own() -> None:
-    """As the check of an index has it."""
+    """Like that of an index check."""
     body = "{ .reg .pred outside; setp.eq.u32 outside, %r1, 0; @outside st.global.u64 [%rd1], %rd4; }"
     (block,) = parse(f".visible .entry k()\n{{\n\t{body}\n\tret;\n}}\n")["k"].blocks
     assert [(i.opcode, i.predicate) for i in block.instructions] == [("setp.eq.u32", ""), ("st.global.u64", "outside"), ("ret", "")]

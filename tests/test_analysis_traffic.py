@@ -1,4 +1,4 @@
-"""Traffic of GPU kernels beyond their processors: sectors against a count by hand, level 2 against what its size allows, memory against counters."""
+"""Traffic of GPU kernels beyond their processors: sectors against a count by hand, level 2 against its size, memory against counters."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def by_hand(kernel: Kernel) -> set[int]:
 @settings(max_examples=60, deadline=None)
 @given(kernels())
 def test_no_sector_that_a_thread_touches_is_missing(kernel: Kernel) -> None:
-    """What guards leave out may be counted besides."""
+    """Accesses that guards leave out may be counted too."""
     assert kernel.launch is not None
     walk = PlacesWalk(kernel, np.arange(prod(kernel.launch.grid)))
-    found = {int(sector) for place in walk.places for sector in place.sectors(slice(None), 1 << 40)}  # random kernels heed no buffer's end
+    found = {int(sector) for place in walk.places for sector in place.sectors(slice(None), 1 << 40)}  # random kernels ignore the ends of buffers
     assert by_hand(kernel) <= found
 
 
 def test_places_of_a_tile_are_exact() -> None:
-    """A kernel without guards touches no more than was found, block by block."""
+    """A kernel without guards touches exactly the found sectors, block by block."""
     thread, block, loop = Var("thread_x", 64), Var("block_x", 6), Var("i", 5)
     where = (block * 64 + thread) // 24 * 640 + (block * 64 + thread) % 24 * 8 + loop * 200
     body = For(loop, index_const(5), Store("out", block * 64 + thread, Load("g", (where,), "f32")))
@@ -59,7 +59,7 @@ def test_places_of_a_tile_are_exact() -> None:
 
 
 def streaming(times: int) -> Kernel:
-    """Every block reads the same 64 KB, `times` over, and writes 256 bytes of its own."""
+    """Every block reads the same 64 KB `times` times, and writes 256 bytes of its own."""
     thread, block, loop, again = Var("thread_x", 64), Var("block_x", 8), Var("i", 256), Var("j", times)
     load = Load("g", (loop * 64 + thread,), "f32")
     body = For(again, index_const(times), For(loop, index_const(256), Store("out", block * 64 + thread, load)))
@@ -76,8 +76,8 @@ def small(level_2: int, processors: int, level_1: int) -> Machine:
     [
         (1 << 20, 2, 1),  # all of it stays
         (48 << 10, 2, 4),  # nothing stays until the next of four waves of two blocks
-        (48 << 10, 8, 1),  # one wave: the blocks share what they read
-        (68 << 10, 2, 1),  # what is read and written between two touches of a sector just fits
+        (48 << 10, 8, 1),  # one wave: the blocks share their reads
+        (68 << 10, 2, 1),  # the data read and written between two accesses to a sector just fit
     ],
 )
 def test_waves_find_in_level_2_what_fits(level_2: int, processors: int, times: int) -> None:

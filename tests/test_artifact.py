@@ -1,4 +1,4 @@
-"""Saved executables: what is loaded computes the same, and damage of every kind is refused by name."""
+"""Saved executables: loaded ones compute the same, and every kind of damage is refused with a specific error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_loaded_executable_can_be_saved_again(saved: Path, tmp_path: Path) -> 
     assert first.program.storage == second.program.storage and first.machine == second.machine
     x = torch.randn(6, 7)
     assert torch.equal(artifact.load(tmp_path / "again")(x), loaded(x))
-    loaded.save(saved)  # over itself
+    loaded.save(saved)  # overwrites itself
     assert torch.equal(artifact.load(saved)(x), loaded(x))
 
 
@@ -142,7 +142,7 @@ def test_a_truncated_or_damaged_zip_is_refused(tmp_path: Path) -> None:
     for position in range(0, len(data), step):
         path.write_bytes(data[:position] + bytes([data[position] ^ 0x55]) + data[position + 1 :])
         try:
-            artifact.read(path)  # a byte of the zip's own padding may be without meaning
+            artifact.read(path)  # a byte of the zip's padding may be insignificant
         except InvalidArtifact:
             pass
     path.unlink()
@@ -276,7 +276,7 @@ def test_nothing_half_written_and_nothing_foreign_replaced(tmp_path: Path, monke
 
 
 def test_an_older_driver_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The release that counts is the one that the artifact names, not one that this version would ask for."""
+    """The required release is the one that the artifact names, not the one that this version would require."""
     rewrite_manifest(saved, lambda m: m["requires"].update(cuda_driver="13.5"))
     monkeypatch.setattr(artifact, "system_driver", lambda: SimpleNamespace(version=(13, 0)))
     with pytest.raises(TargetNotPresent, match=r"needs a driver of CUDA 13\.5, and this one is of 13\.0"):

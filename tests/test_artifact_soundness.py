@@ -1,4 +1,4 @@
-"""Artifacts that lie, with all hashes right: each is one error before anything is mapped, and what is accepted is harmless."""
+"""Artifacts with false contents and valid hashes: each gives one error before anything is mapped, and accepted ones are harmless."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[[Any], object]
 
 
 def refused(path: Path) -> str:
-    """What loading says before it maps anything, which is one line that names the artifact."""
+    """The error of loading, raised before anything is mapped; one line that names the artifact."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InvalidArtifact) as caught:
         patch.setattr(cpu, "Library", lambda *_: pytest.fail("a binary was mapped"))
         artifact.load(path)
@@ -52,7 +52,7 @@ def values(manifest: Any) -> dict[str, Any]:
 
 
 def reshape(manifest: Any, name: str, shape: list[int], dtype: str = "f32") -> None:
-    """Another shape and type everywhere where they are said of a value."""
+    """Replaces the shape and type of a value everywhere."""
     values(manifest)[name][1:] = [shape, dtype]
     entry = storage(manifest, name)
     entry.update(value=[name, shape, dtype], shape=shape, order=[[i, 0] for i in range(len(shape))], halo=[[0, 0]] * len(shape))
@@ -194,7 +194,7 @@ CALLED: dict[str, Change] = {
 
 
 def require_less(manifest: Any) -> None:
-    """Every CPU of the architecture may load it."""
+    """Lets every CPU of the architecture load it."""
     manifest["machine"]["isa"] = manifest["requires"]["isa"] = []
     manifest["machine_digest"] = decode_machine(parsed(json.dumps(manifest["machine"]).encode(), "it")).digest
 
@@ -311,7 +311,7 @@ def test_zip_files_that_no_artifact_is_are_refused(tmp_path: Path) -> None:
             (20, "<I", 0xFFFFFFF0),  # compressed size
             (24, "<I", 0xFFFFFFF0),  # size
             (24, "<I", 5),
-            (42, "<I", 0xFFFFFF00),  # where it begins
+            (42, "<I", 0xFFFFFF00),  # offset of the member
             (42, "<I", start),
             (10, "<H", 99),  # method
             (28, "<H", 0xFFFF),  # length of its name
@@ -321,7 +321,7 @@ def test_zip_files_that_no_artifact_is_are_refused(tmp_path: Path) -> None:
         path.write_bytes(data[: start + at] + struct.pack(form, value) + data[start + at + struct.calcsize(form) :])
         refused(path)
     second = data.index(b"PK\x01\x02", start + 4)
-    (tmp_path / "two.zip").write_bytes(data[: second + 42] + data[start + 42 : start + 46] + data[second + 46 :])  # two members in one place
+    (tmp_path / "two.zip").write_bytes(data[: second + 42] + data[start + 42 : start + 46] + data[second + 46 :])  # two members at one offset
     refused(tmp_path / "two.zip")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -350,7 +350,7 @@ def test_only_regular_files_are_members(tmp_path: Path) -> None:
 def bind(path: str) -> None:
     folder, name = os.path.split(path)
     before = os.getcwd()
-    os.chdir(folder)  # a socket's path is short
+    os.chdir(folder)  # a socket's path must be short
     try:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(name)
@@ -378,7 +378,7 @@ def test_a_digest_names_the_content(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["digest", str(path)]) == 0
         assert capsys.readouterr().out == f"{digest}\n"
     (tmp_path / "again" / MANIFEST).write_bytes(b"no JSON")
-    with pytest.raises(InvalidArtifact, match="has the digest"):  # before anything else is looked at
+    with pytest.raises(InvalidArtifact, match="has the digest"):  # before anything else is checked
         tilewright.load(tmp_path / "again", expect_digest=digest)
 
 

@@ -1,4 +1,4 @@
-"""What a user may get wrong, and what may fail beneath: each is one clear error, or is survived with right results."""
+"""User mistakes and failures of the environment: each gives one clear error, or right results all the same."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_damaged_exported_programs(tmp_path: Path, capfd: pytest.CaptureFixture[
     path = tmp_path / "m.pt2"
     torch.export.save(torch.export.export(nn.Linear(16, 16), (torch.ones(1, 16),)), path)
     data = path.read_bytes()
-    weight = nn.Linear(16, 16).weight  # its bytes are most of the file
+    weight = nn.Linear(16, 16).weight  # most of the file's bytes
     assert weight.numel() * 4 < len(data)
     capfd.readouterr()
     middle = next(i for i in range(len(data)) if data.startswith(b"\x50\x4b\x03\x04", i) and b"weight" in data[i : i + 120])
@@ -340,7 +340,7 @@ def test_usage_that_is_refused_before_anything_is_compiled(tmp_path: Path, capfd
         assert "no number from 0 up" in capfd.readouterr().err
 
 
-# What fails beneath
+# Failures of the environment
 
 
 class Layers(nn.Module):
@@ -353,7 +353,7 @@ class Layers(nn.Module):
     def forward(self, x: Tensor) -> Any:
         y = self.first(x).relu()
         z = self.second(y)
-        return self.pool(z + y), torch.linalg.svdvals(z.mean((0, 1))), y.softmax(1), y.argmax(1)  # vectors have signs of their own
+        return self.pool(z + y), torch.linalg.svdvals(z.mean((0, 1))), y.softmax(1), y.argmax(1)  # singular vectors have arbitrary signs
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_the_interpreter_needs_no_cache(tmp_path: Path, monkeypatch: pytest.Monk
     source = "int answer(void) { return %d; }\n"
     interpreter._library.cache_clear()
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file"))  # no folder can be made in it
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file"))  # no folder can be made inside a file
     assert interpreter._library(source % 41).answer() == 41
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "good"))
     assert interpreter._library(source % 42).answer() == 42

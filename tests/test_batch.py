@@ -76,12 +76,13 @@ if "tune" in sys.orig_argv:
     real, fake = trials.Trials, {str(Path(__file__).with_name("fake_workers.py"))!r}
     trials.Trials = lambda machine, devices, **_: real(machine, devices, 1, measurer=(fake, "measure", "{{}}"), compiler=(fake, "compile", "{{}}"))
 """
-"""Runs when Python starts: stand-ins for `tilewright compile`, and for the processes that compile and measure in workers' `tilewright tune`."""
+"""Code that runs when Python starts: stand-ins for `tilewright compile`, and for the compiling and measuring processes of workers' `tilewright
+tune`."""
 
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the module of models above, which workers that are started from now on see."""
+    """A folder with the module of models above, visible to workers that are started from now on."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "batch_models.py").write_text(MODULE_TEXT)
     (folder / "sitecustomize.py").write_text(STAND_IN_TEXT)
@@ -93,13 +94,13 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def client(modules: Path) -> Iterator[Any]:
-    with connected(None, 2) as found:  # two, on whatever machine
+    with connected(None, 2) as found:  # two workers, on any machine
         assert len(found.scheduler_info()["workers"]) == 2
         yield found
 
 
 def onnx_model(path: Path, external: bool = False) -> np.ndarray:
-    """Writes relu(x @ w) with x of 2x64, and gives w."""
+    """Writes relu(x @ w) with x of 2x64, and returns w."""
     import onnx
     from onnx import helper
 
@@ -113,7 +114,8 @@ def onnx_model(path: Path, external: bool = False) -> np.ndarray:
 
 
 def test_models_and_targets(client: Any, modules: Path, tmp_path: Path) -> None:
-    """Names and files for this CPU and another: right results, what one command would write, and failures by model and target alone."""
+    """Names and files for this CPU and another: right results, the same artifacts as a single command, and failures confined to one model and
+    target."""
     w = onnx_model(tmp_path / "product.onnx", external=True)
     assert (tmp_path / "weights.bin").is_file()
     exported = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Tanh()).eval()
@@ -150,7 +152,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_costs_its_job_only(client: Any, modules: Path, tmp_path: Path) -> None:
-    """As when the memory is exhausted: tried again, then an error; the worker lives on."""
+    """As when memory runs out: the job is tried again, then reported as an error, and the worker survives."""
     before = set(client.scheduler_info()["workers"])
     jobs = [Job("stand_in:memory_hog", "native"), Job("batch_models:sums", "native")]
     hog, sums = compile_all(client, jobs, tmp_path, lambda compiled: None)
@@ -167,7 +169,7 @@ def test_what_cannot_be_written_is_an_error(client: Any, modules: Path, tmp_path
 
 
 def test_a_command_that_hangs_is_ended_with_what_it_started(client: Any, modules: Path, tmp_path: Path) -> None:
-    """And is not tried again; the others go on."""
+    """It is not tried again; the others continue."""
     jobs = [Job("stand_in:hangs", "native"), Job("stand_in:quick", "native")]
     hanging, quick = compile_all(client, jobs, tmp_path, lambda compiled: None, limit=3)
     assert hanging.path is None and hanging.error == "it did not end within 3 s" and hanging.seconds >= 3
@@ -190,7 +192,7 @@ def test_run_command(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_tasks_are_tried_again(client: Any, modules: Path) -> None:
-    """A command that is stopped twice and then runs: RETRIES are enough for it. One file goes to several tasks."""
+    """A command that is killed twice and then runs: RETRIES suffice. One file is sent to several tasks."""
     assert batch.RETRIES == 2
     counter = modules / "count"
     text = f"""
@@ -211,7 +213,7 @@ def third_time():
 
 
 class Processes:
-    """A scheduler and two workers, started as a user would, each a process that is ours to end."""
+    """A scheduler and two workers, started as a user would, each a process that the test can end."""
 
     def __init__(self, folder: Path) -> None:
         self.logs = folder
@@ -274,7 +276,7 @@ def test_a_lost_worker(modules: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tuning_on_workers(client: Any, modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The regions of a list are measured in parts, by whichever worker is free; what comes back is what one machine would have recorded."""
+    """The regions of a list are measured in parts, by whichever worker is free; the results are those that one machine would have recorded."""
     layers, store = tmp_path / "layers.json", tmp_path / "records.sqlite"
     sizes = ((16, 8, 6), (8, 8, 5), (16, 4, 7))
     entries = [{"name": f"layer {n}", "outputs": k, "channels": c, "height": y, "width": y, "filter": 3} for n, (k, c, y) in enumerate(sizes)]
@@ -295,7 +297,7 @@ def test_tuning_on_workers(client: Any, modules: Path, tmp_path: Path, capsys: p
     with Records(store) as first, Records(alone) as second:
         assert schedules_of(first) == schedules_of(second) and len({region for region, _ in schedules_of(first)}) == 2
 
-    layers.write_text(json.dumps(entries))  # what is known is not measured again: only the third layer's candidates are new
+    layers.write_text(json.dumps(entries))  # recorded candidates are not measured again: only the third layer's candidates are new
     assert main(distributed_command) == 0
     with Records(store) as first:
         assert len(schedules_of(first)) == 9

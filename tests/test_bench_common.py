@@ -1,4 +1,4 @@
-"""The shared measuring code: checks before timing, fair turns, and what result files say. Time is simulated."""
+"""The shared measuring code: checks before timing, fair interleaving, and the contents of result files. Time is simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_relative_error() -> None:
     assert common.relative_error([torch.tensor([1.0])], reference) == float("inf")
     assert common.relative_error([], reference) == float("inf")
     zeros = [torch.zeros(2, 3, dtype=torch.float64)]
-    assert common.relative_error([torch.zeros(2, 3)], zeros) == 0  # a rectified layer whose sums are all negative
+    assert common.relative_error([torch.zeros(2, 3)], zeros) == 0  # a ReLU of only negative sums
     assert common.relative_error([torch.full((2, 3), 1e-3)], zeros) > 1
 
 
@@ -36,7 +36,7 @@ def test_turns_rotate_and_are_equally_long() -> None:
     calls = {name: lambda name=name: order.append(name) for name in "abc"}
     seconds = common.interleaved_seconds(calls, rounds=3, seconds_per_turn=0.5, seconds_of=constant_time)
     assert {name: len(times) for name, times in seconds.items()} == {"a": 6, "b": 6, "c": 6}
-    assert "".join(order[::4]) == "abcbcacab"  # two calls that are not timed and two that are, a turn
+    assert "".join(order[::4]) == "abcbcacab"  # two untimed and two timed calls per turn
 
 
 def test_only_right_contenders_are_timed() -> None:

@@ -1,4 +1,4 @@
-"""Counts of configurations by schema, and the tables made of them."""
+"""Counts of configurations by schema, and their tables."""
 
 from __future__ import annotations
 

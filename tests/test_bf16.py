@@ -1,4 +1,4 @@
-"""precision="bf16": conversions, contractions on tile registers against float64 (in the interpreter), what the models say of them."""
+"""precision="bf16": conversions, contractions on tile registers against float64 (in the interpreter), and their models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ here = pytest.mark.skipif(not set(BFLOAT16_ISA) <= set(host_cpu().isa), reason="
 
 
 def conversion(source: str, target: str, size: int, lanes: int) -> Kernel:
-    """target[i] = source[i] of those types, in vectors."""
+    """target[i] = source[i] for these types, in vectors."""
     i = Var("i", size // lanes)
     copied = Store("target", i * lanes, Load("source", (i * lanes,), "f32", lanes))
     buffers = (Buffer("source", source, size), Buffer("target", target, size, writable=True))
@@ -53,13 +53,13 @@ def conversion(source: str, target: str, size: int, lanes: int) -> Kernel:
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
-    """As PyTorch rounds, but for subnormal numbers, which become zero."""
+    """Rounded as in PyTorch, except that subnormal numbers become zero."""
     tiny = values.abs() < torch.finfo(torch.float32).tiny
     return torch.where(tiny, torch.zeros_like(values).copysign(values), values).bfloat16()
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """The same bits; of NaN only that it is one."""
+    """Asserts equal bits, or NaN in both."""
     nan = torch.isnan(expected)
     assert torch.equal(torch.isnan(found), nan)
     assert torch.equal(found.view(torch.int16)[~nan], expected.view(torch.int16)[~nan])
@@ -104,7 +104,7 @@ def test_rounding_as_compiled(lanes: int, tmp_path: Path) -> None:
 
 
 def in_bfloat16(case: Case, expected: torch.Tensor, *kept: str) -> Case:
-    """The case with what it stores (but constants, and what is `kept`) in bfloat16. `expected`: for factors rounded so."""
+    """The case with its stored values (except constants and `kept`) in bfloat16. `expected`: the result for factors rounded to bfloat16."""
     values = {name: v if name in (*case.constants, *kept) else replace(v, dtype="bf16") for name, v in case.values.items()}
     inputs = {name: array if name in ("bias", *kept) else nearest(array) for name, array in case.inputs.items()}
     return replace(case, values=values, inputs=inputs, expected=expected.numpy())
@@ -136,14 +136,14 @@ def stored(array: np.ndarray, layout: Layout, dtype: str) -> np.ndarray:
 
 
 def blank(layout: Layout, dtype: str) -> np.ndarray:
-    """NaN, and zeros in halo and rounding."""
+    """NaN, with zeros in halo and alignment padding."""
     flat = np.zeros(layout.size, np.uint16 if dtype == "bf16" else np.float32)
     flat[offsets(layout).ravel()] = 0x7FC0 if dtype == "bf16" else np.nan
     return flat
 
 
 def execute(case: Case, lowered: Lowered) -> torch.Tensor:
-    """Runs the kernels in the interpreter, fails on anything that it reports, and gives the output."""
+    """Runs the kernels in the interpreter, fails on any report, and returns the output."""
     memory = {name: stored(array, case.layouts[name], case.values[name].dtype) for name, array in case.inputs.items()}
     memory["out"] = blank(case.layouts["out"], case.values["out"].dtype)
     for name, item in lowered.storage.items():
@@ -160,7 +160,7 @@ def execute(case: Case, lowered: Lowered) -> torch.Tensor:
 
 
 def check(case: Case, lowered: Lowered) -> None:
-    """The factors are exact and sums float32, so that only the stored result is rounded."""
+    """Compares results. Factors are exact and sums are float32, so that only the stored result is rounded."""
     found, expected = execute(case, lowered).double().numpy(), case.expected
     once = 2.0**-8 if case.values["out"].dtype == "bf16" else 0.0
     scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
@@ -168,7 +168,7 @@ def check(case: Case, lowered: Lowered) -> None:
 
 
 def examine(case: Case, threads: int, seed: int) -> None:
-    """One schedule of the case's space."""
+    """Checks one schedule of the case's space."""
     _, problem = amx_form(case.problem, XEON)
     candidates, _ = cpu_amx_space(problem, threads)
     if length(candidates):
@@ -213,7 +213,7 @@ def test_random_products_and_schedules(threads: int, seed: int, **drawn: Any) ->
 
 @pytest.mark.parametrize("channels", [3, 5])
 def test_few_channels_are_walked_with_the_columns_of_the_filter(channels: int) -> None:
-    """An odd number of channels has a zero behind it in storage, in both factors: NaN beside the window stays out."""
+    """An odd number of channels is followed by a zero in storage, in both factors: NaN beside the window does not spread."""
     case = convolution(channels=channels, outputs=16, size=(11, 13), filter_size=5, stride=2, padding=2)
     halo = ((0, 0), (0, 1), (2, 2), (2, 2))
     case = replace(case, layouts=dict(case.layouts) | {"x": case.layouts["x"].with_halo(halo)})
@@ -296,7 +296,7 @@ def test_tiles_take_the_place_of_vectors_where_factors_are_bfloat16() -> None:
 
 
 def test_the_cache_model_sees_tile_loads() -> None:
-    """One thread, every line of both factors comes in once: all of it fits the second level."""
+    """With one thread every line of both factors is loaded once, since everything fits the second level."""
     case = convolution(channels=64, outputs=64, size=(28, 28), epilogue=False)
     kernel = lower(case.problem, CpuAmxSchedule(14, 2, 2, False, False, 1, 1, 16), XEON).kernels[0]
     second = cache_misses(kernel, XEON, 1).levels[1]

@@ -1,4 +1,4 @@
-"""precision="bf16" on whole models: beside torch.autocast, artifacts, trials, targets that are not here, errors."""
+"""precision="bf16" on whole models: against torch.autocast, artifacts, trials, absent targets, errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Recurrent(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Its product is stored in bfloat16: it is read twice."""
+    """A model whose product is stored in bfloat16 because it is read twice."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.softmax(x, -1)
@@ -150,7 +150,7 @@ def test_values_between_kernels_are_bfloat16_and_the_rest_keeps_its_type() -> No
 
 
 def test_a_precision_decides_for_each_region_and_value() -> None:
-    """Two of three products in bfloat16: what the second one reads is stored so, what the third one reads is not; the first one reads a copy."""
+    """Two of three products in bfloat16: the second one's input is stored in bfloat16, the third one's is not, and the first one reads a copy."""
     module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
     graph, _ = simplify(import_module(module, (torch.randn(8, 64),)).graph)
     first, second, third = (region.outputs[0] for region in lay_out(graph).regions)

@@ -35,7 +35,7 @@ from tilewright.tuning import dataset
 
 H200 = machine("h200")
 MINIMAL = (WINOGRAD, WINOGRAD_FUSED)
-"""Schemas of minimal filtering, which needs a quarter of the products, or 4 / 9."""
+"""Schemas of minimal filtering, which needs 1 / 4 or 4 / 9 of the products."""
 
 
 def contraction_rows(**axes: int) -> Columns:
@@ -62,7 +62,7 @@ def test_no_measured_kernel_is_faster_than_its_bound() -> None:
         found = check([m for m in measured if m.layer["name"] == name], H200)
         assert (found.bound <= found.seconds).all(), (name, found.tightness.max())
         assert found.best_kept
-        # a bound that says nothing would pass as well
+        # a trivial bound would pass as well
         assert found.tightness[found.seconds.argmin()] > 0.2
 
 
@@ -95,7 +95,7 @@ def test_implicit_gemm_by_hand() -> None:
     estimate = lower_bound(GEMM, contraction_facts(1024, 1024, 1024), contraction_rows(), H200)
     # 256 blocks of 8 warps: two of them, 16 warps, on some processor, 4 on a scheduler, 64 steps of 16 * 16 multiply-adds
     assert estimate.terms["fma"] == pytest.approx(65536 / 1.98e9)
-    # two loads of four for every eight elements, and one copy of four of A and of B each a thread and step
+    # two loads of four for every eight elements, and per thread and step one copy of four of A and one of B
     assert estimate.terms["issue"] == pytest.approx(4 * 64 * (256 + 32 + 2) / 1.98e9)
     assert estimate.terms["shared"] == pytest.approx(2 * 64 * (8 * 32 + 128 * 16 * 4 / 128) / 1.98e9)
     assert estimate.terms["chain"] == pytest.approx(1024 * 4 / 1.98e9)
@@ -107,7 +107,7 @@ def test_a_split_adds_a_launch_unless_a_cluster_adds_the_parts() -> None:
     apart = lower_bound(GEMM, problem, contraction_rows(split=2), H200)
     together = lower_bound(GEMM, problem, contraction_rows(split=2, cluster=1), H200)
     assert apart.seconds - together.seconds == pytest.approx(H200.launch_seconds)
-    # 512 blocks on 132 processors: four of half the steps, as much as two whole ones
+    # 512 blocks on 132 processors: four blocks with half the steps take as long as two whole ones
     assert together.terms["fma"] == lower_bound(GEMM, problem, contraction_rows(), H200).terms["fma"]
 
 
@@ -134,7 +134,8 @@ def test_no_distribution_of_blocks_and_warps_beats_the_bound(tiles: int, split: 
 
 
 def _longest(pieces: list[int], places: tuple[int, ...], processors: int, schedulers: int, warps: int) -> int:
-    """Warp steps of the busiest scheduler: blocks where `places` says, their warps (longest first) each on the scheduler with least to do."""
+    """Warp steps of the busiest scheduler, with blocks placed on processors by `places` and their warps (longest first) each on the least loaded
+    scheduler."""
     loads = []
     for processor in range(processors):
         queues = [0] * schedulers
@@ -146,11 +147,11 @@ def _longest(pieces: list[int], places: tuple[int, ...], processors: int, schedu
 
 
 def test_direct_convolution_by_hand() -> None:
-    # 8 x 2 x 4 outputs a block of one warp, 2 a thread; 16 x 132 rows of 8 channels: two blocks on each processor
+    # 8 x 2 x 4 outputs per block of one warp, 2 per thread; 16 x 132 rows of 8 channels: two blocks on each processor
     facts = DirectFacts(1, 1, 8, 16, 2 * 264, 4, 3, 3)
     estimate = lower_bound(DIRECT, facts, direct_rows(register_y=2), H200)
     assert estimate.terms["fma"] == pytest.approx(1 * 16 * 9 * 2 / 1.98e9)
-    # of a channel 4 x 3 inputs and 9 weights, by fours
+    # per channel 4 x 3 inputs and 9 weights, by fours
     assert estimate.terms["issue"] == pytest.approx(16 * (18 + (12 + 9) / 4) / 1.98e9)
     assert estimate.terms["chain"] == pytest.approx(16 * 9 * 4 / 1.98e9)
     crowded = lower_bound(DIRECT, replace(facts, height=2 * 132 * 8 + 2), direct_rows(register_y=2), H200)
@@ -158,11 +159,11 @@ def test_direct_convolution_by_hand() -> None:
 
 
 def test_what_no_thread_stores_counts_as_nothing() -> None:
-    # four rows a thread, of which two exist; of three chunks of four channels all ten
+    # four rows per thread, of which two exist; all ten channels of three chunks of four
     facts = DirectFacts(1, 1, 8, 10, 2, 4, 3, 3)
     estimate = lower_bound(DIRECT, facts, direct_rows(register_y=4), H200)
     assert estimate.terms["fma"] == pytest.approx(3 * 4 * 9 * 2 / 1.98e9)
-    # a tile of 16 rows with 8 a thread, of which 7 exist: the second four of each thread lie beyond
+    # a tile of 16 rows with 8 per thread, of which 7 exist: the second four of each thread are out of range
     one = lower_bound(GEMM, contraction_facts(7, 64, 1024), contraction_rows(block_m=16, thread_m=8), H200)
     assert one.terms["fma"] == pytest.approx(64 * 16 * 4 * 4 / 1.98e9)
 
@@ -198,7 +199,8 @@ def test_winograd_in_one_kernel() -> None:
     estimate = lower_bound(WINOGRAD_FUSED, facts, candidates, H200)
     saved = np.where(candidates["output_tile"] == 4, 4, 2.25)
     assert length(candidates) and (estimate.seconds >= facts.flops / saved / H200.peak_flops["fp32"]).all()
-    # F(2x2): 49 tiles, 256 outputs in blocks of 16 x 32: 32 blocks of 16 warps, 4 on a scheduler, each 32 steps of 8 channels and 4 x 4 sums a thread
+    # F(2x2): 49 tiles, 256 outputs in blocks of 16 x 32: 32 blocks of 16 warps, 4 on a scheduler, each 32 steps of 8 channels and 4 x 4 sums per
+    # thread
     some = {"output_tile": 2, "tiles": 16, "outputs": 32, "channels": 8, "thread_m": 4, "thread_n": 4, "split": 1}
     one = lower_bound(WINOGRAD_FUSED, facts, {name: np.array([value]) for name, value in some.items()}, H200)
     assert one.terms["fma"] == pytest.approx(4 * 32 * 8 * 16 / 1.98e9)
@@ -220,10 +222,10 @@ def test_a_schema_without_a_bound_says_so() -> None:
 
 
 def test_deepcuts_formulas_as_printed() -> None:
-    # 131 blocks: the balance ratio that the paper prints
+    # 131 blocks: the balance ratio as printed
     limit = printed_limit(GEMM, contraction_facts(64 * 131, 64, 1024), contraction_rows(), H200)
     assert limit.balance == pytest.approx(1 / 132)
-    # 2 * 64 * 64 * 16 operations for 64 + 16 * 2 transactions of 128 bytes; 13.9 operations a byte at the peak
+    # 2 * 64 * 64 * 16 operations for 64 + 16 * 2 transactions of 128 bytes; 13.9 operations per byte at the peak
     assert limit.memory == pytest.approx(2 * 64 * 64 * 16 / (128 * 96) / (66.9e12 / 4.8e12))
     # 2 * 4 * 16 * 4 operations for 128 loads: 4 of 41 cycles hidden
     assert limit.shared == pytest.approx(4 / 41)

@@ -1,4 +1,4 @@
-"""Fitted constants: every one says where it is from, damage is named, and each kind of machine has files that serve it."""
+"""Fitted constants: every one states its origin, damage is named, and each kind of machine has files that serve it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_file_that_is_none_is_named(text: bytes, folder: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the package's files that is read in place of them."""
+    """A copy of the package's files that is read instead."""
     copy = tmp_path / "calibration"
     shutil.copytree(calibration.FOLDER, copy)
     monkeypatch.setattr(calibration, "FOLDER", copy)

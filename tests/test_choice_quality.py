@@ -1,4 +1,4 @@
-"""Figures of choices: hand-made orders and times with known losses and trials, candidates that were not measured or failed, and the command."""
+"""Figures of choices: handmade orders and times with known losses and trials, unmeasured or failed candidates, and the command."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_order_of_the_measured_pool() -> None:
     ranking, measured = synthetic()
     order = np.argsort(ranking.seconds)
     rows = {row["way"]: row for row in judge_pool(measured, ranking, {"one": order, "two": order[::-1]}, seeds=2)}
-    # of the four candidates in the space the best takes 2 us, and is the third of the order
+    # the best of the four candidates in the space takes 2 us, and is third in the order
     assert rows["one"]["lop@1"] == pytest.approx(1.0) and rows["one"]["trials_100"] == 3 and rows["one"]["candidates"] == 4
     assert rows["two"]["lop@1"] == pytest.approx(3.0) and rows["two"]["trials_100"] == 2
     assert 2 <= rows["random order"]["trials_100"] <= 3 and rows["random order"]["lop@10"] == 0
@@ -139,7 +139,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ranking = ranking_of(dataset.layer_problem(layer), machine)
     order = np.argsort(ranking.seconds, kind="stable")
     schemas: dict[str, dict[str, list[Any]]] = {}
-    for position in (*order[:120], *order[500::400]):  # times as the analytical model has them: its choice is the best
+    for position in (*order[:120], *order[500::400]):  # times of the analytical model: its choice is the best
         choice = ranking.choice(int(position))
         columns = schemas.setdefault(type(choice.schedule).__name__, {})
         values = {name: getattr(choice.schedule, name) for name in choice.schedule.__dataclass_fields__}

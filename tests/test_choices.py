@@ -1,4 +1,4 @@
-"""Choices kept beside the kernels: the same as ranking again, never another problem's, and no harm where the file is damaged."""
+"""Choices kept beside the kernels: equal to ranking again, never another problem's, and no harm if the file is damaged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_damaged_file_is_made_again(kept: Path, text: str) -> None:
     (path,) = kept.iterdir()
     path.write_text(text)
     assert choices.remembered()(problem, H200, 1) == first
-    path.write_text(path.read_text().replace("16", "17"))  # still a choice, and not the one that was written
+    path.write_text(path.read_text().replace("16", "17"))  # still a valid choice, but not the one that was written
     assert choices.remembered()(problem, H200, 1) == first
     path.unlink()
     kept.rmdir()
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_made_again(kept: Path, text: str) -> None:
     assert choices.remembered()(problem, H200, 1) == first
 
 
-# What a kept choice depends on
+# Dependences of a kept choice
 
 CPU = machine("x86-avx512")
 PROBLEM = convolution_problem(16, 16, 9, 9, 3)
@@ -63,7 +63,7 @@ PROBLEM = convolution_problem(16, 16, 9, 9, 3)
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """Digests of sources are taken once in a process."""
+    """Clears the digests of sources, which are computed once per process."""
     yield
     choices._models.cache_clear()
     problems._sources.cache_clear()

@@ -57,7 +57,7 @@ def sorted_sums():
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kernel cache of this module's own."""
+    """A kernel cache for this module alone."""
     folder = tmp_path_factory.getbasetemp() / "cli-cache"
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(folder))
     return folder
@@ -65,7 +65,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(autouse=True)
 def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module of sample models on the path."""
+    """Puts a module of sample models on the path."""
     (tmp_path / "sample_models.py").write_text(MODULE_TEXT)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -73,7 +73,7 @@ def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def error_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a failing command says: one line on standard error, and nothing else there."""
+    """The error of a failing command: one line, and nothing else, on standard error."""
     assert main(arguments) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and lines[0].startswith("tilewright: error: ")
@@ -102,7 +102,7 @@ def test_compile_explain_and_verify_an_artifact(tmp_path: Path, capsys: pytest.C
 
 def test_commands_on_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "sample_models:fixed"]) == 0
-    assert "inner" in capsys.readouterr().out  # the module's name is a node's place
+    assert "inner" in capsys.readouterr().out  # the module's name is part of a node's place
     assert main(["verify", "sample_models:fixed", "--seed", "5"]) == 0
     assert main(["verify", "sample_models:alone", "--input", "2x6"]) == 0
     capsys.readouterr()
@@ -163,7 +163,7 @@ def test_bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     printed = capsys.readouterr().out
     assert "eager" in printed and "unavailable: the package openvino is not installed" in " ".join(printed.split())
     assert "choose from eager" in error_line(capsys, *arguments[:2], "--against", "tensorflow")
-    # where ours is wrong it is not timed, and the exit code says so
+    # if ours is wrong it is not timed, and the exit code says so
     assert main([*arguments, "--tolerance", "0"]) == 1
 
 

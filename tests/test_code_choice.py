@@ -1,4 +1,4 @@
-"""Choosing CPU schedules by their code: terms, scores, processes, and that what was chosen is compiled once."""
+"""Choosing CPU schedules by their code: terms, scores, processes, and that the chosen kernel is compiled only once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROBLEM = convolution_problem(48, 20, 9, 11, 3)
 
 @pytest.fixture
 def worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems are worth the trouble, too."""
+    """Makes small problems worth analysing too."""
     monkeypatch.setattr(code_choice, "WORTH_SECONDS", 0.0)
 
 
@@ -58,7 +58,7 @@ def need(target: Machine) -> None:
 
 
 def terms_of(problem: Problem, target: Machine, choice: Choice, threads: int) -> dict[str, float]:
-    """The terms that a scoring process gives, asked in this one."""
+    """The terms of a scoring process, computed in this one."""
     server = Server()
     server._machine, server._problem = target, problem
     return server.terms(choice_text(choice), threads, choice.seconds, choice.terms)
@@ -76,7 +76,7 @@ def test_terms(name: str) -> None:
     choice = rank(PROBLEM, target, threads=2).first()
     alone, both = (terms_of(PROBLEM, target, choice, threads) for threads in (1, 2))
     least = 48 * 20 * 9 * 11 * 9 * 2 / (target.peak_flops["fp32"] / target.processors)
-    assert alone["multiply-adds"] >= 0.2 * least  # Winograd's algorithm needs a fourth of the products at best
+    assert alone["multiply-adds"] >= 0.2 * least  # Winograd's algorithm needs at least a fourth of the products
     assert alone["pipeline"] >= 0.99 * alone["multiply-adds"]
     assert 0.4 * alone["pipeline"] < both["pipeline"] < 0.9 * alone["pipeline"] and both["dispatch"] == alone["dispatch"]
     assert all(value >= 0 for value in alone.values()) and alone["memory"] > 0
@@ -87,7 +87,7 @@ def test_terms(name: str) -> None:
 
 @pytest.mark.usefixtures("worth")
 def test_the_best_score_among_the_favourites() -> None:
-    """As scoring them here; the same with one process or two."""
+    """Equal to scoring them in this process, with one process or two."""
     target = machine("x86-avx512")
     need(target)
     ranking = rank(PROBLEM, target, threads=2)
@@ -111,7 +111,7 @@ def test_the_models_decide_where_code_cannot_be_read() -> None:
 
 
 def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And for another number of threads again."""
+    """A different number of threads makes another choice."""
     target = machine("x86-avx512")
     need(target)
     problem = convolution_problem(16, 8, 5, 5, 3)
@@ -129,7 +129,7 @@ def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("worth")
 def test_a_choice_on_the_way_to_which_something_hung_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a process that is lost nor a compiler that does not end may decide for good."""
+    """A choice affected by a lost process or a hanging compiler is not stored."""
     target = machine("x86-avx512")
     need(target)
     favourite = rank(PROBLEM, target, threads=2).first()
@@ -164,7 +164,7 @@ def test_small_regions_are_left_to_the_models() -> None:
     assert ranking.first().seconds < code_choice.WORTH_SECONDS
     with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as processes:
         assert processes.best(PROBLEM, ranking, 2) == (ranking.first(), True)
-        assert processes._processes[0]._worker is None  # nothing was asked
+        assert processes._processes[0]._worker is None  # no process was started
 
 
 def test_an_interruption_waits_for_no_answer() -> None:
@@ -182,7 +182,7 @@ def test_an_interruption_waits_for_no_answer() -> None:
 
 @pytest.mark.usefixtures("worth")
 def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
-    """The plan's kernel is in the cache when its turn to be built comes."""
+    """The plan's kernel is already in the cache when it is to be built."""
     target = machine("x86-avx512")
     need(target)
     graph, _ = simplify(import_module(nn.Conv2d(20, 48, 3), (torch.randn(1, 20, 11, 13),)).graph)

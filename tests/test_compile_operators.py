@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from tests.compiled import check_native
 from tests.operator_cases import FAMILIES, once, seeds
 
-# A seed does not shrink: what fails is reported by the case's own name.
+# A seed does not shrink: failures are reported by the case's name.
 
 
 def check_family(family: str, seed: int, target: str = "native", calls: int = 1) -> None:
@@ -22,7 +22,7 @@ def check_family(family: str, seed: int, target: str = "native", calls: int = 1)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family(family: str) -> None:
-    """A fixed sample, whose kernels stay in the cache; two calls, the second over what the first left."""
+    """A fixed sample, whose kernels stay in the cache; two calls, the second on memory that the first used."""
     check_family(family, 1, calls=2)
 
 

@@ -1,4 +1,4 @@
-"""Counts: every schema counts all of its candidates, once a ranking, and its bytes are at least those of the problem."""
+"""Counts: every schema counts all of its candidates once per ranking, and at least the problem's bytes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_bytes_of_an_implicit_gemm() -> None:
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
 def test_regions_of_networks_are_counted(target: str) -> None:
-    """Of operators of other kinds: maps, windows, rows and scans."""
+    """Regions of other kinds: maps, windows, row reductions and scans."""
     here, seen = machine(target), set()
 
     def chosen(problem: Problem, *arguments: Any) -> Choice:

@@ -1,4 +1,4 @@
-"""Depthwise convolutions on CPUs against PyTorch in float64: random shapes and schedules in the interpreter; what the schema declines."""
+"""Depthwise convolutions on CPUs against PyTorch in float64: random shapes and schedules in the interpreter; problems that the schema rejects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEON, AVX2, AVX512 = machine("neoverse-n1"), machine("x86-avx2"), machine("x86-a
 
 
 def case_of(channels: int, size: tuple[int, int], filter_size: int, stride: int, seed: int = 0, outputs: int = 0, **more: int) -> Any:
-    """A case as `gpu_cases` has them: the region, random inputs, and its results in float64."""
+    """A case as in `gpu_cases`: the region, random inputs, and its results in float64."""
     from tests.gpu_cases import Case
 
     problem = convolution_problem(outputs or channels, channels, *size, filter_size, stride, groups=channels, **more)

@@ -1,4 +1,4 @@
-"""The learned part of the ranking on CPUs: where it applies, what it leaves alone, and the training that made it."""
+"""The learned part of the ranking on CPUs: where it applies and where it does not, and its training."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ OPERATORS = (("depthwise", (48, 14, 3, 1)), ("product", (4, 49, 32, 64)), ("bloc
 
 
 def both(sizes: tuple[int, ...], target: Machine, threads: int = 2) -> tuple[Ranking, Ranking]:
-    """Of a convolution, by the models alone, and as it chooses."""
+    """Rankings of a convolution by the models alone, and with the learned part."""
     return of_problem(convolution_problem(*sizes), target, threads)
 
 
 def of_problem(problem: Problem, target: Machine, threads: int = 2) -> tuple[Ranking, Ranking]:
-    """As `both`."""
+    """Like `both`, for a problem."""
     return rank(problem, target, threads, learned=False), rank(problem, target, threads)
 
 
@@ -69,7 +69,7 @@ def test_others_are_left_to_the_models() -> None:
 
 
 def test_what_follows_a_convolution_is_told_apart() -> None:
-    """What is added is read, too."""
+    """A residual addition reads another input."""
     alone, added = (operators.problem_of("block", (64, 32, 14, 1, 1, residual), SAPPHIRE_RAPIDS, 2) for residual in (0, 1))
     first, second = (record(of_problem(one, SAPPHIRE_RAPIDS)[0].parts[0], SAPPHIRE_RAPIDS, 2) for one in (alone, added))
     assert first is not None and second is not None
@@ -87,7 +87,7 @@ def test_what_it_has_not_seen_is_no_part() -> None:
 
 
 def test_a_forest_learns_what_the_models_are_off_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that take twice the modelled time where a tile has few vectors."""
+    """Kernels take twice the modelled time if a tile has few vectors."""
     monkeypatch.setattr(cpu_learned, "MODELS", tmp_path)
     rankings = [both(sizes, SAPPHIRE_RAPIDS)[0] for sizes in LAYERS]
     columns = [record(part, SAPPHIRE_RAPIDS, 2) for ranking in rankings for part in ranking.parts[:1]]
@@ -126,7 +126,7 @@ def test_what_judges_is_not_trained_with() -> None:
 
 @pytest.mark.parametrize(("kind", "judges"), [("depthwise", "DEPTHWISE"), ("product", "PRODUCTS"), ("conv2d", "LAYERS"), ("block", "LAYERS")])
 def test_what_judges_is_not_drawn(kind: str, judges: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would have been drawn is not, once it judges."""
+    """A problem that would be drawn is not drawn once it is a test problem."""
     before = cpu_choice.drawn_names(30, 5, (kind,))
     sizes = kind_and_sizes(before[7])[1]
     judging = sizes if kind != "conv2d" else (*sizes[:3], *sizes[4:])

@@ -1,4 +1,4 @@
-"""Output channels that are no whole vectors, stored channels last by a CPU contraction: against PyTorch in float64."""
+"""Output channels that do not fill whole vectors, stored channels-last by a CPU contraction: against PyTorch in float64."""
 
 from __future__ import annotations
 

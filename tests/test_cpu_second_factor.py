@@ -1,4 +1,4 @@
-"""Products whose second factor is computed: read as it lies, or copied into panels, against PyTorch in float64 in the interpreter."""
+"""Products whose second factor is computed: read in place, or copied into panels, against PyTorch in float64 in the interpreter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.selection.choice import rank
 
 
 def product(**options: Any) -> Case:
-    """A matrix product under the names that the compiler gives."""
+    """A matrix product with the compiler's canonical names."""
     case = matmul_case(**options)
     same = canonical(case.problem)
     problem = same.problem

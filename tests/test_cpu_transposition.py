@@ -1,4 +1,4 @@
-"""Copies between row-major and channels-last storage, and results of CPU contractions that leave transposed: against PyTorch in float64."""
+"""Copies between row-major and channels-last storage, and transposed results of CPU contractions: against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_channels_that_lie_side_by_side_are_not_transposed() -> None:
 
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16])
 def test_rounds_of_interleaving_transpose(lanes: int) -> None:
-    """The statements, evaluated over numpy rows."""
+    """Evaluates the statements on NumPy rows."""
     turns, result = transposed("tile", "turned", lanes, "f32")
     matrix = np.arange(lanes * lanes).reshape(lanes, lanes)
     buffers = {"tile": matrix.copy(), "turned": np.zeros_like(matrix)}
@@ -103,7 +103,7 @@ def test_few_vectors_copy_a_row(count: int, widths: list[int]) -> None:
 
 
 def copy_case(shape: tuple[int, int, int, int], to_channels_last: bool, halo: tuple[int, int], scaled: bool, seed: int = 0) -> Case:
-    """relu(x) (times a factor a channel) from row-major to channels-last storage, or back."""
+    """relu(x) (times a factor per channel) from row-major to channels-last storage, or back."""
     builder = StepBuilder("out")
     arrays = {"x": random(seed, *shape), "scale": random(seed + 1, shape[1])}
     x, scale = (tensor(name, array) for name, array in arrays.items())
@@ -131,7 +131,7 @@ def test_random_copies(target: Any, shape: Any, to_channels_last: bool, halo: tu
 @pytest.mark.parametrize("to_channels_last", [True, False])
 @pytest.mark.parametrize("target", [NEON, AVX2, AVX512], ids=["neon", "avx2", "avx512"])
 def test_copies_are_transposed_in_whole_vectors(target: Any, to_channels_last: bool) -> None:
-    """Also where neither axis is a whole number of vectors, and where threads share the rows."""
+    """Also if neither axis is a whole number of vectors, and if threads divide the rows."""
     case = copy_case((1, 22, 24, 37), to_channels_last, (1, 1), True)
     lanes = target.vector_lanes()
     lowered = lower(case.problem, LoopSchedule(lanes), target)

@@ -36,7 +36,7 @@ def spread(count: int) -> list[object]:
 
 
 def prepared(schedule: object, folder: Path) -> tuple[CpuServer, dict[str, Any]]:
-    """A measuring server that knows SMALL, and the compiling server's answer for the schedule."""
+    """A measuring server with the problem SMALL, and the compiling server's answer for the schedule."""
     compiler, server = Compiler(), CpuServer(1)
     problem = serialisation.encode(SMALL)
     compiler({"do": "machine", "machine": serialisation.encode(NATIVE)})
@@ -61,7 +61,7 @@ def test_candidates_are_checked_and_timed() -> None:
 
 
 def test_an_interrupted_call_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of the test's own: calls of 3 s, but the second of 50; what is written before each takes 7."""
+    """With a simulated clock: calls of 3 s, except for a second one of 50; writing activations before each takes 7."""
     now = [0.0]
     lengths = iter((3.0, 50.0, 3.0, 3.0, 3.0))
 
@@ -80,7 +80,7 @@ def test_an_interrupted_call_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("mode", "writes"), [("network", 3), ("warm", 0), ("cold", 0)])
 def test_activations_are_written_before_each_call_as_in_a_network(tmp_path: Path, mode: str, writes: int) -> None:
-    """And neither weights nor anything's value."""
+    """Weights are not written, and no value changes."""
     server, good = prepared(spread(1)[0], tmp_path)
     loaded = server.load(good["program"], mode)
     assert server.problem is not None
@@ -95,7 +95,7 @@ def test_activations_are_written_before_each_call_as_in_a_network(tmp_path: Path
 
 
 def test_a_wrong_candidate_is_rejected(tmp_path: Path) -> None:
-    """The code of a convolution with one row of taps less: it runs, and is not timed."""
+    """The code of a convolution with one row of taps fewer runs, but is not timed."""
     server, good = prepared(spread(1)[0], tmp_path)
     assert server({"do": "trial", "program": good["program"], "mode": "cold"})["times"]
     source = tmp_path / "kernel.c"

@@ -56,9 +56,9 @@ DRAWN = dict(
 
 
 def examine(target: Any, batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, seed: int) -> None:
-    """`channels` and `outputs` in vectors."""
+    """Checks a random schedule; `channels` and `outputs` are numbers of vectors."""
     lanes = target.vector_lanes()
-    size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # an output of one row is no case for Winograd
+    size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # Winograd's algorithm does not serve outputs of one row
     case = convolution_case(
         batch=batch, channels=channels * lanes, outputs=outputs * lanes, size=size, padding=padding, epilogue=epilogue, seed=seed
     )
@@ -130,7 +130,7 @@ def test_the_space_keeps_its_rules() -> None:
 
 
 def test_operations_of_the_transforms() -> None:
-    """Lavin and Gray, section 4.1: 32 additions for an input tile of F(2x2, 3x3), 24 for the sums."""
+    """Lavin and Gray, section 4.1: 32 additions for an input tile of F(2x2, 3x3), 24 for the output transform."""
     assert transform_operations(2) == (32, 24)
     assert transform_operations(4)[0] < 6 * 6 * 12
 
@@ -144,7 +144,7 @@ def test_predictions_grow_with_the_work() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_layers_of_networks_as_compiled_code(threads: int) -> None:
-    """Chosen by the models: what the compiler makes of it, with the epilogue of a residual block."""
+    """The models' choice as compiled code, with the epilogue of a residual block."""
 
     class Block(nn.Module):
         def __init__(self, channels: int) -> None:

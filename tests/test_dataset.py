@@ -1,4 +1,4 @@
-"""Data sets of measured layers: what comes back, what is merged, what an interruption leaves, what is refused; and collecting them."""
+"""Data sets of measured layers: round trips, merging, interruptions, rejected files; and collecting them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = layer(16, 16, 5, 1)
 
 
 def same(first: MeasuredLayer, second: MeasuredLayer) -> bool:
-    """Equal but for the digits that a file keeps."""
+    """Whether two layers are equal up to the digits that a file keeps."""
     plain_facts = [(m.layer, m.machine, m.mode, tuple(m.failures), dict(m.environment), sorted(m.schemas)) for m in (first, second)]
     if plain_facts[0] != plain_facts[1]:
         return False
@@ -249,7 +249,7 @@ def test_samples_are_the_same_for_the_same_seed() -> None:
 
 
 class Backwards:
-    """A model that likes best what the analytical models like least."""
+    """A model that reverses the analytical order."""
 
     def predicted(self, columns: Any, volumes: Any, machine: Any, analytical: np.ndarray, stages: Any) -> np.ndarray:
         return 1e-12 / analytical

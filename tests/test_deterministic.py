@@ -1,4 +1,4 @@
-"""Sums that are added in no fixed order: offered and chosen only where a caller asks for them, said in the plan, and right."""
+"""Sums added in no fixed order: offered and chosen only on request, named in the plan, and right."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from tilewright.tuning.records import Records
 from tilewright.tuning.tuning import chooser_for, current_code, from_records, tune
 
 SPLIT = convolution_problem(32, 256, 4, 4, 3)
-"""So few results of so long sums that splitting them is among the first ideas."""
+"""Few results of long sums, so that splitting is among the best candidates."""
 BOTH = convolution_problem(24, 64, 4, 4, 5, 2)
-"""Here direct convolution splits its channels, too."""
+"""A problem for which direct convolution also splits its channels."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def atomic(ranking: Ranking) -> list[Choice]:
 
 
 def trials_to_atomic(problem: Problem) -> int:
-    """So many of the ranking that one of them adds atomically."""
+    """The number of first candidates in the ranking that includes one with atomic additions."""
     return 1 + next(at for at, choice in enumerate(rank(problem, H200, numerics=Numerics(atomics=True))) if choice.schema.unordered(choice.schedule))
 
 
@@ -75,7 +75,7 @@ def test_candidates_that_add_atomically_are_offered_on_request_alone() -> None:
 
 
 def test_a_schedule_is_found_only_where_it_is_offered() -> None:
-    """A schedule with atomic additions is none of the space without them, whatever its other axes."""
+    """A schedule with atomic additions is not in the space without them, whatever its other axes."""
     fixed, free = rank(BOTH, H200), rank(BOTH, H200, numerics=Numerics(atomics=True))
     for choice in atomic(free)[::10]:
         assert fixed.find(choice.schedule) is None and free.find(choice.schedule) == choice
@@ -110,7 +110,7 @@ def test_tuning_measures_them_on_request_alone(tmp_path: Path) -> None:
 
 
 def first_atomic(problem: Problem, machine: Machine, threads: int) -> Choice:
-    """The best predicted that adds atomically, where there is one."""
+    """The best predicted candidate with atomic additions, if there is one."""
     if problem.region.kind == "contraction":
         found = atomic(rank(problem, machine, numerics=Numerics(atomics=True)))
         if found:
@@ -206,7 +206,7 @@ def test_atomic_additions_on_the_gpu(tmp_path: Path) -> None:
     executable = tilewright.compile(module.cuda(), tuple(x.cuda() for x in inputs), "h200", records=store, deterministic=False)
     assert any(IN_NO_ORDER in row.reasons for row in executable.plan.rows)
     expecting = module.double()
-    for _ in range(3):  # what one call added must be gone in the next
+    for _ in range(3):  # one call's sums must not remain in the next
         fresh = torch.randn(1, 3, 8, 8, device="cuda")
         with torch.no_grad():
             torch.testing.assert_close(executable(fresh).double(), expecting(fresh.double()), rtol=0, atol=1e-5)

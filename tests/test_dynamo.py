@@ -35,7 +35,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def compiled_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every executable that the back end makes."""
+    """Records every executable that the back end makes."""
     made: list[Any] = []
     original = compile_model
 

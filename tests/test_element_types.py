@@ -1,4 +1,4 @@
-"""Element types: what names them in PyTorch, NumPy, C and CUDA C++, and what each stage knows of them, comes from one table."""
+"""Element types: their names in PyTorch, NumPy, C and CUDA C++, and their properties in every stage, come from one table."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_both_printers_and_the_interpreter_take_it(element: ElementType) -> None
 
 
 def test_no_stage_names_float32_but_where_it_is_somebody_elses_word() -> None:
-    """Types come from values, or from the constants of the table. PTX, OpenVINO and the conversions, which are text by type, have the same word."""
+    """Types come from values, or from the constants of the table. PTX, OpenVINO and the conversions, which are text per type, use the same word."""
     elsewhere = {"ir/dtypes.py", "analysis/gpu/ptx.py", "tuning/peers.py", "codegen/conversions.py"}
     assert {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if '"f32"' in p.read_text()} <= elsewhere
 
 
 def test_shared_memory_is_as_large_as_the_elements_that_are_staged() -> None:
-    """Of 64 x 64 x 16 with two buffers: A in elements of two bytes takes half of what it takes in four."""
+    """With tiles of 64 x 64 x 16 and double buffering, A in two-byte elements takes half the space of four-byte elements."""
     rows = {name: np.array([value]) for name, value in dataclasses.asdict(ContractionSchedule(64, 64, 16, 4, 4)).items()}
     a, b = Operand("own", 4, 4 * 512 * 512), Operand("own", 4, 4 * 512 * 512)
     facts = ContractionFacts(1, 512, 512, 512, a, b, 4, 4 * 512 * 512)

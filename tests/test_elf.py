@@ -1,4 +1,4 @@
-"""Binaries before they are loaded: ours pass, and nothing that the loader would stumble over, or that would run while it loads, does."""
+"""Checks of binaries before loading: ours pass; any that would crash the loader or run code during loading do not."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def built(folder: Path, text: str = KERNEL, *flags: str, compiler: str = "gcc") 
 
 
 def segment_header(data: bytes, kind: int) -> int:
-    """Offset in the file of the header of the first segment of that kind."""
+    """File offset of the header of the first segment of a kind."""
     offset, count = struct.unpack_from("<Q", data, 32)[0], struct.unpack_from("<H", data, 56)[0]
     return next(at for at in range(offset, offset + 56 * count, 56) if struct.unpack_from("<I", data, at)[0] == kind)
 
 
 def dynamic_entry(data: bytes, tag: int) -> int:
-    """Offset in the file of an entry of the dynamic section."""
+    """File offset of an entry of the dynamic section."""
     _, _, start, _, _, size = struct.unpack_from("<IIQQQQ", data, segment_header(data, 2))
     return next(entry for entry in range(start, start + size, 16) if struct.unpack_from("<Q", data, entry)[0] == tag)
 
@@ -226,7 +226,7 @@ def test_changed_bytes_never_end_the_process_that_loads(tmp_path: Path) -> None:
     draw = random.Random(1)
     refused = 0
     for number in range(1500):
-        # three quarters in what the loader reads: the beginning, with headers and tables, and the dynamic section
+        # three quarters of the changes are in parts that the loader reads: the beginning, with headers and tables, and the dynamic section
         start, end = draw.choice(((0, 2048), (0, 2048), (dynamic_entry(data, 5) - 256, dynamic_entry(data, 5) + 256), (0, len(data))))
         at = draw.randrange(start, end)
         damaged = changed(data, at, "B", draw.choice((data[at] ^ 1 << draw.randrange(8), draw.randrange(256), 0, 255)))

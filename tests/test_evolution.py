@@ -1,4 +1,4 @@
-"""Evolution strategies against exhaustive ranking and pycma, and the choice in two stages."""
+"""Evolution strategies against exhaustive ranking and pycma, and choosing in two stages."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_candidate_twice_and_no_more_than_allowed(extents: list[int], kept: f
 
 
 def test_the_mean_moves_to_the_best() -> None:
-    """The last generations are nearer to the best than the first: a search that does not learn fails."""
+    """The last generations are closer to the best than the first: a search that does not learn fails."""
     candidates = product_of({name: range(12) for name in "abcd"})
     target = np.array([2, 9, 5, 7])
     scores = sum((candidates[name] - target[number]) ** 2 for number, name in enumerate("abcd")).astype(float)
@@ -82,7 +82,7 @@ def test_the_mean_moves_to_the_best() -> None:
         found = evolve(candidates, lambda positions: scores[positions], 300, seed)
         assert scores[found.positions[-100:]].mean() < 0.5 * scores[found.positions[:32]].mean()
         losses.append(scores[found.best])
-    assert np.mean(losses) <= 2  # of 20,736 candidates with scores up to 280, 300 were looked at
+    assert np.mean(losses) <= 2  # 300 of 20,736 candidates with scores up to 280 were evaluated
 
 
 def test_the_start_is_scored_first_and_searched_around() -> None:
@@ -93,7 +93,7 @@ def test_the_start_is_scored_first_and_searched_around() -> None:
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
 def test_against_exhaustive_ranking_and_pycma(target: str) -> None:
-    """Of real spaces: with a quarter of the candidates, but at most 200, within 5 % of the best in the mean, and no worse than pycma by 2 %."""
+    """On real spaces: with a quarter of the candidates, at most 200, within 5 % of the best on average, and at most 2 % worse than pycma."""
     pytest.importorskip("cma")
     ours, theirs = [], []
     for _, rows, scores in spaces_of(["R6", "R12"], target):
@@ -106,7 +106,7 @@ def test_against_exhaustive_ranking_and_pycma(target: str) -> None:
 
 
 def ranking(bias: float) -> Ranking:
-    """Two schemas; the cheap estimate prefers what `expensive` does not by as much as `bias`."""
+    """Two schemas, whose estimates are the scores of `expensive` plus an error of up to twice `bias`."""
     parts = []
     for lanes in (4, 8):
         candidates = product_of({"tile_rows": range(1, 9), "tile_columns": range(1, 13), "vectors": (1, 2, 3, 4), "order": (0, 1)})

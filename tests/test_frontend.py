@@ -1,4 +1,4 @@
-"""The PyTorch front end: calling structure, mutation, aliases, odd shapes and types, and what it cannot read."""
+"""The PyTorch front end: calling structure, mutation, aliases, odd shapes and types, and unsupported models."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_equal_inputs_are_not_assumed_equal() -> None:
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_final_states_of_an_lstm_have_their_shapes(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`wrong`: with PyTorch's decomposition as it was up to release 2.11."""
+    """`wrong`: with PyTorch's decomposition of releases up to 2.11."""
     if wrong:
         decompositions = torch._decomp.decompositions
         layer = decompositions.one_layer_lstm
@@ -229,7 +229,7 @@ def test_final_states_of_an_lstm_have_their_shapes(wrong: bool, monkeypatch: pyt
     class Last(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lstm = torch.nn.LSTM(4, 5 + wrong, 2, bidirectional=True)  # PyTorch remembers shapes that it has told
+            self.lstm = torch.nn.LSTM(4, 5 + wrong, 2, bidirectional=True)  # PyTorch caches the shapes
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             _, (h, c) = self.lstm(x)

@@ -1,4 +1,4 @@
-"""The GPU cost models: occupancy against hand-computed cases, order of predictions where it must be clear, and the choice by them."""
+"""The GPU cost models: occupancy against hand-computed cases, order of predictions in clear cases, and the resulting choice."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def lower(case: Case, schedule: object) -> Lowered:
 
 
 def any_convolution(choose: random.Random) -> Convolution:
-    """A small convolution; strides, dilations and padding of every kind, not all of them sensible."""
+    """A small convolution; strides, dilations and padding of every kind, including unusual ones."""
     filters = choose.choice([(3, 3), (3, 3), (1, 1), (5, 5), (7, 7), (1, 3), (3, 1), (2, 3)])
     stride = choose.choice([(1, 1), (1, 1), (2, 2), (3, 3), (1, 2), (3, 2)])
     dilation = choose.choice([(1, 1), (1, 1), (1, 1), (2, 2), (1, 3)])
@@ -70,7 +70,7 @@ def any_convolution(choose: random.Random) -> Convolution:
 
 
 def any_schedule(choose: random.Random) -> DirectSchedule:
-    """Any shape of threads, whether or not the space would offer it for so small a problem."""
+    """Any shape of threads, even if the space would not offer it for such a small problem."""
     warps = [(k, y, 32 // k // y) for k in (1, 2, 4, 8, 16, 32) for y in (1, 2, 4, 8, 16, 32) if k * y <= 32]
     split = choose.choice([1, 1, 1, 2, 3])
     way = choose.choice(["parts", "cluster", "atomics"]) if split > 1 else "parts"
@@ -94,7 +94,7 @@ REFUSALS = "cluster|leave a block nothing|do not share the load"
 
 
 def check_seed(seed: int) -> bool:
-    """Whether the schedule of the seed fits its convolution; where it does, the result is compared."""
+    """Whether the schedule of the seed fits its convolution; if so, the result is compared."""
     choose = random.Random(seed)
     case, schedule = convolution(any_convolution(choose)), any_schedule(choose)
     try:
@@ -121,7 +121,7 @@ def problem_of(case: Case) -> DirectFacts:
 
 
 def layer(channels: int, outputs: int, size: int, filters: int = 3, stride: int = 1) -> Case:
-    """A layer whose inputs and result are never computed."""
+    """A layer for planning only: inputs and result are never computed."""
     return convolution(Convolution(channels, outputs, (size * stride,) * 2, (filters,) * 2, (stride,) * 2, padding=(filters // 2,) * 2, epilogue=False))
 
 
@@ -163,7 +163,7 @@ def test_atomic_additions_go_to_one_sum(epilogue: bool) -> None:
     case = convolution(Convolution(9, 12, (7, 7), epilogue=epilogue))
     lowered = lower(case, DirectSchedule(RS, 4, 1, 2, 2, 4, 4, 1, 2, 1, 3, 3, 1, SHARED, 0, 1))
     assert any(isinstance(s, AtomicAdd) for kernel in lowered.kernels for s in statements(kernel.body))
-    # zeros, sums, and what follows the sum
+    # zeroing, sums, and the epilogue
     assert len(lowered.calls) == (3 if epilogue else 2)
     check(case, lowered)
 
@@ -220,7 +220,7 @@ def test_machines_without_copies_or_clusters_are_offered_neither() -> None:
 
 
 def test_candidates_of_the_space_are_right() -> None:
-    """Of small problems, so that the interpreter is done soon."""
+    """Uses small problems, so that the interpreter finishes quickly."""
     choose = np.random.default_rng(3)
     for given in (Convolution(16, 24, (10, 9), (3, 3)), Convolution(12, 16, (15, 13), (3, 3), (2, 2), groups=2), Convolution(8, 32, (8, 8), (5, 5), padding=(2, 2))):
         case = convolution(given)

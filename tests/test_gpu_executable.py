@@ -1,4 +1,4 @@
-"""What a caller may do to an executable on a GPU: streams, threads, clones, odd inputs, mutation, artifacts, PyTorch nodes."""
+"""Everything that a caller may do with an executable on a GPU: streams, threads, clones, odd inputs, mutation, artifacts, PyTorch nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Single(nn.Module):
 
 
 class Chain(nn.Module):
-    """Kernels in a line that reuse memory, with a branch and two results."""
+    """A chain of kernels that reuse memory, with a branch and two results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Chain(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Many nodes that touch the input and the output, which are copied rather than every node updated."""
+    """Many nodes that use the input and the output, which are copied instead of updating every node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ SHAPE = (40, 64)
 
 
 class Subject:
-    """A module, its executable, and what it gives in float64."""
+    """A module, its executable, and its results in float64."""
 
     def __init__(self, module: nn.Module) -> None:
         module.cuda()
@@ -99,7 +99,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
 
 
 def in_threads(work: Callable[[int], None], count: int = 4) -> None:
-    """Run `work` in threads and raise what failed in any."""
+    """Runs `work` in threads and raises the errors of any."""
     failures: list[str] = []
 
     def guarded(which: int) -> None:
@@ -138,7 +138,7 @@ def test_strided_and_misaligned_inputs(subject: Subject) -> None:
 
 
 def test_streams_in_turn(subject: Subject) -> None:
-    """Calls on several streams without waiting between them share one arena."""
+    """Calls on several streams without synchronisation share one arena."""
     streams = [torch.cuda.default_stream(), *(torch.cuda.Stream() for _ in range(3))]
     inputs = [torch.randn(SHAPE, device="cuda") for _ in range(40)]
     torch.cuda.synchronize()
@@ -218,7 +218,7 @@ def test_wrong_inputs_are_refused(subject: Subject) -> None:
         exe(torch.randn(SHAPE, device="cuda", requires_grad=True))
     with pytest.raises(InvalidInput):
         exe(torch.randn(SHAPE, device="cuda"), torch.randn(SHAPE, device="cuda"))
-    x = torch.randn(SHAPE, device="cuda")  # a refused call leaves nothing behind
+    x = torch.randn(SHAPE, device="cuda")  # a refused call has no effect
     subject.check(exe(x), x)
 
 
@@ -324,7 +324,7 @@ def test_memory_is_released() -> None:
         subject.check(subject.executable(x), x)
         subject.executable.close()
         del subject
-        gc.collect()  # export leaves circles, and keeps the last module for a while
+        gc.collect()  # export leaves reference cycles, and keeps the last module for a while
         torch.cuda.synchronize()
         held.append(torch.cuda.memory_allocated())
     assert held[-1] <= max(held[:4]), held  # a leak would grow with every round

@@ -168,7 +168,7 @@ def test_depthwise_convolution(channels: int, size: int, stride: int, last: bool
 
 @pytest.mark.parametrize("size, stride, rows, items", [(3, 1, 2, 4), (3, 2, 4, 2), (5, 1, 2, 2), (3, 1, 3, 3)])
 def test_windows_of_a_tile_share_their_loads(size: int, stride: int, rows: int, items: int) -> None:
-    """The PTX has as many loads as the problem counts; tiles that do not divide the extent share less, behind guards."""
+    """The PTX has as many loads as predicted; tiles that do not divide the extent share fewer loads, with guards."""
     given = convolution_problem(16, 16, 12, 12, size, stride, groups=16)
     assert given.region.kind == "window"
     problem = window_form(given).facts
@@ -367,7 +367,7 @@ def test_few_rows(m: int, n: int, r: int, transpose_b: bool, constant: Any, colu
 
 
 def test_every_kind_of_candidate_is_lowered_correctly() -> None:
-    """A sample over the whole space of one convolution, wherever feasibility lets it."""
+    """A sample over the whole feasible space of one convolution."""
     case = convolution_case(channels=16, outputs=40, size=(6, 7))
     problem = product_form(case.problem).facts
     candidates, rejected = contraction_space(problem, H200)

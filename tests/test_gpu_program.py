@@ -1,4 +1,4 @@
-"""Whole small models planned for a GPU that is not here, run kernel by kernel in the interpreter, against PyTorch in float64."""
+"""Small models planned for an absent GPU, run kernel by kernel in the interpreter, against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Assorted(nn.Module):
 
 
 class ConstantBatch(nn.Module):
-    """A product whose second factor is constant and alone in having a batch: columns of several matrices side by side."""
+    """A product in which only the constant second factor has a batch: the columns of several matrices side by side."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""What of the GPU engine can be checked without a GPU: structures against CUDA's own, parameters, edges, and the calls
-made to a driver."""
+"""Tests of the GPU engine without a GPU: structures against CUDA's own, parameters, edges, and the calls made to a driver."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ def test_edges_order_exactly_the_conflicts(calls: list[tuple[list[Extent], list[
 
 
 class FakeLibrary:
-    """A libcuda that writes down its calls, hands out numbered handles, and remembers what each graph's nodes would be
-    launched with."""
+    """A libcuda that logs its calls, returns numbered handles, and records the launch parameters of each graph's nodes."""
 
     def __init__(self, failing: str = "", version: int = 13000) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -169,7 +167,7 @@ def test_failures_are_named() -> None:
 
 
 class FakeStream:
-    """Which stream is current, whether it is PyTorch's own, and whether it is captured, for the engine."""
+    """The current stream as seen by the engine: its handle, whether it is PyTorch's own, and whether it is being captured."""
 
     handle = 0
     lasting = True
@@ -264,10 +262,10 @@ def test_another_stream_waits_for_the_last_use(stream: FakeStream, lasting: bool
         assert [arguments[1] for arguments in launched] == [handle]
         recorded = [(index, arguments[1]) for index, (name, arguments) in enumerate(library.calls) if name == "cuEventRecord"]
         launch = names.index("cuGraphLaunch")
-        if lasting:  # recorded on the stream before, once another one is to wait
+        if lasting:  # recorded on the previous stream when another one has to wait
             assert [on for _, on in recorded] == ([last] if waits else [])
             assert all(index < names.index("cuStreamWaitEvent") < launch for index, _ in recorded)
-        else:  # recorded after each call, since the stream may be gone later
+        else:  # recorded after each call, since the stream may be destroyed later
             assert [on for _, on in recorded] == [handle] and recorded[0][0] > launch
             assert not waits or names.index("cuStreamWaitEvent") < launch
         last = handle
@@ -290,7 +288,7 @@ def test_captured_calls_launch_kernels_and_wait_for_nothing(stream: FakeStream) 
     stream.handle, stream.capturing = 0, False
     engine.bind([0x5000, 0x6000])
     engine.run(0, 3)
-    assert library.names().count("cuStreamWaitEvent") == 0  # the last use that was not captured was on this stream
+    assert library.names().count("cuStreamWaitEvent") == 0  # the last uncaptured use was on this stream
     assert library.names().count("cuGraphExecKernelNodeSetParams_v2") == 3
 
 
@@ -344,7 +342,7 @@ def test_dynamic_shared_memory_is_asked_for_and_missing_kernels_named(stream: Fa
 
 
 def test_a_clone_is_on_the_gpu_of_its_original(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which may not be PyTorch's current one, and the model may have no constants that would say it."""
+    """That GPU may not be PyTorch's current one, and the model may have no constants from which to tell."""
     for name, value in {"init": None, "synchronize": None, "current_device": 1}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     engine, _ = fake_engine(diamond())
@@ -363,7 +361,7 @@ def test_an_index_out_of_range_is_said_by_the_next_call_or_after_waiting(stream:
     library.calls.clear()
     engine.check_indices(False)
     assert not library.calls
-    engine.buffers.faults[1] = -6  # as a kernel does, by its address
+    engine.buffers.faults[1] = -6  # as a kernel does, through its address
     assert engine.buffers.address("f") == engine.buffers.faults.data_ptr()
     with pytest.raises(IndexOutOfRange, match="index -6 is out of range for a dimension of 5 elements, in embedding b;"):
         engine.check_indices(False)

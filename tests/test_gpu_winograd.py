@@ -1,4 +1,5 @@
-"""The Winograd schemas against PyTorch in float64, run by the interpreter; its space, cost, accuracy, and filters that are transformed when packing."""
+"""The Winograd schemas against PyTorch in float64, run by the interpreter; their space, cost, accuracy, and filters that are transformed when
+packed."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def problem_of(case: Case) -> Any:
 
 
 def with_epilogue(case: Case, kind: str) -> Case:
-    """The case of a bare convolution; `bias` or `scale` behind it."""
+    """The case of a plain convolution, followed by a bias or a scale."""
     step, final = case.region.steps
     held = Load(step.name, step.axes, "f32")
     sum_in_float64 = torch.nn.functional.conv2d(
@@ -95,7 +96,7 @@ DRAWN = dict(
 
 
 def random_case(batch: int, channels: int, outputs: int, size: Any, padding: Any, epilogue: Any, output_tile: Any, threads: int, lanes: int, seed: int) -> Any:
-    size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # an output of one row is no case for Winograd
+    size = tuple(max(extent, 5 - 2 * padding) for extent in size)  # Winograd's algorithm does not serve outputs of one row
     case = convolution_case(batch=batch, channels=channels, outputs=outputs, size=size, padding=padding, epilogue=epilogue, seed=seed)
     examine(case, output_tile, threads, lanes, seed)
 
@@ -161,7 +162,8 @@ def test_what_is_no_case_for_winograd(changed: dict[str, Any], why: str) -> None
 
 
 def emulated(x: np.ndarray, w: np.ndarray, size: int) -> np.ndarray:
-    """The schema in fp32 with NumPy, term after term as the kernels add; size 1 is direct summation. x [C, H, W] is padded by one; w [K, C, 3, 3]."""
+    """The schema in fp32 with NumPy, adding term by term like the kernels; size 1 is direct summation. x [C, H, W] is padded by one; w [K, C, 3,
+    3]."""
     f = np.float32
     one = np.ones((1, 1))
     b, a = (np.array(m, f) for m in (TRANSFORMS[size].inputs, TRANSFORMS[size].outputs)) if size > 1 else (one, one)
@@ -194,7 +196,7 @@ def filters_storage(w: np.ndarray, size: int) -> Storage:
 @pytest.mark.parametrize("channels", [8, 64, pytest.param(256, marks=pytest.mark.slow), pytest.param(1024, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("positive", [False, True])
 def test_accuracy_is_what_the_documentation_says(channels: int, positive: bool) -> None:
-    """Relative to the largest output; the limits grow with the square root of the channels, as errors of sums do."""
+    """Errors are relative to the largest output; the limits grow with the square root of the channels, like errors of sums."""
     worst = {1: 0.0, 2: 0.0, 4: 0.0}
     for seed in range(4):
         generator = np.random.default_rng([channels, seed])
@@ -334,7 +336,7 @@ def test_its_kernels_compile_without_spills(output_tile: int, tmp_path: Path) ->
 
 
 def test_nothing_is_read_from_a_workspace_before_it_is_written() -> None:
-    """The workspaces begin as NaN, which every sum would show."""
+    """The workspaces are initially NaN, which would appear in every sum."""
     case = convolution_case(channels=6, outputs=6, size=(5, 7))
     assert np.isfinite(execute(case, lower(case, WinogradSchedule(2, 64, 2, **SMALL)))).all()
 

@@ -73,7 +73,7 @@ def test_every_entry_is_complete_and_every_number_has_a_source(name: str) -> Non
 
 
 def described_machines() -> dict[str, Machine]:
-    """Every catalogue entry, and hosts and GPUs identified by each of the ways that there are."""
+    """Every catalogue entry, and hosts and GPUs identified by each method."""
     old = HASWELL.replace("avx f16c fma", "").replace("avx2", "")
     texts = {"zen4": ZEN4, "haswell": HASWELL, "baseline": old, "server with AMX": SERVER_WITH_AMX}
     hosts = {name: identify_cpu(identity(text)) for name, text in texts.items()}

@@ -1,4 +1,4 @@
-"""What the headers of generated kernels say, and that they say nothing that would tell equal layers apart."""
+"""The headers of generated kernels, which must not distinguish equal layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_convolution_states_problem_schedule_parameters_and_prediction(target:
     assert lines[1] == lowered.schedule
     roles = {line.split(":")[0]: line for line in lines[2:-1]}
     assert set(roles) == {parameter.name for parameter in program.kernels()[name].parameters}
-    packed = ("3 x 5 x 24 x 40", "24 x 3 x 5 x 40")  # by the schema that is chosen
+    packed = ("3 x 5 x 24 x 40", "24 x 3 x 5 x 40")  # depends on the chosen schema
     assert any("A, 1 x 24 x 17 x 19 f32" in line for line in roles.values())
     assert any("B" in line and any(shape in line for shape in packed) for line in roles.values())
     seconds = float(re.match(r"predicted ([0-9.e+-]+) us", lines[-1])[1]) / 1e6  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""ONNX files that are damaged, ask for more than any machine has, or are long: one line that names file and node, or a right result."""
+"""ONNX files that are damaged, require more than any machine has, or are long: a one-line error that names file and node, or a right result."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_products_of_constants_are_not_computed_while_reading() -> None:
 
 
 def external(folder: Path, **entries: str) -> Path:
-    """A model whose weight w of 2x3 lies in another file, as the entries say."""
+    """A model whose weight w of 2x3 is stored in another file, given by the entries."""
     tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2, 3], data_location=TensorProto.EXTERNAL)
     for key, value in entries.items():
         tensor.external_data.add(key=key, value=value)
@@ -213,7 +213,7 @@ def test_parts_of_sparse_tensors_are_no_way_out(tmp_path: Path) -> None:
         import_onnx(path)
 
 
-# Damage, and what nobody foresaw
+# Damage, and unforeseen cases
 
 
 def test_truncated_files(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ NORMS = {
 
 @pytest.mark.parametrize("name", NORMS)
 def test_statistics_and_weights_of_other_shapes_are_refused(name: str) -> None:
-    """They are read at each position of the shape that they belong to; longer ones are refused too."""
+    """They are read at each position of the shape to which they belong; longer ones are refused too."""
     nodes, shape = NORMS[name]
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     with pytest.raises(TilewrightError, match="shape") as caught:
@@ -297,7 +297,7 @@ def test_a_chain_of_1200_nodes_is_right() -> None:
     ids=["maps", "views", "products", "a wide sum", "a wide concatenation", "doubling"],
 )
 def test_long_graphs_are_planned(model: Any) -> None:
-    """Without a limit of an expression, these take hours or the stack; the limit is a guard against hangs."""
+    """Without a limit on the size of an expression these take hours or overflow the stack; the time limit guards against hangs."""
     began = time.monotonic()
     program = planned(model)
     assert time.monotonic() - began < 300
@@ -308,7 +308,7 @@ def test_long_graphs_are_planned(model: Any) -> None:
 @pytest.mark.parametrize("count", [1000, pytest.param(2500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["maps", "rows", "one value read by all"])
 def test_thousands_of_nodes_are_planned(kind: str, count: int) -> None:
-    """What grows with the square of their number takes minutes for 2500."""
+    """An algorithm that is quadratic in the number of nodes takes minutes for 2500."""
     operators, second = {"maps": (("Add", "Relu"), "w"), "rows": (("Softmax", "Sin"), ""), "one value read by all": (("Add",), "x")}[kind]
     nodes = []
     for k in range(count):

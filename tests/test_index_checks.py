@@ -1,4 +1,4 @@
-"""Indices that are data: in range as in PyTorch, out of range an error that names the operator, and nothing outside is read."""
+"""Data-dependent indices: in range as in PyTorch, out of range an error that names the operator, and nothing outside is read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def compiled() -> Executable:
 
 @pytest.mark.parametrize("position", range(len(CASES)), ids=NAMES)
 def test_an_index_is_taken_or_refused_as_by_pytorch(position: int) -> None:
-    """Whatever is refused costs nothing: the next call is right."""
+    """A refused call has no effect: the next call is right."""
     case, executable = CASES[position], compiled()
     refused = 0
     for value in values_of(case):
@@ -107,7 +107,7 @@ PLANS = [(k, "h200") for k in range(len(CASES))] + [(NAMES.index(name), "x86-avx
 
 @pytest.mark.parametrize(("position", "target"), PLANS, ids=[f"{NAMES[k]}-{target}" for k, target in PLANS])
 def test_kernels_read_nothing_outside(position: int, target: str) -> None:
-    """In the interpreter, which reports every access out of bounds: kernels of a GPU, and of a CPU."""
+    """Kernels of a GPU and of a CPU run in the interpreter, which reports every access out of bounds."""
     case, program = CASES[position], planned(position, target)
     assert not any(lowered.region.kind == "torch" for lowered in program.regions)
     for value in (case.extent - 1, case.extent, -1, -case.extent - 1, 2**32, 2**62, -(2**63)):
@@ -130,7 +130,7 @@ def test_kernels_read_nothing_outside(position: int, target: str) -> None:
 
 
 class Twins(nn.Module):
-    """Two layers of one shape, whose kernel is the same."""
+    """Two layers of the same shape, which share a kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_of_layers_that_share_a_kernel_the_right_one_is_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_every_type_of_index(dtype: torch.dtype) -> None:
-    """Types that PyTorch does not index with are cast by the model."""
+    """The model casts types with which PyTorch does not index."""
 
     class Cast(nn.Module):
         def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
@@ -186,7 +186,7 @@ def test_extents_of_nothing_and_of_one() -> None:
     assert tilewright.compile(Empty(), (torch.ones(4, 0), RIGHT), "native")(torch.ones(4, 0), RIGHT).shape == (4, 0)
 
 
-# --- what is known when compiling -------------------------------------------------------------------------------------
+# --- known at compile time --------------------------------------------------------------------------------------------
 
 
 class Constant(nn.Module):
@@ -206,7 +206,7 @@ class Constant(nn.Module):
 def test_constants_are_checked_when_compiling(known: bool) -> None:
     right = tilewright.compile(Constant([0, -1, ROWS - 1, -ROWS], known), (TABLE,), "native")
     torch.testing.assert_close(right(TABLE), Constant([0, -1, ROWS - 1, -ROWS], known)(TABLE))
-    assert bool(right.image.program.index_checks) != known  # folded where the table is known too
+    assert bool(right.image.program.index_checks) != known  # folded if the table is known too
     for wrong in (ROWS, -ROWS - 1, 2**62):
         with pytest.raises(InvalidModel, match=rf"index {wrong} is out of range for a dimension of 7 elements, in index.*test_index_checks"):
             tilewright.compile(Constant([0, wrong], known), (TABLE,), "native")
@@ -230,7 +230,7 @@ def test_constant_classes_are_checked_when_compiling(wrong: int) -> None:
 
 @pytest.mark.parametrize("wrong", [ROWS, -ROWS - 1, 2**40, -(2**40)])
 def test_constants_that_a_file_gives_are_checked_again(tmp_path: Path, wrong: int) -> None:
-    """The kernels of an artifact are those of the model that was compiled; its weights may be anybody's."""
+    """The kernels of an artifact are those of the compiled model, but its weights may have been changed."""
     tilewright.compile(Constant([0, 2, 1], False), (TABLE,), "native").save(tmp_path / "artifact")
     held = {path.relative_to(tmp_path / "artifact").as_posix(): path.read_bytes() for path in (tmp_path / "artifact").rglob("*") if path.is_file()}
     weights = safetensors.torch.load(held[WEIGHTS])
@@ -259,7 +259,7 @@ LEAST, MOST = -(2**63), 2**63 - 1
     ],
 )
 def test_integers_that_wrap_read_nothing_outside(index: Callable[[torch.Tensor], torch.Tensor], value: int) -> None:
-    """As PyTorch, which raises or gives rows of the table."""
+    """As in PyTorch, the call raises or returns rows of the table."""
 
     class Model(nn.Module):
         def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -311,7 +311,7 @@ def test_ranges_of_expressions() -> None:
     x, i = Load("x", (), INDEX), Var("i", 10)
     ranges = {"x": (-3, 5), "big": (0, 2**62)}
     assert range_in(x * 2 + i, ranges) == (-6, 19)
-    assert range_in(Apply("mul", (Load("big", (), INDEX), const(4, INDEX)), INDEX), ranges) == (-(2**63), 2**63 - 1)  # it may wrap
+    assert range_in(Apply("mul", (Load("big", (), INDEX), const(4, INDEX)), INDEX), ranges) == (-(2**63), 2**63 - 1)  # may wrap around
     assert range_in(cast(Load("y", (), "u8"), INDEX), ranges) == (0, 255)
     assert range_in(cast(cast(Load("x", (), INDEX), "u8"), INDEX), ranges) == (0, 255)
     assert range_in(checked(x, 4, True), {}) == (0, 3)
@@ -388,7 +388,7 @@ def test_a_clone_does_not_see_the_fault_of_another() -> None:
 
 
 def test_a_region_that_the_definition_runs_names_the_place() -> None:
-    """As where no compiler accepts the kernel."""
+    """As if no compiler accepts the kernel."""
     checks_of = IndexChecks.of(loop().nodes[0].attributes["body"])
     (node, *_) = checks_of.graph.nodes
     assert checks_of.computation(node) and checks_of.found[0].place == "index_select row at model.py:3"
@@ -436,7 +436,7 @@ def kernel_of(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ta
 
 
 def test_an_index_is_checked_before_the_loop_over_what_it_reads() -> None:
-    """Loops over elements hold no check, which would keep the compiler from making vectors of them."""
+    """Loops over elements contain no check, which would prevent vectorisation."""
     rows = kernel_of(lambda x, i: F.embedding(i, x), "x86-avx2", torch.zeros(50, dtype=torch.long))
     assert rows.index("const int64_t row0 = tw_checked(in0[") < rows.index("#pragma omp simd") < rows.index("in1[row0 * 64")
     sums = kernel_of(lambda x, i: F.embedding(i, x).sum(1), "x86-avx2", torch.zeros(5, 4, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""Checked indices of operators that run through PyTorch (scatter and its like), and of ONNX's operators."""
+"""Checked indices of operators that run through PyTorch (scatter and similar), and of ONNX's operators."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def compiled() -> Executable:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_writing_by_index(name: str) -> None:
-    """What PyTorch refuses is an error that names the operator, raised before PyTorch sees the index: on a GPU it would end the process's use of it."""
+    """An index that PyTorch rejects gives an error that names the operator, raised before PyTorch sees the index, which would make a GPU unusable for
+    the process."""
     position, executable = list(WRITES).index(name), compiled()
     extent = TABLE.numel() if name == "put" else ROWS
     refused = 0
@@ -97,7 +98,7 @@ def test_masks_are_left_alone() -> None:
 def model(
     operator: str, index_shape: Sequence[int], kind: int = TensorProto.INT64, updates: Sequence[int] = (), index: object = None
 ) -> onnx.ModelProto:
-    """One node of a table [5, 4] and an index (a constant where given), named "reader"."""
+    """One node, named "reader", on a table [5, 4] and an index (optionally constant)."""
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, 4])]
     constants = []
     if index is None:
@@ -158,7 +159,7 @@ def test_constants_of_onnx_are_checked_when_compiling(shape: tuple[int, ...], ri
 
 
 def test_classes_of_onnx_outside_of_the_depth_are_off_everywhere() -> None:
-    """Where PyTorch's one_hot raises."""
+    """PyTorch's one_hot raises for these."""
     depth = helper.make_tensor("depth", TensorProto.INT64, [], [ROWS])
     off_on = helper.make_tensor("values", TensorProto.FLOAT, [2], [-3.0, 7.0])
     ends = helper.make_tensor_value_info("i", TensorProto.INT64, [8]), helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, ROWS])

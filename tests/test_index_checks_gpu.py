@@ -1,4 +1,4 @@
-"""Indices out of range on a GPU: what reads them reads nothing outside, and the error comes when the runtime next looks, or at once with `check`."""
+"""Indices out of range on a GPU: nothing outside is read, and the error is raised at the runtime's next check, or at once with `check`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_index_is_taken_or_refused_as_by_pytorch_on_a_cpu(operators: Executab
 
 
 class Layers(nn.Module):
-    """Two layers that share a kernel, and arithmetic behind them."""
+    """Two layers that share a kernel, followed by arithmetic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def right(model: Layers, executable: Executable) -> None:
 @pytest.mark.parametrize("value", [50, -1, 2**32, 2**62, -(2**63)])
 def test_the_next_call_says_so(layers: tuple[Layers, Executable], value: int) -> None:
     model, executable = layers
-    executable(GOOD.cuda(), wrong(value))  # no error: nothing waits
+    executable(GOOD.cuda(), wrong(value))  # no error yet: nothing waits
     torch.cuda.synchronize()
     with pytest.raises(IndexOutOfRange, match=f"index {value} .*embedding.* at second"):
         executable(GOOD.cuda(), GOOD.cuda())
@@ -171,7 +171,7 @@ def test_inputs_that_the_model_changes_stay_as_they_were_with_check() -> None:
 
 
 def test_writing_by_index_through_pytorch_leaves_the_gpu_usable() -> None:
-    """PyTorch alone would end with an assertion of the device."""
+    """PyTorch alone would fail with a device-side assertion."""
 
     class Writes(nn.Module):
         def forward(self, x: torch.Tensor, i: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Checked indices inside of every kind of kernel: operands of contractions, windows, rows, prefixes, maps behind guards; for a GPU and a CPU."""
+"""Checked indices in every kind of kernel: operands of contractions, windows, row reductions, scans, guarded maps; for a GPU and a CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEPTHWISE = torch.randn(8, 1, 3, 3, generator=GENERATOR)
 
 @dataclass(frozen=True)
 class Case:
-    """A function of a table or images and an index of `count` elements below `extent`. `kinds`: of regions with checks, on either machine."""
+    """A function of a table or images and an index of `count` elements below `extent`. `kinds`: kinds of regions with checks, on each machine."""
 
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     x: torch.Tensor
@@ -83,7 +83,7 @@ def planned(case: Case, index: torch.Tensor, target: str) -> Program:
 
 @pytest.mark.parametrize(("name", "target"), EVERY)
 def test_a_kernel_of_every_kind_checks(name: str, target: str) -> None:
-    """In the interpreter: no access outside, no race, and the index that was out of range is the one that is reported."""
+    """In the interpreter: no access out of bounds, no race, and the reported index is the one out of range."""
     case = CASES[name]
     right = torch.randint(case.extent, (case.count,), generator=torch.Generator().manual_seed(1))
     program = planned(case, right, target)

@@ -1,4 +1,4 @@
-"""Predicted instruction counts against what QEMU and cachegrind count."""
+"""Predicted instruction counts against the counts of QEMU and cachegrind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.analysis.cpu.instructions import CLASSES
 from tilewright.hardware import machine
 
 DATA = ("largest pooling", "softmax")
-"""Where data decides so much that no count is promised: which of two is larger, or whether an exponential underflows."""
+"""Kernels without a guaranteed count because of data-dependent branches: a maximum, or the underflow of an exponential."""
 
 
 def need(target: str) -> None:
@@ -25,7 +25,7 @@ TARGETS = [pytest.param("neoverse-n1"), pytest.param("cortex-a53", marks=pytest.
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", [name for name in cases() if name not in DATA])
 def test_aarch64_counts_are_exact(name: str, target: str) -> None:
-    """FMAs, loads and stores in every case; branches and the total where nothing depends on data."""
+    """FMAs, loads and stores in every case; branches and the total if nothing depends on data."""
     need(target)
     for row in compare(name, machine(target), threads=2):
         predicted = row.predicted
@@ -37,7 +37,7 @@ def test_aarch64_counts_are_exact(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("name", cases())
 def test_avx2_totals(name: str) -> None:
-    """Within 2 % of cachegrind's."""
+    """Within 2 % of cachegrind's totals."""
     need("x86-avx2")
     for row in compare(name, machine("x86-avx2"), threads=2):
         assert row.counted["total"] > 500
@@ -54,7 +54,7 @@ def test_what_data_decides_is_said(name: str) -> None:
 
 @pytest.mark.parametrize(("target", "lanes"), [("x86-avx2", 8), ("x86-avx512", 16), ("neoverse-n1", 4)])
 def test_threads_share_the_work(target: str, lanes: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The parts of several threads are the FMAs that the layer needs."""
+    """The FMAs of several threads add up to those of the layer."""
     need("neoverse-n1" if target == "neoverse-n1" else "x86-avx2")
     chosen = machine(target)
     module, inputs = cases()["resnet 3x3/2 64-128"]

@@ -1,4 +1,4 @@
-"""Integer division by anything: no signal, PyTorch's value where it has one, 0 where it raises, and an error where the 0 is a constant."""
+"""Integer division by any number: no signal, PyTorch's value if it has one, 0 where it raises, and an error for a constant 0."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DIVISIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def operands(dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every pair of the numbers at which division is special."""
+    """Every pair of the special cases of division."""
     kind = getattr(torch, ELEMENT_TYPES[dtype].torch)
     limits = torch.iinfo(kind)
     numbers = sorted({limits.min, limits.min + 1, limits.max - 1, limits.max, 0, 1, 2, 3, 7, *((-1, -2, -3, -7) if limits.min else ())})
@@ -47,14 +47,14 @@ def operands(dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def expected(operation: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """PyTorch's results; those by 0, and of the least number by -1 (where PyTorch's own division may stop the process), as documented."""
+    """PyTorch's results; for division by 0, and of the least number by -1 (where PyTorch's division may kill the process), the documented ones."""
     special = (b == 0) | ((a == torch.iinfo(a.dtype).min) & (b == -1) & (a < 0))
     known = DIVISIONS[operation](a, torch.where(special, 1, b))
     return torch.where(b == 0, 0, torch.where(special, a if "div" in operation else 0, known))
 
 
 def in_child(function: Callable[[], None]) -> int:
-    """The status with which a forked child ends that runs the function: 0, 1 after an exception, or that of a signal."""
+    """The exit status of a forked child that runs the function: 0, 1 after an exception, or that of a signal."""
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
@@ -143,7 +143,7 @@ def test_a_constant_zero_is_refused_where_pytorch_refuses_it(what: str) -> None:
 
 
 def of_onnx(operator: str, divisor: list[int], known: bool, kind: int = TensorProto.INT64) -> onnx.ModelProto:
-    """[3] divided by a constant [3]; with `known`, of a constant to which the input is added."""
+    """x / divisor + x for an input x of [3]; with `known` c / divisor + x for a constant c."""
     constants = [helper.make_tensor("b", kind, [3], divisor), helper.make_tensor("c", kind, [3], [7, 8, 9])]
     attributes: dict[str, Any] = {"fmod": 1} if operator == "Mod" and kind == 1 else {}
     nodes = [helper.make_node(operator, ["c" if known else "x", "b"], ["q"], name="divider", **attributes)]
@@ -156,7 +156,7 @@ def of_onnx(operator: str, divisor: list[int], known: bool, kind: int = TensorPr
 @pytest.mark.parametrize("operator", ["Div", "Mod"])
 @pytest.mark.parametrize("known", [False, True])
 def test_a_constant_zero_of_onnx_is_refused(operator: str, known: bool) -> None:
-    """The standard leaves it open; ONNX Runtime refuses the model."""
+    """The standard leaves this open; ONNX Runtime rejects the model."""
     for kind in (TensorProto.INT64, TensorProto.INT32, TensorProto.INT8, TensorProto.UINT8):
         with pytest.raises(InvalidModel, match="divider .*divides integers by a constant 0; correct the divisor"):
             simplify(read(of_onnx(operator, [1, 0, 3], known, kind), (), None).graph)
@@ -165,7 +165,7 @@ def test_a_constant_zero_of_onnx_is_refused(operator: str, known: bool) -> None:
 
 
 def test_a_constant_that_wraps_to_zero() -> None:
-    """256 is 0 among the numbers of 8 bits."""
+    """256 is 0 as an 8-bit number."""
     assert not divides_safely(Const(256, "u8")) and not divides_safely(Const(256, "i8")) and not divides_safely(Const(255, "i8"))
     assert divides_safely(Const(255, "u8")) and divides_safely(Const(256, "i16")) and divides_safely(Const(-2, "i8"))
 

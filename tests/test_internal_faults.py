@@ -1,4 +1,4 @@
-"""Faults inside Tilewright, provoked: the model is right all the same, and a warning names nodes, place and exception."""
+"""Injected faults inside Tilewright: the model is still right, and a warning names nodes, place and exception."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 def warned(act: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What the act returns, and the internal faults that it warned of."""
+    """The result of `act`, and the internal faults of which it warned."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = act()
@@ -75,7 +75,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 def breaks_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which fails when it is called for that time."""
+    """The function, made to fail at call `number`."""
     calls = itertools.count()
 
     def sometimes(*arguments: Any, **keywords: Any) -> Any:
@@ -102,10 +102,10 @@ PLACES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_fault_anywhere_costs_speed_only(place: str, model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = PLACES[place]
-    if place == "choosing":  # handed on when planning begins
+    if place == "choosing":  # passed on when planning begins
         monkeypatch.setattr(importlib.import_module("tilewright.tuning.tuning"), "rank", broken)
         monkeypatch.setattr(choice, "rank", broken)
-    elif place in ("layouts", "assembling"):  # the second time is for what is not fused
+    elif place in ("layouts", "assembling"):  # the second call is for unfused regions
         monkeypatch.setattr(owner, name, breaks_at(0, getattr(owner, name)))
     else:
         monkeypatch.setattr(owner, name, broken)
@@ -115,7 +115,7 @@ def test_a_fault_anywhere_costs_speed_only(place: str, model: tuple[nn.Module, T
 
 
 def test_each_region_on_its_own(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One region after the other fails to lower: the warning names its nodes, the plan says why, and the others keep their kernels."""
+    """Each region in turn fails to lower: the warning names its nodes, the plan gives the reason, and the others keep their kernels."""
     subjects: list[str] = []
     lower = registry.lower
     for number in range(30):
@@ -198,7 +198,7 @@ def test_what_is_meant_for_the_user_passes(error: BaseException, place: str, mod
 
 
 def test_faults_fail_tests(model: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pyproject.toml has it: where warnings of this kind are errors, the first one ends the compilation, whatever encloses it."""
+    """As configured in pyproject.toml: if these warnings are errors, the first one ends the compilation, whatever encloses it."""
     monkeypatch.setattr(plan, "lower", broken)
     with pytest.raises(InternalFault, match="ZeroDivisionError"):
         tilewright.compile(model[0], (model[1],), target="native", threads=1)

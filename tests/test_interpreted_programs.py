@@ -1,4 +1,4 @@
-"""Whole programs in the interpreter, over poisoned buffers: right results, and no access that it reports, on GPUs and CPUs."""
+"""Whole programs in the interpreter, over poisoned buffers: right results, and no reports, for GPUs and CPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.interpreted import check_interpreted
 from tests.operator_cases import FAMILIES, once, seeds
 from tilewright.hardware import machine
 
-# Of a fast test run's time these take the least.
+# The quickest families, for fast test runs.
 QUICK = ("products", "poolings", "resamplings", "indexings", "normalisations", "other types")
 
 

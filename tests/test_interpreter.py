@@ -1,4 +1,4 @@
-"""The interpreter: correct kernels run clean and give the right numbers; each planted fault is reported, and only that."""
+"""The interpreter: correct kernels run without reports and give the right numbers; each planted fault is reported, and nothing else."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_matrix_product_is_clean_and_right(extents: tuple[int, int, int]) -> Non
 def test_matrix_product_with_a_fault(omit: str, fault: str) -> None:
     report, _, _ = run_product(33, 47, 19, omit)
     assert any(f": {fault}:" in message for message in report.faults), report.faults
-    if omit != "barrier":  # a missing barrier shows as more than one kind
+    if omit != "barrier":  # a missing barrier shows as more than one kind of fault
         assert all(f": {fault}:" in message for message in report.faults), report.faults
 
 
@@ -228,7 +228,7 @@ def test_planted_fault(name: str) -> None:
 
 
 def test_clean_counterparts() -> None:
-    """What the planted faults look like without the fault, so that the checks are not merely eager."""
+    """The kernels without the planted faults give no reports, so that the checks are not merely overeager."""
     local = Store("r", at(0), f32("x", (GLOBAL // 4) * 4, 4))
     clean = [
         gpu(SHARED, Store("tile", T, f32("x", T)), block_barrier(), Store("out", GLOBAL, f32("tile", 31 - T))),
@@ -378,5 +378,5 @@ def test_an_atomic_addition_may_not_meet_another_access(barrier: tuple[Statement
     for blocks in (1, 2):
         first = compare("lt", thread_variable(Launch((1, 1, 1), (32, 1, 1))), 1)
         report = run(counting(*barrier, If(first, plain), blocks=blocks), [np.zeros(4, np.float32)], initialised=["out"])
-        # of one block a barrier parts them; other blocks it does not hold back
+        # a barrier separates accesses within one block, but not those of different blocks
         assert any("race" in fault for fault in report.faults) == (not barrier or blocks > 1)

@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and kill -9 at every stage: the program ends soon, in one line, and leaves no process, no half of a file and no folder behind."""
+"""Ctrl-C, SIGTERM and kill -9 at every stage: the program ends soon, with one line of output, and leaves no process, partial file or folder
+behind."""
 
 from __future__ import annotations
 
@@ -23,15 +24,15 @@ from tilewright.system.scratch import Scratch
 from tilewright.tuning.records import Records, default_path
 
 Stage = tuple[signal.Signals, int, str]
-"""Signal, how often it is sent, and before the first call of what."""
+"""The signal, how often it is sent, and the function before whose first call it is sent."""
 ROOT = str(Path(tilewright.__file__).parents[1])
 LAYERS = [{"name": f"layer {k}", "outputs": 16, "channels": 8, "height": 6 + k, "width": 5, "filter": 3} for k in range(3)]
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, as `bench.processes` has it."""
-    monkeypatch.syspath_prepend(ROOT)  # where processes that are forked find the package `bench`
+    """A working folder as in `bench.processes`."""
+    monkeypatch.syspath_prepend(ROOT)  # where forked processes find the package `bench`
     (tmp_path / "home" / "tmp").mkdir(parents=True)
     (tmp_path / "out").mkdir()
     (tmp_path / "layers.json").write_text(json.dumps(LAYERS))
@@ -41,7 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def commands(place: Path) -> dict[int, str]:
-    """The commands of what was started by processes that work in the folder."""
+    """The commands of processes started by those that work in the folder."""
     found = {}
     for number in processes_of(place):
         with suppress(OSError):
@@ -50,7 +51,7 @@ def commands(place: Path) -> dict[int, str]:
 
 
 def slow_compiler(place: Path) -> dict[str, str]:
-    """The environment of a compiler that does not end."""
+    """An environment with a compiler that does not end."""
     path = place / "cc"
     path.write_text('#!/bin/sh\n[ "$1" = --version ] && exec gcc "$@"\nsleep 1000\nexec gcc "$@"\n')
     path.chmod(0o755)
@@ -58,12 +59,12 @@ def slow_compiler(place: Path) -> dict[str, str]:
 
 
 def started(place: Path, arguments: tuple[str, ...], stage: Stage | None = None, environment: Mapping[str, str] | None = None) -> Any:
-    """The command in a process that leads a group, in which everything has been imported."""
+    """Runs the command in a process that leads a process group and has imported everything."""
     return start(place, interrupted.command, place, {"PYTHONPATH": str(place), **(environment or {})}, arguments, stage)
 
 
 def result(place: Path, process: Any) -> tuple[int, str]:
-    """Status and words of a process that ends; no other is left."""
+    """Exit status and output of a process after it has ended; checks that no other process is left."""
     code = ended(process)
     assert processes_left(place) == []
     return code, words_of(place, process)
@@ -88,7 +89,7 @@ STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def ours_in(place: Path) -> list[str]:
-    """What is left of ours among temporary files; PyTorch and Dask have folders of their own."""
+    """Our remaining temporary files; PyTorch and Dask have folders of their own."""
     return [str(path) for path in (place / "home" / "tmp").rglob("*") if path.name.startswith(("tilewright", "kernel"))]
 
 
@@ -102,7 +103,7 @@ def test_every_stage_is_interrupted_in_order(stage: str, place: Path) -> None:
         with Records() as records:
             records.export_lines(place / "lines.jsonl")
     number, times = signal.SIGTERM if stage in ("saving", "measuring") else signal.SIGINT, 1 + len(stage) % 3
-    if "import" in stage or command is BATCH:  # importing is a stage itself, and Dask's processes import the main module
+    if "import" in stage or command is BATCH:  # importing is itself a stage, and Dask's processes import the main module
         line = [sys.executable, interrupted.__file__, number.name, str(times), where, *command]
         environment = {**os.environ, MARK: str(place), "TMPDIR": str(place / "home" / "tmp"), "PYTHONPATH": os.pathsep.join((ROOT, str(place)))}
         fresh = subprocess.run(line, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, env=environment)
@@ -133,7 +134,7 @@ def test_a_compiler_that_hangs_is_ended_with_the_program(command: tuple[str, ...
         assert list((place / "out").iterdir()) == [] and (killed or ours_in(place) == [])
     if command is TUNE:
         assert ours_in(place) != []
-        Scratch(str(place / "home" / "tmp")).close()  # the next one removes what the one that was killed has left
+        Scratch(str(place / "home" / "tmp")).close()  # the next one removes what the killed one has left
         assert ours_in(place) == []
 
 
@@ -156,7 +157,7 @@ def test_workers_that_are_killed_cost_their_candidates(place: Path) -> None:
 
 
 def known() -> int:
-    """Measurements that are recorded."""
+    """The number of recorded measurements."""
     if not default_path().exists():
         return 0
     with Records(write=False) as records:

@@ -1,4 +1,4 @@
-"""Instructions as data: what their descriptions say, products on tensor cores in the interpreter, compiled, and on a GPU bit for bit."""
+"""Instructions as data: their descriptions, and products on tensor cores in the interpreter, compiled, and on a GPU bit for bit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def at(index: int) -> Const:
 
 
 def stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers that the type represents, as the interpreter has them."""
+    """Values rounded to the type, in the interpreter's representation."""
     if dtype == "bf16":
         return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return np.ascontiguousarray(values, np.float16 if dtype == "f16" else np.float32)
@@ -112,7 +112,7 @@ MACHINE_CODE = {
 
 
 def test_every_cpu_has_the_keys_of_its_instructions() -> None:
-    """In the table of its core, under the name that the analysis of machine code looks up."""
+    """The keys are in the table of the CPU's core, under the names that the analysis of machine code uses."""
     every = [intrinsic for intrinsic in described() if "C" in intrinsic.text]
     assert {intrinsic.key for intrinsic in every} == set(MACHINE_CODE)
     for key, instruction in MACHINE_CODE.items():
@@ -149,7 +149,7 @@ def test_walkers_follow_operands() -> None:
 
 
 def test_a_prefetch_touches_nothing() -> None:
-    """Also beyond its buffer."""
+    """Not even beyond the end of its buffer."""
     hint = prefetch("x", at(1 << 20))
     assert written_by(hint) == () and [*expressions(hint)] == [at(1 << 20)]
     body = block(hint, Store("out", at(0), Load("x", (at(3),), "f32")))
@@ -190,7 +190,7 @@ def test_fragments_are_those_of_the_manual() -> None:
 
 
 def fragments(kind: str, warps: int = 4) -> Kernel:
-    """sums += a b, of the fragments [warp][lane][element] that the parameters hold."""
+    """sums += a b for the fragments [warp][lane][element] in the parameters."""
     shape = mma.SHAPES[kind]
     grid = Launch((warps, 1, 1), (32, 1, 1))
     thread = Var("block_x", warps) * 32 + thread_variable(grid)
@@ -209,7 +209,7 @@ def fragments(kind: str, warps: int = 4) -> Kernel:
 
 
 def fragment_inputs(kind: str, warps: int, exact: bool) -> tuple[list[np.ndarray], np.ndarray]:
-    """Arrays for `fragments`, and what comes out; `exact`: every sum of the products is a float32."""
+    """Arrays for `fragments`, and the result; `exact`: every sum of products is a float32."""
     shape = mma.SHAPES[kind]
     generator = np.random.default_rng(len(kind) + warps)
     expected: list[Any] = []
@@ -256,10 +256,10 @@ ROWS, COLUMNS, STEPS = 32, 16, 32
 
 def product(kind: str, transposed: bool = False, omit: str = "") -> Kernel:
     """out[32, 16] = a[32, 32] b: two warps with 16 rows each, factors by asynchronous copies to shared memory and from there by ldmatrix. b is stored
-    [n][k], or `transposed` [k][n]. `omit` leaves something out."""
+    [n][k], or `transposed` [k][n]. `omit` names a part to leave out."""
     shape = mma.SHAPES[kind]
     dtype, depth = shape.stored, shape.depth
-    vector = 16 // size_of(dtype)  # elements of a row of a matrix
+    vector = 16 // size_of(dtype)  # elements in a row of a matrix
     grid = Launch((1, 1, 1), (64, 1, 1))
     thread = thread_variable(grid)
     lane, warp = Var("lane", 32), Var("warp", 2)
@@ -335,7 +335,7 @@ def test_a_product_in_the_interpreter(kind: str, transposed: bool) -> None:
 def test_the_interpreter_reports_what_a_warp_does_wrong(omit: str, message: str) -> None:
     arrays, expected = product_inputs("f16", False)
     report = run(product("f16", omit=omit), arrays)
-    if not message:  # warps need not agree
+    if not message:  # warps may diverge from each other
         assert report.is_clean
         assert_bits(arrays[-1], np.where(np.arange(ROWS * COLUMNS) < ROWS * COLUMNS // 2, expected, np.float32(0)))
         return
@@ -343,7 +343,8 @@ def test_the_interpreter_reports_what_a_warp_does_wrong(omit: str, message: str)
 
 
 def rows_of_matrices(count: int, transposed: bool, barrier: bool) -> Kernel:
-    """Lane l stores row l (mod 8 count) of `count` matrices of float16, and gives its address; out has the fragments. Other lanes' addresses are wild."""
+    """Lane l stores row l (mod 8 count) of `count` matrices of float16, and gives its address; out holds the fragments. Other lanes' addresses are
+    arbitrary."""
     row = Var("row", 8 * count)
     body: list[Statement] = [
         Allocate(Buffer("s", "f16", 64 * count, "shared")),
@@ -358,7 +359,7 @@ def rows_of_matrices(count: int, transposed: bool, barrier: bool) -> Kernel:
 
 
 def held_of(x: np.ndarray, count: int, transposed: bool) -> np.ndarray:
-    """What `rows_of_matrices` gives, element after element."""
+    """The result of `rows_of_matrices`, computed element by element."""
     held = np.zeros((32, count, 2), np.float16)
     for number, matrix in enumerate(x.reshape(count, 8, 8)):
         for lane in range(32):
@@ -410,7 +411,7 @@ def test_an_exception_in_a_meaning_is_not_lost() -> None:
 
 
 def collective(width: str) -> Kernel:
-    """A sum over the lanes of a group, in one of two branches that whole groups take together."""
+    """A sum over the lanes of a group, in one of two branches that are uniform over each group."""
 
     def meaning(values: np.ndarray) -> np.ndarray:
         return np.broadcast_to(values.sum(), (len(values), 1))
@@ -451,7 +452,7 @@ def rounding(count: int) -> Kernel:
 
 
 def rounding_inputs() -> np.ndarray:
-    """Every kind of float32 but NaN, on both sides of halves too."""
+    """Every kind of float32 except NaN, including values around midpoints."""
     generator = np.random.default_rng(0)
     bits = generator.integers(0, 1 << 32, 1 << 13, dtype=np.uint64).astype(np.uint32)
     low = generator.choice(np.array([0, 0xFFF, 0x1000, 0x1001, 0x1FFF], np.uint32), 1 << 13)
@@ -460,7 +461,7 @@ def rounding_inputs() -> np.ndarray:
 
 
 def nearest_tf32(x: np.ndarray) -> np.ndarray:
-    """In float64: the nearest multiple of the unit in the tenth place, of two the one further from zero."""
+    """In float64: the nearest multiple of the unit in the tenth place, ties away from zero."""
     magnitude = np.abs(x).astype(np.float64)
     unit = 2.0 ** (np.maximum(np.floor(np.log2(np.maximum(magnitude, 2.0**-126))), -126) - 10)
     with np.errstate(all="ignore"):
@@ -476,11 +477,11 @@ def test_rounding_to_tf32_in_the_interpreter() -> None:
     assert_bits(out, nearest_tf32(x))
 
 
-# --- analysis, and what is compiled -----------------------------------------------------------------------------------
+# --- analysis and compilation -----------------------------------------------------------------------------------------
 
 
 def test_matrices_are_loaded_without_bank_conflicts() -> None:
-    """4 matrices of 8 rows of 16 bytes take 4 wavefronts, as rows are a pitch apart that no bank divides; in both of two steps, by two warps."""
+    """4 matrices of 8 rows of 16 bytes take 4 wavefronts, because the row pitch avoids bank conflicts; in both of two steps, by two warps."""
     found = [access for access in accesses(product("f16")) if access.kind == "load" and access.space == "shared"]
     assert [(access.buffer, access.bytes, access.requests, access.lanes, access.transactions) for access in found] == [
         ("a_tile", 16, 4, 128, 16),
@@ -554,7 +555,7 @@ def test_a_tile_that_was_not_written_is_reported() -> None:
 
 
 def in_context(threads: int = 64) -> Kernel:
-    """out[i] = x[i ^ 1], by way of registers that a context has: half a warp's lanes exchange theirs."""
+    """out[i] = x[i ^ 1], through registers provided by a context, whose values lanes exchange in pairs."""
     registers = Buffer("mine", "f32", 1, "register"), Buffer("other", "f32", 1, "register")
     text = ContextText(("open_registers();",), ("close_registers();",), ("R0", "R1"), "// what opens and closes them\n")
     fragment = Operand("target", "fragment", "write", "f32", (1,)), Operand("source", "fragment", "read", "f32", (1,))
@@ -595,7 +596,7 @@ def test_what_is_done_together_in_a_context() -> None:
 @pytest.mark.skipif(not {"amx_tile", "amx_bf16"} <= set(host_cpu().isa), reason="this CPU has no AMX for bfloat16")
 @pytest.mark.parametrize("scale", [1.0, 2.0**-60, 2.0**62])
 def test_tiles_are_multiplied_as_by_the_machine(scale: float, tmp_path: Path) -> None:
-    """Bit for bit, rounding in between and subnormal numbers included."""
+    """Equal bit for bit, including intermediate rounding and subnormal numbers."""
     from tilewright.runtime.cpu import permit_tiles
     from tilewright.toolchain import SourceFile
     from tilewright.toolchain.compilers import CCompiler
@@ -655,7 +656,7 @@ def test_inexact_sums_on_the_gpu_are_close() -> None:
 
 @pytest.mark.gpu
 def test_tf32_factors_are_cut_off_on_the_gpu() -> None:
-    """1 + 2^-11 is read as 1, whichever factor it is."""
+    """1 + 2^-11 is read as 1 in either factor."""
     shape = mma.SHAPES["tf32"]
     a, b = np.full((16, 8), 1 + 2.0**-11, np.float32), np.full((8, 8), -1 - 2.0**-11, np.float32)
     arrays = [shape.a.of(a).ravel(), shape.b.of(b).ravel(), np.zeros(128, np.float32), np.zeros(128, np.float32)]
@@ -666,7 +667,7 @@ def test_tf32_factors_are_cut_off_on_the_gpu() -> None:
 
 @pytest.mark.gpu
 def test_rounding_to_tf32_on_the_gpu() -> None:
-    """In the 19 bits that a product reads."""
+    """Equal in the 19 bits that a product reads."""
     x = rounding_inputs()
     found = np.zeros_like(x)
     launch(rounding(len(x)), [x, found])

@@ -17,17 +17,17 @@ PACKAGE = Path(__file__).parent.parent / "tilewright"
 ORDER = (
     "system", "ir", "hardware", "graph", "frontend", "codegen", "toolchain", "runtime", "analysis", "kernels", "selection", "partition", "tuning", "report",
 )  # fmt: skip
-"""A folder imports from those before it and from itself."""
+"""Folders in order: each imports only from those before it and from itself."""
 EVERYWHERE = ("errors", "files", "settings")
-"""Files that import nothing of the folders, and that every folder may import."""
+"""Files that import no folder and that every folder may import."""
 ABOVE = ("compile", *(path.stem for path in PACKAGE.glob("cli*.py")), "models", "dynamo", "zoo", "__main__")
-"""What may import every folder, and what no folder may import."""
+"""Modules that may import every folder, and that no folder may import."""
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Of a module's syntax tree; the module itself is the first."""
+    """The nodes of a module's syntax tree; the module itself is the first."""
     return tuple(ast.walk(ast.parse(path.read_text())))
 
 
@@ -45,13 +45,13 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def part_of(path: Path) -> str:
-    """The folder, or the file's name where it lies in the package's root."""
+    """The folder of a file, or the file's name if it is in the package's root."""
     parts = path.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else path.stem
 
 
 def wrong_imports(part: str, names: Iterator[str]) -> list[str]:
-    """Those imports of a part of the package that the order forbids."""
+    """The imports of a part of the package that the order forbids."""
     allowed = {*EVERYWHERE}
     if part in ORDER:
         allowed |= set(ORDER[: ORDER.index(part) + 1])
@@ -74,7 +74,7 @@ def test_the_rule_finds_what_it_forbids(tmp_path: Path) -> None:
 
 
 def test_codegen_knows_no_instruction() -> None:
-    """Printers and interpreter print and run what instructions say of themselves."""
+    """Printers and interpreter use only the instructions' own descriptions."""
     assert [path.name for path in (PACKAGE / "codegen").glob("*.py") if any(".intrinsics" in name for name in imported(path))] == []
 
 
@@ -87,11 +87,11 @@ PICKLING = frozenset(
     "torch.load torch.save torch.export.load torch.export.save torch.jit.load torch.package.PackageImporter torch.hub.load eval exec "
     "torch._inductor.aoti_load_package yaml.load".split()
 )
-"""What unpickles, or otherwise runs what a file says."""
+"""Functions that unpickle, or otherwise run code from a file."""
 
 
 def unpickling(path: Path) -> Iterator[str]:
-    """What a module imports or calls that runs what a file says."""
+    """A module's imports and calls of such functions."""
     forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
     yield from forbidden & {name.split(".")[0] for name in imported(path)}
     for node in nodes(path):
@@ -104,7 +104,7 @@ def unpickling(path: Path) -> Iterator[str]:
 
 def test_no_pickle() -> None:
     assert {path: found for path in MODULES if (found := list(unpickling(path)))} == {}
-    wrong = PACKAGE / "wrong.py"  # is not there
+    wrong = PACKAGE / "wrong.py"  # does not exist
     text = "import numpy as np, torch, pickle\nfrom x import load_pt2\ntorch.load(p)\nnp.load(p)\nnp.load(p, allow_pickle=False)\neval(t)"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[__name__], "nodes", lambda path: tuple(ast.walk(ast.parse(text))))

@@ -1,4 +1,4 @@
-"""Mapping of shared objects: by content, once, and out of reach of whatever happens to files."""
+"""Mapping of shared objects: by content, once, and independent of later changes to files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 
 
 def shared_object(folder: Path, value: int) -> bytes:
-    """One whose function `answer` returns the value."""
+    """A shared object whose function `answer` returns the value."""
     (folder / "k.c").write_text(f"int answer(void) {{ return {value}; }}\n")
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-soname,same.so", "-o", "k.so", "k.c"], cwd=folder, check=True)
     return (folder / "k.so").read_bytes()
@@ -31,7 +31,7 @@ def test_each_content_is_mapped_once_and_apart(tmp_path: Path) -> None:
     contents = [shared_object(tmp_path, value) for value in range(5)]
     before = open_files()
     loaded = [mapped(content, f"kernel/{value}") for value, content in enumerate(contents)]
-    assert [library.answer() for library in loaded] == [0, 1, 2, 3, 4]  # descriptors, and so the files' names, were used again
+    assert [library.answer() for library in loaded] == [0, 1, 2, 3, 4]  # descriptors, and so file names, were reused
     assert all(mapped(bytes(bytearray(content)), "another") is library for content, library in zip(contents, loaded, strict=True))
     assert open_files() == before
     maps = Path("/proc/self/maps").read_text()

@@ -1,4 +1,4 @@
-"""The memory plan: what lives at one time never overlaps, halos keep their zeros, and memory is reused."""
+"""The memory plan: buffers that are live at the same time never overlap, halos keep their zeros, and memory is reused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_nothing_that_lives_at_one_time_overlaps(items: list[Lifetime], alignmen
             overlap = ranges[a.name][0] < ranges[b.name][1] and ranges[b.name][0] < ranges[a.name][1]
             if overlap:
                 assert a.last < b.first or b.last < a.first
-                # whoever must find zeros shares only with its like, and then exactly
+                # buffers that need zeros share memory only with such buffers of exactly the same place and size
                 assert a.zeroed == b.zeroed
                 assert a.zeroed is None or ranges[a.name] == ranges[b.name]
     assert plan.bytes <= plan.unshared_bytes
@@ -78,13 +78,13 @@ def test_best_fit_takes_the_smallest_gap() -> None:
     holes = [Lifetime("large", 1280, 0, 4), Lifetime("small", 640, 0, 4)]
     late = Lifetime("late", 600, 5, 9)
     plan = place([*walls, *holes, late])
-    # after `large` and `small` are gone, only the place of `small` (the end) or of `large` is free
+    # after `large` and `small` are dead, only the place of `small` (the end) or of `large` is free
     assert plan.bytes == 3 * 6400 + 1280 + 640 and plan.offsets["late"] >= 3 * 6400
 
 
 @pytest.mark.parametrize("kind", ["all at once", "one after another", "nested", "halos"])
 def test_many_buffers_are_placed(kind: str) -> None:
-    """As many as a file may have. What was quadratic in Python took minutes."""
+    """As many buffers as a file may have; a quadratic algorithm in Python takes minutes."""
     count = MOST_BUFFERS
     lives: Callable[[int], tuple[int, int]] = {"one after another": lambda i: (i, i + 1), "nested": lambda i: (i // 2, count - i // 2)}.get(kind, lambda i: (0, count))
     zeroed = (HALO, "f32") if kind == "halos" else None
@@ -96,7 +96,7 @@ def test_many_buffers_are_placed(kind: str) -> None:
 
 
 def test_offsets_are_those_of_a_plain_search() -> None:
-    """Best fit, as it is written in words: all buffers that have a place are looked at for each."""
+    """Equal to best fit implemented naively, which looks at all placed buffers for each."""
     random = Random(0)
     for _ in range(20):
         items = [Lifetime(f"b{i}", random.randint(1, 5000), first := random.randint(0, 60), first + random.randint(0, 20)) for i in range(120)]
@@ -145,7 +145,7 @@ def test_a_pytorch_region_keeps_what_its_nodes_read() -> None:
     builder.kernel("relu", ("copy",), "b", (4,), "")
     builder.kernel("relu", ("b",), "out", (4,), "")
     last = builder.regions[2]
-    node = replace(last.region.nodes[0], inputs=("a",))  # the kernel would read the copy of what the node reads
+    node = replace(last.region.nodes[0], inputs=("a",))  # the kernel would read the copy instead of the node's input
     builder.nodes[2] = node
     builder.regions[2] = replace(last, region=replace(last.region, kind="torch", nodes=(node,)), kernels=(), calls=())
     program = loadable(builder.program(("out",)))

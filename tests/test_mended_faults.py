@@ -1,4 +1,4 @@
-"""Faults that random graphs found, each by the smallest model that showed it."""
+"""Faults found by random graphs, each with the smallest model that shows it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.partition.plan import plan_program
 
 
 class Before(nn.Module):
-    """A part behind an interpolation."""
+    """A part after an interpolation."""
 
     def __init__(self, factor: int, *parts: nn.Module) -> None:
         super().__init__()
@@ -36,7 +36,8 @@ def program_of(module: nn.Module, inputs: tuple[Tensor, ...], target: str) -> Pr
 
 
 def upsampled() -> list[Case]:
-    """A factor of a product whose neighbours along the sum are one element in memory: no vector of them can be copied to shared memory."""
+    """A factor of a product whose adjacent elements along the sum are the same element in memory: they cannot be copied to shared memory as
+    vectors."""
     return [
         Case("width", Before(2, nn.Linear(56, 17)), (torch.randn(3, 32, 1, 28),)),
         Case("by three", Before(3, nn.Linear(12, 17)), (torch.randn(3, 32, 1, 4),)),
@@ -51,7 +52,7 @@ class Expanded(nn.Module):
 
 
 def divided_rows() -> list[Case]:
-    """Sums over 75 pixels of an interpolated image, whose pixels are divided by the factor, with a map behind each sum that reads it."""
+    """Sums over 75 pixels of an interpolated image, whose pixels are divided by the factor, with a map after each sum that reads it."""
     convolutions = (nn.Conv2d(3, 1, 5, padding=2), nn.Conv2d(1, 1, 5, 2, 2))
     return [
         Case("convolutions to one channel", Before(3, *convolutions), (torch.randn(2, 3, 5, 5),)),
@@ -65,7 +66,7 @@ class Softmaxed(nn.Module):
 
 
 def windows_of_one() -> list[Case]:
-    """Sums over one element behind a product: neither reductions of its rows nor their first elements."""
+    """Sums over one element after a product: neither reductions of its rows nor their first elements."""
     return [
         Case("pool", nn.Sequential(nn.Linear(16, 5), nn.AvgPool1d(1)), (torch.randn(2, 3, 16),)),
         Case("mean", Function(lambda x: F.linear(x, x[0, :, :9]).reshape(4, 6, 1, 6).mean(2)), (torch.randn(4, 6, 9),)),
@@ -74,7 +75,7 @@ def windows_of_one() -> list[Case]:
 
 
 def integers_and_truth_values() -> list[Case]:
-    """Results of sums that are no floats: vectors of sums are no vectors of those."""
+    """Non-float results of sums: vectors of sums are not vectors of the results' type."""
     return [
         Case("rounded product", Function(lambda x: torch.round(F.linear(x, x[:17]) * 2).long()), (torch.randn(33, 19),)),
         Case("truncated convolution", Function(lambda x: torch.trunc(F.conv2d(x, x[:, :, :2, :2])).int()), (torch.randn(2, 5, 9, 9),)),
@@ -95,7 +96,7 @@ def results_without_dimensions() -> list[Case]:
 
 
 class Padded(nn.Module):
-    """Sums over windows of what is computed with constants, beyond whose ends the padding reads."""
+    """Sums over windows of values computed with constants, beyond whose ends the padding reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +112,7 @@ def padding_of_constants() -> list[Case]:
 
 
 def cancelled_epilogues() -> list[Case]:
-    """Maps of integers behind a reduction that come to a constant where they meet it, at once or by the second of two."""
+    """Integer maps after a reduction that simplify to a constant when fused with it, the first map or only the second."""
     wide = torch.randn(2, 5, 3, 8, 4)
     return [
         Case("position modulo one", Function(lambda x: x.argmax() % 1), (wide,)),
@@ -124,8 +125,8 @@ def cancelled_epilogues() -> list[Case]:
 
 
 def triangles_of_tiles() -> list[Case]:
-    """Epilogues whose condition is decided for some pixels of a register tile, and leaves a constant in place of a vector: stored by pixels, by
-    channels, in a last panel that is not filled, by Winograd's algorithm, in a depthwise convolution and behind a product."""
+    """Epilogues whose condition is constant for some pixels of a register tile, which leaves a constant instead of a vector: stored by pixels, by
+    channels, in a partial last panel, by Winograd's algorithm, in a depthwise convolution and after a product."""
 
     def triangle(name: str, *modules: nn.Module, shape: tuple[int, ...], diagonal: int = -2) -> Case:
         return Case(name, nn.Sequential(*modules, Function(lambda x: x.tril(diagonal))), (torch.randn(shape),))
@@ -161,7 +162,7 @@ def test_small_models(cases: Callable[[], list[Case]]) -> None:
 
 
 def test_an_upsampled_factor_is_a_tiled_product() -> None:
-    """What the first of these shows: the schema that copies to shared memory is chosen, without copies."""
+    """For the first of these the schema that copies to shared memory is chosen, without vector copies."""
     (case, *_) = upsampled()
     (lowered,) = program_of(case.module, case.inputs, "h200").regions
     assert lowered.region.kind == "contraction" and "stages=1" in lowered.schedule
@@ -195,7 +196,7 @@ class Norms(nn.Module):
 
 @pytest.mark.parametrize(("columns", "value"), [(3, 0.1), (130, 1000.1)])
 def test_constant_rows_have_no_deviation(columns: int, value: float) -> None:
-    """Exactly none, whatever their sum rounds to: 3 * 0.1 and 130 * 1000.1 are no floats."""
+    """The deviation is exactly zero, although the sum is rounded: 3 * 0.1 and 130 * 1000.1 are not floats."""
     x = torch.full((4, 6, columns), value)
     module = Norms(columns).eval()
     with tilewright.compile(module, (x,), target="native", threads=1) as executable:
@@ -217,7 +218,7 @@ def test_the_norm_of_a_product_still_joins_it() -> None:
 
 
 def test_rows_far_from_zero_keep_their_digits() -> None:
-    """Deviations are taken from a row's first element, not from its rounded mean: with 1000 added, only the input's own rounding is lost."""
+    """Deviations are computed from a row's first element, not from its rounded mean: with 1000 added, only the input's own rounding error remains."""
     torch.manual_seed(0)
     x = torch.randn(5, 200) + 1000
     case = Case("far", nn.LayerNorm(200), (x,), tolerance=2e-6, fixed=True)
@@ -231,7 +232,7 @@ class Mean(nn.Module):
 
 
 def test_the_mean_is_a_quotient() -> None:
-    """49 * (1 / 49) is no 1 in float32; 49 / 49 is."""
+    """49 * (1 / 49) is not 1 in float32; 49 / 49 is."""
     for columns in (49, 103, 107):
         x = torch.ones(4, columns)
         with tilewright.compile(Bundle([Case("mean", Mean(), (x,))]).eval(), (x,), target="native", threads=1) as executable:
@@ -242,7 +243,7 @@ def test_the_mean_is_a_quotient() -> None:
 
 
 def test_functions_of_reals_take_no_integers() -> None:
-    """What PyTorch refuses when it is called runs through PyTorch, which says so, and is no fault of a printer."""
+    """An operator that PyTorch rejects when called runs through PyTorch, which raises, instead of failing in a printer."""
     x = torch.randint(5, (3, 4))
     with pytest.warns(UserWarning, match="exp of i64 values"):
         executable = tilewright.compile(Function(lambda x: torch.softmax(x, -1)), (x,), target="native", threads=1)

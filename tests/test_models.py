@@ -37,7 +37,7 @@ V100 = find_machine("v100")
 OVERHEADS = gpu_calibration(V100).counted
 ROOT = Path(__file__).parent.parent
 COMMON = ("black box", "hybrid", "relative")
-"""Records that need nothing but counts."""
+"""Feature records that need only counts."""
 
 
 def columns_of(*schedules: DirectSchedule) -> dict[str, np.ndarray]:
@@ -52,7 +52,7 @@ def rs_schedule(k: int = 2, y: int = 2, x: int = 3, block_y: int = 2, block_x: i
 
 
 def wavefronts(words: list[int]) -> int:
-    """Turns that shared memory takes for a warp's words: the distinct words of the fullest of 32 banks."""
+    """Wavefronts of a warp's words: the largest number of distinct words in one of 32 banks."""
     distinct = set(words)
     return max(sum(word % 32 == bank for word in distinct) for bank in range(32))
 
@@ -87,14 +87,14 @@ def test_rs_counts_against_a_walk_over_one_block(data: st.DataObject) -> None:
     counted = variant_counts(candidates, facts, V100, PUBLISHED)
 
     in_y, in_x = (y * block_y - 1) * stride + size, (x * block_x - 1) * stride + size
-    # a warp's reads, thread by thread: all 32 of a warp are along K, so that they read one word of the input together
+    # a warp's reads, thread by thread: all 32 threads are along K, so that they read the same word of the input
     shared, cached, multiply_adds = 0, 0, 0
     for i in range((y - 1) * stride + size):
         for j in range((x - 1) * stride + size):
             shared += wavefronts([i * in_x + j] * 32)
     for _ in range(k):
         for _tap in range(size * size):
-            cached += 1  # 32 neighbouring words
+            cached += 1  # 32 adjacent words
             multiply_adds += y * x
     assert counted.step_shared_loads[0] == shared
     assert counted.step_cached_loads[0] == cached
@@ -108,7 +108,7 @@ def test_rs_counts_against_a_walk_over_one_block(data: st.DataObject) -> None:
     assert counted.warps[0] == block_y * block_x
     assert counted.step_fill[0] == sum(-(-in_x // 32) for _ in range(in_y))
     assert counted.shared_bytes[0] == 4 * (in_y * in_x + y * block_y * x * block_x * 33)
-    # with whole tiles every multiply-add is of the problem
+    # with whole tiles there are no multiply-adds for padding
     total = counted.blocks * counted.steps * counted.warps * 32 * counted.step_multiply_adds
     assert 2 * total[0] == counted.flops[0] == counted.padded_flops[0] == facts.flops
     stores = sum(-(-x * block_x // 32) for _ in range(32 * k) for _ in range(y * block_y))
@@ -127,7 +127,7 @@ def test_s_counts_against_a_warps_words(register_k: int, warp_k: int, register_x
         expected += sum(wavefronts([along_x * register_x + j for _, along_x in lanes]) for j in range(register_x + 2))
         for _tap in range(3):
             for pair in range(0, register_k, 2):
-                # two words at a time: the fullest bank of the pair's even words
+                # two words at a time: the largest count in a bank over the pairs' even words
                 expected += wavefronts([along_k * register_k + pair for along_k, _ in lanes])
     assert counted.step_shared_loads[0] == expected
     assert counted.step_cached_loads[0] == 0
@@ -173,7 +173,7 @@ def test_contraction_counts() -> None:
         assert counted.steps[position] == steps
         assert counted.padded_flops[position] == 2 * counted.blocks[position] * m * n * k * steps
         threads = (m // int(candidates["thread_m"][position])) * (n // int(candidates["thread_n"][position]))
-        # a is read along r, block_k words a row; b along n
+        # a is read along r, block_k words per row; b along n
         assert counted.step_sectors[position] == m * max(k / 8, 1) + k * max(n / 8, 1)
         assert counted.step_fill[position] * 32 * 4 == pytest.approx((m + n) * k)
         assert counted.threads[position] == threads
@@ -183,7 +183,7 @@ def test_contraction_counts() -> None:
 
 
 def some_rows(count: int = 200) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Direct schedules and problems at random."""
+    """Random direct schedules and problems."""
     random = np.random.default_rng(5)
 
     def pick(*values: int) -> np.ndarray:
@@ -227,7 +227,7 @@ def test_records_have_no_name_twice() -> None:
 
 
 def test_relative_features_do_not_change_with_the_clock() -> None:
-    """A machine on which everything takes half as many seconds ranks as before: no feature sees seconds."""
+    """A machine that is twice as fast in everything has the same ranking: no feature depends on absolute seconds."""
     quick = replace(V100, clock_hz=2 * V100.clock_hz, memory_bandwidth=2 * V100.memory_bandwidth, launch_seconds=V100.launch_seconds / 2)
     quick = replace(quick, peak_flops={"fp32": 2 * V100.peak_flops["fp32"]})
     candidates, facts = some_rows()
@@ -466,7 +466,7 @@ def test_equal_predictions_keep_the_order_of_the_space() -> None:
 
 
 def write_folder(folder: Path) -> None:
-    """A folder of the published form: a few problems, times by a rule, some failed launches among them."""
+    """A folder in the published format: a few problems, times by a rule, and some failed launches."""
     random = np.random.default_rng(3)
     header = "K,H,W,C,R,TK,TH,TW,BK,BH,BW,CMult,Time"
 
@@ -577,7 +577,7 @@ def test_the_published_measurements_are_as_counted(published: Path) -> None:
     training, layers, skipped = read_folder(published, V100)
     assert len(training) > 70_000 and len(layers) == 20 and skipped["rs/train.csv"] == 148
     for samples in (training, *(samples for kinds in layers.values() for samples in kinds.values())):
-        # whole tiles throughout: the meaning of the columns
+        # only whole tiles: the meaning of the columns
         np.testing.assert_allclose(samples.counts.padded_flops, samples.counts.flops)
         product = np.prod([samples.described[f"tile warp_{axis}"] for axis in "kyx"], 0)
         assert (product == 32).all()

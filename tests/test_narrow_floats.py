@@ -26,7 +26,7 @@ TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
 def conversion(source: str, target: str, size: int, lanes: int, gpu: bool = False, explicit: bool = False) -> Kernel:
-    """target[i] = source[i] of those types; `explicit`: loaded as what they are, and cast, instead of loaded and stored as float32."""
+    """target[i] = source[i] for these types; `explicit`: loaded in their own type and cast, instead of loaded and stored as float32."""
     launch_ = Launch((size // lanes // 32, 1, 1), (32, 1, 1)) if gpu else None
     i = Var("block_x", size // lanes // 32) * 32 + thread_variable(launch_) if launch_ else Var("i", size // lanes)
     value: Expr = Load("source", (i * lanes,), source if explicit else "f32", lanes)
@@ -37,7 +37,7 @@ def conversion(source: str, target: str, size: int, lanes: int, gpu: bool = Fals
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """As the interpreter has it."""
+    """The tensor's elements in the interpreter's representation."""
     array = tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
     return array.copy()
 
@@ -47,7 +47,8 @@ def words(array: np.ndarray) -> np.ndarray:
 
 
 def inputs(source: str) -> torch.Tensor:
-    """Every 16-bit float; of float32 what lies halfway between two of either type and beside that, subnormal, infinite and NaN too."""
+    """Every 16-bit float; for float32 the midpoints between values of either type and their neighbours, including subnormal numbers, infinities and
+    NaN."""
     if source != "f32":
         return torch.from_numpy(np.arange(1 << 16, dtype=np.uint16).view(np.int16)).view(TORCH[source])
     half = torch.from_numpy(np.arange(1 << 16, dtype=np.uint16).view(np.float16)).float().numpy().view(np.uint32)
@@ -63,7 +64,7 @@ def expected(x: torch.Tensor, target: str, flushed: bool) -> np.ndarray:
 
 
 def assert_same(found: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
-    """The same bits; of NaN only that it is one."""
+    """Asserts equal bits, or NaN in both."""
     mask, infinity = {"f16": (0x7FFF, 0x7C00), "bf16": (0x7FFF, 0x7F80), "f32": (0x7FFFFFFF, 0x7F800000)}[dtype]
     nan = words(wanted) & mask > infinity
     np.testing.assert_array_equal(words(found) & mask > infinity, nan)
@@ -125,7 +126,7 @@ def values(gpu: bool) -> Kernel:
 
 
 def values_arrays() -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Arrays for `values`, and what they hold afterwards."""
+    """Arrays for `values`, and their contents afterwards."""
     x = torch.linspace(-70, 70, 64).half()
     even, i = x[::2], torch.arange(32)
     wanted = [

@@ -1,4 +1,4 @@
-"""What Nsight Compute prints is read right, belongs to the right candidate, and goes into correlations; a stand-in plays ncu."""
+"""Output of Nsight Compute is parsed, assigned to the right candidate, and used in correlations; a stand-in replaces ncu."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_kernels_go_to_their_candidates(script: ModuleType) -> None:
 
 
 def stand_in(folder: Path, body: str) -> str:
-    """An executable that plays ncu: `log` is the file it writes to, `metrics` what it is asked for, `launched` where the child would write."""
+    """An executable that stands in for ncu: `log` is its output file, `metrics` the requested metrics, `launched` the child's output file."""
     path = folder / "ncu"
     path.write_text(
         f"#!{sys.executable}\nimport json, sys\nfrom pathlib import Path\n"
@@ -118,7 +118,7 @@ def test_counters_that_cannot_be_read(script: ModuleType, folder: Path) -> None:
 def test_predicted_counts(script: ModuleType) -> None:
     parameters = {"block_m": 64, "block_n": 64, "block_k": 16, "thread_m": 4, "thread_n": 4, "split": 1, "stages": 2, "cluster": 0}
     found = script.predicted("R2", parameters, "h200")
-    # 49 blocks of 36 steps; a step brings two tiles of 64 x 16 elements
+    # 49 blocks of 36 steps; a step loads two tiles of 64 x 16 elements
     assert found["predicted sectors"] == pytest.approx(49 * (36 * 2 * 64 * 16 / 8 + 64 * 64 / 8))
     assert found["predicted shared wavefronts"] > 0 and 0 < found["predicted occupancy"] <= 100
     assert script.predicted("R2", {"nonsense": 1}, "h200") == {}

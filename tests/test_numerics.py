@@ -1,4 +1,4 @@
-"""What a caller allows of rounding: without Winograd's algorithm no plan has it, and values that are not finite stay where direct sums put them."""
+"""The numerics that a caller allows: without Winograd's algorithm no plan uses it, and non-finite values appear only where direct sums have them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_reason_is_said_where_nothing_else_suits(monkeypatch: pytest.MonkeyP
 
 
 class Alone(nn.Module):
-    """A convolution as case 0 of a bundle, which is how the tests name places."""
+    """A convolution as case 0 of a bundle, because the tests refer to cases by number."""
 
     def __init__(self) -> None:
         super().__init__()

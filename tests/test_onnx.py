@@ -28,7 +28,7 @@ from tilewright.ir.dtypes import BY_TORCH_NAME, COMPUTED
 
 # --- ONNX's own tests of each operator --------------------------------------------------------------------------------
 
-# Operands that a model gives as constants, and the tests as inputs: they are made constants.
+# Operands that are constants in models but inputs in the tests: they are made constants.
 CONSTANT_OPERANDS = {
     "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "ConstantOfShape": (0,), "CumProd": (1,), "CumSum": (1,), "Dropout": (1, 2),
     "Expand": (1,), "GRU": (4,), "HammingWindow": (0,), "HannWindow": (0,), "LSTM": (4,), "OneHot": (1,), "Pad": (1, 2, 3), "RNN": (4,),
@@ -36,7 +36,7 @@ CONSTANT_OPERANDS = {
     "Tile": (1,), "TopK": (1,), "Trilu": (1,), "Unsqueeze": (1,),
 }  # fmt: skip
 
-# Operators that are not supported at all: shapes that depend on data, sequences, strings, random numbers, signal processing, quantised products.
+# Unsupported operators: data-dependent shapes, sequences, strings, random numbers, signal processing, quantised products.
 OUTSIDE = frozenset(
     "BitCast Col2Im Compress ConvInteger DFT DeformConv FlexAttention ImageDecoder Loop MatMulInteger MaxUnpool MelWeightMatrix NonMaxSuppression "
     "NonZero OptionalGetElement OptionalHasElement QLinearConv QLinearMatMul RandomUniformLike Bernoulli RoiAlign STFT Scan Scatter LinearAttention "
@@ -44,7 +44,7 @@ OUTSIDE = frozenset(
 )
 # Uses of supported operators that are not supported.
 UNSUPPORTED_CASES = (
-    "test_affine_grid_3d_align_corners_expanded",  # `If` over a condition of the data's shape, through a function's own inputs
+    "test_affine_grid_3d_align_corners_expanded",  # `If` over a condition on the data's shape, through a function's own inputs
     "test_dequantizelinear_blocked",
     "test_quantizelinear_blocked_*",
     "test_lstm_with_peepholes",
@@ -74,7 +74,7 @@ def is_computed(value: Any) -> bool:
 
 
 def constant_names(case: Any) -> set[str]:
-    """Inputs that are made constants: operands of the case's operator, or of the operator whose definition the case spells out."""
+    """Inputs that are made constants: operands of the case's operator, or of the operator whose expanded definition the case is."""
     nodes = [*case.model.graph.node, *cases().get(case.name.partition("_expanded")[0], case).model.graph.node]
     names = set()
     for node in nodes:
@@ -84,8 +84,8 @@ def constant_names(case: Any) -> set[str]:
 
 
 def with_constants(case: Any, inputs: list[Any]) -> tuple[onnx.ModelProto, list[torch.Tensor]]:
-    """The model with the operands of CONSTANT_OPERANDS as constants, and the inputs that remain. Operators whose definition is the same in
-    operator set 13 are read as of that set."""
+    """The model with the operands of CONSTANT_OPERANDS as constants, and the inputs that remain. Operators whose definition is the same in operator
+    set 13 are read in that set."""
     model, constants = copy.deepcopy(case.model), constant_names(case)
     version = model.opset_import[0].version
     if len(model.opset_import) == 1 and model.opset_import[0].domain == "" and version < 13:
@@ -109,7 +109,7 @@ def run(model: onnx.ModelProto, inputs: list[torch.Tensor]) -> list[np.ndarray]:
 
 
 def check_case(case: Any) -> None:
-    """Raises where the case is refused, and AssertionError where its result is wrong."""
+    """Raises if the case is refused; raises AssertionError if its result is wrong."""
     for inputs, outputs in case.data_sets:
         model, tensors = with_constants(case, [array(v) for v in inputs])
         got, wanted = run(model, tensors), [np.asarray(array(v)) for v in outputs]
@@ -120,7 +120,7 @@ def check_case(case: Any) -> None:
 
 
 def may_be_refused(case: Any) -> bool:
-    """Whether the case is outside what the front end promises."""
+    """Whether the case is outside the front end's promise."""
     flat = [array(v) for pair in case.data_sets for side in pair for v in side]
     nodes = case.model.graph.node
     versions = {entry.domain: entry.version for entry in case.model.opset_import}
@@ -135,7 +135,7 @@ def may_be_refused(case: Any) -> bool:
 
 @pytest.mark.parametrize("letter", string.ascii_lowercase)
 def test_operators_as_onnx_defines_them(letter: str) -> None:
-    """Every case is computed correctly; one that is outside the promise may be refused, but not be computed wrongly."""
+    """Every case is computed correctly; one outside the promise may be refused, but never computed wrongly."""
     failures = []
     for name, case in cases().items():
         if name.startswith(f"test_{letter}"):
@@ -151,7 +151,7 @@ def test_operators_as_onnx_defines_them(letter: str) -> None:
 
 @pytest.mark.parametrize("operator", ["Conv", "Gemm", "LSTM", "Softmax", "ReduceMean", "Resize", "Slice", "Attention", "TopK"])
 def test_the_cases_of_important_operators_exist(operator: str) -> None:
-    """The test above would pass without cases."""
+    """Without cases the test above would pass."""
     assert any(node.op_type == operator for case in cases().values() for node in case.model.graph.node)
 
 
@@ -162,7 +162,7 @@ def test_the_cases_of_important_operators_exist(operator: str) -> None:
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("constant", [False, True])
 def test_recurrent_layers(kind: str, bidirectional: bool, constant: bool) -> None:
-    """Weights in ONNX's order of gates, made from PyTorch's; as constants, or as inputs of the model."""
+    """Weights in ONNX's gate order, made from PyTorch's, as constants or as inputs of the model."""
     torch.manual_seed(3)
     size, hidden, length, batch, directions = 5, 4, 6, 2, 2 if bidirectional else 1
     layer = getattr(torch.nn, kind)(size, hidden, bidirectional=bidirectional).double()
@@ -196,7 +196,7 @@ def model_of(
     opset: int = 20,
     **more: Any,
 ) -> onnx.ModelProto:
-    """A model; inputs are given by tensors, or by lists of sizes of float32."""
+    """A model; inputs are given as tensors, or as shapes of float32 tensors."""
     infos = []
     for name, value in inputs.items():
         kind = helper.np_dtype_to_tensor_dtype(value.numpy().dtype) if isinstance(value, torch.Tensor) else TensorProto.FLOAT
@@ -298,7 +298,7 @@ def test_modules_exported_by_pytorch(name: str, opset: int | None) -> None:
     np.testing.assert_allclose(got, (want[0] if isinstance(want, tuple) else want).numpy(), rtol=1e-4, atol=1e-5)
 
 
-# --- files and what they may hold -------------------------------------------------------------------------------------
+# --- files and their contents -----------------------------------------------------------------------------------------
 
 
 def relu(**more: Any) -> onnx.ModelProto:
@@ -321,7 +321,7 @@ def test_several_outputs_are_a_tuple_in_order() -> None:
 
 
 def external(tmp_path: Path, location: str = "data.bin", data: bytes | None = None) -> Path:
-    """A model file whose weight lies in another file."""
+    """A model file whose weight is stored in another file."""
     weight = torch.randn(3, 4)
     model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], {"w": weight})
     tensor = model.graph.initializer[0]
@@ -395,7 +395,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, fraction: float) -> None:
 
 
 def test_damaged_bytes_never_do_more_than_refuse(tmp_path: Path) -> None:
-    """A file with changed bytes is read, or refused with one of our errors."""
+    """A file with changed bytes is either read, or refused with one of our errors."""
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
         helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),

@@ -95,7 +95,7 @@ def test_integers(dtype: torch.dtype) -> None:
 
 
 def test_special_values() -> None:
-    """NaN and infinities go the way they go in PyTorch."""
+    """NaN and infinities propagate as in PyTorch."""
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0], dtype=torch.float64)
     x.fixed = True  # type: ignore[attr-defined]
     check(

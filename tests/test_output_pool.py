@@ -1,4 +1,4 @@
-"""Large outputs come from a pool: memory that anybody still sees is never handed out, what nobody sees is, and few blocks are kept."""
+"""Large outputs come from a pool: memory that is still referenced is never reused, unreferenced memory is, and few blocks are kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_last_result_may_be_held_while_the_next_is_made() -> None:
     make = pool()
     addresses = set()
     for _ in range(10):
-        tensor = make()  # the name still holds the one before
+        tensor = make()  # the name still refers to the previous tensor
         addresses.add(tensor.data_ptr())
     assert len(addresses) == 2
 

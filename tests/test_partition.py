@@ -1,4 +1,4 @@
-"""Which operators share a kernel, how what lies between kernels is stored, and the reasons that are given."""
+"""Partition: which operators share a kernel, the layouts of values between kernels, and the reasons."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_convolution_takes_norm_residual_and_activation() -> None:
 
 
 def test_halo_where_every_reader_may_have_it() -> None:
-    """A value between convolutions has the widest halo that a reader asks for; graph results have none and are copied once."""
+    """A value between convolutions has the widest halo that a reader needs; graph results have none and are copied once."""
     _, inner = laid_out(SharedHalo(False, 8), normal(1, 3, 8, 9))
     assert inner.layouts["relu"] == channels_last((1, 8, 8, 9)).with_halo(((0, 0), (0, 0), (2, 2), (1, 1)))
     assert "relu.padded" not in inner.layouts
@@ -68,7 +68,7 @@ def test_inputs_and_results_are_row_major() -> None:
 
 @pytest.mark.parametrize("network", ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v2", "inception_v3"))])
 def test_whole_networks_convert_their_input_alone(network: str) -> None:
-    """Every other image has its channels innermost, so that no kernel reads one order and writes another, but where the result is the caller's."""
+    """Every other image has its channels innermost, so that no kernel converts between layouts, except for results of the caller."""
     module, inputs = zoo.build(network, 1, 0)
     graph, _ = simplify(import_module(module, inputs).graph)
     result = lay_out(graph)
@@ -76,7 +76,7 @@ def test_whole_networks_convert_their_input_alone(network: str) -> None:
     row_major_images = {name for name in images if channels_last(result.layouts[name].shape).order != result.layouts[name].order}
     assert row_major_images == set(graph.inputs)
     (reader,) = [region for region in result.regions if set(region.inputs) & row_major_images]
-    padded = network != "inception_v3"  # there the first convolution has no padding and reads the input as it is
+    padded = network != "inception_v3"  # its first convolution has no padding and reads the input directly
     assert reader.kind == ("map" if padded else "contraction")
 
 
@@ -138,7 +138,7 @@ def test_depthwise_convolution_is_a_window_over_channels() -> None:
 
 
 def test_indices_and_values_are_results_of_their_own() -> None:
-    """A component of a reduction is read by a map, whose result alone the region stores."""
+    """A component of a reduction is read by a map, and the region stores only the map's result."""
     graph, result = laid_out(lambda x: x.max(1), normal(4, 5))
     assert {region.outputs[0] for region in result.regions} == set(graph.outputs)
     for region in result.regions:

@@ -1,4 +1,4 @@
-"""Simplifying passes: what they remove, and that results stay the same."""
+"""Simplifying passes: their effects, and that results stay the same."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_constants_fold_in_double_precision() -> None:
     folded = fold_constants(graph)
     assert operators(folded) == {"mul": 1}
     (value,) = folded.constants.values()
-    # each folded node rounds once to float32, so a sum with 1e8 keeps no more than float32 does; but no intermediate of one node rounds
+    # each folded node rounds once to float32, so a sum with 1e8 has float32 precision; intermediate values within a node are not rounded
     assert value.dtype == torch.float32 and value.shape == (3,)
     np.testing.assert_allclose(value, (constant_values(graph) + np.float32(1e8)).astype(np.float32) - np.float32(1e8))
 

@@ -1,4 +1,4 @@
-"""Which operators of PyTorch's a file may name: a list, and nothing that is not on it."""
+"""The PyTorch operators that a file may name: those on a list, and no others."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tilewright.graph.operator_arguments import checked_call
 from tilewright.graph.reference import evaluate
 
 LISTED_FOR = (2, 13)
-"""The release of PyTorch whose operators were looked at."""
+"""The release of PyTorch whose operators were reviewed."""
 
 
 def functional(word: str) -> list[str]:
-    """The permitted overloads of a word of the list, as targets."""
+    """The permitted overloads of an entry of the list, as targets."""
     name, _, only = word.partition(".")
     found = []
     for overload in getattr(torch.ops.aten, name).overloads() if hasattr(torch.ops.aten, name) else ():
@@ -161,7 +161,7 @@ HOSTILE: dict[str, tuple[str, list[object], str]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_arguments_that_stop_the_process_are_refused(what: str) -> None:
-    """Each of these calls, made directly, is a signal or never ends."""
+    """Each of these calls, made directly, ends in a signal or never."""
     target, arguments, words = HOSTILE[what]
     with pytest.raises(ValueError, match=words):
         checked_call(permitted_operator(f"aten.{target}"), arguments, {})
@@ -211,7 +211,7 @@ def test_what_repeats_elements_is_written_out_before_the_call() -> None:
 
 
 class Recording:
-    """An operator that notes the tensors it is given."""
+    """An operator that records its tensor arguments."""
 
     _schema = torch.ops.aten.add.Tensor._schema
 

@@ -1,4 +1,4 @@
-"""Pixels whose lines would fall into few sets of the first-level cache are stored a line farther apart."""
+"""Pixels that would map to few sets of the first-level cache are padded by one cache line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.partition.plan import lay_out
 
 
 def pitches(channels: int, target: str) -> set[int]:
-    """Elements from pixel to pixel of what lies between two pointwise convolutions."""
+    """The distance in elements between pixels of the value between two pointwise convolutions."""
     module = nn.Sequential(nn.Conv2d(16, channels, 1), nn.ReLU(), nn.Conv2d(channels, 16, 1))
     graph, _ = simplify(read(module, (torch.zeros(1, 16, 7, 7),)).graph)
     laid_out = with_cache_padding(graph, lay_out(graph), find_machine(target))

@@ -1,4 +1,5 @@
-"""Global average pooling in the kernel of the contraction whose pixels it sums: what joins, what does not and why, what compiled programs compute."""
+"""Global average pooling in the kernel of the contraction whose pixels it sums: what joins, what does not and why, and results of compiled
+programs."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tilewright.partition.plan import plan_program
 
 
 class Tail(nn.Module):
-    """How a residual network ends."""
+    """The end of a residual network."""
 
     def __init__(self, channels: int, inner: int, kernel: int = 3, stride: int = 1) -> None:
         super().__init__()
@@ -141,7 +142,7 @@ def test_compiled() -> None:
 
 
 def test_long_chains_of_scalar_maxima_stay_loops() -> None:
-    """A compiler takes many seconds for the 49 of this one, unrolled."""
+    """A compiler takes many seconds for the 49 maxima here if they are unrolled."""
     (kernel,) = [kernel for name, kernel in planned(APART["greatest"]).kernels().items() if name.startswith("window")]
     assert "simd" in repr(kernel) and "unroll" not in repr(kernel)
     (kernel,) = [kernel for name, kernel in planned(APART["windows"]).kernels().items() if name.startswith("window")]

@@ -1,4 +1,4 @@
-"""For how many threads code is planned: a CPU that is not here has its own cores, and their work is divided among all of them."""
+"""The number of threads for which code is planned: an absent CPU has its own number of cores, among all of which work is divided."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.ir.kernel import For, statements
 from tilewright.partition.plan import plan_program
 
 WORTH_SECONDS = 2e-5
-"""Kernels that are predicted to take less are not looked at: some are one row of a small map."""
+"""Kernels with a shorter predicted time are not checked: some are one row of a small map."""
 
 
 def absent() -> list[str]:
@@ -38,7 +38,7 @@ def test_whose_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Planned(Exception):
-    """With so many threads; nothing more is asked for."""
+    """Ends planning with the number of threads."""
 
 
 def test_compilation_asks_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_compilation_asks_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("threads", [4, 16, 64])
 def test_parallel_loops_have_work_for_all(threads: int) -> None:
-    """Nested parallel loops are one: of their iterations the thread with the most has at most twice the mean."""
+    """Nested parallel loops count as one; the thread with the most iterations has at most twice the mean."""
     module, inputs = zoo.build("resnet18")
     graph = simplify(read(module.eval(), inputs).graph)[0]
     looked_at = 0

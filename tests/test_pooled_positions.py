@@ -1,4 +1,4 @@
-"""Where the greatest element of a window lies, as PyTorch has it: of equal ones the first, of NaN the last, and never in the padding."""
+"""Positions of window maxima as in PyTorch: the first of equal elements, the last NaN, and never in the padding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WINDOWS = (
 
 
 def fills(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """[fills, 2 channels, ...]: random numbers with ties, nothing but the least number, and both with NaN and infinities between."""
+    """[fills, 2 channels, ...]: random numbers with ties, only the least number, and both with NaN and infinities in between."""
     generator = torch.Generator().manual_seed(rank)
     shape = (2, *EXTENTS[rank])
     ties = torch.randint(0, 3, shape, generator=generator).to(dtype)
@@ -57,7 +57,7 @@ def cases() -> list[Case]:
 
 
 def beyond() -> tuple[Function, tuple[torch.Tensor]]:
-    """Windows of which no tap lies within the data: the position is that of the first tap behind the left padding, which is nowhere."""
+    """Windows without a tap within the data: the position is that of the first tap after the left padding, which is outside the data."""
     return Function(lambda x: F.max_pool1d(x, 2, 3, 1, dilation=5, ceil_mode=True, return_indices=True)), (torch.arange(4.0).reshape(1, 1, 4),)
 
 

@@ -90,7 +90,7 @@ def call(library: ctypes.CDLL, name: str, arrays: list[np.ndarray], scalars: tup
 
 
 def cases() -> list[tuple[str, str]]:
-    """(operation, operand type) of everything that is defined."""
+    """Every defined (operation, operand type)."""
     chosen = []
     for name in OPERATIONS:
         if name in ("broadcast", "cast", "checked", "zip_low", "zip_high"):
@@ -137,7 +137,7 @@ def operations_library() -> ctypes.CDLL:
 
 
 def operands(name: str, dtype: str, generator: np.random.Generator) -> list[np.ndarray]:
-    """Random values and, for floating point, every pair of edge cases; within the operation's domain where the rest is undefined."""
+    """Random values and, for floating point, every pair of edge cases; within the operation's domain if it is undefined elsewhere."""
     arity = OPERATIONS[name].arity
     numpy_type = np.dtype(ELEMENT_TYPES[dtype].numpy)
     if dtype == "bool":
@@ -159,7 +159,7 @@ def operands(name: str, dtype: str, generator: np.random.Generator) -> list[np.n
     reach = min(limits.max, 10**6)
     low = max(limits.min, -reach)
     columns = [generator.integers(low, reach, COUNT, endpoint=True).astype(numpy_type) for _ in range(arity)]
-    if name in ("add", "sub", "mul", "neg"):  # wraps
+    if name in ("add", "sub", "mul", "neg"):  # wrap around
         columns = [generator.integers(limits.min, limits.max, COUNT, endpoint=True, dtype=numpy_type) for _ in range(arity)]
     if name in ("floordiv", "mod", "fmod", "truncdiv"):
         columns[1][columns[1] == 0] = 3
@@ -197,7 +197,7 @@ def test_c_operation(name: str, dtype: str, form: str) -> None:
     if not is_float(dtype) or OPERATIONS[name].boolean:
         np.testing.assert_array_equal(out, want)
         return
-    if name in ("sin", "cos", "tan"):  # beyond, reduction by double precision loses accuracy
+    if name in ("sin", "cos", "tan"):  # for larger arguments, range reduction in double precision loses accuracy
         sane = ~(np.abs(arrays[0]) > 1e6) | np.isinf(arrays[0])
         out, want = out[sane], want[sane]
     np.testing.assert_array_equal(np.isnan(out), np.isnan(want))
@@ -263,7 +263,7 @@ def test_c_cast(source: str, lanes: int) -> None:
 
 
 def test_vector_masks_of_different_widths() -> None:
-    """Booleans that come from comparisons of 4- and 8-byte types, from memory and from scalars meet in one expression."""
+    """Booleans from comparisons of 4- and 8-byte types, from memory and from scalars in one expression."""
     i = Var("i", COUNT // 8)
     offset = i * 8
     single = compare("lt", Load("x", (offset,), "f32", 8), const(0.25, "f32"))
@@ -299,7 +299,7 @@ def test_vector_masks_of_different_widths() -> None:
 
 
 def test_guarded_load_is_not_evaluated() -> None:
-    """A load out of bounds behind a select, even one used twice, reads nothing: the page after the array is not there."""
+    """An out-of-bounds load guarded by a select, even one used twice, reads nothing: the page after the array is not mapped."""
     import mmap
 
     i = Var("i", 2 * 1024)
@@ -323,7 +323,7 @@ def test_guarded_load_is_not_evaluated() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_long_chain_behind_a_guard_stays_short(lanes: int) -> None:
-    """x sigmoid(x) twelve times over, of a load behind two conditions: as a tree it would have thousands of leaves."""
+    """x sigmoid(x) applied twelve times to a load guarded by two conditions: as a tree it would have thousands of leaves."""
     i = Var("i", 64 // lanes)
     offset = i * lanes
     inside = logical_and(compare("ge", offset, 8), compare("lt", offset, 40))
@@ -362,7 +362,7 @@ def test_long_chain_behind_a_guard_stays_short(lanes: int) -> None:
 
 
 def padded_copy(lanes: int, launch: Launch | None = None) -> Kernel:
-    """Vectors moved right by 8 with zeros around: a vector load that a scalar condition guards."""
+    """Vectors shifted right by 8 and padded with zeros: a vector load guarded by a scalar condition."""
     i: Expr = Var("i", 64 // lanes) if launch is None else thread_variable(launch)
     offset = i * lanes
     inside = logical_and(compare("ge", offset, 8), compare("lt", offset, 40))
@@ -392,7 +392,7 @@ def test_guarded_vector_load() -> None:
 
 @pytest.mark.skipif(not (which("aarch64-linux-gnu-gcc") and which("qemu-aarch64")), reason="needs the aarch64 cross compiler and qemu-user")
 def test_operations_on_aarch64(tmp_path: Path) -> None:
-    """Vectors wider than the machine's, and our mathematics, give the same answers there: one program that prints results."""
+    """Vectors wider than the machine's, and our mathematical functions, give the same results there: one program prints them."""
     names = ["exp", "tanh", "erf", "log", "max", "round", "select", "isnan", "sin"]
     kernels = [operation_kernel(name, "f32", lanes) for name in names for lanes in (1, 16)]
     calls, arrays = [], {}
@@ -425,7 +425,7 @@ int main(void) {{ void *p[4] = {{space[0], space[1], space[2], space[3]}}; {" ".
 
 @pytest.mark.parametrize("combiner", ["sum", "max", "min"])
 def test_simd_reduction(combiner: str) -> None:
-    """Also that NaN survives the combination of lanes."""
+    """NaN survives the combination of lanes."""
     i = Var("i", COUNT)
     operation = {"sum": "add"}.get(combiner, combiner)
     start = {"sum": 0.0, "max": -np.inf, "min": np.inf}[combiner]
@@ -454,7 +454,7 @@ def test_simd_reduction(combiner: str) -> None:
 
 
 def micro_kernel() -> Kernel:
-    """Two vectors of columns by four rows of a matrix product, then a maximum with zero: what the contraction's lowering emits."""
+    """Two vectors of columns by four rows of a matrix product, then a maximum with zero, as emitted by the contraction's lowering."""
     m, n, k, row, column = Var("m", 8), Var("n", 4), Var("k", 64), Var("i", 4), Var("j", 2)
     acc, x = (row * 2 + column) * 16, Var("x", None, "f32")
     zero = Apply("broadcast", (const(0.0, "f32"),), "f32", 16)
@@ -560,7 +560,7 @@ def test_micro_kernel_is_right_and_stays_in_registers() -> None:
 
 
 def cuda_operations(dtype: str) -> Kernel:
-    """Every operation on this type, one element a thread, and as vectors where the type has them."""
+    """Every operation on this type, one element per thread, and as vectors if the type has them."""
     launch = Launch((COUNT // 128, 1, 1), (128, 1, 1))
     position = block_variable(launch) * 128 + thread_variable(launch)
     stores, parameters = [], [Buffer(n, dtype, COUNT) for n in "ab"] + [Buffer("c", "bool", COUNT)]

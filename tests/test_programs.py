@@ -1,4 +1,4 @@
-"""Other programs end in time, with all that they have started; files that another user may have written are not read."""
+"""External programs end in time, together with all processes that they started; files that another user may have written are not read."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ threading.Thread(target=run_program, args=(["/bin/sh", "-c", "trap '' TERM HUP; 
 
 
 def test_a_program_does_not_outlive_the_process_that_runs_it(tmp_path: Path) -> None:
-    """Killed with SIGKILL, which nothing can clean up after; the thread that started the program has nothing to do with it."""
+    """The process is killed with SIGKILL, which allows no clean-up; the thread that started the program does not matter."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED], cwd=tmp_path, env=environment)
     numbers = [number_in(tmp_path / name) for name in ("first", "second")]

@@ -1,4 +1,4 @@
-"""Files of exported programs: ordinary ones are read, and nothing of a hostile one is run, imported or unpickled."""
+"""Files of exported programs: ordinary ones are read, and nothing in a hostile one is run, imported or unpickled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEIGHTS, CONSTANTS = "m/data/weights/model_weights_config.json", "m/data/constan
 
 
 class Runs:
-    """Its pickle makes a file."""
+    """An object whose pickle creates a file."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -78,7 +78,7 @@ def changed(members: Members, name: str, change: Callable[[Any], None]) -> Membe
     return {**members, name: json.dumps(document).encode()}
 
 
-# What is ordinary
+# Ordinary files
 
 
 class Mixed(nn.Module):
@@ -138,7 +138,7 @@ def test_commands_draw_inputs_of_the_programs_types(tmp_path: Path, capfd: pytes
     assert "agree with float64" in capfd.readouterr().out
 
 
-# What would run code
+# Files that would run code
 
 
 def pickled(marker: Path) -> bytes:
@@ -161,7 +161,7 @@ def _graph(change: Callable[[Any], None]) -> Callable[[Members], Members]:
 
 
 def hostile_files(marker: Path) -> dict[str, tuple[Callable[[Members], Members], str | None]]:
-    """What is done to an archive, and words of the refusal; None where what would run is ignored."""
+    """Changes of an archive with the expected words of the refusal, or None if the code is ignored."""
     data, command = pickled(marker), f"__import__('os').system('touch {marker}')"
 
     def named(module: Any) -> None:
@@ -253,7 +253,7 @@ def test_nothing_of_a_file_is_run(
 
 
 def test_the_hostile_files_are_hostile(linear: Members, tmp_path: Path) -> None:
-    """PyTorch's own reader runs them: otherwise the test above would hold nothing."""
+    """PyTorch's own reader runs them: otherwise the test above would show nothing."""
     marker = tmp_path / "marker"
     hostile, _ = hostile_files(marker)["sample inputs"]
     try:
@@ -263,7 +263,7 @@ def test_the_hostile_files_are_hostile(linear: Members, tmp_path: Path) -> None:
     assert marker.exists()
 
 
-# What is damaged or asks for too much
+# Files that are damaged or request too much
 
 
 def _weight(**fields: Any) -> Callable[[Members], Members]:
@@ -368,7 +368,7 @@ TRUSTING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "a number of elements that is believed": lambda x, i: torch.ops.aten.repeat_interleave.Tensor(i.flatten(), output_size=1),
     "strides": lambda x, i: torch.ops.aten.as_strided.default(x, [2, 2], [1, 1], 0).sin(),
 }
-"""Operators that read or write where a value tells them to, without a look at it."""
+"""Operators that read or write at unchecked positions given by values."""
 
 
 @pytest.mark.parametrize("what", TRUSTING)

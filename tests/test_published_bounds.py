@@ -1,4 +1,4 @@
-"""The bound over rows of the published form."""
+"""The bound for measurements in the published format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V100 = machine("v100")
 
 
 def test_rows_of_the_published_form_are_checked(tmp_path: Path) -> None:
-    # one row that the bound allows, one that failed to launch, one too fast, and one beyond the peak rate (231 Mflop in 5 us)
+    # one measurement that the bound allows, one failed launch, one too fast, and one beyond the peak rate (231 Mflop in 5 us)
     row = "64, 56, 56, 64, 3, 8, 4, 4, 8, 14, 2, 1"
     path = tmp_path / "layer_64x56x56_64_3.csv"
     path.write_text(f"{row}, 1.0\nCUDA error\n{row}, 0.0301\n{row}, 0.005\n")

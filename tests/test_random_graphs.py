@@ -1,4 +1,4 @@
-"""Random graphs against float64: some on this CPU, some planned for a GPU and interpreted; and what the generator promises."""
+"""Random graphs against float64: some on this CPU, some planned for a GPU and interpreted; and properties of the generator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_seed_says_everything() -> None:
 
 
 def test_pytorch_passes_and_a_small_error_does_not() -> None:
-    """The bound is between the errors of float32 and those of a wrong kernel: PyTorch stays within it, a thousandth of a value does not."""
+    """The bound is between the errors of float32 and those of a wrong kernel: PyTorch stays within it, an error of a thousandth does not."""
     caught = 0
     for seed in range(60):
         case = random_case(seed)
@@ -77,7 +77,7 @@ def test_badly_conditioned_operators_are_refused() -> None:
 
 
 def test_shrinking_leaves_what_fails() -> None:
-    """A fault of one operator leaves that operator, with an input in place of what came before it."""
+    """Shrinking a fault of one operator leaves that operator, with an input in place of the operators before it."""
     case = next(c for c in map(random_case, range(200)) if len(c.nodes) > 5 and any("cat" in node.text for node in c.nodes[2:]))
     small = shrunk(case, lambda one: any("cat" in node.text for node in one.nodes))
     assert len(small.nodes) < len(case.nodes) and len(small.nodes) <= 3 and any("cat" in node.text for node in small.nodes)

@@ -1,4 +1,4 @@
-"""Files of records that are damaged, a stranger's, locked or hostile: what they cost, and what stays where it is."""
+"""Files of records that are damaged, foreign, locked or hostile: consequences, and files that must not be moved."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def overwrite(path: Path, start: int, data: bytes) -> None:
 
 
 def without_not_null(path: Path, column: str, value: str) -> None:
-    """A table of columns without types, with one row of ours of which a column is an expression's value."""
+    """A table of untyped columns, with one of our rows in which one column is the value of an expression."""
     filled(path.with_name("source"), 1)
     database(
         path, f"ATTACH '{path.with_name('source')}' AS other", f"CREATE TABLE measurements (identity, {', '.join(COLUMNS)})",
@@ -109,7 +109,7 @@ def damage(request: pytest.FixtureRequest) -> Callable[[Path], Any]:
 
 
 def chosen(*problems: Problem) -> list[tuple[Any, float | None]]:
-    """What is chosen with the user's records."""
+    """Choices made with the user's records."""
     with chooser_for(H200, None) as chooser:
         found = [chooser(p, H200, 1) for p in problems or (SMALL,)]
     return [(choice.schedule, choice.measured_seconds) for choice in found]
@@ -178,7 +178,7 @@ def test_the_command_warns_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixt
         default_path().write_text("no records")
         Records(write=False).close()
         raise ZeroDivisionError
-    assert "damaged-2" in capfd.readouterr().err  # also where an error follows
+    assert "damaged-2" in capfd.readouterr().err  # even if an error follows
 
 
 def test_names_are_no_markup(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +190,7 @@ def test_names_are_no_markup(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_damage_that_is_found_while_reading() -> None:
-    """The schema is sound, and so is what the first region reads."""
+    """The schema of the database is sound, and so are the pages that the first region reads."""
     path, problems = default_path(), (SMALL, OTHER)
     with Records() as records:
         records.add([replace(sample(0, problem), date=f"2026-01-01T00:00:00.{k:06d}+00:00") for problem in problems for k in range(300)])
@@ -214,7 +214,7 @@ def test_what_is_not_damaged_is_ignored_and_stays(what: str) -> None:
     make, words = NOT_READABLE[what]
     make(default_path())
     before = default_path().lstat()
-    if what != "a link to itself":  # which counts as no file
+    if what != "a link to itself":  # which does not count as a file
         with pytest.warns(UserWarning, match=words):
             assert all(seconds is None for _, seconds in chosen())
     with pytest.raises(CacheError, match=words), pytest.warns(UserWarning, match=words):
@@ -277,7 +277,7 @@ def test_a_full_disk_costs_what_is_added(tmp_path: Path) -> None:
 
 
 def test_one_of_many_sets_a_damaged_file_aside() -> None:
-    """Threads of one process stand for processes: the lock is one of open files."""
+    """Threads of one process stand in for processes, since the lock belongs to open files."""
     path = default_path()
     path.write_text("no records")
     start, found = threading.Barrier(8), []
@@ -337,7 +337,7 @@ def test_a_bad_row_costs_itself(what: str, tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="no measurements, and these are ignored"):
             assert list(records.all()) == [good]
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # said once
+            warnings.simplefilter("error")  # reported once
             assert list(records.all()) == [good]
     with Records(path) as records, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -440,7 +440,7 @@ def test_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_candidate_of_ours_passes() -> None:
-    """Also those of schemas and parameters that another release has."""
+    """Including those of schemas and parameters of other releases."""
     for problem in (SMALL, OTHER):
         for choice in rank(problem, H200):
             serialisation.check_schedule_text(serialisation.schedule_text(choice.schedule))
@@ -461,7 +461,7 @@ def test_an_interrupted_export_leaves_what_was_there(tmp_path: Path, monkeypatch
     assert (tmp_path / "lines").read_text() == "before" and len(list(tmp_path.glob(".lines*"))) == 0
 
 
-# What plans and tuning make of strange schedules
+# Strange schedules in plans and tuning
 
 
 STRANGE = {
@@ -498,7 +498,7 @@ def test_schedules_outside_the_space_are_never_lowered(tmp_path: Path) -> None:
 
 
 def test_a_stranger_that_locks_the_folder_is_waited_for(tmp_path: Path) -> None:
-    """The lock under which a file is set aside is one of the folder, and leaves no file of its own."""
+    """The lock for setting a file aside is on the folder, and leaves no file of its own."""
     (tmp_path / "records.sqlite").write_text("no records")
     folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)

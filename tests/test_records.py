@@ -1,4 +1,4 @@
-"""Records: what comes back, what is refused, what plans make of them, and tuning that goes on where it stopped."""
+"""Records: round trips, rejected rows, their use in plans, and resuming tuning."""
 
 from __future__ import annotations
 

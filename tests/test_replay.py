@@ -1,4 +1,4 @@
-"""`bench.replay`: what two commits decide for the same graphs, compared as text."""
+"""`bench.replay`: the decisions of two commits for the same graphs, compared as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills, interrupts, crowds, full disks and repetitions, a handful of each (`python -m bench.robustness` has more), and places that cannot be written."""
+"""Kills, interrupts, crowds, full disks and repetitions, a few of each (`python -m bench.robustness` has more), and unwritable places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("cl
 
 @pytest.fixture(autouse=True, scope="module")
 def path() -> None:
-    """The processes that are forked find the package `bench`."""
+    """Lets forked processes find the package `bench`."""
     root = str(Path(__file__).parents[1])
     if root not in sys.path:
         sys.path.insert(0, root)
@@ -39,7 +39,7 @@ def test_killed_while_compiling(tmp_path: Path) -> None:
 
 
 def test_killed_while_tuning(tmp_path: Path) -> None:
-    """What was measured is there, and is not measured again."""
+    """Measurements are kept and not repeated."""
     report = tuning_kills(tmp_path, 3, seed=5)
     assert report["faults"] == [] and report["killed"] == 3 and report["measurements"] >= 8
 
@@ -60,7 +60,7 @@ def test_files_that_cannot_grow(tmp_path: Path) -> None:
 
 
 def test_full_file_systems(tmp_path: Path) -> None:
-    """In a namespace of their own, where this user may mount."""
+    """In a mount namespace of their own, if this user may create one."""
     command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
     if shutil.which("unshare") is None or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("nothing can be mounted here")
@@ -77,12 +77,12 @@ def test_compiling_many_times_holds_no_more(tmp_path: Path) -> None:
 
 
 def test_footprints_that_grow_are_seen(tmp_path: Path) -> None:
-    """The program's own check: descriptors that are left open are a fault."""
+    """Tests the check itself: descriptors that are left open are a fault."""
     report = robustness.repeats(tmp_path, 3, leak=True)
     assert any(line.startswith("descriptors") for line in report["faults"])
 
 
-# Places that cannot be written
+# Unwritable places
 
 
 def model() -> tuple[nn.Module, torch.Tensor]:
@@ -99,13 +99,13 @@ def right() -> bool:
 
 @pytest.fixture
 def nowhere(tmp_path: Path) -> Path:
-    """A path that no folder can be made at, whoever asks."""
+    """A path at which not even the superuser can make a folder."""
     (tmp_path / "file").write_text("in the way")
     return tmp_path / "file" / "folder"
 
 
 def test_no_temporary_folder_is_needed(nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert right()  # PyTorch's exporter needs one when it is imported
+    assert right()  # PyTorch's exporter needs a writable folder when it is imported
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(nowhere))
     monkeypatch.setenv("TMPDIR", str(nowhere))

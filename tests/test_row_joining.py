@@ -1,4 +1,4 @@
-"""Row reductions that run on the tiles of the contraction they reduce: which join, and what compiled programs compute."""
+"""Row reductions that run on the tiles of the contraction they reduce: which join, and results of compiled programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The executable: results against PyTorch, and everything a caller may do to it."""
+"""The executable: results against PyTorch, and everything that a caller may do with it."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_clones_run_at_the_same_time() -> None:
             if not torch.allclose(got, chain_reference(x, builder.constants["w"], 4), rtol=1e-4, atol=1e-4):
                 failures.append(f"thread {which}")
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]  # two callers of each executable
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]  # two callers for each executable
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -347,7 +347,7 @@ def test_clones_run_at_the_same_time() -> None:
 
 
 def test_one_openmp_runtime_and_its_threads() -> None:
-    loaded = openmp_libraries()  # PyTorch's, and scikit-learn's where another test trained a model
+    loaded = openmp_libraries()  # PyTorch's, and scikit-learn's if another test trained a model
     builder = ProgramBuilder({"x": (1,)})
     count = "int n = 0;\n#pragma omp parallel reduction(+:n)\nn += 1;\n y[0] = x0[0] + n;"
     builder.kernel("relu", ("x",), "y", (1,), count)
@@ -417,7 +417,7 @@ def test_stale_modules() -> None:
 
 @pytest.mark.parametrize("use", [lambda exe: exe(torch.ones(6, 7)), lambda exe: exe.verify(torch.ones(6, 7)), lambda exe: exe.close()])
 def test_nothing_runs_inside_of_a_call(use: Callable[[Executable], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's handler that did, wrote to the memory of the call that it interrupted."""
+    """A signal handler that called the executable would write to the memory of the interrupted call."""
     exe, x = chain(1).executable(("r0",)), torch.randn(6, 7)
     right, engine = exe(x), exe._engine
     assert engine is not None
@@ -538,7 +538,7 @@ class Everything(torch.nn.Module):
 
 
 def test_a_module_read_by_the_front_end_behaves_as_in_pytorch() -> None:
-    """Every node is made a region that runs through PyTorch: what is tested is everything around the kernels."""
+    """Every node becomes a region that runs through PyTorch, to test everything around the kernels."""
     from tilewright.frontend.torch_export import import_module
     from tilewright.hardware import host_cpu
     from tilewright.ir.region import Lowered, Program, Region, Storage

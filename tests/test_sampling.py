@@ -1,4 +1,4 @@
-"""Random layers and samples of schedules: within their bounds, reproducible, and none of the layers that models are judged by."""
+"""Random layers and samples of schedules: within their bounds, reproducible, and none of the layers on which models are evaluated."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ CPU = machine("x86-avx2")
 
 @dataclass(frozen=True)
 class ScalarSchedule:
-    """One thread, an element at a time; `unrolled` says whether the innermost loop is."""
+    """One thread, one element at a time; `unrolled`: whether the innermost loop is unrolled."""
 
     unrolled: int
 
@@ -144,14 +144,14 @@ def test_names_and_schedules_are_a_schemas_own() -> None:
 
 
 def test_other_schedules_may_not_be_called_like_the_packages_own() -> None:
-    """Records and kept choices name schedules by their types' names."""
+    """Records and stored choices identify schedules by the names of their types."""
     impostor = type("LoopSchedule", (), {})
     with pytest.raises(UnsupportedOption, match="rename its own"), registered(replace(SCALARS, schedule=impostor)):
         pass
 
 
 def test_no_choice_is_kept_among_candidates_of_a_registered_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key knows what such a schema is made of."""
+    """The key of a choice does not cover the sources of such a schema."""
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     here, problem, asked = machine("h200"), convolution_problem(16, 8, 10, 10, 3), []
 
@@ -195,7 +195,7 @@ def test_each_schema_says_what_it_is(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
 def test_forms_are_matched_once(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranking, choosing and lowering share what was found out of a problem; another machine's form is its own."""
+    """Ranking, choosing and lowering share the form of a problem; another machine has a form of its own."""
     here, problem = machine(target), convolution_problem(16, 8, 10, 10, 3)
     choice = rank(problem, here).first()
     forms = {id(schema): form_of(schema, problem, here) for schema in schemas(here, "contraction")}

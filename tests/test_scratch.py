@@ -1,4 +1,4 @@
-"""Folders for temporary files: theirs alone while the process lives, and removed by the next one when it was killed."""
+"""Folders for temporary files: exclusive while the process lives, and removed by the next process if it was killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELD = "import sys; from tilewright.system.scratch import Scratch; held = Scratc
 
 
 def holder(place: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A process with a folder, until its input ends."""
+    """A process that holds a folder until its input ends."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", HELD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
@@ -39,7 +39,7 @@ def test_what_a_killed_process_leaves_is_removed_and_nothing_else(tmp_path: Path
         process, folder = holder(tmp_path)
         (folder / "file").write_text("")
         Scratch(str(tmp_path)).close()
-        assert own.is_dir() and (folder / "file").exists()  # both live
+        assert own.is_dir() and (folder / "file").exists()  # both processes live
         process.kill()
         process.communicate()
         assert folder.is_dir()

@@ -1,4 +1,4 @@
-"""The online-learned search: every configuration once, the same for the same seed, no look at times before a trial, better than chance."""
+"""The online-learned search: every configuration once, deterministic for a seed, no access to times before a trial, better than random order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.search_peer import judge, loss_of_performance, pools, proposed_batche
 
 
 def landscape(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A pool drawn from a grid of four axes in which two interact, with noise; a fifth axis is absent in half of it."""
+    """A pool drawn from a grid of four axes of which two interact, with noise; a fifth axis is absent in half of the pool."""
     generator = np.random.default_rng(seed)
     grid = np.array(list(product(range(8), range(8), range(6), range(3))), dtype=float)
     grid = grid[generator.permutation(len(grid))[:500]]
@@ -77,7 +77,7 @@ def test_wrong_shapes_are_refused() -> None:
 
 
 def test_batches_are_those_of_the_search_over_a_pool() -> None:
-    """What is proposed to someone who measures is what is tried where measuring is looking up."""
+    """The proposals for measuring are the same as those of the search over a pool of known times."""
     generator = np.random.default_rng(5)
     features = generator.integers(0, 4, (90, 3)).astype(float)
     seconds = 1 + features.sum(1) + generator.random(90)

@@ -1,4 +1,4 @@
-"""Counts of candidates: from the choice through the program and a saved artifact to the explanation."""
+"""Counts of candidates, passed from the choice through the program and a saved artifact to the explanation."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NETWORKS: dict[str, Callable[[], Case]] = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_sanitizers_find_nothing(name: str, tmp_path: Path) -> None:
-    """Unoptimised: every access is checked as it is written, and gcc takes seconds less than for unrolled tiles with checks."""
+    """Compiled without optimisation: every access in the source is checked, and gcc is seconds faster than for unrolled tiles with checks."""
     torch.manual_seed(1)
     host = host_cpu()
     gcc = shutil.which("gcc")
@@ -54,7 +54,7 @@ EMULATED = ("lenet5", "residual", "inverted", *(pytest.param(name, marks=pytest.
 @pytest.mark.parametrize("target", ["cortex-a53", "neoverse-n1"])
 @pytest.mark.parametrize("name", EMULATED)
 def test_aarch64_under_emulation(name: str, target: str, tmp_path: Path) -> None:
-    """Also whole networks as `compile` takes them."""
+    """Includes whole networks as passed to `compile`."""
     gcc, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if gcc is None or emulator is None:
         pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
@@ -68,7 +68,7 @@ def test_aarch64_under_emulation(name: str, target: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("threads", [4, 16, 64])
 def test_many_threads_under_emulation(threads: int, tmp_path: Path) -> None:
-    """Plans for machines with many cores, on as many threads."""
+    """Plans for machines with many cores, run on that number of threads."""
     gcc, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if gcc is None or emulator is None:
         pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
@@ -83,14 +83,14 @@ def test_many_threads_under_emulation(threads: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_artifact_for_aarch64_under_emulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shared objects themselves that an artifact holds, with their OpenMP threads."""
+    """The shared objects in an artifact themselves, with their OpenMP threads."""
     gcc, emulator, system = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64"), Path("/usr/aarch64-linux-gnu")
     if gcc is None or emulator is None or not system.is_dir():
         pytest.skip("needs aarch64-linux-gnu-gcc with its libraries and qemu-aarch64")
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     module, inputs = zoo.build("mobilenet_v2")
     saved = tmp_path / "model"
-    tilewright.compile(module, inputs, "neoverse-n1", threads=1).save(saved)  # as `run_standalone` plans it
+    tilewright.compile(module, inputs, "neoverse-n1", threads=1).save(saved)  # planned as by `run_standalone`
     binaries = sorted((saved / "binaries").iterdir())
     command = (gcc, "-O2", "-fopenmp", f"-Wl,-rpath-link,{system}/lib")
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}

@@ -1,4 +1,4 @@
-"""Replacing parts of expressions: all at once, also where the result simplifies to what was put in."""
+"""Replacing parts of expressions: simultaneously, even if the result simplifies to a replaced part."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_load_that_simplification_leaves_is_not_replaced_again() -> None:
 
 
 def test_windows_that_count_what_is_not_padding() -> None:
-    """A tile's second row divides by its own count, which is found from y + 1 - 1."""
+    """A tile's second row divides by its own count, which is computed from y + 1 - 1."""
 
     module = nn.Sequential(nn.Conv2d(8, 64, 1), nn.AvgPool2d(3, 1, 1, count_include_pad=False), nn.Conv2d(64, 8, 1))
     graph, _ = simplify(read(module.eval(), (torch.zeros(1, 8, 10, 10),)).graph)

@@ -1,4 +1,4 @@
-"""Toolchain: building for CPUs and GPUs, failures as values, and a cache that survives what happens to caches."""
+"""Toolchain: building for CPUs and GPUs, failures as values, and a cache that survives damage."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_damaged_entry_is_found_and_rebuilt(
     else:
         (folder / {"missing log": "log", "missing binary": "kernel.so", "missing source": "kernel.c"}[damage]).unlink()
     assert len(kernels.check()) == 1
-    if damage == "missing source":  # reported, and no reason to build again
+    if damage == "missing source":  # reported, but no reason to build again
         assert build(c_source(), native, kernels) == first
         return
     with caplog.at_level(logging.WARNING):
@@ -306,7 +306,7 @@ def test_cache_that_cannot_be_created(native: Machine, tmp_path: Path) -> None:
 
 
 def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Makes the user's C compiler a shell script, in which $real is a real one, and which is called for sources only."""
+    """Makes the user's C compiler a shell script, in which $real is a real compiler, and which is called only for sources."""
     path = tmp_path / "fake-cc"
     version = f"case $1 in --version) echo {tmp_path}; exit;; esac"
     path.write_text(f"#!/bin/sh\n{version}\nreal={shutil.which('gcc') or shutil.which('clang')}\n{script}\n")
@@ -435,7 +435,7 @@ def test_what_others_may_have_written_is_not_loaded(
     assert scaled(again)[0] == 3 and isinstance(again, Binary)
     if pattern.count("/"):  # the entry is replaced
         assert again.path == first.path and kernels.check() == []
-    else:  # nothing is written to what others may write to
+    else:  # nothing is written to a cache that others may write to
         assert kernels.root not in again.path.parents and len(kernels.check()) == 1
 
 

@@ -1,4 +1,4 @@
-"""From measured layers to a model and back into the ranking: samples, quality, the order that a model gives, and `tilewright train`."""
+"""From measured layers to a model and back into the ranking: samples, quality, a model's order, and `tilewright train`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_recipe_of_few_trees() -> None:
 
 
 def test_training_sees_what_the_analytical_models_miss(rows: Samples) -> None:
-    """One schema takes three times as long as its model says, which other layers tell."""
+    """One schema takes three times its predicted time, which is learned from other layers."""
     analytical = quality(rows, rows.expected(H200, gpu_calibration(H200).counted))
     found = quality(rows, held_out(rows, H200, FEW, gpu_calibration(H200).counted, 5))
     assert found["lop@1"] < 0.5 * analytical["lop@1"] and found["spearman"] > analytical["spearman"]
@@ -153,7 +153,7 @@ def test_stages_drop_what_the_first_trees_find_slow(model: Learned) -> None:
     passed = found.seconds == whole.seconds
     assert passed.sum() == 200
     assert found.seconds[~passed].min() > found.seconds[passed].max()
-    # what four trees of twelve think of all
+    # the predictions of four trees of twelve for all candidates
     known = [described(part, H200) for part in ranking.parts]
     tables = [features(model.record, one.columns, one.counts, H200, model.overheads) for one in known if one is not None]
     some = np.concatenate([part.estimate.seconds * np.exp(model.forest.predict(table, 0, 4)) for part, table in zip(ranking.parts, tables, strict=True)])

@@ -1,4 +1,4 @@
-"""Models of several machines: what is learned on one GPU holds on another where the same relative quantities decide."""
+"""Models of several machines: what is learned on one GPU holds on another if times depend on the same relative quantities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK = Recipe("gradient_boosting", "relative", "correction", 1.0, options={"max
 
 
 def measured(machine: Machine, seed: int, problems: int = 12, each: int = 50) -> Samples:
-    """Direct kernels whose times differ from the analytical ones by a factor that the share of useful work decides."""
+    """Direct kernels whose times differ from the analytical ones by a factor that depends on the fraction of useful work."""
     generator = np.random.default_rng(seed)
     parts = []
     for number in range(problems):

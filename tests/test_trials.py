@@ -114,7 +114,7 @@ def test_reference_of_convolutions(sizes: tuple[int, ...], options: dict[str, in
 
 @pytest.mark.parametrize("groups", [2, 8])
 def test_reference_of_grouped_convolutions_with_an_epilogue(groups: int) -> None:
-    """Their sums have more axes than what they store has dimensions, and the epilogue reads them at those axes."""
+    """Their sums have more axes than the stored value has dimensions, and the epilogue reads them at those axes."""
     module = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, 1, 1, groups=groups), torch.nn.ReLU())
     graph, _ = simplify(read(module, (torch.zeros(2, 8, 5, 6),)).graph)
     (problem,) = (one for one in distinct_problems(graph, H200, 1) if one.region.kind in ("window", "contraction"))
@@ -178,7 +178,7 @@ def test_poison_spares_halo_and_rounding() -> None:
 @pytest.mark.parametrize("problem", [convolution_problem(10, 6, 5, 4, 3, 2), convolution_problem(16, 8, 6, 6, 3, batch=2), OTHER], ids=lambda p: key_of(p)[:4])
 def test_right_candidates_are_timed(problem: Problem, tmp_path: Path) -> None:
     server = EmulatedServer(problem, H200, seconds=40e-6)
-    schemas = {type(choice.schedule): choice for choice in islice(rank(problem, H200), 4000)}  # the last of each
+    schemas = {type(choice.schedule): choice for choice in islice(rank(problem, H200), 4000)}  # keeps the last of each type
     for choice in (rank(problem, H200).first(), *schemas.values()):
         program = json.loads(json.dumps(server.program(choice.schedule, tmp_path)))
         calls = len(program["calls"])
@@ -223,7 +223,7 @@ def test_candidates_are_measured_again_in_turns(tmp_path: Path) -> None:
 
     server.seconds = seen  # type: ignore[method-assign]
     server.remeasure({"programs": programs, "mode": "cold", "rounds": 2})
-    del order[: len(programs)]  # what said how long a replay has to be
+    del order[: len(programs)]  # the calls that determined the length of a replay
     assert [order.index(replay) for replay in order] == [0, 1, 2, 3, 0, 1, 2, 3, 1, 2, 3, 0]
 
 

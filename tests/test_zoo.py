@@ -1,4 +1,4 @@
-"""The zoo: parameter counts, output shapes, sane values, determinism, and export."""
+"""The zoo: parameter counts, output shapes, value ranges, determinism, and export."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_outputs_have_the_shape_and_sane_values(name: str) -> None:
     for output in outputs:
         assert output.isfinite().all()
         assert 0.01 < output.abs().mean() < 100
-        # The two samples must differ by much more than a comparison's tolerance, or it would show nothing.
+        # The two samples must differ by much more than a comparison's tolerance, or the comparison would show nothing.
         first, second = output.unbind(batch_dimension)
         assert (first - second).abs().mean() > 0.005 * output.abs().mean()
 

@@ -19,7 +19,7 @@ from tilewright.tuning.measure import as_list, double_precision_outputs, relativ
 
 SMALL = ("lenet5", "dlrm")
 EVERY = [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in zoo.NETWORKS]
-SAMPLE = 12  # kernels a network that NVRTC compiles here
+SAMPLE = 12  # kernels per network that NVRTC compiles here
 
 
 @pytest.mark.parametrize("name", EVERY)
