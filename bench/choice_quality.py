@@ -53,7 +53,7 @@ Figures = dict[str, Any]
 
 
 def places(ranking: Ranking, measured: dataset.MeasuredLayer) -> np.ndarray:
-    """The position in the space of every measured candidate, in the order of the columns; -1 where the space does not have it."""
+    """The position in the space of every measured candidate, in the order of the columns; -1 if the space does not have it."""
     found: list[np.ndarray] = []
     for kind, columns in measured.schemas.items():
         result = np.full(len(columns["seconds"]), -1)
@@ -77,7 +77,7 @@ def places(ranking: Ranking, measured: dataset.MeasuredLayer) -> np.ndarray:
 
 
 def figures(order: np.ndarray, seconds: np.ndarray, best: float) -> Figures:
-    """LoP and trials of an order of positions. `seconds` by position: NaN where not measured, infinite where it failed.
+    """LoP and trials of an order of positions. `seconds` by position: NaN if not measured, infinite if it failed.
 
     `lop@n` is None if none of the first n has a time, `trials_N` if nothing in the order reaches N %; `last` is the place of the last candidate with
     a time, `sure` the number of candidates before the first that was not measured."""

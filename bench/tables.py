@@ -1,10 +1,10 @@
-"""Tables of the documentation, written from the result files that they cite.
+"""Generates tables of the documentation from the result files that they cite.
 
     python -m bench.tables            # rewrites every generated table
-    python -m bench.tables --check    # lists those that differ from their files; exit status 1 if there are any
+    python -m bench.tables --check    # lists tables that differ from their files; exit status 1 if there are any
 
-A generated table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. `TABLES` has a function for each name: rows of cells, the
-header first. Figures are rounded here and nowhere else.
+A generated table is between the lines `<!-- table NAME -->` and `<!-- end -->` of a page. `TABLES` maps each name to a function that returns rows of
+cells, the header first. Figures are rounded only here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def power(value: float) -> str:
-    """As 1.6e-6."""
+    """A value as text such as 1.6e-6."""
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -62,7 +62,7 @@ def spaces() -> Rows:
 
 
 def bounds() -> Rows:
-    """Measured kernels beside the lower bounds and beside DeepCuts' limit."""
+    """Measured kernels against the lower bounds and against DeepCuts' limit."""
     own, published = results_of("bounds_h200"), results_of("bounds_v100")
 
     def row(what: str, kernels: str, entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -79,7 +79,7 @@ def bounds() -> Rows:
 
 
 def pruning() -> Rows:
-    """What the bounds leave when the time of each layer's best kernel is known."""
+    """Candidates left by the bounds if the time of each layer's best kernel is known."""
     own = results_of("bounds_h200")
     feasible, left = (sum(entry[key] for entry in own) for key in ("feasible", "left by pruning"))
     tightest = max(entry["tightness of the best"] for entry in own)
@@ -158,7 +158,7 @@ def choices() -> Rows:
         trials = (f"{found[way][f'trials_{share}']:.3g}, {found[way][f'median trials_{share}']:.3g}" for share in (95, 99))
         rows.append([name, *losses, *trials])
     losses = (percent(live[f"lop@{count}"]) for count in (1, 10, 30))
-    # a search that ends before it has found such a candidate counts with the trials that it had
+    # a search that ends before it has found such a candidate counts with its number of trials
     trials = (f"above {live[f'trials_{share}']:.0f}" for share in (95, 99))
     rows.append(["online-learned search over the whole space, measuring (`search_live_h200.json`)", *losses, *trials])
     return rows
@@ -184,16 +184,16 @@ TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
 
 
 def markdown(rows: Rows) -> str:
-    """The rows as a table of Markdown, the header first."""
+    """The rows as a Markdown table, the header first."""
     lines = ["| " + " | ".join(cells) + " |" for cells in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
 
 def rewritten(text: str) -> tuple[str, list[str]]:
-    """A page with all its tables made again, and the names of those that differed.
+    """A page with all its tables regenerated, and the names of those that differed.
 
     Raises:
-        SystemExit: for a table that is not known.
+        SystemExit: for an unknown table.
     """
     differing: list[str] = []
 
@@ -210,7 +210,7 @@ def rewritten(text: str) -> tuple[str, list[str]]:
 
 
 def differences(write: bool = False) -> Iterator[str]:
-    """Tables that differ from their result files, as "page: name"; written anew on request."""
+    """Tables that differ from their result files, as "page: name"; rewritten on request."""
     for page in PAGES:
         text, names = rewritten(page.read_text())
         yield from (f"{page.relative_to(ROOT)}: {name}" for name in names)

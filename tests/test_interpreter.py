@@ -40,7 +40,7 @@ def f32(name: str, offset: Expr | int, lanes: int = 1) -> Load:
     return Load(name, (at(offset) if isinstance(offset, int) else offset,), "f32", lanes)
 
 
-# --- a matrix product with double buffering ------------------------------------------------------------------------------
+# --- a matrix product with double buffering ---------------------------------------------------------------------------
 
 TILE, DEPTH, REGISTER = 32, 8, 4
 
@@ -351,7 +351,7 @@ def test_vectors_of_registers() -> None:
     np.testing.assert_array_equal(out[:8], 1 + 3 * x[:8])
 
 
-# --- atomic additions ---------------------------------------------------------------------------------------------------------
+# --- atomic additions -------------------------------------------------------------------------------------------------
 
 
 def counting(*body: Statement, blocks: int = 3) -> Kernel:

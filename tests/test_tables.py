@@ -1,4 +1,4 @@
-"""Generated tables of the documentation: they are what the result files say, and a changed figure is found."""
+"""Generated tables of the documentation: they match the result files, and a changed figure is detected."""
 
 from __future__ import annotations
 

@@ -108,8 +108,8 @@ def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ..
 
 
 def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, executed: Mapping[int, float] | None = None) -> Transactions:
-    """The sums of a kernel's accesses. `executed`: how many loads from shared memory all warps execute in fact, by the bytes that a lane reads, where
-    that is known: what the compiler left out is then not counted. Raises as `accesses`."""
+    """The sums of a kernel's accesses. `executed`: the number of shared-memory loads that all warps really execute, by the bytes that a lane reads,
+    if known: loads that the compiler removed are then not counted. Raises like `accesses`."""
     found = accesses(kernel, most_blocks)
 
     def total(space: str, *kinds: str) -> float:
@@ -118,7 +118,7 @@ def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, executed: Ma
     loads = total("shared", "load") + total("cluster", "load") / kernel.cluster
     if executed is not None:
         written = sum(access.requests * access.bytes for access in found if access.space != "global" and access.kind == "load")
-        # the compiler prints some loads in parts, which are put together again: what is left is never more than what was written
+        # the compiler splits some loads, which are merged again: executed loads never exceed written ones
         loads *= min(1.0, sum(size * times for size, times in executed.items()) / written) if written else 1.0
     stores = total("shared", "store") + total("cluster", "store")
     copies = sum(a.transactions for a in found if a.space == "global" and a.kind == "copy" and a.bytes < 16)
@@ -133,7 +133,7 @@ def chosen_blocks(count: int, most: int) -> np.ndarray:
 
 
 class KernelWalk:
-    """Goes through a kernel once, with the values of variables as arrays over the loops around, the numbers of `chosen` blocks, warps and lanes."""
+    """Walks a kernel once, with the values of variables as arrays over the surrounding loops, the `chosen` blocks, warps and lanes."""
 
     def __init__(self, kernel: Kernel, chosen: np.ndarray) -> None:
         assert kernel.launch is not None
@@ -151,14 +151,14 @@ class KernelWalk:
         self.buffers: dict[str, Buffer] = {buffer.name: buffer for buffer in kernel.parameters}
         self.cluster = kernel.cluster
         self.found: list[Access] = []
-        # the evaluated node is kept with its value, so that no other object gets its identity
+        # the evaluated node is kept with its value, so that its identity is not reused
         self.known: dict[int, tuple[Expr, np.ndarray]] = {}
         self.visit(kernel.body, threads < prod(block))
 
     # --- statements ---
 
     def visit(self, root: Statement, mask: np.ndarray) -> None:
-        """Counts what a statement does in the lanes of the mask."""
+        """Counts the accesses of a statement in the lanes of the mask."""
         if isinstance(root, Block):
             for statement in root.statements:
                 self.visit(statement, mask)
@@ -167,7 +167,7 @@ class KernelWalk:
         elif isinstance(root, Let):
             self.reads(root.value, mask)
             if root.variable.dtype in (INDEX, "bool"):
-                if root.variable.name in self.values:  # what was evaluated with the name's old value
+                if root.variable.name in self.values:  # drop values computed with the variable's old value
                     self.known = {}
                 self.values[root.variable.name] = self.evaluated(root.value)
         elif isinstance(root, (Store, AtomicAdd)):
@@ -187,11 +187,11 @@ class KernelWalk:
             self.loop(root, mask)
 
     def invoke(self, root: Invoke, mask: np.ndarray) -> None:
-        """Counts what an instruction reads in memory, then what it writes."""
+        """Counts the memory reads of an instruction, then its writes."""
         copied = next(((operand, place) for operand, place in root.places if operand.access == "begin"), None)
         target = None
         if copied is not None and copied[0].size * size_of(copied[0].dtype) == 16:
-            # sixteen bytes go past level 1, sector by sector of where they are put
+            # copies of sixteen bytes bypass level 1, sector by sector of their destination
             target = self.varying(copied[1].offset, SECTOR_BYTES // size_of(copied[0].dtype)) * size_of(copied[0].dtype)
         kind = "copy" if copied is not None else "load"
         for value in root.values.values():
@@ -212,7 +212,7 @@ class KernelWalk:
             self.touch(place.buffer, place.offset + row * operand.row_stride, operand.row, kind, mask, target)
 
     def loop(self, root: For, mask: np.ndarray) -> None:
-        """All iterations at once, along a new first axis."""
+        """Counts all iterations at once, along a new first axis."""
         if not self.touches_memory(root.body):
             return
         extent = self.evaluated(root.extent)
@@ -227,7 +227,7 @@ class KernelWalk:
         self.extents, self.values, self.known = outer
 
     def touches_memory(self, root: Statement) -> bool:
-        """Whether anything but registers is touched inside."""
+        """Whether a statement accesses anything but registers."""
         registers = {name for name, buffer in self.buffers.items() if buffer.space == "register"}
         registers |= {s.buffer.name for s in statements(root) if isinstance(s, Allocate) and s.buffer.space == "register"}
         registers |= {buffer.name for s in statements(root) if isinstance(s, With) for buffer in s.buffers}
@@ -238,7 +238,7 @@ class KernelWalk:
     # --- memory ---
 
     def reads(self, value: Expr, mask: np.ndarray, kind: str = "load", target: np.ndarray | None = None) -> None:
-        """Counts the loads of an expression, each where the choices above it take it."""
+        """Counts the loads of an expression, each under the conditions that guard it."""
         for load, conditions in _loads(value):
             if self.buffers[load.buffer].space != "register":
                 taken = mask
@@ -248,7 +248,7 @@ class KernelWalk:
                 self.touch(load.buffer, load.index[0], load.lanes, kind, taken, target)
 
     def touch(self, name: str, offset: Expr, lanes: int, kind: str, mask: np.ndarray, target: np.ndarray | None = None) -> None:
-        """Counts one access; `target`: of a copy's global side the addresses in shared memory, whole sectors left out."""
+        """Counts one access; `target`: for the global side of a copy, its addresses in shared memory without whole sectors."""
         buffer = self.buffers[name]
         if buffer.space == "register":
             return
@@ -272,7 +272,7 @@ class KernelWalk:
         self.found.append(Access(name, buffer.space, kind, size * lanes, *figures))
 
     def varying(self, offset: Expr, period: int) -> np.ndarray:
-        """The offset without terms that are the same in all lanes of a warp; with a period only without those that are multiples of it."""
+        """The offset without terms that are equal in all lanes of a warp; with a period, only those that are multiples of it are left out."""
         form = linear(offset)
         total = np.zeros((1,) * 3, np.int64) + (form.constant % period if period else 0)
         for atom, coefficient in form.terms:
@@ -287,7 +287,7 @@ class KernelWalk:
         """The value of an index or a condition over the axes on which it depends.
 
         Raises:
-            NotStatic: where it depends on data.
+            NotStatic: if it depends on data.
         """
         if isinstance(root, Const):
             return np.asarray(root.value).reshape(1, 1, 1)
@@ -304,7 +304,7 @@ class KernelWalk:
 
 
 def _loads(root: Expr) -> Iterator[tuple[Load, tuple[tuple[Expr, bool], ...]]]:
-    """The distinct loads of an expression, each with the conditions (and the side of them) under which it is evaluated first."""
+    """The distinct loads of an expression, each with the conditions (and their truth values) under which it is first evaluated."""
     seen: set[int] = set()
 
     def visit(node: Expr, conditions: tuple[tuple[Expr, bool], ...]) -> Iterator[tuple[Load, tuple[tuple[Expr, bool], ...]]]:
@@ -327,7 +327,7 @@ def _loads(root: Expr) -> Iterator[tuple[Load, tuple[tuple[Expr, bool], ...]]]:
     yield from visit(root, ())
 
 
-# --- what the memory does with a warp's addresses ---------------------------------------------------------------------
+# --- transactions of a warp's addresses -------------------------------------------------------------------------------
 
 
 def distinct(values: np.ndarray, active: np.ndarray) -> np.ndarray:
@@ -368,7 +368,7 @@ def _wide(addresses: np.ndarray, active: np.ndarray, words: int) -> np.ndarray:
 
 
 def _most_of_a_bank(words: np.ndarray, active: np.ndarray) -> np.ndarray:
-    """The most distinct words that one bank has to give, for each row."""
+    """The largest number of distinct words in one bank, for each row."""
     if not len(words):
         return np.zeros(0, np.int64)
     least = np.iinfo(np.int64).min

@@ -8,7 +8,7 @@ from tilewright.zoo.common import Residual, classifier, convolution_unit
 
 
 def inverted_residual(in_channels: int, out_channels: int, stride: int, expansion: int) -> nn.Module:
-    """Expansion, depthwise 3 x 3 and linear projection; a residual sum where the shapes allow it."""
+    """Expansion, depthwise 3 x 3 and linear projection; a residual sum if the shapes allow it."""
     hidden = in_channels * expansion
     layers: list[nn.Module] = []
     if expansion != 1:

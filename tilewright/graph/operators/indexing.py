@@ -116,7 +116,7 @@ def _arange(b: StepBuilder, *, length: int, start: float | int, step: float | in
 
 
 def _one_hot(b: StepBuilder, index: Tensor, *, classes: int, dtype: str) -> Tensor:
-    """1 where the position along a new last dimension equals the index, else 0; an index out of range (which ONNX allows) gives all zeros."""
+    """1 where the position along a new last dimension equals the index, else 0; an index out of range (which ONNX allows) gives only zeros."""
     return b.map((*index.shape, classes), lambda *i: select(cast(index(*i[:-1]), INDEX).equals(i[-1]), const(1, dtype), const(0, dtype)))
 
 
