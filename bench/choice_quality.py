@@ -2,11 +2,11 @@
 
     python -m bench.choice_quality bench/data/h200_layers.jsonl.gz --models FOLDER [--shipped] [--name choice_quality_h200]
 
-Every ranking method (`bench.model_comparison`; with `--shipped` also the package's model, as used by `rank`) orders a layer's
-whole space. LoP@n: the least time measured among the first n over the least measured of the layer, minus 1. Trials to 95 %, 99 % and 100 %: the
-place in the order of the first candidate that takes at most 1.05, 1.01 and 1 times the least. A candidate that failed or was not measured counts as a
-trial that reaches nothing, so that the numbers are upper bounds if an earlier candidate was not measured; the first 100 of each method should all be.
-If nothing in the order reaches a percentage, the place of the last measured candidate counts.
+Every ranking method (`bench.model_comparison`; with `--shipped` also the package's model, as used by `rank`) orders a layer's whole space. LoP@n: the
+least time measured among the first n over the least measured of the layer, minus 1. Trials to 95 %, 99 % and 100 %: the place in the order of the
+first candidate that takes at most 1.05, 1.01 and 1 times the least. A candidate that failed or was not measured counts as a trial that reaches
+nothing, so that the numbers are upper bounds if an earlier candidate was not measured; the first 100 of each method should all be. If nothing in the
+order reaches a percentage, the place of the last measured candidate counts.
 
 The online-learned search (`bench.search_peer`) can only try measured candidates: a second part of the table has its results over that pool, beside
 the pool in each method's order and in random order. The pool holds every method's favourites, which makes search and random order look better than

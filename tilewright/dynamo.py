@@ -42,8 +42,8 @@ def backend(graph_module: torch.fx.GraphModule, example_inputs: Inputs, *, optio
     `options` are those of `tilewright.compile`: target, precision, trials, vendor, unsupported, threads, records, deterministic, winograd,
     check.
 
-    Raises UnsupportedOption and UnknownTarget for unknown options, and TargetNotPresent for a target that is not this machine.
-    A graph that cannot be compiled is returned unchanged, with the reason in the log."""
+    Raises UnsupportedOption and UnknownTarget for unknown options, and TargetNotPresent for a target that is not this machine. A graph that cannot be
+    compiled is returned unchanged, with the reason in the log."""
     chosen = dict(options or {})
     unknown = sorted(set(chosen) - _OPTIONS)
     if unknown:

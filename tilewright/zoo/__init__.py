@@ -24,9 +24,8 @@ __all__ = ["NETWORKS", "Network", "build"]
 class Network:
     """One network of the zoo.
 
-    `build()` constructs the module with PyTorch's default weights (in training mode, and on the meta device inside
-    `torch.device("meta")`); `example_inputs(batch)` draws random inputs; `parameters` counts the trainable
-    values.
+    `build()` constructs the module with PyTorch's default weights (in training mode, and on the meta device inside `torch.device("meta")`);
+    `example_inputs(batch)` draws random inputs; `parameters` counts the trainable values.
     """
 
     name: str

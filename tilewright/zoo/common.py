@@ -91,10 +91,10 @@ def with_initial_scale(module: AnyModule, scale: float) -> AnyModule:
 def initialise(network: nn.Module) -> nn.Module:
     """Sets all weights from torch's random state so that the second moment of activations stays near one.
 
-    Convolutions and matrix products follow He et al., "Delving Deep into Rectifiers", 2015, eq. 10 (fan in). A module's
-    attribute `initial_scale` replaces the scale sqrt(2) if no ReLU follows. The last batch normalisation of
-    every residual branch is scaled by 0.4, so that the sum grows slowly with depth. Statistics and offsets of
-    normalisations are drawn around 0 and 1, since exact zeros and ones would hide wrong constant folding.
+    Convolutions and matrix products follow He et al., "Delving Deep into Rectifiers", 2015, eq. 10 (fan in). A module's attribute `initial_scale`
+    replaces the scale sqrt(2) if no ReLU follows. The last batch normalisation of every residual branch is scaled by 0.4, so that the sum grows
+    slowly with depth. Statistics and offsets of normalisations are drawn around 0 and 1, since exact zeros and ones would hide wrong constant
+    folding.
     """
     for module in network.modules():
         scale = getattr(module, "initial_scale", None)

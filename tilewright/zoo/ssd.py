@@ -56,8 +56,8 @@ class SingleShotDetector(nn.Module):
 
 
 def ssd_mobilenet_v2(num_classes: int = 91) -> nn.Module:
-    """SSD over MobileNet-v2 at 300 x 300: the first level is the expansion of the 14th inverted residual.
-    The extra levels use separable convolutions, the predictors full ones.
+    """SSD over MobileNet-v2 at 300 x 300: the first level is the expansion of the 14th inverted residual. The extra levels use separable
+    convolutions, the predictors full ones.
 
     Source: Liu et al., "SSD: Single Shot MultiBox Detector", ECCV 2016; Huang et al., "Speed/accuracy trade-offs for
     modern convolutional object detectors", CVPR 2017, whose released COCO configuration this follows.
