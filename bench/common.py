@@ -65,11 +65,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def git_commit() -> str:
-    """The commit of this source tree, with "+changes" if tracked files differ; "unknown" outside a repository."""
+def git_commit(folder: Path = Path(__file__).parent) -> str:
+    """The commit of the source tree of a folder of `bench`, with "+changes" if tracked files differ; "unknown" outside a repository."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:

@@ -5,6 +5,10 @@
 Each compilation runs in a fresh process with a cache folder of its own: first empty (cold), then filled (warm). PyTorch's import and export
 are timed separately, since a compiler cannot avoid them; "process" is the whole process, from start to end. The figures are wall-clock seconds, each
 with the machine's load average of the minute before it starts, since other processes may use the cores too.
+
+    python -m bench.compile_time resnet50 --targets native,h200 --against CHECKOUT --rounds 5 --name compile_time_against
+
+compares with another checkout of this repository: each round compiles cold and then warm with either, in turns.
 """
 
 from __future__ import annotations
@@ -17,10 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+HERE = Path(__file__).resolve().parents[1]
 
 
 def one_compilation(network: str, target: str) -> dict[str, float]:
@@ -68,13 +76,29 @@ def one_compilation(network: str, target: str) -> dict[str, float]:
     }
 
 
-def one_process(network: str, target: str, cache: str) -> dict[str, float]:
-    """The stage times of one compilation in a process of its own with this cache folder, and the time of the whole process."""
+def one_process(network: str, target: str, cache: str, checkout: Path = HERE) -> dict[str, float]:
+    """The stage times of one compilation by a checkout, in a process of its own with this cache folder, and the time of the whole process."""
     command = [sys.executable, "-W", "ignore", "-m", "bench.compile_time", network, "--targets", target, "--one"]
     load = os.getloadavg()[0]
     start = time.perf_counter()
-    output = subprocess.run(command, env={**os.environ, "TILEWRIGHT_CACHE": cache}, capture_output=True, text=True, check=True).stdout
+    environment = {**os.environ, "TILEWRIGHT_CACHE": cache, "PYTHONPATH": str(checkout)}
+    output = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=True).stdout
     return {**json.loads(output.strip().splitlines()[-1]), "process": time.perf_counter() - start, "load_before": load}
+
+
+def in_turns(network: str, target: str, checkouts: Mapping[str, Path], rounds: int) -> list[dict[str, Any]]:
+    """Seconds besides export of cold and warm compilations by each checkout: medians, quartiles and all."""
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for number in range(rounds):
+        order = list(checkouts.items())
+        for name, checkout in order[:: -1 if number % 2 else 1]:
+            with tempfile.TemporaryDirectory() as cache:
+                for which in ("cold", "warm"):
+                    seconds.setdefault((name, which), []).append(one_process(network, target, cache, checkout)["compile_besides_export"])
+    return [
+        {"network": network, "target": target, "checkout": name, "cache": which, "median": statistics.median(values), "seconds": values}
+        for (name, which), values in seconds.items()
+    ]
 
 
 def main() -> None:
@@ -83,14 +107,27 @@ def main() -> None:
     parser.add_argument("--targets", default="native,cortex-a53,neoverse-n1,x86-avx512,h200,a100")
     parser.add_argument("--repeats", type=int, default=3, help="warm compilations; the median counts")
     parser.add_argument("--name", default="compile_time")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout of this repository, in turns with this one")
+    parser.add_argument("--rounds", type=int, default=5, help="of turns with the other checkout")
     parser.add_argument("--one", action="store_true", help="one compilation in this process, as JSON")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(one_compilation(options.networks[0], options.targets)))
         return
-    from bench.common import write_results
+    from bench.common import git_commit, write_results
 
     results: list[dict[str, Any]] = []
+    if options.against:
+        checkouts = {"this": HERE, "against": options.against.resolve()}
+        for network in options.networks:
+            for target in options.targets.split(","):
+                results += in_turns(network, target, checkouts, options.rounds)
+        for entry in results:
+            print(f"{entry['network']} {entry['target']} {entry['checkout']} {entry['cache']}: {entry['median']:.2f} s")
+        against = git_commit(options.against / "bench")
+        settings = {"networks": options.networks, "targets": options.targets, "rounds": options.rounds, "against": against}
+        write_results(options.name, settings, results)
+        return
     table = Table("network", "target", "cold process s", "cold s", "cold besides export s", "warm s", "warm besides export s", "load")
     for network in options.networks:
         for target in options.targets.split(","):

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.common import write_results
+from bench.common import git_commit, write_results
 
 HERE = Path(__file__).resolve().parents[1]
 MAKE = """
@@ -47,10 +47,6 @@ def output(checkout: Path, code: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=True).stdout
-
-
-def commit_of(checkout: Path) -> str:
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def summary(values: list[float]) -> dict[str, Any]:
@@ -84,7 +80,7 @@ def main() -> None:
     for row in results:
         print(json.dumps(row))
     if options.name:
-        against = commit_of(options.against) if options.against else None
+        against = git_commit(options.against / "bench") if options.against else None
         write_results(options.name, {"model": options.model, "rounds": options.rounds, "against": against}, results)
 
 
