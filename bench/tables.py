@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -175,10 +176,23 @@ def searches() -> Rows:
     return rows
 
 
+def code_scores() -> Rows:
+    """Scores of compiled code beside the models that see none."""
+    says = {"linear": "linear combination", "terms": "named terms", "models": "models"}
+    layers = results_of("cpu_score")
+    rows = [[f"mean of {len(layers)} layers", "rank correlation", "top-10 ratio", "loss", "loss among eight"]]
+    for way, name in says.items():
+        correlation, ratio, loss, eight = (
+            statistics.mean(layer[way][key] for layer in layers) for key in ("rank correlation", "top-10 ratio", "loss", "loss among 8")
+        )
+        rows.append([name, f"{correlation:.2f}", f"{ratio:.3f}", f"{percent(loss)} %", f"{percent(eight)} %"])
+    return rows
+
+
 TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         "spaces": spaces, "bounds": bounds, "pruning": pruning, "outliers": outliers, "predicted_transactions": predicted_transactions,
-        "top_ratios": top_ratios, "compared_models": compared_models, "choices": choices, "searches": searches,
+        "top_ratios": top_ratios, "compared_models": compared_models, "choices": choices, "searches": searches, "code_scores": code_scores,
     }
 )  # fmt: skip
 
