@@ -189,10 +189,30 @@ def code_scores() -> Rows:
     return rows
 
 
+def learned_on_cpus() -> Rows:
+    """What the forest of a CPU makes of the order of the models."""
+    says = {
+        "conv2d": "convolutions, all schedules", "winograd conv2d": "Winograd alone", "direct conv2d": "direct alone",
+        "depthwise": "depthwise", "batched product": "batched products",
+    }  # fmt: skip
+    means = [entry for entry in results_of("cpu_learned") if entry["layer"] == "all"]
+    rows = [["means of", "ranked by", "loss of the first", "loss of ten", "top-10 ratio", "top-50 ratio"]]
+    for kind, name in says.items():
+        for entry in means:
+            if entry["kind"] != kind:
+                continue
+            losses = (f"{percent(entry[key])} %" if key in entry else "" for key in ("loss", "loss of ten"))
+            first = f"{name} ({entry['layers']})" if entry["ranked by"] == "models" else ""
+            rows.append([first, entry["ranked by"], *losses, *(f"{entry[f'ratio of {count}']:.3f}" for count in (10, 50))])
+    return rows
+
+
 TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
-        "spaces": spaces, "bounds": bounds, "pruning": pruning, "outliers": outliers, "predicted_transactions": predicted_transactions,
-        "top_ratios": top_ratios, "compared_models": compared_models, "choices": choices, "searches": searches, "code_scores": code_scores,
+        made.__name__: made
+        for made in (
+            spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, compared_models, choices, searches, code_scores, learned_on_cpus
+        )
     }
 )  # fmt: skip
 
