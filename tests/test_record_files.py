@@ -34,9 +34,11 @@ from tilewright.selection.choice import rank
 from tilewright.selection.ranking import Choice
 from tilewright.tuning import record_file, serialisation
 from tilewright.tuning.measurement import COLUMNS, Measurement, checked
-from tilewright.tuning.record_file import SCHEMA, Damaged, set_aside
+from tilewright.tuning.record_file import SCHEMA, VERSION, Damaged, set_aside
 from tilewright.tuning.records import Records, default_path
 from tilewright.tuning.tuning import OUTSIDE, chooser_for, from_records, tune
+
+OURS = f"PRAGMA user_version={VERSION}"
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +65,12 @@ def without_not_null(path: Path, column: str, value: str) -> None:
     database(
         path, f"ATTACH '{path.with_name('source')}' AS other", f"CREATE TABLE measurements (identity, {', '.join(COLUMNS)})",
         "INSERT INTO measurements SELECT * FROM other.measurements", f"UPDATE measurements SET {column} = {value}", SCHEMA["of_a_region"],
-        "PRAGMA user_version=1",
+        OURS,
     )  # fmt: skip
 
 
 def hostile(path: Path, *more: str) -> None:
-    database(path, *SCHEMA.values(), *more, "PRAGMA user_version=1")
+    database(path, *SCHEMA.values(), *more, OURS)
 
 
 DAMAGED: dict[str, Callable[[Path], Any]] = {
@@ -77,22 +79,23 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
     "half of it": lambda path: (filled(path), os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)),  # type: ignore[func-returns-value]
     "an overwritten root page": lambda path: (filled(path), overwrite(path, 4096, b"\x5a" * 4096)),  # type: ignore[func-returns-value]
     "a stranger's tables": lambda path: database(path, "CREATE TABLE music (name TEXT)"),
-    "a stranger's tables of our version": lambda path: database(path, "CREATE TABLE music (name TEXT)", "PRAGMA user_version=1"),
-    "no tables of our version": lambda path: database(path, "PRAGMA user_version=1"),
+    "tables of an older version": lambda path: database(path, *SCHEMA.values(), f"PRAGMA user_version={VERSION - 1}"),
+    "a stranger's tables of our version": lambda path: database(path, "CREATE TABLE music (name TEXT)", OURS),
+    "no tables of our version": lambda path: database(path, OURS),
     "columns of other types": lambda path: without_not_null(path, "count", "'many'"),
     "a view of our table's name": lambda path: database(
         path, f"CREATE VIEW measurements AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {', '.join('x AS ' + c for c in COLUMNS)} FROM n",
-        "PRAGMA user_version=1",
+        OURS,
     ),
     "a trigger": lambda path: hostile(path, "CREATE TRIGGER t AFTER INSERT ON measurements BEGIN DELETE FROM measurements; END"),
     "a trigger of our index's name": lambda path: database(
         path, SCHEMA["measurements"], "CREATE TRIGGER of_a_region AFTER INSERT ON measurements BEGIN DELETE FROM measurements; END", SCHEMA["of_a_region"],
-        "PRAGMA user_version=1",
+        OURS,
     ),
     "one index more": lambda path: hostile(path, "CREATE INDEX more ON measurements (abs(count))"),
     "a virtual table": lambda path: hostile(path, "CREATE VIRTUAL TABLE f USING fts5(a)"),
     "a generated column": lambda path: database(
-        path, SCHEMA["measurements"].replace("reason TEXT NOT NULL", "reason TEXT AS (zeroblob(1000000000)) NOT NULL"), SCHEMA["of_a_region"], "PRAGMA user_version=1"
+        path, SCHEMA["measurements"].replace("reason TEXT NOT NULL", "reason TEXT AS (zeroblob(1000000000)) NOT NULL"), SCHEMA["of_a_region"], OURS
     ),
     "a schema that is no text": lambda path: (
         filled(path), path.write_bytes(path.read_bytes().replace(b"CREATE INDEX of_a_region ON measurements", b"CREATE INDEX of_a_region ON \xff\xfe\xff\xc7urements"))
@@ -389,7 +392,7 @@ HOSTILE_LINES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a lone surrogate as a name": lambda line: {**line, "\udfff": 1},
     "a NUL": lambda line: {**line, "machine": "h200\0"},
     "an escape sequence": lambda line: {**line, "description": "\x1b[2J"},
-    "no UTF-8": lambda line: b'{"version": 1, "reason": "\xff"}',
+    "no UTF-8": lambda line: b'{"version": %d, "reason": "\xff"}' % VERSION,
     "depth": lambda line: b"[" * 200_000,
     "depth in a text": lambda line: {**line, "schedule": "[" * 90_000},
     "depth in resources": lambda line: {**line, "resources": '{"a":' * 15_000},

@@ -29,6 +29,7 @@ from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, serialisation, tuning
 from tilewright.tuning.measurement import COLUMNS, Measurement
 from tilewright.tuning.problems import code_of, convolution_problem, key_of, text_of
+from tilewright.tuning.record_file import VERSION
 from tilewright.tuning.records import Records, default_path
 from tilewright.tuning.tuning import chooser_for, from_records
 
@@ -107,11 +108,15 @@ def changed(draw: Any, content: Any) -> Any:
     return content
 
 
+def sound_line(entry: Measurement) -> dict[str, Any]:
+    """A measurement as `Records.export_lines` writes it."""
+    return {"version": VERSION, **asdict(entry)}
+
+
 @st.composite
 def line(draw: Any) -> bytes:
     """A record's line, possibly changed."""
-    entry = draw(st.sampled_from(measurements()[:KNOWN]))
-    content: Any = {"version": 1, **asdict(entry)}
+    content: Any = sound_line(draw(st.sampled_from(measurements()[:KNOWN])))
     what = draw(st.sampled_from(["sound", "fields", "schedule", "schedule", "resources", "text", "deep"]))
     if what == "fields":
         content = draw(changed(content))
@@ -182,7 +187,7 @@ SCHEMAS = (
     "CREATE VIEW more AS SELECT * FROM measurements", "CREATE TABLE sqlite_stat9 (a)", "CREATE TABLE music (name TEXT)", "ANALYZE",
     "CREATE TRIGGER t AFTER INSERT ON measurements BEGIN DELETE FROM measurements; END", "CREATE VIRTUAL TABLE f USING fts5(a)", "DROP INDEX of_a_region",
     "CREATE TRIGGER t BEFORE INSERT ON measurements BEGIN SELECT RAISE(ABORT, 'no'); END", "ALTER TABLE measurements ADD COLUMN more TEXT",
-    "CREATE INDEX other ON measurements (abs(count))", "PRAGMA user_version=0", "PRAGMA user_version=2", "PRAGMA user_version=-1", "PRAGMA application_id=9",
+    "CREATE INDEX other ON measurements (abs(count))", "PRAGMA user_version=0", "PRAGMA user_version=1", "PRAGMA user_version=99", "PRAGMA user_version=-1", "PRAGMA application_id=9",
     "PRAGMA journal_mode=DELETE", "PRAGMA auto_vacuum=FULL", "VACUUM", "DROP TABLE measurements", "DELETE FROM measurements",
     "UPDATE sqlite_master SET sql = replace(sql, 'TEXT NOT NULL', 'BLOB') WHERE name = 'measurements'",
     "UPDATE sqlite_master SET sql = replace(sql, 'reason TEXT', 'reason TEXT AS (hex(zeroblob(1000000000)))') WHERE name = 'measurements'",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tests.fuzz import records_files
 from tests.fuzz.artifact_changes import MEANT
 from tests.fuzz.artifact_files import placed
 from tests.fuzz.harness import FAULTS, SUBJECTS, Case, Server
@@ -53,6 +55,14 @@ def test_results_that_are_not_those_of_the_graph_are_noticed() -> None:
         for operator, verdict in (("relu", "accepted"), ("tanh", "broken promise")):  # the kernel is unchanged
             node["operator"] = operator
             assert server.run(placed({**signed(held, manifest), MEANT: b""})).verdict == verdict
+
+
+def test_an_unchanged_record_is_imported() -> None:
+    """Otherwise all mutants of lines would be refused for the same reason, and nothing behind it would be tested."""
+    data = json.dumps(records_files.sound_line(records_files.measurements()[0])).encode()
+    with Server("records_files") as server:
+        outcome = server.run({"lines": data})
+        assert outcome.verdict == "accepted", outcome
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
