@@ -87,7 +87,7 @@ def one_process(network: str, target: str, cache: str, checkout: Path = HERE) ->
 
 
 def in_turns(network: str, target: str, checkouts: Mapping[str, Path], rounds: int) -> list[dict[str, Any]]:
-    """Seconds besides export of cold and warm compilations by each checkout: medians, quartiles and all."""
+    """Seconds besides export of cold and warm compilations by each checkout: the median, and all of them."""
     seconds: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds):
         order = list(checkouts.items())

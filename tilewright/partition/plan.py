@@ -59,7 +59,7 @@ def plan_program(
     numerics: Numerics = USUAL,
 ) -> Program:
     """Plans how the graph runs on the machine; `chooser` selects the schedules of its regions. `threads` is for CPUs.
-    `precision`: a name of `storage.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
+    `precision`: a name of `precision.PRECISIONS`, or a `Precision` that decides the type of each value that regions store.
     `numerics`: allowed rounding when joining a reduction to a contraction is decided; the chooser observes it separately.
 
     Raises:

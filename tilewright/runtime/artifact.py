@@ -46,7 +46,8 @@ from tilewright.toolchain.elf import check_cubin, check_shared_object
 
 FORMAT = "tilewright executable"
 FORMAT_VERSION = 4
-"""The only version that can be read: versions 1 and 2 do not say what memory kernels access, so nothing in them can be checked."""
+"""The only version that can be read. Versions 1 and 2 do not say what memory kernels access, so nothing in them can be checked; version 3 has other
+names for kinds of regions."""
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.sha256"
 WEIGHTS = "weights.safetensors"
