@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -269,11 +269,14 @@ def parts_of(name: str, target: str) -> tuple[Any, ...]:
 
 
 def predicted(name: str, parameters: Mapping[str, int], target: str) -> dict[str, float]:
-    """The models' counts for one candidate; empty for a schema without such counts."""
-    part = next((part for part in parts_of(name, target) if set(part.candidates) == set(parameters)), None)
-    rows = {axis: np.array([value]) for axis, value in parameters.items()}
-    counts = predicted_counts(part, rows, find_machine(target)) if part is not None else {}
-    return {count: float(column[0]) for count, column in counts.items()}
+    """The models' counts for one candidate; empty for a schema without such counts. Axes that were added after it was recorded have their defaults."""
+    for part in parts_of(name, target):
+        defaults = {axis.name: axis.default for axis in fields(part.schema.schedule) if axis.name in part.candidates and axis.default is not MISSING}
+        axes = {**defaults, **parameters}
+        if set(axes) == set(part.candidates):
+            counts = predicted_counts(part, {axis: np.array([value]) for axis, value in axes.items()}, find_machine(target))
+            return {count: float(column[0]) for count, column in counts.items()}
+    return {}
 
 
 def report(folder: Path, name: str) -> dict[str, Any]:

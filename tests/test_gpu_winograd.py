@@ -258,7 +258,7 @@ def test_a_large_layer_takes_three_kernels_and_a_small_one_takes_one() -> None:
 def test_a_schedule_has_a_stable_text() -> None:
     schedule = WinogradSchedule(4, 64, 2, 64, 64, 16, 8, 4, 2, 4, 1)
     assert str(schedule) == (
-        "winograd F(4x4,3x3) transforms threads=64 lanes=2, contraction block=64x64x16 thread=8x4 split=2 stages=4 cluster"
+        "winograd F(4x4,3x3) transforms threads=64 transform_vector=2, contraction block=64x64x16 thread=8x4 split=2 stages=4 cluster"
     )
 
 
