@@ -269,7 +269,7 @@ def parts_of(name: str, target: str) -> tuple[Any, ...]:
 
 
 def predicted(name: str, parameters: Mapping[str, int], target: str) -> dict[str, float]:
-    """The models' counts for one candidate; empty for a schema without such counts. Axes that were added after it was recorded have their defaults."""
+    """The models' counts for one candidate; empty for a schema without such counts. Axes added since it was recorded have their defaults."""
     for part in parts_of(name, target):
         defaults = {axis.name: axis.default for axis in fields(part.schema.schedule) if axis.name in part.candidates and axis.default is not MISSING}
         axes = {**defaults, **parameters}
