@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,17 @@ class Options:
     numerics: Numerics = USUAL
 
 
+class Predicted(Protocol):
+    """A schedule with its predicted seconds and their named terms."""
+
+    @property
+    def schedule(self) -> Any: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def terms(self) -> Mapping[str, float]: ...
+
+
 @dataclass(frozen=True)
 class JoinDecision:
     """Whether to join two regions, and why (or why not)."""
@@ -78,7 +89,8 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     made: the schedule of a candidate's axes; by default the schedule type is called with them.
     bound: lower bounds in seconds, given the fraction of the distinct bytes that goes through memory; None: no bound.
     features: inputs of learned models besides counts and estimate, by name. None, or a result of None: the models do not cover these candidates.
-    joins: for a sum of products followed by reductions of its result, and a number of threads: whether one kernel is faster than two.
+    joins: for a sum of products followed by reductions of its result, a number of threads, and a function that gives the schema's best candidate for
+        some facts: whether one kernel is faster than two.
     transforms: computes sums by transforms of blocks (Winograd's algorithm): outliers, infinities and NaN affect all results of a block.
     unordered: whether a schedule adds the parts of a sum in no fixed order, so that results differ in their last bits from run to run.
     alone: if it has any candidates, no later schema is asked.
@@ -95,7 +107,7 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     made: Callable[[Mapping[str, int], Machine], Schedule] | None = None
     bound: Callable[[Facts, Columns, Counted, Machine, float], Estimate] | None = None
     features: Callable[[Facts, Columns, Machine, Options], dict[str, np.ndarray] | None] | None = None
-    joins: Callable[[Problem, Machine, int], JoinDecision] | None = None
+    joins: Callable[[Problem, Machine, int, Callable[[Facts], Predicted]], JoinDecision] | None = None
     unordered: Callable[[Schedule], bool] = lambda schedule: False
     transforms: bool = False
     alone: bool = False

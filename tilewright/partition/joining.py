@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from tilewright.graph.contraction import anchor, contraction, sums_pixels
@@ -20,8 +21,9 @@ from tilewright.ir.layout import row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region, Unsuitable
 from tilewright.kernels.registry import schemas
-from tilewright.kernels.schema import USUAL, JoinDecision, Numerics
-from tilewright.selection.choice import rank
+from tilewright.kernels.schema import USUAL, AnySchema, JoinDecision, Numerics, Options
+from tilewright.selection.choice import candidates, rank
+from tilewright.selection.ranking import Choice, Ranking
 
 COMBINERS = ("sum", "prod", "max", "min")
 
@@ -106,6 +108,11 @@ def _refuse_reduction(
     return ""
 
 
+def _best(schema: AnySchema, machine: Machine, options: Options, facts: object) -> Choice:
+    """The schema's candidate with the shortest predicted time for some facts. Raises Unsuitable if no candidate is feasible."""
+    return candidates(Ranking(machine), schema, facts, options).first()
+
+
 @dataclass(frozen=True)
 class RowJudge:
     """Decides for one machine whether reductions join a contraction."""
@@ -125,9 +132,10 @@ class RowJudge:
             return JoinDecision(False, "there is nothing to compute")
         found = anchor(steps, self.constants)
         assert found is not None
-        judged = next((schema.joins for schema in schemas(self.machine, "contraction") if schema.joins is not None), None)
-        if judged is not None:
-            return judged(self._problem("contraction", steps, values), self.machine, self.threads)
+        schema = next((schema for schema in schemas(self.machine, "contraction") if schema.joins is not None), None)
+        if schema is not None and schema.joins is not None:
+            best = partial(_best, schema, self.machine, Options(self.threads, self.numerics))
+            return schema.joins(self._problem("contraction", steps, values), self.machine, self.threads, best)
         if sums_pixels(steps, found):
             pixels = prod(axis.extent or 0 for axis in steps[1].reduction)
             owns = "a block owns one tile of pixels by channels, not whole images"
