@@ -84,12 +84,20 @@ def ended(process: Any) -> int:
 
 
 def command_line(folder: Path, *arguments: str) -> int:
-    """Work: a `tilewright` command, run as by its program. A file `begun` in the folder marks its beginning."""
+    """Work: a `tilewright` command, run as by its program."""
     from tilewright.__main__ import run
 
     sys.argv = ["tilewright", *arguments]
-    (folder / "begun").touch()
     return run()
+
+
+def handles(process: Any, number: signal.Signals) -> bool:
+    """Whether the process has installed a handler for the signal."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    except OSError:  # it has ended
+        return False
+    return any(line.startswith("SigCgt:") and bool(int(line.split()[1], 16) >> (number - 1) & 1) for line in lines)
 
 
 def cache_of(folder: Path) -> KernelCache:

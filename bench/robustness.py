@@ -7,7 +7,8 @@ folders "left by a process that was killed", `prune` removes them, no process is
 damaged entry |
 | kills_of_tuning | the same while it tunes: see bench/tuning_kills.py | |
 | interrupts | sends SIGINT or SIGTERM at a random moment of `tilewright compile` with a cold cache | the command ends with 130 or 143 and one line;
-there is no artifact, no process, no temporary file and no partial folder; the next command writes its artifact |
+there is no artifact, or a whole one (the signal came between its last byte and the end of the process), no process, no temporary file and no partial
+folder; the next command writes its artifact |
 | crowd | processes compile the same and different models in one fresh cache at once | every result is right, the cache sound |
 | full_file_systems, small_files | a model is compiled on file systems of several sizes (the superuser only), or with a limit on the size of files | the result is right (with a warning), or an error of ours; when there is room again, the cache is sound and the next result right |
 | repeats, repeats_of_different_models | one process compiles many times | descriptors, threads, children, temporary files, mappings and memory do not grow |
@@ -36,8 +37,23 @@ from torch import nn
 
 import tilewright
 from bench.common import write_results
-from bench.processes import PATIENCE, REFUSED, RIGHT, cache_of, command_line, context, damages, ended, files_left, processes_left, start, words_of
+from bench.processes import (
+    PATIENCE,
+    REFUSED,
+    RIGHT,
+    cache_of,
+    command_line,
+    context,
+    damages,
+    ended,
+    files_left,
+    handles,
+    processes_left,
+    start,
+    words_of,
+)
 from bench.tuning_kills import tuning_kills
+from tilewright.system.interruption import SIGNALS
 
 ROOM = 1 << 26
 BATCH = 10
@@ -68,6 +84,13 @@ def compiles(*numbers: int) -> None:
         module, x = network(number)
         with tilewright.compile(module, x) as executable, torch.no_grad():
             torch.testing.assert_close(executable(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def loads(place: Path) -> None:
+    """Loads an artifact of `model` and compares it with PyTorch."""
+    module, x = model()
+    with tilewright.load(place) as executable, torch.no_grad():
+        torch.testing.assert_close(executable(x), module(x), rtol=1e-4, atol=1e-5)
 
 
 def _in_a_crowd(barrier: Any, numbers: Sequence[int]) -> None:
@@ -135,21 +158,24 @@ def interrupts(folder: Path, count: int, seed: int = 0) -> Report:
     for number in range(1, count + 1):
         place, *work = command(folder / str(number))
         process = start(place, *work)
-        while not (place / "begun").exists() and process.is_alive():
+        while not handles(process, SIGNALS[-1]) and process.is_alive():
             time.sleep(0.001)
-        process.join(0.01 + chance.uniform(0, seconds))
+        process.join(chance.uniform(0, seconds))
         sent = chance.choice((signal.SIGINT, signal.SIGTERM))
         if process.is_alive():
             os.kill(process.pid, sent)
         code, words = ended(process), words_of(place, process)
         seen["interrupted" if code else "had ended"] += 1
         seen["left entries in the cache"] += bool(code and cache_of(place).entries())
-        as_wanted = (128 + sent, "tilewright: interrupted\n", False) if code else (0, "", True)
-        found = (code, words, (place / "model.zip").exists())
-        faults += [f"status, words, artifact: {found}"] if found != as_wanted else []
+        written = (place / "model.zip").exists()
+        seen["interrupted after the artifact was written"] += bool(code and written)
+        as_wanted = (128 + sent, "tilewright: interrupted\n") if code else (0, "")
+        faults += [f"status, words: {(code, words)}"] if (code, words) != as_wanted else []
+        faults += ["a command that ended well wrote no artifact"] if not code and not written else []
+        faults += _done(place, loads, place / "model.zip") if written else []
         faults += [f"{path} is left" for path in (*place.glob("*model.zip?*"), *place.glob(".*"))]
         faults += [*processes_left(place), *files_left(place), *cache_of(place).check(), *_done(place, *work), *files_left(place)]
-        faults += [] if (place / "model.zip").exists() else ["no artifact of an undisturbed command"]
+        faults += _done(place, loads, place / "model.zip")
     return {"seconds_undisturbed": round(seconds, 2), **seen, "faults": faults + ["none was interrupted"] * (not seen["interrupted"])}
 
 

@@ -15,10 +15,11 @@ def run() -> int:
         from tilewright.cli import main
 
         code = main()
+        interruption.leave()
     except KeyboardInterrupt:
         code = 130
         print(WORDS, file=sys.stderr)
-    interruption.leave()
+        interruption.leave()
     return interruption.code or code
 
 

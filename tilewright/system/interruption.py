@@ -51,7 +51,12 @@ class Interruption:
         """From now on a signal ends the process at once: there is nothing left to clean up."""
         for number in SIGNALS:
             if signal.getsignal(number) == self._first:
-                signal.signal(number, lambda number, frame: os._exit(128 + number))
+                signal.signal(number, self._last)
+
+    def _last(self, number: int, frame: FrameType | None) -> None:
+        if self.code is None:
+            os.write(2, f"{WORDS}\n".encode())
+        os._exit(self.code or 128 + number)
 
 
 def leave_at_once(code: int) -> None:
