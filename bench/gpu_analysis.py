@@ -3,7 +3,7 @@
     python -m bench.gpu_analysis [--blocks 1024] [--name gpu_analysis]
 
 Takes the kernels of bench/results/transactions_h200.json (scripts/ncu_transactions.py), lowers each again from its schedule, and evaluates the
-addresses of its warps (`bench.analysis.warps`). Needs no GPU.
+addresses of its warps (`tilewright.analysis.gpu.warps`). Needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.analysis.traffic import traffic_of
-from bench.analysis.transactions import analysed
-from bench.analysis.warps import SECTOR_BYTES
 from bench.common import RESULTS, write_results
 from bench.layers import layer
 from bench.regions import ranking_of
 from bench.transactions import pearson
+from tilewright.analysis.gpu.traffic import traffic_of
+from tilewright.analysis.gpu.transactions import analysed
+from tilewright.analysis.gpu.warps import SECTOR_BYTES
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem

@@ -2,13 +2,13 @@
 
     python -m bench.gpu_score [--layers 30] [--each 12] [--judged 26] [--first 10] [--jobs 2] [--rows FILE] [--constants FILE] [--name gpu_score]
 
-Analyses (`bench.analysis.transactions`) kernels drawn evenly from bench/data/h200_train.jsonl.gz and fits the coefficients of both to their measured
-times (least squares of relative errors with no negative linear coefficient; robust least squares of logarithms). Then analyses, for the twenty layers
-of bench/data/h200_layers.jsonl.gz, kernels drawn evenly and the `--first` measured ones of the learned and of the analytical ranking ("learned",
-"models"), which choose without seeing code. Needs no GPU. The analysis takes about half a second per kernel; --rows stores the results in a file, and
-reads them from it if it exists. --constants writes what `bench.analysis.seconds` reads. Rank correlation is over the kernels drawn evenly; the top-10
-ratio and the loss of the first choice are over all of a layer's kernels, the loss against the layer's best measured. "rescored" is the loss when a
-score chooses among the first of the learned, or of the analytical ranking.
+Analyses (`tilewright.analysis.gpu.transactions`) kernels drawn evenly from bench/data/h200_train.jsonl.gz and fits the coefficients of both to their
+measured times (least squares of relative errors with no negative linear coefficient; robust least squares of logarithms). Then analyses, for the
+twenty layers of bench/data/h200_layers.jsonl.gz, kernels drawn evenly and the `--first` measured ones of the learned and of the analytical ranking
+("learned", "models"), which choose without seeing code. Needs no GPU. The analysis takes about half a second per kernel; --rows stores the results in
+a file, and reads them from it if it exists. --constants writes what `bench.gpu_seconds` reads. Rank correlation is over the kernels drawn evenly; the
+top-10 ratio and the loss of the first choice are over all of a layer's kernels, the loss against the layer's best measured. "rescored" is the loss
+when a score chooses among the first of the learned, or of the analytical ranking.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rich.table import Table
 from scipy.optimize import least_squares, nnls
 from scipy.stats import spearmanr
 
-from bench.analysis.seconds import FAMILIES, KERNEL_COLUMNS, TimeConstants, as_constants, as_numbers, kernel_columns, term_cycles
-from bench.analysis.transactions import analysed, busy_cycles
-from bench.analysis.warps import NotStatic
 from bench.choice_quality import places
 from bench.common import write_results
 from bench.gpu_analysis import lowered
+from bench.gpu_seconds import FAMILIES, KERNEL_COLUMNS, TimeConstants, as_constants, as_numbers, kernel_columns, term_cycles
 from bench.layers import LAYERS
 from bench.regions import ranking_of
+from tilewright.analysis.gpu.transactions import analysed, busy_cycles
+from tilewright.analysis.gpu.warps import NotStatic
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
 from tilewright.selection.learned.gpu import model_of, refined

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from bench.analysis.warps import Access, NotStatic, accesses, chosen_blocks, shared_wavefronts, transactions_of
 from tests.gpu_accesses import counted, executed, kernels
+from tilewright.analysis.gpu.warps import Access, NotStatic, accesses, chosen_blocks, shared_wavefronts, transactions_of
 from tilewright.codegen.intrinsics.async_copy import copy
 from tilewright.ir.expr import Load, Var, index_const
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, Kernel, Launch, Store

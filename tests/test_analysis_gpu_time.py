@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.analysis.chains import UnknownLatency, alone_cycles, latencies_of
-from bench.analysis.ptx import parse
-from bench.analysis.ptx_flow import flow_of
-from bench.analysis.seconds import as_constants, as_numbers, constants_of, kernel_columns, predicted_seconds, term_cycles
-from bench.analysis.transactions import analysed
 from bench.gpu_analysis import lowered
+from bench.gpu_seconds import as_constants, as_numbers, constants_of, kernel_columns, predicted_seconds, term_cycles
+from tilewright.analysis.gpu.chains import UnknownLatency, alone_cycles, latencies_of
+from tilewright.analysis.gpu.ptx import parse
+from tilewright.analysis.gpu.ptx_flow import flow_of
+from tilewright.analysis.gpu.transactions import analysed
 from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Launch

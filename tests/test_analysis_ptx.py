@@ -9,12 +9,12 @@ from math import prod
 import numpy as np
 import pytest
 
-from bench.analysis.ptx import Instruction, parse
-from bench.analysis.ptx_flow import flow_of
-from bench.analysis.transactions import KernelAnalysis, analysed, busy_cycles, cycles_of_a_thread, warp_cycles
-from bench.analysis.warps import NotStatic, accesses
 from tests.gpu_cases import Case, convolution_case, matmul_case
 from tests.machine_facts import clauses_without_origin
+from tilewright.analysis.gpu.ptx import Instruction, parse
+from tilewright.analysis.gpu.ptx_flow import flow_of
+from tilewright.analysis.gpu.transactions import KernelAnalysis, analysed, busy_cycles, cycles_of_a_thread, warp_cycles
+from tilewright.analysis.gpu.warps import NotStatic, accesses
 from tilewright.hardware import machine
 from tilewright.hardware.catalogue import catalogue
 from tilewright.ir.kernel import Launch
@@ -191,7 +191,7 @@ def test_cycles_grow_with_what_is_executed() -> None:
 
 
 def test_costs_are_there_for_every_gpu_and_have_sources() -> None:
-    from bench.analysis.transactions import LOAD_STORE_LANES, SOURCES
+    from tilewright.analysis.gpu.transactions import LOAD_STORE_LANES, SOURCES
 
     assert {target.compute_capability for target in catalogue().values() if target.is_gpu} <= set(LOAD_STORE_LANES)
     assert [clauses_without_origin(source) for source in SOURCES.values()] == [(), ()]

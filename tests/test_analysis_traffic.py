@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from bench.analysis.traffic import PlacesWalk, level_2_sectors, memory_sectors, traffic_of
 from tests.gpu_accesses import counted, executed, kernels
 from tests.gpu_cases import convolution_case
+from tilewright.analysis.gpu.traffic import PlacesWalk, level_2_sectors, memory_sectors, traffic_of
 from tilewright.hardware import machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import Load, Var, index_const

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.analysis.warps import accesses
 from tests.on_device import cuda_binary, launch
 from tilewright.analysis.cpu.loop_tree import loop_tree
 from tilewright.analysis.cpu.pipeline_operands import USAGES
+from tilewright.analysis.gpu.warps import accesses
 from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda

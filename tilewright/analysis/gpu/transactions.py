@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from math import ceil, prod
 from types import MappingProxyType
 
-from bench.analysis.chains import alone_cycles, latencies_of
-from bench.analysis.ptx import parse
-from bench.analysis.ptx_flow import Flow, flow_of
-from bench.analysis.warps import MOST_BLOCKS, SECTOR_BYTES, Transactions, transactions_of
+from tilewright.analysis.gpu.chains import alone_cycles, latencies_of
+from tilewright.analysis.gpu.ptx import parse
+from tilewright.analysis.gpu.ptx_flow import Flow, flow_of
+from tilewright.analysis.gpu.warps import MOST_BLOCKS, SECTOR_BYTES, Transactions, transactions_of
 from tilewright.codegen.cuda import dynamic_shared_bytes, print_cuda
 from tilewright.errors import KernelFailed
 from tilewright.hardware import documents

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
-from bench.analysis.ptx import BasicBlock, Function, Instruction
-from bench.analysis.ptx_flow import Flow
+from tilewright.analysis.gpu.ptx import BasicBlock, Function, Instruction
+from tilewright.analysis.gpu.ptx_flow import Flow
 from tilewright.errors import TilewrightError
 from tilewright.hardware import documents
 from tilewright.hardware.machine import Machine

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.analysis.transactions import INTEGER_LANES, KernelAnalysis
-from bench.analysis.warps import SECTOR_BYTES
+from tilewright.analysis.gpu.transactions import INTEGER_LANES, KernelAnalysis
+from tilewright.analysis.gpu.warps import SECTOR_BYTES
 from tilewright.hardware.machine import Machine
 
-CONSTANTS = Path(__file__).parent / "constants.json"
+CONSTANTS = Path(__file__).parent / "gpu_seconds.json"
 FAMILIES: Mapping[int, str] = {7: "hopper", 8: "hopper", 9: "hopper", 10: "hopper", 12: "hopper"}
 """The family whose coefficients an architecture uses, by the first digit of its compute capability: only Hopper was measured."""
 KERNEL_COLUMNS = (

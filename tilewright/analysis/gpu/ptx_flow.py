@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bench.analysis.ptx import Function, Instruction
-from bench.analysis.warps import MOST_BLOCKS, WARP, NotStatic, chosen_blocks
+from tilewright.analysis.gpu.ptx import Function, Instruction
+from tilewright.analysis.gpu.warps import MOST_BLOCKS, WARP, NotStatic, chosen_blocks
 from tilewright.ir.kernel import Launch
 
 MOST_STEPS = 2_000_000

@@ -21,7 +21,7 @@ from math import prod
 
 import numpy as np
 
-from bench.analysis.warps import SECTOR_BYTES, Access, KernelWalk, accesses, chosen_blocks
+from tilewright.analysis.gpu.warps import SECTOR_BYTES, Access, KernelWalk, accesses, chosen_blocks
 from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import Expr, linear
