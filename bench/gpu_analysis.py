@@ -23,12 +23,10 @@ from bench.common import RESULTS, write_results
 from bench.layers import layer
 from bench.regions import ranking_of
 from bench.transactions import pearson
-from tilewright.analysis.gpu.traffic import traffic_of
-from tilewright.analysis.gpu.transactions import analysed
+from tilewright.analysis.gpu.reading import read_region
 from tilewright.analysis.gpu.warps import SECTOR_BYTES
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
-from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.kernels.columns import length, row
 from tilewright.kernels.registry import lower
@@ -62,16 +60,11 @@ def named_schedules(ranking: Ranking, texts: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def lowered(problem: Problem, machine: Machine, schedule: Any) -> Lowered:
-    return lower(problem, schedule, machine)
-
-
 def evaluated(made: Lowered, machine: Machine, blocks: int) -> dict[str, float]:
     """The evaluated counts, summed over all calls, under the names of COUNTED."""
-    kernels = analysed(made, machine, blocks)
-    found = [kernel.transactions for kernel in kernels]
-    bodies = {kernel.name: kernel for kernel in made.kernels}
-    beyond = [traffic_of(bodies[call.kernel], machine, one.resident, one.shared_bytes) for call, one in zip(made.calls, kernels, strict=True)]
+    kernels = read_region(made, machine, blocks)
+    movements = [kernel.movement for kernel in kernels if kernel.movement is not None]
+    found, beyond = [movement.transactions for movement in movements], [movement.traffic for movement in movements]
     return {
         "shared loads": sum(t.shared_loads for t in found),
         "shared stores": sum(t.shared_stores for t in found),
@@ -94,7 +87,7 @@ def counted_layer(entry: Mapping[str, Any], machine: Machine, blocks: int) -> li
         if candidate["error"] or candidate["schedule"] not in schedules:
             found.append({"layer": entry["layer"], "schedule": candidate["schedule"], "absent": candidate["error"] or "no candidate today"})
             continue
-        made = lowered(problem, machine, schedules[candidate["schedule"]])
+        made = lower(problem, schedules[candidate["schedule"]], machine)
         start = time.perf_counter()
         predicted = evaluated(made, machine, blocks)
         seconds = time.perf_counter() - start

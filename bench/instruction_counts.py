@@ -35,6 +35,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.kernel import Kernel
 from tilewright.partition.plan import plan_program
+from tilewright.runtime.loadable import loadable_kernel
 from tilewright.toolchain.binary import SourceFile
 from tilewright.toolchain.compilers import C_FLAGS, CCompiler
 
@@ -81,7 +82,7 @@ def executed(kernel: Kernel, assembly: Assembly | str, architecture: str = "", t
     result = InstructionCounts()
     each = {block.number: block.counts for block in code.blocks}
     for number in range(threads) if thread is None else (thread,):
-        found = executions(kernel, code, threads, number)
+        found = executions(loadable_kernel(kernel), code, threads, number)
         blocks = {key: count for key, count in found.items() if isinstance(key, int)}
         result = result + total(blocks, each, found.get(UNDECIDED, 0))
     return result

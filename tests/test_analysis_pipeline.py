@@ -11,9 +11,11 @@ from bench.instruction_counts import available, cases, compiled, executed, kerne
 from bench.pipeline_check import inner_loops, llvm_mca, mca_cycles
 from tests.machine_facts import clauses_without_origin
 from tilewright.analysis.cpu.assembly import Instruction, instruction_of, parse
+from tilewright.analysis.cpu.loops_execution import executions
 from tilewright.analysis.cpu.pipeline import block_cycles, cycles
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.pipelines import PIPELINES, Pipeline
+from tilewright.runtime.loadable import loadable_kernel
 
 X86, ARM = "x86-64", "aarch64"
 
@@ -157,9 +159,9 @@ def test_cycles_of_a_kernel(target: str, tmp_path: Path) -> None:
     (kernel,) = (kernel for kernel in kernels_of(*cases()["resnet 3x3/2 64-128"], chosen, 2) if kernel.name.startswith("contraction"))
     assembly = parse(compiled([kernel], chosen, tmp_path), chosen.architecture)
     counted = executed(kernel, assembly, threads=1)
-    found = cycles(kernel, assembly, chosen)
+    found = cycles(executions(loadable_kernel(kernel), assembly), assembly, chosen)
     assert counted.fma / chosen.fma_ports <= found.steady < 4 * counted.fma / chosen.fma_ports
     assert sum(count * len(assembly.blocks[number].instructions) for number, (count, _) in found.blocks.items()) == counted.total
-    half = cycles(kernel, assembly, chosen, threads=2)
+    half = cycles(executions(loadable_kernel(kernel), assembly, threads=2), assembly, chosen)
     assert 0.45 * found.steady < half.steady < 0.8 * found.steady
     assert found.starts > 0

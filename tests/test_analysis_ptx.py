@@ -13,7 +13,7 @@ from tests.gpu_cases import Case, convolution_case, matmul_case
 from tests.machine_facts import clauses_without_origin
 from tilewright.analysis.gpu.ptx import Instruction, parse
 from tilewright.analysis.gpu.ptx_flow import flow_of
-from tilewright.analysis.gpu.transactions import KernelAnalysis, analysed, busy_cycles, cycles_of_a_thread, warp_cycles
+from tilewright.analysis.gpu.reading import busy_cycles, read_region, warp_cycles
 from tilewright.analysis.gpu.warps import NotStatic, accesses
 from tilewright.hardware import machine
 from tilewright.hardware.catalogue import catalogue
@@ -160,7 +160,7 @@ def lowered(which: str, number: int) -> Lowered:
 @pytest.mark.parametrize("number", range(len(SCHEDULES)))
 def test_executed_instructions_are_those_of_the_ir(which: str, number: int) -> None:
     made, schedule = lowered(which, number), SCHEDULES[number]
-    kernel, found = made.kernels[0], analysed(made, H200, 10**9)[0]
+    kernel, found = made.kernels[0], read_region(made, H200, 10**9)[0]
     assert kernel.launch is not None
     assert found.blocks == prod(kernel.launch.grid) and found.threads == schedule.threads
     written = Counter[str]()
@@ -177,21 +177,29 @@ def test_executed_instructions_are_those_of_the_ir(which: str, number: int) -> N
     assert found.of_a_thread["fma"] == pytest.approx(schedule.block_m * schedule.block_n * schedule.block_k * steps / schedule.threads)
 
 
-def test_cycles_grow_with_what_is_executed() -> None:
-    few, many = (analysed(lowered("matmul", number), H200) for number in (0, 2))
-    assert all(isinstance(one, KernelAnalysis) for one in few + many) and len(many) == 2  # a split has a second kernel
+def test_busy_cycles() -> None:
+    (one,) = read_region(lowered("matmul", 0), H200)
+    many = read_region(lowered("matmul", 2), H200)
+    assert len(many) == 2  # a split has a second kernel
     costs = warp_cycles(H200)
     assert costs["fma"] == 0.25 and costs["integer"] == 0.5 and costs["special"] == 2
-    expected = sum(n * costs.get(kind, 0.25) for kind, n in few[0].of_a_thread.items())
-    assert cycles_of_a_thread(few[0], H200) == pytest.approx(expected)
-    busy = busy_cycles(few, H200)
-    assert busy["fma"] * 4 == pytest.approx(sum(few[0].instructions[k] for k in ("fma",)) / few[0].blocks, rel=0.1)
-    assert busy["issue"] >= busy["fma"] and busy["launches"] == 1 and busy_cycles(many, H200)["launches"] == 2
-    assert few[0].resources.registers > 16 and few[0].waves == 1 and few[0].resident >= 1
+    busy = busy_cycles(one)
+    assert busy["multiply-adds"] * 4 == pytest.approx(one.instructions["fma"] / one.blocks, rel=0.1)
+    assert busy["issue"] >= busy["multiply-adds"] and busy["one warp"] == one.alone + one.waits  # one round of blocks
+    assert one.resources.registers > 16 and one.occupancy.waves == 1 and one.occupancy.resident >= 1
+
+
+def test_loops_have_their_instructions() -> None:
+    """All steps of a block's reduction are iterations of one loop, which multiplies and adds as often as its tiles say."""
+    (one,), schedule = read_region(lowered("matmul", 0), H200), SCHEDULES[0]
+    inner = max((loop for loop in one.loops if loop.is_innermost), key=lambda loop: loop.iterations * loop.instructions.get("fma", 0))
+    assert inner.iterations * inner.instructions["fma"] == pytest.approx(one.of_a_thread["fma"], rel=0.5)
+    assert inner.instructions["fma"] == schedule.block_m * schedule.block_n * schedule.block_k / schedule.threads
+    assert inner.trips == inner.iterations and sum(loop.iterations * sum(loop.instructions.values()) for loop in one.loops) < sum(one.of_a_thread.values())
 
 
 def test_costs_are_there_for_every_gpu_and_have_sources() -> None:
-    from tilewright.analysis.gpu.transactions import LOAD_STORE_LANES, SOURCES
+    from tilewright.analysis.gpu.reading import LOAD_STORE_LANES, SOURCES
 
     assert {target.compute_capability for target in catalogue().values() if target.is_gpu} <= set(LOAD_STORE_LANES)
     assert [clauses_without_origin(source) for source in SOURCES.values()] == [(), ()]

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tilewright.analysis.cpu.assembly import parse
-from tilewright.analysis.cpu.caches import cache_misses
-from tilewright.analysis.cpu.instructions import total
-from tilewright.analysis.cpu.pipeline import cycles
+from tilewright.analysis.cpu.caches import CacheMisses, cache_misses
+from tilewright.analysis.cpu.reading import KernelReading, read
 from tilewright.hardware.machine import Machine
 from tilewright.ir.kernel import Kernel
+from tilewright.runtime.loadable import loadable_kernel
 
 MODELS = Path(__file__).parent / "models"
 COMPARISONS = 15_000
@@ -51,25 +51,34 @@ def code_terms(kernels: Iterable[tuple[Kernel, str]], machine: Machine, threads:
 
 
 def _terms(kernel: Kernel, assembly: str, machine: Machine, threads: int) -> dict[str, float]:
-    code = parse(assembly, machine.architecture)
-    found = cycles(kernel, code, machine, threads, comparisons=COMPARISONS)
-    counts = total({number: count for number, (count, _) in found.blocks.items()}, {block.number: block.counts for block in code.blocks})
-    # capacities only: modelling the distribution of lines over sets takes ten times as long as everything else, and does not change the order
-    misses = cache_misses(kernel, replace(machine, caches=tuple(replace(cache, ways=0) for cache in machine.caches)), threads)
+    found = read(loadable_kernel(kernel), parse(assembly, machine.architecture), machine, threads, COMPARISONS)
+    return terms_of(found, misses_by_capacity(kernel, machine, threads), threads)
+
+
+def misses_by_capacity(kernel: Kernel, machine: Machine, threads: int) -> CacheMisses:
+    """Cache misses by the capacities alone: modelling the distribution of lines over sets takes ten times as long as everything else, and does not
+    change the order of candidates."""
+    return cache_misses(kernel, replace(machine, caches=tuple(replace(cache, ways=0) for cache in machine.caches)), threads)
+
+
+def terms_of(found: KernelReading, misses: CacheMisses | None, threads: int) -> dict[str, float]:
+    """The terms of one kernel, in seconds; without the cache misses, those that do not need them."""
+    machine, counts = found.machine, found.counts
     cycle = 1 / machine.clock_hz
     terms = {
-        "pipeline": found.steady * cycle,
-        "starts": found.starts * cycle,
+        "pipeline": found.cycles.steady * cycle,
+        "starts": found.cycles.starts * cycle,
         "multiply-adds": counts.fma / machine.fma_ports * cycle,
         "loads": counts.loads / machine.load_ports * cycle,
         "stores": counts.stores / machine.store_ports * cycle,
         "spills": counts.spills / machine.load_ports * cycle,
         "integers": (counts.integer + counts.move + counts.branch) / machine.issue_width * cycle,
     }
-    caches = sorted(machine.caches, key=lambda cache: cache.level)
-    for nearer, cache in zip(caches, caches[1:], strict=False):
-        terms[f"level {cache.level}"] = misses.level(nearer.level).bytes_moved / cache.bandwidth * cycle
-    terms["memory"] = misses.level(caches[-1].level).bytes_moved * min(threads, machine.processors) / machine.memory_bandwidth
+    if misses is not None:
+        caches = sorted(machine.caches, key=lambda cache: cache.level)
+        for nearer, cache in zip(caches, caches[1:], strict=False):
+            terms[f"level {cache.level}"] = misses.level(nearer.level).bytes_moved / cache.bandwidth * cycle
+        terms["memory"] = misses.level(caches[-1].level).bytes_moved * min(threads, machine.processors) / machine.memory_bandwidth
     return {**terms, "dispatch": machine.dispatch_seconds}
 
 

@@ -15,7 +15,7 @@ from tilewright.analysis.cpu.assembly import Assembly, BasicBlock
 from tilewright.analysis.cpu.loops import Loop, natural_loops, post_dominators
 from tilewright.analysis.cpu.loops_operations import ARGUMENTS, SCALARS, STACK, Frame, Operations, Path, Unanalysable
 from tilewright.analysis.cpu.loops_values import MASK, UNLIMITED, ZERO, Guard, Value, signed
-from tilewright.ir.kernel import Kernel
+from tilewright.runtime.loadable import LoadableKernel
 
 BUFFERS, BUFFER_DISTANCE = 1 << 40, 1 << 35
 UNDECIDED = "undecided"
@@ -23,15 +23,17 @@ LIMIT = 200_000
 """Maximum number of blocks and loop iterations that are followed."""
 
 
-def executions(kernel: Kernel, assembly: Assembly, threads: int = 1, thread: int = 0, step: int = 0, comparisons: float = inf) -> dict[object, float]:
+def executions(
+    kernel: LoadableKernel, assembly: Assembly, threads: int = 1, thread: int = 0, step: int = 0, comparisons: float = inf
+) -> dict[object, float]:
     """How often a thread executes each block (by its number), enters each loop (("entries", header)), and reaches branches that depend on data
     (`UNDECIDED`). `step` is the value of every scalar parameter. Thread 0 executes all code outside parallel loops. `comparisons`: see `Execution`.
 
     Raises:
         Unanalysable: if the control flow cannot be followed.
     """
-    addresses = [BUFFERS + BUFFER_DISTANCE * (number + 1) for number in range(len(kernel.parameters))]
-    found = Execution(assembly, threads, thread, comparisons=comparisons).run(kernel.name, addresses, [step] * len(kernel.scalars))
+    addresses = [BUFFERS + BUFFER_DISTANCE * (number + 1) for number in range(len(kernel.writes))]
+    found = Execution(assembly, threads, thread, comparisons=comparisons).run(kernel.name, addresses, [step] * kernel.scalars)
     if thread == 0:
         return dict(found)
     return {key: count for key, count in found.items() if not isinstance(key, int) or "._omp_fn." in assembly.blocks[key].function}

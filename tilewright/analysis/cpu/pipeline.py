@@ -18,15 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
-from math import inf
 from typing import Any
 
-from tilewright.analysis.cpu.assembly import Assembly, BasicBlock, Instruction, parse
-from tilewright.analysis.cpu.loops_execution import executions
+from tilewright.analysis.cpu.assembly import Assembly, BasicBlock, Instruction
 from tilewright.analysis.cpu.pipeline_operands import USAGES, Usage
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES, Cost, Pipeline
-from tilewright.ir.kernel import Kernel
 
 WINDOWS = 3
 """How many times the instructions scheduled for a loop fill the core's window."""
@@ -58,8 +55,9 @@ class KernelCycles:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """An instruction with its rows of the table; registers are numbered."""
+    """An instruction with its rows of the table and their kinds (of load, computation and store); registers are numbered."""
 
+    kinds: tuple[str, ...]
     slots: int
     load: Cost | None
     compute: Cost | None
@@ -77,15 +75,41 @@ def block_cycles(instructions: Sequence[Instruction], architecture: str, pipelin
     return _cycles(tuple(instructions), architecture, pipeline.name, repeats)
 
 
+def block_bounds(instructions: Sequence[Instruction], architecture: str, pipeline: Pipeline) -> dict[str, float]:
+    """Cycles that each resource needs for one execution of a block, however its instructions are scheduled: "issue" for the issue slots, and for
+    every set of ports that some instructions cannot avoid a name such as "ports 0 1 (fma)", with the kind of instruction that occupies them longest.
+    A block that takes longer than the largest of them waits for results."""
+    code, _ = _compiled([usage_of(instruction, architecture) for instruction in instructions], pipeline)
+    taken: dict[frozenset[str], dict[str, int]] = {}
+    for entry in code:
+        for kind, cost in zip(entry.kinds, (entry.load, entry.compute, entry.store), strict=True):
+            for ports, cycles in cost.uses if cost is not None else ():
+                kinds = taken.setdefault(frozenset(ports), {})
+                kinds[kind] = kinds.get(kind, 0) + cycles
+    bounds = {"issue": sum(entry.slots for entry in code) / pipeline.issue_width}
+    unions = set(taken)
+    for one in taken:  # what must run on a union of sets of ports cannot run elsewhere (Hall's theorem)
+        unions |= {one | other for other in unions}
+    for union in sorted(unions, key=sorted):
+        inside: dict[str, int] = {}
+        for kinds in (kinds for own, kinds in taken.items() if own <= union):
+            for kind, cycles in kinds.items():
+                inside[kind] = inside.get(kind, 0) + cycles
+        name = f"ports {' '.join(sorted(union))} ({max(inside, key=lambda kind: inside[kind])})"
+        bounds[name] = sum(inside.values()) / len(union)
+    return bounds
+
+
 @lru_cache(maxsize=65536)
-def _usage(instruction: Instruction, architecture: str) -> Usage:
+def usage_of(instruction: Instruction, architecture: str) -> Usage:
+    """What an instruction reads, writes and occupies."""
     return USAGES[architecture](instruction.mnemonic, instruction.operands)
 
 
 @lru_cache(maxsize=4096)
 def _cycles(instructions: tuple[Instruction, ...], architecture: str, core: str, repeats: bool) -> BlockCycles:
     pipeline = PIPELINES[core]
-    code, registers = _compiled([_usage(instruction, architecture) for instruction in instructions], pipeline)
+    code, registers = _compiled([usage_of(instruction, architecture) for instruction in instructions], pipeline)
     if not code:
         return BlockCycles(0.0, 0.0)
     slots = sum(entry.slots for entry in code)
@@ -121,7 +145,8 @@ def _compiled(usages: Sequence[Usage], pipeline: Pipeline) -> tuple[list[_Compil
         latency = compute.latency if compute is not None else 0.0
         code.append(
             _Compiled(
-                slots, load, compute, store, tuple(map(number, usage.address)), tuple(map(number, usage.sources)),
+                tuple(part[0] if part is not None else "" for part in (usage.load, kind, usage.store)), slots,
+                load, compute, store, tuple(map(number, usage.address)), tuple(map(number, usage.sources)),
                 number(usage.accumulator) if usage.accumulator else -1, tuple(map(number, usage.targets)),
                 number(usage.updated) if usage.updated else -1, latency,
             )
@@ -275,33 +300,28 @@ def _in_order(code: Sequence[_Compiled], registers: int, pipeline: Pipeline, cou
     return ends, max(alone, ends[0])
 
 
-def cycles(kernel: Kernel, assembly: Assembly | str, machine: Machine, threads: int = 1, thread: int = 0, comparisons: float = inf) -> KernelCycles:
-    """Cycles of one thread for one call of a kernel: those of each block times its executions. Thread 0 has the largest share of every parallel loop,
-    and all code outside parallel loops. `assembly` is the output of `assembly.disassembled`, or its parsed form; `comparisons` as for
-    `loops_execution.Execution`.
+def cycles(executed: Mapping[object, float], code: Assembly, machine: Machine) -> KernelCycles:
+    """Cycles of the thread whose executions of blocks these are (`loops_execution.executions`): those of each block times its executions.
 
     Raises:
-        Unanalysable: if the control flow cannot be followed.
         KeyError: for a machine without a pipeline table.
     """
-    code = parse(assembly, machine.architecture) if isinstance(assembly, str) else assembly
     pipeline = PIPELINES[machine.pipeline]
-    found = executions(kernel, code, threads, thread, comparisons=comparisons)
     blocks: dict[int, tuple[float, BlockCycles]] = {}
     steady = starts = 0.0
-    for number, count in found.items():
+    for number, count in executed.items():
         if not isinstance(number, int):
             continue
         block = code.blocks[number]
-        loops = _repeats(block)
+        loops = repeats(block)
         own = block_cycles(block.instructions, code.architecture, pipeline, loops)
         blocks[number] = count, own
         steady += count * own.steady
         if loops:
-            starts += found.get(("entries", number), 0.0) * max(0.0, own.alone - own.steady)
+            starts += executed.get(("entries", number), 0.0) * max(0.0, own.alone - own.steady)
     return KernelCycles(steady, starts, blocks)
 
 
-def _repeats(block: BasicBlock) -> bool:
+def repeats(block: BasicBlock) -> bool:
     """Whether the block is a loop by itself."""
     return block.number in block.successors

@@ -62,7 +62,7 @@ class _Time:
     def follow(self, instruction: Instruction, reads: Sequence[str], writes: Sequence[str]) -> None:
         kind = instruction.kind
         if kind == "matrix":
-            raise UnknownLatency(f"no latency of {instruction.opcode} is known", "add it with its source, and its rate to transactions.warp_cycles")
+            raise UnknownLatency(f"no latency of {instruction.opcode} is known", "add it with its source, and its rate to reading.warp_cycles")
         self.issued += kind != "move"
         start = max(self.floor, *(self.ready.get(name, 0.0) for name in reads), 0.0)
         done = start + self.latencies.get(kind, 0.0)

@@ -72,7 +72,7 @@ class Access:
 
     `kind`: "load", "store", "copy" (asynchronous, from global to shared: one access of each), "atomic". `bytes`: per lane. `requests`: warp
     instructions with at least one active lane; `lanes`: their active lanes in total; `transactions`: wavefronts of shared memory (not counted here
-    for copies), sectors of global memory."""
+    for copies), sectors of global memory; `ideal`: wavefronts of shared memory without bank conflicts, the sectors of global memory again."""
 
     buffer: str
     space: str
@@ -81,18 +81,24 @@ class Access:
     requests: float
     lanes: float
     transactions: float
+    ideal: float
 
 
 @dataclass(frozen=True)
 class Transactions:
     """A kernel's memory transactions in one launch: wavefronts of shared and sectors of global memory. `shared` includes asynchronous copies, which
-    `shared_stores` does not; global loads include them."""
+    `shared_stores` does not; global loads include them. `ideal_loads` and `ideal_stores`: wavefronts of shared memory without bank conflicts;
+    `load_requests` and `store_requests`: warp instructions that access global memory."""
 
     shared_loads: float
     shared_stores: float
     shared: float
     global_loads: float
     global_stores: float
+    ideal_loads: float
+    ideal_stores: float
+    load_requests: float
+    store_requests: float
 
 
 def accesses(kernel: Kernel, most_blocks: int = MOST_BLOCKS) -> tuple[Access, ...]:
@@ -112,17 +118,25 @@ def transactions_of(kernel: Kernel, most_blocks: int = MOST_BLOCKS, executed: Ma
     if known: loads that the compiler removed are then not counted. Raises like `accesses`."""
     found = accesses(kernel, most_blocks)
 
-    def total(space: str, *kinds: str) -> float:
-        return sum(access.transactions for access in found if access.space == space and access.kind in kinds)
+    def total(of: str, space: str, *kinds: str) -> float:
+        return float(sum(getattr(access, of) for access in found if access.space == space and access.kind in kinds))
 
-    loads = total("shared", "load") + total("cluster", "load") / kernel.cluster
+    kept = 1.0
     if executed is not None:
         written = sum(access.requests * access.bytes for access in found if access.space != "global" and access.kind == "load")
         # the compiler splits some loads, which are merged again: executed loads never exceed written ones
-        loads *= min(1.0, sum(size * times for size, times in executed.items()) / written) if written else 1.0
-    stores = total("shared", "store") + total("cluster", "store")
+        kept = min(1.0, sum(size * times for size, times in executed.items()) / written) if written else 1.0
+    def shared(of: str) -> tuple[float, float]:
+        loads = total(of, "shared", "load") + total(of, "cluster", "load") / kernel.cluster
+        return loads * kept, total(of, "shared", "store") + total(of, "cluster", "store")
+
+    (loads, stores), (ideal_loads, ideal_stores) = shared("transactions"), shared("ideal")
     copies = sum(a.transactions for a in found if a.space == "global" and a.kind == "copy" and a.bytes < 16)
-    return Transactions(loads, stores, loads + stores + copies, total("global", "load", "copy"), total("global", "store", "atomic"))
+    reads, writes = ("load", "copy"), ("store", "atomic")
+    return Transactions(
+        loads, stores, loads + stores + copies, total("transactions", "global", *reads), total("transactions", "global", *writes),
+        ideal_loads, ideal_stores, total("requests", "global", *reads), total("requests", "global", *writes),
+    )  # fmt: skip
 
 
 def chosen_blocks(count: int, most: int) -> np.ndarray:
@@ -262,13 +276,14 @@ class KernelWalk:
         repeated = prod(extent for extent, length in zip(self.extents[:-1], have[:-1], strict=True) if length == 1)
         *addresses, active = (np.broadcast_to(array, (*array.shape[:-1], WARP)).reshape(-1, WARP) for array in (*addresses, active))
         if shared and kind == "copy":
-            count = np.zeros(len(active))
+            count, ideal = np.zeros((2, len(active)))
         elif shared:
             count = shared_wavefronts(addresses[0], active, size * lanes)
+            ideal = shared_wavefronts(addresses[0], active, size * lanes, conflicts=False)
         else:
-            count = np.max([distinct(side // SECTOR_BYTES, active) for side in addresses], axis=0)
+            count = ideal = np.max([distinct(side // SECTOR_BYTES, active) for side in addresses], axis=0)
         times = self.scale * repeated
-        figures = (times * float(figure) for figure in (active.any(axis=1).sum(), active.sum(), count.sum()))
+        figures = (times * float(figure) for figure in (active.any(axis=1).sum(), active.sum(), count.sum(), ideal.sum()))
         self.found.append(Access(name, buffer.space, kind, size * lanes, *figures))
 
     def varying(self, offset: Expr, period: int) -> np.ndarray:
@@ -339,11 +354,13 @@ def distinct(values: np.ndarray, active: np.ndarray) -> np.ndarray:
     return counts
 
 
-def shared_wavefronts(addresses: np.ndarray, active: np.ndarray, bytes_each: int) -> np.ndarray:
-    """Wavefronts of each request. addresses: [requests, 32] bytes, aligned to the access of `bytes_each`; active: the same shape."""
+def shared_wavefronts(addresses: np.ndarray, active: np.ndarray, bytes_each: int, conflicts: bool = True) -> np.ndarray:
+    """Wavefronts of each request; without conflicts, one for each group of lanes that are served together. addresses: [requests, 32] bytes, aligned
+    to the access of `bytes_each`; active: the same shape."""
     words = max(1, bytes_each // BANK_BYTES)
+    served = _wide if conflicts else _any_active
     if words == 1:
-        return _most_of_a_bank(addresses // BANK_BYTES, active)
+        return served(addresses, active, words)
     group = WARP // words  # lanes whose accesses fill the banks once
     wide = 2 * group
     rows, held = addresses.reshape(-1, wide), active.reshape(-1, wide)
@@ -352,11 +369,16 @@ def shared_wavefronts(addresses: np.ndarray, active: np.ndarray, bytes_each: int
         other = np.arange(wide) ^ bit
         together |= ((rows == rows[:, other]) | ~held | ~held[:, other]).all(axis=1)
     result = np.empty(len(rows), np.int64)
-    result[together] = _wide(rows[together], held[together], words)
+    result[together] = served(rows[together], held[together], words)
     apart_rows, apart_held = (a[~together].reshape(-1, group) for a in (rows, held))
-    result[~together] = _wide(apart_rows, apart_held, words).reshape(-1, 2).sum(axis=1)
+    result[~together] = served(apart_rows, apart_held, words).reshape(-1, 2).sum(axis=1)
     wavefronts: np.ndarray = result.reshape(len(addresses), -1).sum(axis=1)
     return wavefronts
+
+
+def _any_active(addresses: np.ndarray, active: np.ndarray, words: int) -> np.ndarray:
+    """One wavefront if a lane is active."""
+    return np.asarray(active.any(axis=1), np.int64)
 
 
 def _wide(addresses: np.ndarray, active: np.ndarray, words: int) -> np.ndarray:

@@ -1,22 +1,14 @@
-"""Instruction chains of one warp against hand-computed times, and predicted times of kernels against measured ones."""
+"""Instruction chains of one warp against hand-computed times."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from bench.gpu_analysis import lowered
-from bench.gpu_seconds import as_constants, as_numbers, constants_of, kernel_columns, predicted_seconds, term_cycles
 from tilewright.analysis.gpu.chains import UnknownLatency, alone_cycles, latencies_of
 from tilewright.analysis.gpu.ptx import parse
 from tilewright.analysis.gpu.ptx_flow import flow_of
-from tilewright.analysis.gpu.transactions import analysed
-from tilewright.errors import CompilerMissing
 from tilewright.hardware import machine
 from tilewright.ir.kernel import Launch
-from tilewright.tuning import dataset, serialisation
 
 H200 = machine("h200")
 
@@ -67,30 +59,3 @@ def test_loads_wait_where_they_are_used() -> None:
     addressed = "ld.global.u64 %rd1, [%rd1];"
     assert cycles(used, 100, 500.0) < 100 * 20  # the next iteration's load does not wait
     assert cycles(addressed, 100, 500.0) == pytest.approx(100 * 500, rel=0.05)
-
-
-def test_constants_are_plain_numbers() -> None:
-    coefficients, constants = constants_of(H200)
-    assert coefficients and all(value > 0 for value in coefficients.values())
-    assert as_constants(as_numbers(constants)) == constants and constants.overlap >= 1
-    assert constants_of(machine("v100")) == (coefficients, constants)
-
-
-def test_predicted_times_are_near_measured_ones() -> None:
-    """Kernels of a layer to which the constants were not fitted; and a grid twice as large takes longer."""
-    layers = dataset.read(Path(__file__).parents[1] / "bench" / "data" / "h200_layers.jsonl.gz")
-    measured = next(entry for entry in layers if entry.layer["name"] == "D5")
-    times = measured.times()
-    texts = [text for text in sorted(times) if '"atomics": 1' not in text][::160]
-    problem, errors = dataset.layer_problem(measured.layer), []
-    for text in texts:
-        try:
-            found = analysed(lowered(problem, H200, serialisation.schedule_of(text)), H200, 16)
-        except CompilerMissing as error:
-            pytest.skip(str(error))
-        errors.append(abs(np.log(predicted_seconds(found, H200) / times[text])))
-        columns = {name: np.array(values) for name, values in kernel_columns(found, H200).items()}
-        more = columns | {"blocks": 64 * columns["blocks"]}
-        constants = constants_of(H200)[1]
-        assert (term_cycles(more, H200, constants) > term_cycles(columns, H200, constants)).all()
-    assert len(errors) >= 5 and np.median(errors) < 0.25
