@@ -1,4 +1,4 @@
-"""The command line: ``tilewright compile | batch | bench | explain | verify | digest | tune | train | targets | cache``.
+"""The command line: ``tilewright compile | batch | bench | explain | verify | digest | tune | train | calibrate | targets | cache``.
 
 The parser, and the boundary at which errors become one line; each command is in a file `cli_*`.
 PyTorch and the compiler are imported by the commands that need them, so that help, targets and cache answer at once.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from tilewright import cli_artifact, cli_batch, cli_bench, cli_cache, cli_compile, cli_targets, cli_train, cli_tune, cli_verify
+from tilewright import cli_artifact, cli_batch, cli_bench, cli_cache, cli_calibrate, cli_compile, cli_targets, cli_train, cli_tune, cli_verify
 from tilewright.cli_model import add_building_options
 from tilewright.cli_options import ERROR_CODE, Parser, error_line
 from tilewright.cli_output import output_console, quiet
@@ -34,6 +34,7 @@ EXAMPLES = """examples:
   tilewright verify resnet18.zip                       every region against float64
   tilewright bench zoo:resnet18 --against eager,onnxruntime
   tilewright tune zoo:resnet18 --trials 10             measure on the GPU here; later compilations take the best
+  tilewright calibrate                                 measure this CPU for a second; later choices use its facts
   tilewright targets h200 --sources                    facts about a target, and where they are from
 """
 
@@ -114,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     command("batch", cli_batch.DESCRIPTION, cli_batch.add_options, _quietly(cli_batch.run), common)
     command("tune", cli_tune.DESCRIPTION, cli_tune.add_options, _quietly(cli_tune.run), common)
     command("train", cli_train.DESCRIPTION, cli_train.add_options, _quietly(cli_train.run), common)
+    command("calibrate", cli_calibrate.DESCRIPTION, cli_calibrate.add_options, cli_calibrate.run, common)
     command("targets", cli_targets.DESCRIPTION, cli_targets.add_options, cli_targets.run, common)
     command("cache", cli_cache.DESCRIPTION, cli_cache.add_options, cli_cache.run, common)
     return parser

@@ -10,6 +10,7 @@ from tilewright.hardware.catalogue import catalogue as catalogue
 from tilewright.hardware.device import host_gpu as host_gpu
 from tilewright.hardware.device import read_device
 from tilewright.hardware.host import host_cpu as host_cpu
+from tilewright.hardware.host import identified_cpu as identified_cpu
 from tilewright.hardware.machine import Cache as Cache
 from tilewright.hardware.machine import Machine as Machine
 
@@ -25,6 +26,7 @@ def machine(target: str | Machine | None = None) -> Machine:
     Raises:
         UnknownTarget: if the catalogue lacks the name; it suggests the most similar ones.
         TargetNotPresent: for "cuda" if the driver shows no GPU for which code can be generated.
+        UnsupportedOption, CacheError: as `host_cpu`.
     """
     if isinstance(target, Machine):
         return target
@@ -67,7 +69,7 @@ def is_present(target: Machine) -> bool:
     of the same major version unless it is built for an architecture-specific target ("sm_90a").
     """
     if not target.is_gpu:
-        host = host_cpu()
+        host = identified_cpu()
         return host.architecture == target.architecture and set(target.isa) <= set(host.isa)
     device = read_device()
     if device is None:

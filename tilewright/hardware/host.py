@@ -1,6 +1,7 @@
 """Identifies the CPU of this host from /proc/cpuinfo and sysfs: identity only, nothing is timed.
 
-Facts that do not follow from the identity (memory bandwidth, latencies) are assumed from the kind of core, and ``sources`` says so.
+Facts that do not follow from the identity (memory bandwidth, latencies) are assumed from the kind of core, and ``sources`` says so, unless
+``tilewright calibrate`` has measured them (`hardware/measured_facts.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tilewright.hardware import cpus
 from tilewright.hardware import documents as named
 from tilewright.hardware.documents import CPUINFO, SYSFS
 from tilewright.hardware.machine import Cache, Machine
+from tilewright.hardware.measured_facts import calibrated
 
 EXTRA_X86 = {
     "avx512_vnni": "-mavx512vnni",
@@ -302,6 +304,16 @@ def identify_cpu(identity: CpuIdentity) -> Machine:
 
 
 def host_cpu() -> Machine:
+    """`identified_cpu`, with the facts that ``tilewright calibrate`` has measured for it, if it has.
+
+    Raises:
+        UnsupportedOption: as `identified_cpu`.
+        CacheError: if the file of the measured facts is damaged.
+    """
+    return calibrated(identified_cpu())
+
+
+def identified_cpu() -> Machine:
     """This host's CPU, restricted to the cores that the process may use; or the CPU that `settings.native` names, if set.
 
     Raises:

@@ -112,13 +112,23 @@ class Machine:
 
     sources: Mapping[str, str] = field(default_factory=dict)
     """The source of each field's numbers, by field name."""
+    calibration: str = ""
+    """The digest of the calibration that some of the facts are from (`hardware/measured_facts.py`); empty without one."""
+    uncalibrated: str = ""
+    """The machine's digest before a calibration replaced facts; empty if none did."""
 
     @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits that change with any fact (not with the wording of description and sources)."""
         facts = asdict(self)
-        del facts["description"], facts["sources"]
+        for name in ("description", "sources", "calibration", "uncalibrated"):
+            del facts[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def identity(self) -> str:
+        """The digest of the machine as identified, which a calibration does not change: names the same hardware before and after."""
+        return self.uncalibrated or self.digest
 
     def __hash__(self) -> int:
         return hash(self.digest)

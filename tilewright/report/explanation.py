@@ -35,6 +35,8 @@ def _totals(image: Image, name: str) -> Iterator[str]:
     yield f"{name} for {machine.name} ({machine.architecture}): {len(program.regions)} regions, {len(program.kernels)} kernels, {calls} kernel calls"
     moved = scaled(work.bytes_read + work.bytes_written, "B")
     yield f"  {scaled(work.flops, 'flop')}, {moved} read and written by the regions"
+    if machine.calibration:
+        yield f"  facts of the machine measured by tilewright calibrate: {machine.calibration}"
     note = f" ({without} regions have no prediction and count as nothing)" if without and predicted else ""
     yield f"  predicted {seconds_text(predicted)}{note}"
 

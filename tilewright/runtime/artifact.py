@@ -32,7 +32,7 @@ import safetensors.torch
 import torch
 
 from tilewright.errors import InvalidArtifact, TargetNotPresent, TilewrightError
-from tilewright.hardware import Machine, host_cpu, host_gpu, is_present
+from tilewright.hardware import Machine, host_gpu, identified_cpu, is_present
 from tilewright.runtime.driver import system_driver
 from tilewright.runtime.encoding import decode_machine, decode_program, encode_machine, encode_program
 from tilewright.runtime.executable import Executable, Image
@@ -377,7 +377,7 @@ def check_target(machine: Machine, driver: str = "") -> None:
             f"this artifact is for {machine.name} ({machine.architecture}), and this machine has {found.name} ({found.architecture})",
             "compile the model for this GPU",
         )
-    host = host_cpu()
+    host = identified_cpu()
     if host.architecture != machine.architecture:
         raise InvalidArtifact(
             f"this artifact is for {machine.architecture} ({machine.name}), and this machine is {host.architecture}",

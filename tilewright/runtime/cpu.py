@@ -19,7 +19,7 @@ import torch
 
 from tilewright import settings
 from tilewright.errors import CompilerMissing, KernelFailed
-from tilewright.hardware import host_cpu
+from tilewright.hardware import identified_cpu
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.system.libraries import mapped
@@ -148,7 +148,7 @@ def _load_runner() -> ctypes._NamedFuncPointer | None:
     """The compiled C loop; None if there is no compiler or the code cannot be mapped."""
     source = SourceFile("runner", RUNNER_SOURCE, "c", ("tilewright_run",))
     try:
-        built = compile_kernels([source], host_cpu())[0]
+        built = compile_kernels([source], identified_cpu())[0]
     except CompilerMissing:
         return None
     if isinstance(built, KernelFailed):

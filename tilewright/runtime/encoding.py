@@ -284,13 +284,18 @@ def decode_program(data: Field, weights: Mapping[str, torch.Tensor]) -> Loadable
     return program
 
 
+ADDED_TO_MACHINES = ("calibration", "uncalibrated")
+"""Fields that the first artifacts of this format lack."""
+
+
 def encode_machine(machine: Machine) -> dict[str, Any]:
     return asdict(machine)
 
 
 def decode_machine(data: Field) -> Machine:
     """Raises ValueError for facts whose names or types are not a machine's."""
-    known = {spec.name: spec for spec in fields(Machine)}
+    given = dict(data.entries())
+    known = {spec.name: spec for spec in fields(Machine) if spec.name in given or spec.name not in ADDED_TO_MACHINES}
     data.only(*known)
     return Machine(**{name: _decode_fact(data[name], str(spec.type)) for name, spec in known.items()})
 

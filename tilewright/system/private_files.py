@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -72,3 +74,23 @@ def read_private(path: Path, root: Path) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is no regular file")
         return file.read()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all, into a folder that only this user can write and that is made if it is missing.
+
+    Raises:
+        NotPrivate: if another user may write to the folder.
+        OSError: if the file cannot be written.
+    """
+    make_folder(path.parent)
+    require_private(path.parent, path.parent)
+    descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -30,7 +28,7 @@ from tilewright.kernels.schema import USUAL, Numerics
 from tilewright.partition.plan import Chooser
 from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
-from tilewright.system.private_files import make_folder, read_private, require_private
+from tilewright.system.private_files import read_private, write_private
 from tilewright.tuning import serialisation
 from tilewright.tuning.code_choice import CodeScores, tools
 from tilewright.tuning.problems import digest_of_files, generator, key_of
@@ -107,9 +105,4 @@ def _write(path: Path, choice: Choice) -> None:
         "rejected": dict(choice.rejected), "candidates": choice.candidates,
     }  # fmt: skip
     with suppress(OSError):
-        make_folder(path.parent)
-        require_private(path.parent, path.parent)
-        descriptor, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({**content, "digest": _digest(content)}, file)
-        os.replace(partial, path)
+        write_private(path, json.dumps({**content, "digest": _digest(content)}).encode())

@@ -70,9 +70,9 @@ def distinct_problems(
 
 
 def recorded_as(machine: Machine, threads: int) -> str:
-    """The machine's name in records; for a CPU it includes a digest of the machine and the number of threads. "native" is another CPU on another
-    machine, and kernels depend on the number of threads."""
-    return machine.name if machine.is_gpu else f"{machine.name} {machine.digest[:12]} with {threads} threads"
+    """The machine's name in records; for a CPU it includes the machine's identity and the number of threads. "native" is another CPU on another
+    machine, and kernels depend on the number of threads. Times that were measured are true whether or not the CPU is calibrated."""
+    return machine.name if machine.is_gpu else f"{machine.name} {machine.identity[:12]} with {threads} threads"
 
 
 def current_code(problem: Problem, schedule: Any, machine: Machine) -> str | None:

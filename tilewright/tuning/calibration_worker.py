@@ -1,0 +1,176 @@
+"""A child process that runs the micro-benchmarks on this CPU: `python -m tilewright.tuning.calibration_worker`.
+
+It answers {"binary": path, "machine": encoded machine, "threads": n, "seconds": s} with {"samples": {name: [seconds of one unit of work, ...]},
+"openmp": file name}. The benchmarks run in turns, so that a disturbance or a change of the clock affects all of them, for `seconds` seconds.
+
+Memory is allocated as the memory of executables is, so that address translation costs what it costs kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilewright.hardware.machine import Machine
+from tilewright.runtime.cpu import openmp_libraries, share_openmp
+from tilewright.system.libraries import mapped
+from tilewright.tuning import serialisation
+from tilewright.tuning.micro_benchmarks import FUNCTIONS, PADDING, STEPS, multiply_adds
+from tilewright.tuning.workers import Message, serve
+
+LEAST_ROUNDS = 8
+WARM_SECONDS = 0.05
+"""Seconds of multiply-adds before the first round, in which the clock settles."""
+TURNS = 5_000
+"""Turns of the loops of arithmetic: about a quarter of a millisecond each."""
+CACHE_BYTES = 4 << 20
+"""Bytes that one sample reads from a cache, and from memory."""
+LOADS = {False: 10_000, True: 1_000}
+"""Dependent loads of one sample, from a cache or from memory."""
+REGIONS = 20
+"""Parallel regions of one sample."""
+MOST_MEMORY, LEAST_MEMORY = 1 << 30, 1 << 28
+BLOCK = 4096
+"""Working sets are multiples of this many bytes."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """Memory that each thread reads on its own: `bytes` from `address + thread * bytes` on."""
+
+    address: int
+    bytes: int
+    line: int
+    step: int
+    """Lines from each pointer to the next, modulo the lines of the thread's part."""
+    kept: torch.Tensor
+
+    def chained(self, number: int) -> int:
+        """The address of the pointer that is so many after the first, in the first thread's chain."""
+        return self.address + number * self.step % (self.bytes // self.line) * self.line
+
+
+class Benchmarks:
+    """The loaded functions, for a machine and a number of threads."""
+
+    def __init__(self, library: ctypes.CDLL, machine: Machine, threads: int) -> None:
+        self._functions = {name: getattr(library, name) for name in FUNCTIONS}
+        self.machine, self.threads = machine, threads
+        self._seconds = torch.zeros(threads * PADDING, dtype=torch.float64)
+
+    def call(self, name: str, threads: int, *arguments: int) -> list[float]:
+        """The seconds that each thread spent in the function."""
+        values = [ctypes.c_int64(argument) for argument in arguments]
+        self._functions[name](ctypes.c_int64(threads), ctypes.c_void_p(self._seconds.data_ptr()), *values)
+        return self._seconds[: threads * PADDING : PADDING].tolist()
+
+    def per_core(self, name: str, threads: int, units: float, *arguments: int) -> float:
+        """Seconds in which one core does one unit of work while `threads` threads do `units` each."""
+        rate = sum(units / seconds for seconds in self.call(name, threads, *arguments))
+        return min(threads, self.machine.processors) / rate
+
+    def area(self, size: int) -> Area:
+        """Memory of so many bytes for each thread, in which every line holds a pointer to another."""
+        line = self.machine.caches[0].line_bytes
+        lines = size // line
+        step = int(lines * 0.618) | 1
+        while math.gcd(step, lines) != 1:
+            step += 2
+        memory = torch.empty(size * self.threads + BLOCK, dtype=torch.uint8)
+        address = -(-memory.data_ptr() // BLOCK) * BLOCK
+        self.call("link", self.threads, address, size, size, line, step)
+        return Area(address, size, line, step, memory)
+
+
+def working_sets(machine: Machine) -> dict[int, int]:
+    """Bytes for each level of cache that one core reads again and again: half of the first level; for each other level several times the nearer one,
+    but no more than fits into both together. A level that cores share is divided among them."""
+    found: dict[int, int] = {}
+    nearer = 0
+    for cache in machine.caches:
+        own = cache.bytes // max(1, min(cache.shared_by, machine.processors))
+        size = own // 2 if not nearer else min(4 * nearer, 3 * (nearer + own) // 4)
+        found[cache.level] = max(size // BLOCK, 1) * BLOCK
+        nearer = own
+    return found
+
+
+def memory_bytes(machine: Machine, threads: int) -> int:
+    """Bytes for each thread, together more than the caches hold as far as that is possible in a second."""
+    last = max(cache.bytes * -(-machine.processors // cache.shared_by) for cache in machine.caches)
+    size = min(max(2 * last, LEAST_MEMORY), MOST_MEMORY, machine.memory_bytes // 4)
+    return size // threads // CACHE_BYTES * CACHE_BYTES or CACHE_BYTES
+
+
+def cache_byte(run: Benchmarks, area: Area, passes: int, _: int) -> float:
+    """Seconds of a byte that a core reads from its area, while every thread does."""
+    return run.per_core("reads", run.threads, area.bytes * passes, area.address, area.bytes, area.bytes, passes)
+
+
+def cache_load(run: Benchmarks, area: Area, _: int) -> float:
+    """Seconds of a load from the first thread's area that depends on the one before."""
+    return run.call("chase", 1, area.address, 0, LOADS[False])[0] / LOADS[False]
+
+
+def measured(run: Benchmarks, seconds: float) -> dict[str, list[float]]:
+    """Seconds of one unit of each benchmark's work, one entry for each round."""
+    machine, threads = run.machine, run.threads
+    adds = TURNS * multiply_adds(machine)
+    benchmarks: dict[str, Callable[[int], float]] = {
+        "multiply-add": lambda _: run.per_core("multiply_adds", threads, adds, TURNS),
+        "multiply-add of one core": lambda _: run.per_core("multiply_adds", 1, adds, TURNS),
+        "step": lambda _: sum(run.call("dependent_steps", threads, TURNS)) / threads / TURNS / STEPS,
+        "step of one core": lambda _: run.call("dependent_steps", 1, TURNS)[0] / TURNS / STEPS,
+        "parallel region": lambda _: run.call("parallel_regions", 1, REGIONS)[0] / REGIONS,
+    }
+    for level, size in working_sets(machine).items():
+        area = run.area(size)
+        benchmarks[f"level {level} byte"] = partial(cache_byte, run, area, max(1, CACHE_BYTES // size))
+        benchmarks[f"level {level} load"] = partial(cache_load, run, area)
+    memory = run.area(memory_bytes(machine, threads))
+    parts = memory.bytes // CACHE_BYTES
+
+    def from_memory(count: int) -> Callable[[int], float]:
+        def sample(number: int) -> float:
+            at = memory.address + (2 * number + (count == 1)) % parts * CACHE_BYTES
+            return run.per_core("reads", count, CACHE_BYTES, at, memory.bytes, CACHE_BYTES, 1)
+
+        return sample
+
+    def load(number: int) -> float:
+        return run.call("chase", 1, memory.chained(number * LOADS[True]), 0, LOADS[True])[0] / LOADS[True]
+
+    benchmarks |= {"memory byte": from_memory(threads), "memory byte of one core": from_memory(1), "memory load": load}
+    deadline = time.monotonic() + WARM_SECONDS
+    while time.monotonic() < deadline:
+        run.call("multiply_adds", threads, TURNS)
+    samples: dict[str, list[float]] = {name: [] for name in benchmarks}
+    deadline, number = time.monotonic() + seconds, 0
+    while number < LEAST_ROUNDS or time.monotonic() < deadline:
+        for name, benchmark in benchmarks.items():
+            samples[name].append(benchmark(number))
+        number += 1
+    return samples
+
+
+def answer(message: Mapping[str, Any]) -> Message:
+    """The answer to a request; see the module's text."""
+    machine: Machine = serialisation.decode(message["machine"])
+    openmp = share_openmp()
+    if openmp is not None:
+        openmp.omp_set_num_threads(message["threads"])
+    library = mapped(Path(message["binary"]).read_bytes(), "micro-benchmarks")
+    names = [Path(path).name for path in openmp_libraries()]
+    return {"samples": measured(Benchmarks(library, machine, message["threads"]), message["seconds"]), "openmp": names[0] if names else ""}
+
+
+if __name__ == "__main__":
+    serve(answer)
