@@ -27,9 +27,9 @@ from tilewright.ir.layout import channels_last, row_major
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Region
 from tilewright.partition.canonical import canonical
+from tilewright.runtime.verify import errors
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation, trial_processes
-from tilewright.tuning.measure import tensor_error
 from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
 from tilewright.tuning.trial_reference import reference_results
@@ -155,11 +155,11 @@ def test_reference_with_an_epilogue_and_a_halo(tmp_path: Path) -> None:
 
 def test_errors_are_seen() -> None:
     exact = torch.randn(4, 5, dtype=torch.float64)
-    assert tensor_error(exact.float(), exact) < 1e-6
-    assert tensor_error(exact + 0.5 * exact.abs().max(), exact) == pytest.approx(0.5)
-    assert tensor_error(torch.where(exact > 0, exact, torch.nan), exact) == float("inf")
-    assert tensor_error(torch.full((3,), torch.nan), torch.full((3,), torch.nan)) == 0.0
-    assert tensor_error(torch.tensor([1, 2]), torch.tensor([1, 3])) > 0
+    assert errors(exact.float(), exact)[1] < 1e-6
+    assert errors(exact + 0.5 * exact.abs().max(), exact)[1] == pytest.approx(0.5)
+    assert errors(torch.where(exact > 0, exact, torch.nan), exact)[1] == float("inf")
+    assert errors(torch.full((3,), torch.nan), torch.full((3,), torch.nan))[1] == 0.0
+    assert errors(torch.tensor([1, 2]), torch.tensor([1, 3]))[1] > 0
 
 
 def test_poison_spares_halo_and_rounding() -> None:

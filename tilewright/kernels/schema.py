@@ -21,6 +21,8 @@ from tilewright.kernels.counts import Counted
 Facts = TypeVar("Facts")
 Parts = TypeVar("Parts")
 Schedule = TypeVar("Schedule")
+Known = TypeVar("Known", covariant=True)
+Found = TypeVar("Found", bound="KnowsFacts[Any]")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,23 @@ class Form(Generic[Facts, Parts]):
 
     facts: Facts
     parts: Parts
+
+
+class KnowsFacts(Protocol[Known]):
+    """What lowering needs, the facts included."""
+
+    @property
+    def facts(self) -> Known: ...
+
+
+def matching(find: Callable[[Problem], Found]) -> Callable[[Problem, Machine], Form[Any, Found]]:
+    """The `match` of a schema for which `find` does all the work, on any machine. Raises Unsuitable like `find`."""
+
+    def match(problem: Problem, machine: Machine) -> Form[Any, Found]:
+        found = find(problem)
+        return Form(found.facts, found)
+
+    return match
 
 
 @dataclass(frozen=True, eq=False)

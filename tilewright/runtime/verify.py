@@ -145,18 +145,26 @@ def _evaluate(graph: Graph, node: Node, inputs: Sequence[np.ndarray]) -> tuple[n
     return evaluate_node(graph, node, inputs)
 
 
+def errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """The largest difference, and that divided by the largest magnitude that is expected. Both are 0 if all elements are equal, and infinite if NaN
+    or infinities are at different positions. The tensors have as many elements, on the same device."""
+    if not got.numel():
+        return 0.0, 0.0
+    ours, theirs = got.double(), expected.double().reshape(got.shape)
+    finite = torch.isfinite(ours) & torch.isfinite(theirs)
+    same = finite | (ours == theirs) | (torch.isnan(ours) & torch.isnan(theirs))
+    zero = torch.zeros((), dtype=torch.float64, device=ours.device)
+    difference = torch.where(finite, (ours - theirs).abs(), zero).max()
+    scale = torch.where(finite, theirs.abs(), zero).max()
+    agree, absolute, largest = torch.stack((same.all().double(), difference, scale)).tolist()
+    if not agree:
+        return math.inf, math.inf
+    return absolute, absolute / max(largest, torch.finfo(torch.float32).tiny) if absolute else 0.0
+
+
 def compare(region: str, order: int, value: Value, got: torch.Tensor, expected: np.ndarray, tolerance: float | None) -> VerifiedValue:
     """The error of one value; `expected` is its float64 reference."""
     exact = value.dtype not in TOLERANCES
     limit = 0.0 if exact else tolerance if tolerance is not None else TOLERANCES[value.dtype]
-    ours = got.detach().cpu().double().numpy()
-    theirs = np.asarray(expected, dtype=np.float64).reshape(ours.shape)
-    finite = np.isfinite(ours) & np.isfinite(theirs)
-    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
-    if not np.all(finite | same):
-        absolute = relative = math.inf
-    else:
-        absolute = float(np.max(np.abs(ours - theirs), where=finite, initial=0.0)) if ours.size else 0.0
-        scale = float(np.max(np.abs(theirs), where=finite, initial=0.0)) if ours.size else 0.0
-        relative = absolute / max(scale, float(np.finfo(np.float32).tiny)) if absolute else 0.0
+    absolute, relative = errors(got.detach().cpu(), torch.from_numpy(np.array(expected, dtype=np.float64)))
     return VerifiedValue(region, order, value.name, value.dtype, value.shape, absolute, relative, limit)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tilewright.runtime.verify import errors
+
 Run = Callable[..., Any]
 
 
@@ -63,28 +65,10 @@ def double_precision_outputs(module: nn.Module, inputs: Sequence[Tensor]) -> lis
 
 
 def relative_error(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
-    """The largest `tensor_error` of the outputs; infinite if shapes differ."""
+    """The largest relative error (`runtime.verify.errors`) of the outputs; infinite if shapes differ."""
     if [x.shape for x in outputs] != [x.shape for x in reference]:
         return math.inf
-    return max((tensor_error(x.to(exact.device), exact) for x, exact in zip(outputs, reference, strict=True)), default=0.0)
-
-
-def tensor_error(got: Tensor, expected: Tensor) -> float:
-    """The largest difference divided by the largest magnitude. It is 0 if all elements are equal, infinite if NaN or infinities are at different
-    positions."""
-    if not got.numel():
-        return 0.0
-    ours = got.double()
-    theirs = expected.double().reshape(ours.shape)
-    finite = torch.isfinite(ours) & torch.isfinite(theirs)
-    same = finite | (ours == theirs) | (torch.isnan(ours) & torch.isnan(theirs))
-    zero = torch.zeros((), dtype=torch.float64, device=ours.device)
-    difference = torch.where(finite, (ours - theirs).abs(), zero).max()
-    scale = torch.where(finite, theirs.abs(), zero).max()
-    agree, absolute, largest = torch.stack((same.all().double(), difference, scale)).tolist()
-    if not agree:
-        return math.inf
-    return absolute / max(largest, 1e-30) if absolute else 0.0
+    return max((errors(x.to(exact.device), exact)[1] for x, exact in zip(outputs, reference, strict=True)), default=0.0)
 
 
 def seconds_of_call(call: Callable[[], object]) -> float:

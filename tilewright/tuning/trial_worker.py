@@ -42,9 +42,8 @@ from tilewright.runtime.driver import Driver, system_driver
 from tilewright.runtime.gpu import ParameterBlock, node_params
 from tilewright.runtime.loadable import LoadableKernel
 from tilewright.runtime.packing import prepared, unpack, write
-from tilewright.runtime.verify import TOLERANCES
+from tilewright.runtime.verify import TOLERANCES, errors
 from tilewright.tuning import serialisation
-from tilewright.tuning.measure import tensor_error
 from tilewright.tuning.trial_reference import reference_results
 from tilewright.tuning.workers import Fatal, Message, serve
 
@@ -324,7 +323,7 @@ class Server:
         assert self.problem is not None
         problem = self.problem
         return max(
-            tensor_error(unpack(problem.rows(name, {"storage": {}})[number], problem.layouts[name]), problem.expected[name])
+            errors(unpack(problem.rows(name, {"storage": {}})[number], problem.layouts[name]), problem.expected[name])[1]
             for name in problem.region.outputs
         )
 

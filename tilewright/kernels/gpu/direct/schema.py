@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from tilewright.hardware.machine import Machine
-from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.direct.bound import direct_bound
 from tilewright.kernels.gpu.direct.counts import direct_counts
 from tilewright.kernels.gpu.direct.estimate import direct_estimate
 from tilewright.kernels.gpu.direct.features import direct_features
-from tilewright.kernels.gpu.direct.form import DirectForm, direct_form
+from tilewright.kernels.gpu.direct.form import direct_form
 from tilewright.kernels.gpu.direct.lower import lower_direct
-from tilewright.kernels.gpu.direct.schedule import DirectFacts, DirectSchedule
+from tilewright.kernels.gpu.direct.schedule import DirectSchedule
 from tilewright.kernels.gpu.direct.space import direct_space
-from tilewright.kernels.schema import Form, Schema
-
-
-def match(problem: Problem, machine: Machine) -> Form[DirectFacts, DirectForm]:
-    """Raises Unsuitable like `direct_form`."""
-    form = direct_form(problem)
-    return Form(form.facts, form)
-
+from tilewright.kernels.schema import Schema, matching
 
 DIRECT = Schema(
     name="direct",
     kinds=("contraction",),
     schedule=DirectSchedule,
-    match=match,
+    match=matching(direct_form),
     space=lambda facts, machine, options: direct_space(facts, machine, options.numerics.atomics),
     counts=direct_counts,
     estimate=lambda facts, candidates, counts, machine, options: direct_estimate(facts, candidates, counts, machine),

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
-from tilewright.ir.problem import Problem
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import TileCounts
 from tilewright.kernels.gpu.gemm.bound import contraction_bound
 from tilewright.kernels.gpu.gemm.counts import contraction_counts
 from tilewright.kernels.gpu.gemm.estimate import contraction_estimate
 from tilewright.kernels.gpu.gemm.features import contraction_features
-from tilewright.kernels.gpu.gemm.form import ProductForm, product_form
+from tilewright.kernels.gpu.gemm.form import product_form
 from tilewright.kernels.gpu.gemm.lower import lower_contraction
 from tilewright.kernels.gpu.gemm.row_estimate import with_row_stages
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, ContractionSchedule, contraction_space
-from tilewright.kernels.schema import Form, Schema
-
-
-def match(problem: Problem, machine: Machine) -> Form[ContractionFacts, ProductForm]:
-    """Raises Unsuitable like `product_form`."""
-    form = product_form(problem)
-    return Form(form.facts, form)
+from tilewright.kernels.schema import Schema, matching
 
 
 def estimate(facts: ContractionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
@@ -34,7 +27,7 @@ GEMM = Schema(
     name="contraction",
     kinds=("contraction",),
     schedule=ContractionSchedule,
-    match=match,
+    match=matching(product_form),
     space=lambda facts, machine, options: contraction_space(facts, machine, options.numerics.atomics),
     counts=contraction_counts,
     estimate=lambda facts, candidates, counts, machine, options: estimate(facts, candidates, counts, machine),

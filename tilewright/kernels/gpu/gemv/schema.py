@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.kernels.gpu.gemm.schema import match
+from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemv.bound import gemv_bound
 from tilewright.kernels.gpu.gemv.counts import gemv_counts
 from tilewright.kernels.gpu.gemv.estimate import gemv_estimate
@@ -14,7 +14,7 @@ GEMV = Schema(
     name="gemv",
     kinds=("contraction",),
     schedule=GemvSchedule,
-    match=match,
+    match=GEMM.match,
     space=lambda facts, machine, options: gemv_space(facts, machine),
     counts=lambda facts, candidates, machine: gemv_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: gemv_estimate(facts, candidates, counts, machine),

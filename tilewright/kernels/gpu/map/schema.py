@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from tilewright.hardware.machine import Machine
-from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.map.counts import map_counts
 from tilewright.kernels.gpu.map.estimate import map_estimate
-from tilewright.kernels.gpu.map.lower import MapForm, lower_map, map_form
-from tilewright.kernels.gpu.map.space import MapFacts, MapSchedule, map_space
-from tilewright.kernels.schema import Form, Schema
-
-
-def match(problem: Problem, machine: Machine) -> Form[MapFacts, MapForm]:
-    """Raises Unsuitable like `map_form`."""
-    form = map_form(problem)
-    return Form(form.facts, form)
-
+from tilewright.kernels.gpu.map.lower import lower_map, map_form
+from tilewright.kernels.gpu.map.space import MapSchedule, map_space
+from tilewright.kernels.schema import Schema, matching
 
 MAP = Schema(
     name="map",
     kinds=("map",),
     schedule=MapSchedule,
-    match=match,
+    match=matching(map_form),
     space=lambda facts, machine, options: map_space(facts, machine),
     counts=lambda facts, candidates, machine: map_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: map_estimate(facts, candidates, counts, machine),

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from tilewright.hardware.machine import Machine
-from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.scan.counts import scan_counts
 from tilewright.kernels.gpu.scan.estimate import scan_estimate
-from tilewright.kernels.gpu.scan.lower import ScanForm, lower_scan, scan_form
-from tilewright.kernels.gpu.scan.space import ScanFacts, ScanSchedule, scan_space
-from tilewright.kernels.schema import Form, Schema
-
-
-def match(problem: Problem, machine: Machine) -> Form[ScanFacts, ScanForm]:
-    """Raises Unsuitable like `scan_form`."""
-    form = scan_form(problem)
-    return Form(form.facts, form)
-
+from tilewright.kernels.gpu.scan.lower import lower_scan, scan_form
+from tilewright.kernels.gpu.scan.space import ScanSchedule, scan_space
+from tilewright.kernels.schema import Schema, matching
 
 SCAN = Schema(
     name="scan",
     kinds=("scan",),
     schedule=ScanSchedule,
-    match=match,
+    match=matching(scan_form),
     space=lambda facts, machine, options: scan_space(facts, machine),
     counts=lambda facts, candidates, machine: scan_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: scan_estimate(facts, candidates, counts, machine),
