@@ -22,7 +22,9 @@ from tilewright.selection.learned.gpu import described
 from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.collecting import collect, favourites_of, ranking_of, sample_of
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer
+from tilewright.tuning.problems import key_of
 from tilewright.tuning.trials import Job, Outcome
+from tilewright.tuning.workloads import Convolution, Pool, problem_of, text_of
 
 SMALL = layer(32, 32, 8)
 OTHER = layer(16, 16, 5, 1)
@@ -62,6 +64,15 @@ def test_layers_come_back(tmp_path: Path) -> None:
     assert texts == {serialisation.schedule_text(serialisation.schedule_of(text)) for text in texts}
     wrong = Outcome(job, "wrong", "relative error 1", schedule="a schedule")
     assert dataset.from_outcomes(SMALL, "h200", [wrong]).failures == (("a schedule", "wrong: relative error 1"),)
+
+
+def test_workloads_are_layers_named_by_their_text(tmp_path: Path) -> None:
+    workload = Convolution(2, 16, 24, (9, 7), (3, 3), groups=2, then="residual")
+    known = measured(dataset.layer_of(workload), 12)
+    dataset.write(tmp_path / "file", [known, measured(SMALL, 12)])
+    found = dataset.read(tmp_path / "file")
+    assert same(found[0], known) and found[0].layer == {"name": text_of(workload)}
+    assert key_of(dataset.layer_problem(found[0].layer)) == key_of(problem_of(workload))
 
 
 def test_the_same_layers_are_the_same_bytes(tmp_path: Path) -> None:
@@ -163,6 +174,8 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a width of 2^70": lambda line: line["layer"].update(width=1 << 70),
     "a width of 0": lambda line: line["layer"].update(width=0),
     "a width of 1e400": lambda line: line["layer"].update(width=10**400),
+    "no sizes": lambda line: line.update(layer={"name": line["layer"]["name"]}),
+    "no workload": lambda line: line.update(layer={"name": "linear rows=3 channels=0 outputs=4"}),
     "a name": lambda line: line["layer"].update(name=["one"]),
     "half a surrogate pair": lambda line: line["layer"].update(name="\ud800"),
     "an escape": lambda line: line.update(machine="\x1b[2J"),
@@ -210,7 +223,7 @@ def test_axes_that_came_later_have_their_defaults(tmp_path: Path) -> None:
 
 
 def test_collecting_goes_on_where_it_ended(tmp_path: Path) -> None:
-    path, layers = tmp_path / "data", [SMALL, OTHER, layer(16, 16, 4)]
+    path, layers = tmp_path / "data", [SMALL, OTHER, dataset.layer_of(Pool(2, 16, (6, 6), 3, 2))]
     choose = sample_of(6, 7, H200)
     seen: list[tuple[str, int, int, int]] = []
     with processes() as trials:

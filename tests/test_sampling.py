@@ -1,46 +1,93 @@
-"""Random layers and samples of schedules: within their bounds, reproducible, and none of the layers on which models are evaluated."""
+"""Random workloads and samples of schedules: within their bounds, reproducible, and none of the workloads on which models are evaluated."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from bench.layers import LAYERS
+from bench.operators import DEPTHWISE, PRODUCTS
 from tests.bare_schemas import part, ranking_of
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning.sampling import JUDGED, LEAST_FLOPS, MOST_FLOPS, evenly, has_small_factors, random_layers, towards_the_best
+from tilewright.tuning.sampling import (
+    CLASSES,
+    JUDGED,
+    LEAST_FLOPS,
+    MOST_ELEMENTS,
+    MOST_FLOPS,
+    TRAINING,
+    bare,
+    evenly,
+    has_small_factors,
+    random_workloads,
+    towards_the_best,
+    towards_the_first,
+)
+from tilewright.tuning.workloads import Convolution, Linear, Product, Workload
 
 
-def layers(seed: int, count: int = 400) -> list[dict[str, Any]]:
-    return list(itertools.islice(random_layers(seed, JUDGED), count))
+def drawn(name: str, count: int = 60) -> list[Workload]:
+    return list(itertools.islice(random_workloads(3, [name]), count))
 
 
-def test_random_layers_keep_their_bounds() -> None:
-    found = layers(3)
-    for layer in found:
-        work = 2.0 * layer["outputs"] * layer["channels"] * layer["height"] * layer["width"] * layer["filter"] ** 2
-        assert LEAST_FLOPS <= work <= MOST_FLOPS
-        assert has_small_factors(layer["height"]) and has_small_factors(layer["width"])
-        assert layer["channels"] == 3 or 16 <= layer["channels"] <= 1024
-        assert 16 <= layer["outputs"] <= 1024
-    assert {layer["filter"] for layer in found} == {1, 3, 5, 7}
-    assert {layer["stride"] for layer in found} == {1, 2}
-    assert len({layer["name"] for layer in found}) == len(found)
+def convolutions(name: str) -> list[Convolution]:
+    found = drawn(name)
+    return [workload for workload in found if isinstance(workload, Convolution)]
 
 
-def test_random_layers_are_those_of_their_seed() -> None:
-    assert layers(5, 50) == layers(5, 50)
-    assert layers(5, 50) != layers(6, 50)
+def test_workloads_keep_their_bounds() -> None:
+    assert set(TRAINING) == CLASSES.keys()
+    for name in CLASSES:
+        found = drawn(name)
+        assert len({bare(workload) for workload in found}) == len(found)
+        for workload in found:
+            assert workload.elements <= MOST_ELEMENTS
+            if isinstance(workload, Convolution) and workload.groups == 1 or isinstance(workload, Linear | Product):
+                assert LEAST_FLOPS <= workload.flops <= MOST_FLOPS
+            if isinstance(workload, Convolution) and len(workload.size) == 2:
+                assert all(map(has_small_factors, workload.size))
 
 
-def test_judged_layers_are_the_benchmark_and_never_drawn() -> None:
-    assert set(LAYERS.values()) == JUDGED
-    first = layers(3, 1)[0]
-    key = tuple(first[name] for name in ("outputs", "channels", "height", "filter", "stride"))
-    again = list(itertools.islice(random_layers(3, {key}), 5))
-    assert first not in again and again == layers(3, 6)[1:]
+def test_classes_have_the_forms_of_their_names() -> None:
+    plain = {name: convolutions(name) for name in ("3x3", "1x1", "large", "batch", "groups", "forms", "first", "transposed")}
+    assert all(len(found) == 60 for found in plain.values())
+    assert {one.filter for one in plain["3x3"]} == {(3, 3)} and {one.filter for one in plain["1x1"]} == {(1, 1)}
+    for name in ("3x3", "1x1", "large"):
+        assert {(one.batch, one.groups, one.dilation) for one in plain[name]} == {(1, 1, 1)}
+        assert {one.then for one in plain[name]} >= {"nothing", "relu", "residual"} and {one.stride for one in plain[name]} == {1, 2}
+    assert min(max(one.filter) for one in plain["large"]) == 5 and any(min(one.filter) == 1 for one in plain["large"])
+    batches = {one.batch for one in plain["batch"]}
+    assert min(batches) == 2 and max(batches) > 64 and any(batch & (batch - 1) for batch in batches)
+    assert all(one.groups > 1 for one in plain["groups"]) and {one.groups == one.channels for one in plain["groups"]} == {True, False}
+    assert all(one.dilation > 1 or len(one.size) != 2 for one in plain["forms"]) and {len(one.size) for one in plain["forms"]} == {1, 2, 3}
+    assert {one.channels for one in plain["first"]} <= {1, 3, 4} and any(one.stride == one.filter[0] for one in plain["first"])
+    assert all(one.transposed for one in plain["transposed"]) and not any(one.transposed for name in plain if name != "transposed" for one in plain[name])
+
+
+def test_workloads_are_those_of_their_seed() -> None:
+    first, again, other = (list(itertools.islice(random_workloads(seed), 50)) for seed in (5, 5, 6))
+    assert first == again and not set(first) & set(other)
+
+
+def test_judged_workloads_are_the_benchmarks_and_never_drawn() -> None:
+    layers = {Convolution(1, c, k, (size, size), (f, f), stride) for k, c, size, f, stride in LAYERS.values()}
+    # depthwise convolutions are listed by their input
+    depthwise = {Convolution(1, c, c, (size // stride,) * 2, (f, f), stride, groups=c) for c, size, f, stride in DEPTHWISE.values()}
+    assert layers | depthwise | {Product(*sizes) for sizes in PRODUCTS.values()} == JUDGED
+    first = next(random_workloads(3, ["linear"]))
+    assert isinstance(first, Linear)
+    excluded = {replace(first, then="gelu" if first.then != "gelu" else "bias")}
+    again = list(itertools.islice(random_workloads(3, ["linear"], excluded), 5))
+    assert first not in again and again == drawn("linear", 6)[1:]
+
+
+@pytest.mark.parametrize("judged", sorted(JUDGED, key=str)[::7], ids=str)
+def test_what_follows_does_not_make_a_judged_workload_another(judged: Workload) -> None:
+    assert isinstance(judged, Convolution | Product)
+    assert bare(replace(judged, swapped=1) if isinstance(judged, Product) else replace(judged, then="relu")) == judged
 
 
 def ranking(sizes: tuple[int, ...]) -> Ranking:
@@ -66,3 +113,12 @@ def test_towards_the_best_prefers_fast_candidates_of_each_schema() -> None:
     ranks = np.concatenate([np.argsort(np.argsort(part.estimate.seconds)) for part in space.parts])
     assert np.median(ranks[positions]) < 200 < ranks[positions].max()
     assert 30 < (positions < 2000).sum() < 70
+
+
+def test_towards_the_first_follows_the_ranking() -> None:
+    space = ranking((2000, 2000))
+    corrected = replace(space, predicted=space.seconds[::-1].copy())
+    positions = towards_the_first(corrected, 100, seed=2)
+    assert len(set(positions)) == 100 and len(towards_the_first(ranking((5, 3)), 100, seed=2)) == 8
+    ranks = np.argsort(np.argsort(corrected.seconds))
+    assert np.median(ranks[positions]) < 400 < ranks[positions].max()

@@ -26,7 +26,9 @@ from tilewright.selection.learned.hybrid import Learned, Samples, load, train
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, trials
 from tilewright.tuning.collecting import ranking_of
+from tilewright.tuning.sampling import random_workloads
 from tilewright.tuning.training import RECIPE, held_out, part_of, quality, samples, samples_of, with_trees
+from tilewright.tuning.workloads import text_of
 
 SMALL = layer(32, 32, 8)
 FEW = with_trees(RECIPE, 12)
@@ -52,7 +54,9 @@ def model(rows: Samples) -> Learned:
 
 def test_samples_are_what_the_ranking_says_of_the_same_schedules() -> None:
     known = measured(SMALL, 80)
-    found, schemas = samples_of(known, H200, 7)
+    rows = samples_of(known, H200, 7)
+    assert rows is not None
+    found, schemas = rows
     assert len(found) == len(schemas) == 80 and (found.problem == 7).all() and found.analytical is not None
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
     at = 0
@@ -68,15 +72,19 @@ def test_samples_are_what_the_ranking_says_of_the_same_schedules() -> None:
 
 
 def test_rows_of_a_part_need_not_be_in_its_space() -> None:
-    ranking = ranking_of(dataset.layer_problem(SMALL), H200)
+    problem = dataset.layer_problem(SMALL)
+    ranking = ranking_of(problem, H200)
     for part in ranking.parts:
-        again = part_of(part, part.candidates, H200)
-        assert again is not None
+        again = part_of(problem, part.schema.schedule.__name__, part.candidates, H200)
+        assert again is not None and again.schema is part.schema
         np.testing.assert_allclose(again.estimate.seconds, part.estimate.seconds, rtol=1e-12)
     first = ranking.parts[0]
     outside = {**take(first.candidates, np.arange(3)), "split": np.array([7, 7, 7])}
-    elsewhere = part_of(first, outside, H200)
+    elsewhere = part_of(problem, first.schema.schedule.__name__, outside, H200)
     assert elsewhere is not None and length(elsewhere.candidates) == 3 and (elsewhere.estimate.seconds > 0).all()
+    assert part_of(problem, "WindowSchedule", outside, H200) is None
+    strided = dataset.layer_problem(layer(32, 32, 8, stride=2))
+    assert part_of(strided, "WinogradSchedule", outside, H200) is None, "the algorithm does not suit it"
 
 
 def test_schemas_that_the_model_does_not_know_are_left_out() -> None:
@@ -84,11 +92,15 @@ def test_schemas_that_the_model_does_not_know_are_left_out() -> None:
     count = len(known.schemas["DirectSchedule"]["seconds"])
     windows = {"threads": np.array([64]), "each": np.array([1]), **{name: np.array([1]) for name in dataset.MEASURES}}
     more = replace(known, schemas={**known.schemas, "WindowSchedule": windows})
-    assert len(samples_of(more, H200, 0)[0]) == 40
+    found = samples_of(more, H200, 0)
+    assert found is not None and len(found[0]) == 40
     direct = replace(known, schemas={"DirectSchedule": known.schemas["DirectSchedule"]})
-    assert samples_of(direct, H200, 0)[1] == ["DirectSchedule"] * count
+    found = samples_of(direct, H200, 0)
+    assert found is not None and found[1] == ["DirectSchedule"] * count
+    only = replace(known, schemas={"WindowSchedule": windows})
+    assert samples_of(only, H200, 0) is None and len(samples([only, known], H200)[0]) == 40
     with pytest.raises(InvalidInput, match="no measured candidate"):
-        samples_of(replace(known, schemas={"WindowSchedule": windows}), H200, 0)
+        samples([only], H200)
 
 
 def test_quality_by_hand(rows: Samples) -> None:
@@ -227,6 +239,7 @@ def test_collect_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
     assert path.read_bytes().startswith(first)
     found = dataset.read(path)
     assert [entry.count for entry in found] == [2, 2]
+    assert [entry.layer["name"] for entry in found] == [text_of(workload) for workload in islice(random_workloads(3), 2)]
     assert main([*command, "--layers", "2"]) == 0 and path.read_bytes().count(b"\x1f\x8b") == 2
 
 
@@ -250,6 +263,7 @@ def test_train_command_errors(layers: list[dataset.MeasuredLayer], tmp_path: Pat
         assert "no whole number from 1 up" in error(capsys, few, name, "0")
     collecting = ("--collect", tmp_path / "new", "--target", "h200")
     assert "no list of indices" in error(capsys, *collecting, "--devices", "first")
+    assert "no classes '3x3,round'" in error(capsys, *collecting, "--classes", "3x3,round")
     assert "there are none" in error(capsys, *collecting, "--favourites", tmp_path / "model")
     assert "model" in error(capsys, *collecting, few, "--favourites", tmp_path / "model")
     if not is_present(H200):

@@ -1,4 +1,4 @@
-"""``tilewright train``: collects measured schedules of random convolutions, and trains the learned model from such files."""
+"""``tilewright train``: collects measured schedules of random layers, and trains the learned model from such files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.files import check_output, reading
 if TYPE_CHECKING:
     from rich.console import Console
 
-DESCRIPTION = "collect measurements of random convolutions on a GPU, and train the model that ranks schedules"
+DESCRIPTION = "collect measurements of random layers on a GPU, and train the model that ranks schedules"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +22,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=path, metavar="FILE", help="measured layers (.jsonl.gz) to train with")
     parser.add_argument("--target", default="cuda", help="the machine measured, or trained for: a name of `tilewright targets`")
     parser.add_argument("--collect", type=path, metavar="FILE", help="measure random layers and append them to FILE; what it holds already is kept")
-    parser.add_argument("--layers", type=whole(), default=150, help="random layers that FILE is to hold in the end (default %(default)s)")
-    parser.add_argument("--each", type=whole(), default=80, help="schedules measured of each layer (default %(default)s)")
-    parser.add_argument("--like-networks", action="store_true", help="collect layers of the kinds that networks have most")
+    parser.add_argument("--layers", type=whole(), default=1000, help="random layers that FILE is to hold in the end (default %(default)s)")
+    parser.add_argument("--each", type=whole(), default=30, help="schedules measured of each layer (default %(default)s)")
+    parser.add_argument("--classes", help="of the random layers, drawn in turn, such as 3x3,batch,groups (default: all, see docs/models.md)")
     parser.add_argument("--favourites", type=path, metavar="MODEL", help="collect what this model likes best of the layers in FILES, not samples")
     parser.add_argument("--seconds", type=amount, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
     parser.add_argument("--seed", type=seed, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
@@ -63,7 +63,7 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
     from tilewright.selection.learned.hybrid import load
     from tilewright.tuning import dataset
     from tilewright.tuning.collecting import collect, favourites_of, sample_of
-    from tilewright.tuning.sampling import JUDGED, network_layers, random_layers
+    from tilewright.tuning.sampling import CLASSES, TRAINING, random_workloads
     from tilewright.tuning.trials import Trials
 
     machine = find_machine(options.target)
@@ -79,8 +79,10 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
         layers = [dict(entry.layer) for entry in measured]
         choose = favourites_of(load(options.favourites), options.each, measured, machine)
     else:
-        draw = network_layers if options.like_networks else random_layers
-        layers = list(itertools.islice(draw(options.seed, JUDGED), options.layers))
+        classes = options.classes.split(",") if options.classes else TRAINING
+        if not set(classes) <= CLASSES.keys():
+            raise InvalidInput(f"there are no classes {options.classes!r} of layers", f"some of {', '.join(CLASSES)}")
+        layers = [dataset.layer_of(workload) for workload in itertools.islice(random_workloads(options.seed, classes), options.layers)]
         choose = sample_of(options.each, options.seed, machine)
     wanted = [layer for layer in layers if layer["name"] not in known]
     path.parent.mkdir(parents=True, exist_ok=True)

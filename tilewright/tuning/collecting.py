@@ -1,8 +1,9 @@
-"""Measures samples of schedules of many convolution layers into a data set; an interruption loses only the incomplete layer."""
+"""Measures samples of schedules of many layers into a data set; an interruption loses only the incomplete layer."""
 
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,11 +14,11 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
-from tilewright.selection.learned.gpu import refined
+from tilewright.selection.learned.gpu import model_of, refined
 from tilewright.selection.learned.hybrid import Learned
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, serialisation
-from tilewright.tuning.sampling import evenly, towards_the_best
+from tilewright.tuning.sampling import evenly, towards_the_best, towards_the_first
 from tilewright.tuning.trials import Job, Outcome, Trials
 
 Layer = Mapping[str, Any]
@@ -33,15 +34,20 @@ def ranking_of(problem: Problem, machine: Machine) -> Ranking:
 
 
 def sample_of(each: int, seed: int, machine: Machine) -> Choose:
-    """Chooses `each` schedules: half drawn evenly over the schemas, half biased towards the best by the analytical models."""
+    """Chooses `each` schedules: a third drawn evenly over the schemas, the others with a bias towards the best by the analytical models and by the
+    learned model of the machine, if there is one."""
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
         ranking = ranking_of(problem, machine)
-        own = [seed, *(int(layer[name]) for name in dataset.LAYER_FIELDS)]
-        number = int(np.random.SeedSequence(own).generate_state(1)[0])
-        positions = np.unique(np.concatenate([evenly(ranking, each // 2, number), towards_the_best(ranking, each, number)]))
-        order = np.random.default_rng(number).permutation(positions)[:each]
-        return [ranking.choice(int(position)).schedule for position in order]
+        model = model_of(machine.name)
+        own = int(np.random.SeedSequence([seed, zlib.crc32(str(layer["name"]).encode())]).generate_state(1)[0])
+        parts = [evenly(ranking, each // 3, own), towards_the_best(ranking, each // 3 if model else each, own)]
+        if model is not None:
+            parts.append(towards_the_first(refined(ranking, machine, model), each, own))
+        generator = np.random.default_rng(own)
+        shuffled = [generator.permutation(part) for part in parts]
+        positions = list(dict.fromkeys(int(position) for part in shuffled for position in part))[:each]
+        return [ranking.choice(position).schedule for position in generator.permutation(positions)]
 
     return choose
 

@@ -1,8 +1,9 @@
-"""Files of measured schedules of convolution layers: compressed JSON lines, one per layer, with the candidates of each schema as columns.
+"""Files of measured schedules of layers: compressed JSON lines, one per layer, with the candidates of each schema as columns.
 
-A line holds {"layer": {name, outputs, channels, height, width, filter, stride}, "machine", "environment", "mode", "schemas": {schedule type: {axis:
-[numbers]..., "seconds": [median], "spread": [upper minus lower quartile], "rounds": [replays]}}, "failures": [[schedule, reason]...]}. Candidates
-that were measured again have the times of the last, interleaved measurement, and more rounds.
+A line holds {"layer": {name}, "machine", "environment", "mode", "schemas": {schedule type: {axis: [numbers]..., "seconds": [median], "spread": [upper
+minus lower quartile], "rounds": [replays]}}, "failures": [[schedule, reason]...]}. A layer's name is the text of a workload (`tuning.workloads`); if
+the layer also has outputs, channels, height, width, filter and stride, it is a convolution of these sizes and the name is arbitrary. Candidates that
+were measured again have the times of the last, interleaved measurement, and more rounds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tilewright.kernels.registry import schedule_types
 from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.trials import Outcome
+from tilewright.tuning.workloads import Workload, problem_of, text_of, workload_of
 
 LAYER_FIELDS = ("outputs", "channels", "height", "width", "filter", "stride")
 MEASURES = ("seconds", "spread", "rounds")
@@ -38,8 +40,19 @@ REMEDY = "give a file that `tilewright train --collect` made"
 
 def layer_problem(layer: Mapping[str, Any]) -> Problem:
     """The layer as a problem to measure."""
+    if not _has_sizes(layer):
+        return problem_of(workload_of(str(layer["name"])))
     outputs, channels, height, width, filter_size, stride = (int(layer[name]) for name in LAYER_FIELDS)
     return convolution_problem(outputs, channels, height, width, filter_size, stride)
+
+
+def layer_of(workload: Workload) -> dict[str, Any]:
+    """The workload as a layer."""
+    return {"name": text_of(workload)}
+
+
+def _has_sizes(layer: Mapping[str, Any]) -> bool:
+    return not layer.keys().isdisjoint(LAYER_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -198,13 +211,15 @@ def _parsed(content: Mapping[str, Any]) -> MeasuredLayer:
         if len({column.shape for column in arrays.values()}) != 1:
             raise ValueError(f"columns of {kind} differ in length")
         schemas[kind] = arrays
-    sizes = {name: content["layer"][name] for name in LAYER_FIELDS}
+    sizes = {name: content["layer"][name] for name in LAYER_FIELDS} if _has_sizes(content["layer"]) else {}
     if not all(type(size) is int and 1 <= size <= LARGEST for size in sizes.values()):
         raise ValueError(f"the layer's sizes are {str(sizes)[:200]}")
     reasons = [text for schedule, reason in content["failures"] for text in (schedule, reason)]
     texts = (content["layer"]["name"], content["machine"], content["mode"], *content["environment"].values(), *reasons)
     if not all(isinstance(text, str) and text.isprintable() for text in texts):
         raise ValueError("a name or reason is no text")
+    if not sizes:
+        workload_of(content["layer"]["name"])
     layer = {"name": content["layer"]["name"], **sizes}
     failures = tuple((schedule, reason) for schedule, reason in content["failures"])
     return MeasuredLayer(layer, content["machine"], schemas, failures, dict(content["environment"]), content["mode"])

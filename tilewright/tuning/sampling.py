@@ -1,31 +1,42 @@
-"""Random convolutions and samples of their schedules, for training the learned model.
+"""Random workloads and samples of their schedules, for training and judging the learned model.
 
-The ranges are those of CNNOpt (PACT 2022, section 4.1: extents of 3 to 1024 without a prime factor above 17; 16 to 1024 channels, or 3 input
-channels; filters of 3, 5 and 7), plus 1x1 filters and stride 2, within bounds on the work of a layer.
+| class | workloads, with equal chances unless a share is given |
+|---|---|
+| `3x3`, `1x1`, `large` | square convolutions at batch 1: filters of 3; of 1; of 5, 7, 9 or 11 in one or both dimensions; one in four has stride 2 |
+| `batch` | convolutions with filters of 1, 3 or 5 at batch 2 to 256, three in four a power of two |
+| `groups` | half depthwise (filters of 3, 5, 7), half with 2 to 64 groups; one in three at a batch |
+| `forms` | dilation 2 to 4, one dimension (filters of 3 to 15), three dimensions; one in four at a batch |
+| `first` | 3 channels (one in ten: 1 or 4), filters of 3 to 7, or patches of 2 to 16; half at a batch |
+| `transposed` | filters of 2, 3 or 4 with stride 2, one or two dimensions |
+| `linear`, `product` | linear layers of 1 to 4,096 rows; batched products of attention |
+| `pool`, `rows`, `elementwise` | pooling over windows of 2 to 5; softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
+
+Extents and channels are log-uniform, so that small late layers and large early ones are equally frequent: extents without a prime factor
+above 17 (CNNOpt, PACT 2022, section 4.1), five in six square; 16 to 1,024 channels, mostly multiples of 8, 16 or 32. Convolutions and linear layers
+are followed by what `workloads.FOLLOWS` lists. Work and sizes are within bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tilewright.kernels.columns import length
 from tilewright.selection.ranking import Ranking
+from tilewright.tuning.workloads import FOLLOWS, Convolution, Elementwise, Linear, Pool, Product, Rows, Workload
 
-FILTERS, FILTER_SHARES = (3, 1, 5, 7), (0.6, 0.2, 0.12, 0.08)
 LARGEST_PRIME = 17
-JUDGED = frozenset({
-    (32, 3, 108, 3, 1), (32, 32, 108, 3, 1), (64, 32, 54, 3, 1), (64, 64, 54, 3, 1), (128, 64, 27, 3, 1), (128, 128, 27, 3, 1), (64, 3, 112, 7, 2),
-    (64, 64, 56, 3, 1), (128, 64, 28, 3, 2), (128, 128, 28, 3, 1), (256, 128, 14, 3, 2), (256, 256, 14, 3, 1), (512, 256, 7, 3, 2),
-    (512, 512, 7, 3, 1), (32, 3, 544, 3, 1), (64, 32, 272, 3, 1), (128, 64, 136, 3, 1), (256, 128, 68, 3, 1), (512, 256, 34, 3, 1),
-    (1024, 512, 17, 3, 1),
-})  # fmt: skip
-"""(outputs, channels, height, filter, stride) of the layers of CNNOpt's table 2, on which models are evaluated; excluded from training."""
-LEAST_FLOPS, MOST_FLOPS = 4e6, 6e9
-"""Range of operations of a layer: below it only the launch matters, above it a sample takes milliseconds."""
-MOST_ELEMENTS = 24_000_000
-"""Maximum elements of input, weights or output."""
+LEAST_FLOPS, MOST_FLOPS = 4e6, 2e10
+"""Range of operations of a convolution or product: below it only the launch matters, above it a sample takes milliseconds."""
+LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 24_000_000
+"""Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result."""
+MOST_WINDOW_WORK = 1.5e8
+"""Maximum operations of a depthwise convolution or a pool, whose reference result is computed on the host."""
 
 
 def has_small_factors(number: int) -> bool:
@@ -36,70 +47,193 @@ def has_small_factors(number: int) -> bool:
     return number == 1
 
 
-EXTENTS = tuple(extent for extent in range(3, 1025) if has_small_factors(extent))
+EXTENTS = tuple(extent for extent in range(3, 4097) if has_small_factors(extent))
+_LAYERS = (
+    (32, 3, 108, 3, 1), (32, 32, 108, 3, 1), (64, 32, 54, 3, 1), (64, 64, 54, 3, 1), (128, 64, 27, 3, 1), (128, 128, 27, 3, 1), (64, 3, 112, 7, 2),
+    (64, 64, 56, 3, 1), (128, 64, 28, 3, 2), (128, 128, 28, 3, 1), (256, 128, 14, 3, 2), (256, 256, 14, 3, 1), (512, 256, 7, 3, 2),
+    (512, 512, 7, 3, 1), (32, 3, 544, 3, 1), (64, 32, 272, 3, 1), (128, 64, 136, 3, 1), (256, 128, 68, 3, 1), (512, 256, 34, 3, 1),
+    (1024, 512, 17, 3, 1),
+)  # fmt: skip
+_DEPTHWISE = (
+    (32, 112, 3, 1), (96, 56, 3, 2), (144, 56, 3, 1), (192, 28, 3, 1), (384, 14, 3, 1), (576, 7, 3, 2), (960, 7, 3, 1), (240, 28, 5, 1),
+    (672, 7, 5, 2), (96, 56, 7, 1),
+)  # fmt: skip
+_PRODUCTS = (
+    (12, 128, 64, 128), (12, 128, 128, 64), (12, 384, 64, 384), (12, 384, 384, 64), (16, 197, 64, 197), (16, 197, 197, 64), (64, 49, 32, 49),
+    (8, 512, 512, 512),
+)  # fmt: skip
+JUDGED: frozenset[Workload] = frozenset((
+    *(Convolution(1, c, k, (size, size), (f, f), stride) for k, c, size, f, stride in _LAYERS),
+    *(Convolution(1, c, c, (size, size), (f, f), stride, groups=c) for c, size, f, stride in _DEPTHWISE),
+    *(Product(*sizes) for sizes in _PRODUCTS),
+))  # fmt: skip
+"""The workloads on which models are evaluated, excluded from training: the layers of CNNOpt's table 2 (outputs, channels, height, filter, stride),
+depthwise convolutions (channels, height of the result, filter, stride), batched products (batch, rows, reduced extent, columns)."""
 
 
-def random_layers(seed: int, without: Collection[tuple[int, int, int, int, int]] = ()) -> Iterator[dict[str, int | str]]:
-    """Infinitely many random convolutions, determined by the seed: outputs, channels, height, width, filter, stride, and a name made of these.
-
-    Extents and channels are log-uniform: small late layers and large early ones are equally frequent. `without`: excluded layers (outputs, channels,
-    height, filter, stride), on which the model is evaluated."""
-    generator = np.random.default_rng(seed)
-    seen = set(without)
-    logs = np.log(np.array(EXTENTS))
-
-    def extent() -> int:
-        return EXTENTS[int(np.abs(logs - generator.uniform(logs[0], logs[-1])).argmin())]
-
-    def channel_count() -> int:
-        count = 2 ** generator.uniform(4, 10)
-        # real networks have round numbers of channels, the paper arbitrary ones
-        step = int(generator.choice([1, 8, 16, 32], p=[0.15, 0.2, 0.3, 0.35]))
-        return int(max(16, round(count / step) * step))
-
-    while True:
-        height = extent()
-        width = height if generator.random() < 5 / 6 else extent()
-        size = int(generator.choice(FILTERS, p=FILTER_SHARES))
-        stride = 2 if generator.random() < 0.25 else 1
-        outputs = channel_count()
-        channels = 3 if generator.random() < 0.08 else channel_count()
-        flops = 2.0 * outputs * channels * height * width * size * size
-        elements = max(channels * height * width * stride * stride, outputs * height * width, outputs * channels * size * size)
-        key = (outputs, channels, height, size, stride)
-        if not LEAST_FLOPS <= flops <= MOST_FLOPS or elements > MOST_ELEMENTS or key in seen:
-            continue
-        seen.add(key)
-        yield _layer(outputs, channels, height, width, size, stride)
+def bare(workload: Workload) -> Workload:
+    """The workload without what follows it or how its operands are stored: those with equal sizes count as one."""
+    if isinstance(workload, Convolution | Linear):
+        return replace(workload, then="nothing")
+    return replace(workload, swapped=0) if isinstance(workload, Product) else workload
 
 
-def network_layers(seed: int, without: Collection[tuple[int, int, int, int, int]] = ()) -> Iterator[dict[str, int | str]]:
-    """Infinitely many random convolutions of the kinds that are most frequent in networks and rare in uniform samples. Four in five have 3x3 filters
-    over 6 to 64 pixels with 64 to 512 channels in steps of 32. One in five is a first layer with 3 channels over
-    96 to 576 pixels. One in four has stride 2. All are square."""
-    generator = np.random.default_rng([seed, 1])
-    seen = set(without)
-    while True:
-        if generator.random() < 0.2:
-            outputs, channels = 16 * int(generator.integers(1, 7)), 3
-            height, size = int(generator.integers(48, 289)) * 2, int(generator.choice([3, 3, 5, 7]))
-        else:
-            outputs, channels = (32 * int(generator.integers(2, 17)) for _ in range(2))
-            height, size = round(2 ** generator.uniform(np.log2(6), 6)), 3
-        stride = 2 if generator.random() < 0.25 else 1
-        key = (outputs, channels, height, size, stride)
-        flops = 2.0 * outputs * channels * height * height * size * size
-        if not LEAST_FLOPS <= flops <= MOST_FLOPS or key in seen:
-            continue
-        seen.add(key)
-        yield _layer(outputs, channels, height, height, size, stride)
+class Draw:
+    """Random sizes from a seed."""
+
+    def __init__(self, seed: Any) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def one_in(self, count: float) -> bool:
+        return bool(self._generator.random() < 1 / count)
+
+    def of(self, *choices: Any) -> Any:
+        return choices[int(self._generator.integers(len(choices)))]
+
+    def between(self, least: float, most: float) -> int:
+        """Log-uniform."""
+        return round(float(np.exp(self._generator.uniform(np.log(least), np.log(most)))))
+
+    def extent(self, least: int, most: int) -> int:
+        wanted = self.between(least, most)
+        return min((extent for extent in EXTENTS if least <= extent <= most), key=lambda extent: abs(np.log(extent / wanted)))
+
+    def size(self, least: int, most: int) -> tuple[int, int]:
+        """Two extents, five in six times equal."""
+        first = self.extent(least, most)
+        return first, self.extent(least, most) if self.one_in(6) else first
+
+    def channels(self, least: int = 16, most: int = 1024) -> int:
+        """Networks have round numbers, the paper arbitrary ones."""
+        step = self.of(1, 8, 8, 16, 16, 16, 32, 32, 32, 32)
+        return int(max(least, round(self.between(least, most) / step) * step))
+
+    def batch(self, most: int = 256) -> int:
+        """At least two."""
+        return self.between(2, most) if self.one_in(4) else 2 ** int(self._generator.integers(1, int(np.log2(most)) + 1))
+
+    def follows(self) -> str:
+        return str(self.of(*FOLLOWS, "nothing", "relu", "residual"))
+
+    def stride(self) -> int:
+        return 2 if self.one_in(4) else 1
+
+    def strided(self, filter_size: int) -> int:
+        """A stride for a filter; 1x1 filters with stride 2 are rarer."""
+        return 1 if filter_size == 1 and not self.one_in(3) else self.stride()
 
 
-def _layer(outputs: int, channels: int, height: int, width: int, size: int, stride: int) -> dict[str, int | str]:
-    return {
-        "name": f"{outputs}x{channels}_{height}x{width}_f{size}s{stride}",
-        "outputs": outputs, "channels": channels, "height": height, "width": width, "filter": size, "stride": stride,
-    }  # fmt: skip
+def _square(draw: Draw, filter_size: int, batch: int = 1) -> Convolution:
+    stride = draw.strided(filter_size)
+    return Convolution(batch, draw.channels(), draw.channels(), draw.size(5, 288), (filter_size,) * 2, stride, then=draw.follows())
+
+
+def _large(draw: Draw) -> Convolution:
+    size = draw.of(5, 7, 9, 11)
+    filters = (size, size) if size < 8 else draw.of((1, size), (size, 1))
+    return replace(_square(draw, 3), filter=filters, size=draw.size(5, 160))
+
+
+def _groups(draw: Draw) -> Convolution:
+    batch = draw.batch(64) if draw.one_in(3) else 1
+    if draw.one_in(2):
+        channels, size = draw.channels(), draw.of(3, 3, 5, 7)
+        return Convolution(batch, channels, channels, draw.size(5, 160), (size, size), draw.stride(), groups=channels, then=draw.follows())
+    groups, each = draw.of(2, 4, 8, 16, 32, 64), draw.of(4, 8, 8, 16, 16, 24, 32, 40, 64)
+    outputs = groups * each * draw.of(1, 1, 1, 2)
+    size = draw.of(1, 3, 3, 3, 5)
+    return Convolution(batch, groups * each, outputs, draw.size(5, 112), (size, size), draw.strided(size), groups=groups, then=draw.follows())
+
+
+def _forms(draw: Draw) -> Convolution:
+    batch, channels, outputs, then = draw.batch(64) if draw.one_in(4) else 1, draw.channels(), draw.channels(), draw.follows()
+    form = draw.of("dilated", "one", "three")
+    if form == "dilated":
+        return Convolution(batch, channels, outputs, draw.size(9, 160), (3, 3), dilation=draw.of(2, 2, 3, 4), then=then)
+    if form == "one":
+        size, dilation = draw.of(3, 5, 7, 9, 15), draw.of(1, 1, 1, 2, 4)
+        return Convolution(batch, channels, outputs, (draw.extent(32, 4096),), (size,), draw.stride() if dilation == 1 else 1, dilation, then=then)
+    size = draw.extent(5, 112)
+    filters = draw.of((3, 3, 3), (3, 3, 3), (1, 3, 3), (3, 1, 1))
+    return Convolution(batch, draw.channels(16, 256), draw.channels(16, 256), (draw.extent(3, 32), size, size), filters, draw.stride(), then=then)
+
+
+def _first(draw: Draw) -> Convolution:
+    batch, channels, outputs = draw.batch(64) if draw.one_in(2) else 1, 3 if not draw.one_in(10) else draw.of(1, 4), draw.channels(16, 128)
+    then = draw.of("nothing", "bias", "relu", "silu")
+    if draw.one_in(4):
+        patch = draw.of(2, 4, 8, 16)
+        return Convolution(batch, channels, draw.channels(48, 1024), draw.size(7, 1024 // patch), (patch, patch), patch, then=then)
+    size, stride = draw.of(3, 3, 5, 7), draw.of(1, 2, 2)
+    return Convolution(batch, channels, outputs, draw.size(32, 544 // stride), (size, size), stride, then=then)
+
+
+def _transposed(draw: Draw) -> Convolution:
+    filter_size, rank = draw.of(2, 3, 4), draw.of(1, 2, 2, 2)
+    size = draw.size(5, 112) if rank == 2 else (draw.extent(32, 1024),)
+    batch, filters = draw.of(1, 1, draw.batch(16)), (filter_size,) * rank
+    return Convolution(batch, draw.channels(), draw.channels(), size, filters, 2, transposed=1, then=draw.follows())
+
+
+def _linear(draw: Draw) -> Linear:
+    rows = draw.of(draw.between(1, 32), draw.between(16, 4096), draw.of(49, 64, 77, 128, 196, 197, 256, 384, 512, 577, 1024, 3136))
+    return Linear(rows, draw.channels(64, 4096), draw.channels(64, 4096), draw.follows())
+
+
+def _product(draw: Draw) -> Product:
+    rows, reduced = draw.of(draw.between(16, 1024), draw.of(49, 64, 77, 96, 128, 197, 256, 384, 512)), draw.of(16, 24, 32, 48, 64, 64, 80, 96, 128)
+    columns = rows if draw.one_in(2) else draw.between(16, 1024)
+    batch = draw.between(1, 256)
+    return Product(batch, rows, reduced, columns, 1) if draw.one_in(2) else Product(batch, rows, columns, reduced)
+
+
+def _pool(draw: Draw) -> Pool:
+    batch, window = draw.batch() if draw.one_in(2) else 1, draw.of(2, 3, 3, 5)
+    return Pool(batch, draw.channels(), draw.size(5, 160), window, draw.of(1, 2, 2), draw.of(0, 1))
+
+
+def _rows(draw: Draw) -> Rows:
+    columns = draw.of(draw.between(8, 8192), draw.of(64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096))
+    return Rows(draw.between(16, 65536), columns, draw.of(0, 1))
+
+
+def _elementwise(draw: Draw) -> Elementwise:
+    return Elementwise(draw.of(1, draw.batch()), draw.channels(), draw.size(5, 288), draw.of(0, 1))
+
+
+CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
+    "3x3": lambda draw: _square(draw, 3), "1x1": lambda draw: _square(draw, 1), "large": _large, "first": _first, "groups": _groups, "forms": _forms,
+    "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
+    "pool": _pool, "rows": _rows, "elementwise": _elementwise,
+})  # fmt: skip
+TRAINING = (
+    "3x3", "batch", "groups", "1x1", "forms", "first", "batch", "linear", "groups", "large", "batch", "1x1", "forms", "3x3", "transposed", "product",
+    "pool", "batch", "rows", "groups", "forms", "first", "1x1", "elementwise",
+)  # fmt: skip
+"""Classes of training problems, drawn in turn."""
+
+
+def random_workloads(seed: int, classes: Sequence[str] = TRAINING, without: Collection[Workload] = JUDGED) -> Iterator[Workload]:
+    """Infinitely many different workloads of the classes in turn, determined by the seed and the classes; none has the sizes of one of `without`."""
+    draw = Draw([seed, len(CLASSES)])
+    seen = {bare(workload) for workload in without}
+    for name in itertools.cycle(classes):
+        workload = CLASSES[name](draw)
+        while not measurable(workload) or bare(workload) in seen:
+            workload = CLASSES[name](draw)
+        seen.add(bare(workload))
+        yield workload
+
+
+def measurable(workload: Workload) -> bool:
+    """Whether work and sizes are within bounds."""
+    if workload.elements > MOST_ELEMENTS:
+        return False
+    if isinstance(workload, Pool | Rows | Elementwise):
+        return workload.elements >= LEAST_ELEMENTS and workload.flops <= MOST_WINDOW_WORK
+    if isinstance(workload, Convolution) and workload.groups == workload.channels > 1:
+        return LEAST_ELEMENTS <= workload.elements and workload.flops <= MOST_WINDOW_WORK
+    return LEAST_FLOPS <= workload.flops <= MOST_FLOPS
 
 
 def evenly(ranking: Ranking, count: int, seed: int) -> np.ndarray:
@@ -132,4 +266,15 @@ def towards_the_best(ranking: Ranking, count: int, seed: int) -> np.ndarray:
             continue
         rank = int(np.exp(generator.uniform(0, np.log(len(orders[number]) + 1)))) - 1
         chosen.add(int(starts[number] + orders[number][min(rank, len(orders[number]) - 1)]))
+    return np.array(sorted(chosen))
+
+
+def towards_the_first(ranking: Ranking, count: int, seed: int) -> np.ndarray:
+    """Positions of `count` candidates, most of them among the first of the ranking: a candidate's rank is drawn log-uniformly."""
+    generator = np.random.default_rng(seed)
+    order = np.argsort(ranking.seconds, kind="stable")
+    chosen: set[int] = set()
+    while len(chosen) < min(count, len(order)):
+        rank = int(np.exp(generator.uniform(0, np.log(len(order) + 1)))) - 1
+        chosen.add(int(order[min(rank, len(order) - 1)]))
     return np.array(sorted(chosen))

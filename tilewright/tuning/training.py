@@ -11,14 +11,15 @@ import numpy as np
 from tilewright.errors import InvalidInput
 from tilewright.hardware.calibration import Overheads
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns
-from tilewright.kernels.registry import schedule_types
-from tilewright.kernels.schema import Options
+from tilewright.kernels.registry import schedule_types, schemas
+from tilewright.kernels.schema import Options, form_of
 from tilewright.selection.choice import estimated
 from tilewright.selection.learned.gpu import described
 from tilewright.selection.learned.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
 from tilewright.selection.ranking import Part
-from tilewright.tuning.collecting import ranking_of
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer, layer_problem
 
 BOOSTED = MappingProxyType(
@@ -37,38 +38,46 @@ HICCUP = 3.0
 """Ratio to the analytical time above which the time of a single replay reflects a delay of the host, not the kernel."""
 
 
-def part_of(part: Part, candidates: Columns, machine: Machine) -> Part:
-    """The part with other candidates of its schema and problem, which need not be in its space."""
-    return estimated(part.schema, part.facts, candidates, machine, Options())
+def part_of(problem: Problem, kind: str, candidates: Columns, machine: Machine) -> Part | None:
+    """Candidates of the schedule type `kind`, which need not be in its schema's space, with counts and estimates; None if the problem does not suit a
+    schema of this type."""
+    schema = next((schema for schema in schemas(machine, problem.region.kind) if schema.schedule is schedule_types()[kind]), None)
+    form = form_of(schema, problem, machine) if schema is not None else None
+    if schema is None or form is None or isinstance(form, Unsuitable):
+        return None
+    return estimated(schema, form.facts, candidates, machine, Options())
 
 
-def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]]:
+def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]] | None:
     """The layer's rows with the inputs of the learned model, as problem `number`, and the schema of each. Rows of schemas that the model does not
-    cover are omitted."""
+    cover are omitted; None if there are no others."""
     problem = layer_problem(measured.layer)
-    ranking = ranking_of(problem, machine)
     parts: list[Samples] = []
-    schemas: list[str] = []
+    kinds: list[str] = []
     for kind, columns in measured.schemas.items():
-        part = next((part for part in ranking.parts if part.schema.schedule is schedule_types()[kind]), None)
         rows = {name: column for name, column in columns.items() if name not in MEASURES}
-        known = described(part_of(part, rows, machine), machine) if part is not None else None
+        part = part_of(problem, kind, rows, machine)
+        known = described(part, machine) if part is not None else None
         if known is None:
             continue
         count = len(columns["seconds"])
         found = Samples(known.columns, known.counts, columns["seconds"], np.full(count, number), known.analytical)
         good = np.flatnonzero((columns["rounds"] > 1) | (columns["seconds"] < HICCUP * known.analytical))
         parts.append(found.where(good))
-        schemas += [kind] * len(good)
-    if not parts:
-        raise InvalidInput(f"layer {measured.layer['name']} has no measured candidate of a known schema", "collect the measurements again")
-    return join(parts), schemas
+        kinds += [kind] * len(good)
+    return (join(parts), kinds) if kinds else None
 
 
 def samples(layers: Sequence[MeasuredLayer], machine: Machine) -> tuple[Samples, np.ndarray]:
-    """All rows of all layers, and the schema of each."""
-    known = [samples_of(measured, machine, number) for number, measured in enumerate(layers)]
-    return join([rows for rows, _ in known]), np.array([schema for _, schemas in known for schema in schemas])
+    """All rows of all layers that the model covers, and the schema of each.
+
+    Raises:
+        InvalidInput: if there are none.
+    """
+    known = [found for number, measured in enumerate(layers) if (found := samples_of(measured, machine, number)) is not None]
+    if not known:
+        raise InvalidInput("the files hold no measured candidate of a schema that models cover", "collect the measurements again")
+    return join([rows for rows, _ in known]), np.array([kind for _, kinds in known for kind in kinds])
 
 
 def held_out(rows: Samples, machine: Machine, recipe: Recipe, overheads: Overheads, folds: int) -> np.ndarray:

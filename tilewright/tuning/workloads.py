@@ -1,0 +1,318 @@
+"""Workloads: operators of given sizes as they occur in networks, described by text and rebuilt as problems. Models are trained and judged with them.
+
+    convolution batch=8 channels=64 outputs=128 size=28x28 filter=3x3 stride=1 dilation=1 groups=1 transposed=0 then=residual
+
+A workload's graph holds the operator, what follows it, and small neighbours (pointwise convolutions from and to 8 channels), so that the operator's
+operands and result have the layouts of a network. Passes and partition are those of a compilation; constants are stored as one element.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from math import prod
+from types import MappingProxyType
+from typing import get_type_hints
+
+import torch
+
+from tilewright.graph.builder import GraphBuilder
+from tilewright.graph.passes import simplify
+from tilewright.ir.dtypes import DEFAULT_FLOAT
+from tilewright.ir.graph import Graph, Value
+from tilewright.ir.problem import Problem
+from tilewright.partition.canonical import canonical
+from tilewright.partition.plan import lay_out
+
+FOLLOWS = ("nothing", "bias", "relu", "silu", "gelu", "residual")
+"""What follows a convolution or a linear layer in its region: nothing, a bias, a bias and that function, or a bias, an addition and ReLU."""
+FLAGS = ("transposed", "swapped", "mean", "softmax")
+"""Names of sizes that are 0 or 1."""
+NEIGHBOUR = 8
+"""Channels of the values from which and to which neighbours lead."""
+IMAGE_CHANNELS = 4
+"""A convolution with at most this number of channels reads the network's input."""
+LARGEST, MOST_DIMENSIONS = 1 << 20, 3
+"""Maximum number in a description, and maximum spatial dimensions."""
+SUBJECT = "subject"
+"""Place of the operator's nodes in the graph."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """`size`: extents of the result (transposed: of the input); those of the other side are `stride` times as large. Filters with even extents have
+    no padding, as in convolutions of patches. `groups` equal to channels and outputs: depthwise."""
+
+    batch: int
+    channels: int
+    outputs: int
+    size: tuple[int, ...]
+    filter: tuple[int, ...]
+    stride: int = 1
+    dilation: int = 1
+    groups: int = 1
+    transposed: int = 0
+    then: str = "nothing"
+
+    def __post_init__(self) -> None:
+        if len(self.filter) != len(self.size) or self.channels % self.groups or self.outputs % self.groups:
+            raise ValueError("the filter has as many dimensions as the result, and groups divide channels and outputs")
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.outputs * (self.channels // self.groups) * prod(self.size) * prod(self.filter)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the largest operand or result."""
+        pixels, grown = (self.batch * prod(scale * extent for extent in self.size) for scale in (1, self.stride))
+        inside, outside = (pixels, grown) if self.transposed else (grown, pixels)
+        return max(self.channels * inside, self.outputs * outside, self.outputs * self.channels // self.groups * prod(self.filter))
+
+    def build(self, g: GraphBuilder) -> Value:
+        rank = len(self.size)
+        same = {"stride": (self.stride,) * rank, "dilation": (self.dilation,) * rank, "groups": self.groups}
+        if self.transposed:
+            x = _before(g, self.batch, self.channels, self.size)
+            padding = tuple((f - 1) // 2 for f in self.filter)
+            more = tuple((self.stride - 1) * (f % 2) for f in self.filter)
+            with g.at("operator", SUBJECT):
+                w = _constant(g, (self.channels, self.outputs // self.groups, *self.filter))
+                y = g.op("transposed_convolution", x, w, padding=padding, output_padding=more, **same)
+        else:
+            reach = (self.stride if f % 2 else self.dilation * (f - 1) + 1 for f in self.filter)
+            x = _before(g, self.batch, self.channels, [(s - 1) * self.stride + r for s, r in zip(self.size, reach, strict=True)])
+            pairs = tuple((self.dilation * (f // 2),) * 2 if f % 2 else (0, 0) for f in self.filter)
+            with g.at("operator", SUBJECT):
+                w = _constant(g, (self.outputs, self.channels // self.groups, *self.filter))
+                y = g.op("convolution", x, w, padding=pairs, **same)
+        branch = _before(g, self.batch, self.outputs, y.shape[2:]) if self.then == "residual" else None
+        return _pointwise_convolution(g, _followed(g, y, self.then, 1, branch), NEIGHBOUR)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """[rows, channels] times constant [outputs, channels], transposed."""
+
+    rows: int
+    channels: int
+    outputs: int
+    then: str = "nothing"
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.channels * self.outputs
+
+    @property
+    def elements(self) -> int:
+        return max(self.rows * self.channels, self.channels * self.outputs, self.rows * self.outputs)
+
+    def build(self, g: GraphBuilder) -> Value:
+        x = g.op("linear", g.input("x", (self.rows, NEIGHBOUR), DEFAULT_FLOAT), _constant(g, (self.channels, NEIGHBOUR)))
+        with g.at("operator", SUBJECT):
+            y = g.op("linear", x, _constant(g, (self.outputs, self.channels)))
+        branch = None
+        if self.then == "residual":
+            branch = g.op("linear", g.input("z", (self.rows, NEIGHBOUR), DEFAULT_FLOAT), _constant(g, (self.outputs, NEIGHBOUR)))
+        return g.op("linear", _followed(g, y, self.then, 1, branch), _constant(g, (NEIGHBOUR, self.outputs)))
+
+
+@dataclass(frozen=True)
+class Product:
+    """[batch, rows, channels] times [batch, channels, outputs], both computed; `swapped`: the second is stored as [batch, outputs, channels]."""
+
+    batch: int
+    rows: int
+    channels: int
+    outputs: int
+    swapped: int = 0
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.rows * self.channels * self.outputs
+
+    @property
+    def elements(self) -> int:
+        return self.batch * max(self.rows * self.channels, self.channels * self.outputs, self.rows * self.outputs)
+
+    def build(self, g: GraphBuilder) -> Value:
+        a = g.input("a", (self.batch, self.rows, self.channels), DEFAULT_FLOAT)
+        shape = (self.outputs, self.channels) if self.swapped else (self.channels, self.outputs)
+        b = g.input("b", (self.batch, *shape), DEFAULT_FLOAT)
+        with g.at("operator", SUBJECT):
+            return g.op("matmul", a, g.transpose(b, 1, 2) if self.swapped else b)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A maximum or mean over windows; `size`: extents of the result."""
+
+    batch: int
+    channels: int
+    size: tuple[int, ...]
+    window: int
+    stride: int
+    mean: int = 0
+
+    @property
+    def flops(self) -> float:
+        return float(self.batch * self.channels * prod(self.size) * self.window ** len(self.size))
+
+    @property
+    def elements(self) -> int:
+        return self.batch * self.channels * prod(self.stride * extent for extent in self.size)
+
+    def build(self, g: GraphBuilder) -> Value:
+        rank, padding = len(self.size), (self.window - 1) // 2
+        x = _before(g, self.batch, self.channels, [(s - 1) * self.stride + self.window - 2 * padding for s in self.size])
+        same = {"window": (self.window,) * rank, "stride": (self.stride,) * rank, "padding": ((padding, padding),) * rank, "ceil_mode": False}
+        with g.at("operator", SUBJECT):
+            if self.mean:
+                y = g.op("average_pool", x, count_include_pad=True, divisor=None, **same)
+            else:
+                y = g.op("max_pool", x, dilation=(1,) * rank, indices=False, **same)
+        return _pointwise_convolution(g, y, NEIGHBOUR)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A softmax or layer normalisation of each row of [rows, columns]."""
+
+    rows: int
+    columns: int
+    softmax: int = 0
+
+    @property
+    def flops(self) -> float:
+        return float(self.rows * self.columns)
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns
+
+    def build(self, g: GraphBuilder) -> Value:
+        x = g.input("x", (self.rows, self.columns), DEFAULT_FLOAT)
+        with g.at("operator", SUBJECT):
+            return g.op("softmax", x, axis=1) if self.softmax else g.op("layer_norm", x, rank=1, epsilon=1e-5)
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """ReLU of the sum of two tensors; `swapped`: the second is stored with channels first, and the result with channels last."""
+
+    batch: int
+    channels: int
+    size: tuple[int, ...]
+    swapped: int = 0
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.elements
+
+    @property
+    def elements(self) -> int:
+        return self.batch * self.channels * prod(self.size)
+
+    def build(self, g: GraphBuilder) -> Value:
+        last, first = (self.batch, *self.size, self.channels), (self.batch, self.channels, *self.size)
+        x = g.input("x", last, DEFAULT_FLOAT)
+        y = g.input("y", first if self.swapped else last, DEFAULT_FLOAT)
+        if self.swapped:
+            y = g.permute(y, (0, *range(2, len(first)), 1))
+        with g.at("operator", SUBJECT):
+            return g.pointwise("relu", g.pointwise("add", x, y))
+
+
+Workload = Convolution | Linear | Product | Pool | Rows | Elementwise
+KINDS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
+    {kind.__name__.lower(): kind for kind in (Convolution, Linear, Product, Pool, Rows, Elementwise)}
+)
+
+
+def text_of(workload: Workload) -> str:
+    """The workload's description: its kind, and name=value for each of its sizes."""
+    values = ((entry.name, getattr(workload, entry.name)) for entry in fields(workload))
+    return f"{type(workload).__name__.lower()} " + " ".join(f"{name}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in values)
+
+
+def workload_of(text: str) -> Workload:
+    """Inverse of `text_of`; sizes with a default may be missing.
+
+    Raises:
+        ValueError: for text that describes no workload.
+    """
+    kind, *parts = text.split(" ")
+    if kind not in KINDS:
+        raise ValueError(f"there is no workload {kind[:40]!r}: one of {', '.join(KINDS)}")
+    types = get_type_hints(KINDS[kind])
+    given: dict[str, int | str | tuple[int, ...]] = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        if name not in types or name in given:
+            raise ValueError(f"{kind} has no size {part[:40]!r}")
+        if types[name] is str:
+            if value not in FOLLOWS:
+                raise ValueError(f"what follows is {value[:40]!r}: one of {', '.join(FOLLOWS)}")
+            given[name] = value
+            continue
+        if not re.fullmatch(r"[0-9]{1,7}(x[0-9]{1,7}){0,2}", value):
+            raise ValueError(f"{name} is {value[:40]!r}")
+        numbers = tuple(map(int, value.split("x")))
+        least, most = (0, 1) if name in FLAGS else (1, LARGEST)
+        if not all(least <= number <= most for number in numbers) or (types[name] is int and len(numbers) > 1):
+            raise ValueError(f"{name} is {value}")
+        given[name] = numbers[0] if types[name] is int else numbers
+    missing = [entry.name for entry in fields(KINDS[kind]) if entry.name not in given and entry.default is MISSING]  # type: ignore[arg-type]
+    if missing:
+        raise ValueError(f"{kind} lacks {', '.join(missing)}")
+    return KINDS[kind](**given)
+
+
+def graph_of(workload: Workload) -> Graph:
+    """The operator and its neighbours, simplified as in a compilation."""
+    builder = GraphBuilder()
+    simple, _ = simplify(builder.finish([workload.build(builder)]))
+    return simple
+
+
+def problem_of(workload: Workload) -> Problem:
+    """The operator's region as a GPU would compute it, with what joins it. If several regions compute it (a transposed convolution is one convolution
+    for each phase), the one with the most operations.
+
+    Raises:
+        ValueError: if sizes do not fit.
+    """
+    graph = graph_of(workload)
+    laid_out = lay_out(graph)
+    own = [region for region in laid_out.regions if any(node.place == SUBJECT for node in region.nodes)]
+    region = max(own, key=lambda one: (one.kind == "contraction", one.flops()))
+    return canonical(Problem(region, laid_out.layouts, laid_out.values, frozenset(graph.constants))).problem
+
+
+def _constant(g: GraphBuilder, shape: Sequence[int]) -> Value:
+    """A constant stored as one element. Each has another value, so that equal shapes stay separate constants."""
+    return g.constant(torch.full((), 1.0 + len(g.constants)).expand(tuple(shape)))
+
+
+def _before(g: GraphBuilder, batch: int, channels: int, size: Sequence[int]) -> Value:
+    """A value of the network: its input, or what a convolution and ReLU compute of another input."""
+    if channels <= IMAGE_CHANNELS:
+        return g.input("x", (batch, channels, *size), DEFAULT_FLOAT)
+    return g.pointwise("relu", _pointwise_convolution(g, g.input("x", (batch, NEIGHBOUR, *size), DEFAULT_FLOAT), channels))
+
+
+def _pointwise_convolution(g: GraphBuilder, x: Value, outputs: int) -> Value:
+    rank = len(x.shape) - 2
+    w = _constant(g, (outputs, x.shape[1], *(1,) * rank))
+    return g.op("convolution", x, w, stride=(1,) * rank, padding=((0, 0),) * rank, dilation=(1,) * rank, groups=1)
+
+
+def _followed(g: GraphBuilder, y: Value, then: str, axis: int, branch: Value | None) -> Value:
+    """What follows a result whose channels are at `axis`."""
+    if then == "nothing":
+        return y
+    y = g.pointwise("add", y, _constant(g, (y.shape[axis], *(1,) * (len(y.shape) - 1 - axis))))
+    if branch is not None:
+        y = g.pointwise("add", y, branch)
+    return y if then == "bias" else g.pointwise("relu" if then == "residual" else then, y)
