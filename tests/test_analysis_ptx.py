@@ -185,7 +185,7 @@ def test_busy_cycles() -> None:
     assert costs["fma"] == 0.25 and costs["integer"] == 0.5 and costs["special"] == 2
     busy = busy_cycles(one)
     assert busy["multiply-adds"] * 4 == pytest.approx(one.instructions["fma"] / one.blocks, rel=0.1)
-    assert busy["issue"] >= busy["multiply-adds"] and busy["one warp"] == one.alone + one.waits  # one round of blocks
+    assert busy["issue"] >= busy["multiply-adds"] and busy["latency"] == one.alone + one.waits  # one round of blocks
     assert one.resources.registers > 16 and one.occupancy.waves == 1 and one.occupancy.resident >= 1
 
 

@@ -7,10 +7,13 @@ import time
 from typing import TYPE_CHECKING
 
 from tilewright.cli_model import MODEL_HELP, check_options, compiled, image_of, resolved
+from tilewright.cli_output import progress_bar, quiet
 from tilewright.files import check_output, check_place, written
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from tilewright.runtime.executable import Image
 
 DESCRIPTION = "compile a model, print its plan, and save it"
 EXPLAIN_DESCRIPTION = "explain region by region what a compiled model does, and why"
@@ -25,6 +28,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_explain_options(parser: argparse.ArgumentParser) -> None:
     """The options of `explain`, besides those of building."""
     parser.add_argument("model", metavar="PATH|MODEL", help=f"an artifact, or {MODEL_HELP}")
+    parser.add_argument(
+        "--code",
+        nargs="?",
+        const=True,
+        metavar="REGION",
+        help="what can be read of the compiled code without running it: a table of all kernels, or one region (its number, its name, or a kernel's)",
+    )
     parser.add_argument("--html", metavar="FILE", help="write the explanation as a web page too")
 
 
@@ -55,7 +65,8 @@ def run_explain(options: argparse.Namespace, console: Console) -> int:
 
     if options.html is not None:
         check_output(options.html, options.model)
-    text = explanation(image_of(options), options.model)
+    image = image_of(options)
+    text = explanation(image, options.model) if options.code is None else _code(image, options)
     console.print(text, soft_wrap=True)
     if options.html is not None:
         import html
@@ -64,3 +75,19 @@ def run_explain(options: argparse.Namespace, console: Console) -> int:
         with written(options.html) as file:
             file.write(page.encode(errors="replace"))
     return 0
+
+
+def _code(image: Image, options: argparse.Namespace) -> str:
+    """What was read of the code of all kernels, or of one region."""
+    from tilewright.hardware import planned_threads
+    from tilewright.report.code import code_lines, code_table
+
+    threads = planned_threads(image.machine, options.threads)
+    with quiet(options.debug), progress_bar("reading code") as show:
+
+        def report(done: int, total: int) -> None:
+            show("reading code", done, total)
+
+        everything = options.code is True
+        lines = code_table(image, threads, options.model, report) if everything else code_lines(image, threads, options.code, report)
+        return "\n".join(lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.cli_options import add_numerics, whole
-from tilewright.cli_output import output_console, quiet
+from tilewright.cli_output import progress_bar, quiet
 from tilewright.errors import UnsupportedOption
 
 if TYPE_CHECKING:
@@ -76,17 +76,12 @@ def inputs_on_target(model: Model, options: argparse.Namespace, seed: int = 0) -
 
 def compiled(model: Model, options: argparse.Namespace) -> Executable:
     """The model compiled, with its progress on the standard error stream."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     from tilewright.compile import compile
 
-    console = output_console(error=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with quiet(options.debug), Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(STAGES["read"], total=None)
+    with quiet(options.debug), progress_bar(STAGES["read"]) as show:
 
         def report(stage: str, done: int, total: int) -> None:
-            progress.update(task, description=STAGES.get(stage, stage), completed=done, total=total)
+            show(STAGES.get(stage, stage), done, total)
 
         return compile(
             model.module,

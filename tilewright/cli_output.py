@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,22 @@ def output_console(error: bool = False) -> Console:
 
     console = Output(stderr=error, highlight=False, markup=False)
     return console if console.is_terminal else Output(stderr=error, highlight=False, markup=False, width=160)
+
+
+@contextmanager
+def progress_bar(description: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Gives a function that shows (what is done, steps done, steps) on the standard error stream, if that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = output_console(error=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(description, total=None)
+
+        def show(stage: str, done: int, total: int) -> None:
+            progress.update(task, description=stage, completed=done, total=total)
+
+        yield show
 
 
 @contextmanager

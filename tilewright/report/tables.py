@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -43,6 +43,15 @@ def plan_table(image: Image, title: str = "") -> Table:
 
 def _operator(node: Node) -> str:
     return str(node.attributes["target"]) if node.operator == "torch" else node.operator
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str]) -> Iterator[str]:
+    """A table of many columns as lines, which a pager can scroll: a line of headings, and one for each row. Columns with a heading in `left` begin at
+    the same place, others end there."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        cells = (cell.ljust(width) if heading in left else cell.rjust(width) for cell, width, heading in zip(row, widths, headings, strict=True))
+        yield "  ".join(cells).rstrip()
 
 
 def verification_table(verification: Verification, limit: int | None = None) -> Table:

@@ -11,6 +11,12 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
+def percent(part: float, whole: float) -> str:
+    """A fraction such as "41.2 %"; "<0.1 %" for small ones that are not zero."""
+    value = 100 * part / whole if whole else 0.0
+    return "<0.1 %" if 0 < value < 0.05 else f"{value:.1f} %"
+
+
 def seconds_text(seconds: float) -> str:
     """A time such as "705 us"; "-" for zero."""
     if not seconds:

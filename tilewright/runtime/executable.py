@@ -23,6 +23,7 @@ from tilewright.frontend.imported import Imported
 from tilewright.frontend.tensor_memory import address_of, is_nowhere
 from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.hardware import Machine, is_present
+from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
 from tilewright.runtime.buffers import Buffers, allocation, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
@@ -35,7 +36,7 @@ from tilewright.runtime.verify import TOLERANCES, Verification, compare, referen
 
 @dataclass(frozen=True)
 class Image:
-    """All parts of an executable, as stored in an artifact. `sources` maps file names to the kernels' text."""
+    """All parts of an executable. An artifact stores all but `kernels`. `sources` maps file names to the kernels' text."""
 
     program: LoadableProgram
     signature: Signature
@@ -44,6 +45,8 @@ class Image:
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     states: Mapping[str, torch.Tensor] = field(default_factory=lambda: MappingProxyType({}))
     """The tensors of the signature's states by name: a live module's own buffers, which calls change as PyTorch would."""
+    kernels: Mapping[str, Kernel] = field(default_factory=lambda: MappingProxyType({}))
+    """The kernels' IR, for explaining them. Artifacts do not store it."""
 
 
 class Engine(Protocol):
@@ -598,7 +601,8 @@ def executable_of(
     for state in imported.states:
         live = state.source() if state.source is not None else None
         states[state.name] = live if live is not None else state.initial.detach().clone()
-    image = Image(ready, signature, machine, tuple(binaries), MappingProxyType(dict(sources or {})), states)
+    kernels = MappingProxyType(program.kernels())
+    image = Image(ready, signature, machine, tuple(binaries), MappingProxyType(dict(sources or {})), states, kernels)
     sources_of_parameters = {p.value: p.source for p in imported.parameters if p.source is not None}
     stamp = ModuleStamp.of(module, states) if module is not None else None
     return Executable(image, stamp, threads, sources_of_parameters, check)

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from tilewright import settings
 from tilewright.analysis.cpu.assembly import disassembled
-from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.codegen.describe import prediction
 from tilewright.errors import KernelFailed, TilewrightError
 from tilewright.hardware.machine import Machine
@@ -48,7 +47,7 @@ class Server:
             return {}
         try:
             return {"terms": self.terms(message["schedule"], message["threads"], message["seconds"], message["terms"])}
-        except (Unsuitable, Unanalysable, TilewrightError, KeyError) as error:
+        except (Unsuitable, TilewrightError, KeyError) as error:
             return {"error": str(error), "hung": isinstance(error, KernelFailed) and error.hung}
 
     def terms(self, schedule: str, threads: int, seconds: float, predicted: Mapping[str, float]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any
 from tilewright.analysis.cpu import assembly_aarch64, assembly_x86
 from tilewright.analysis.cpu.assembly import Assembly
 from tilewright.analysis.cpu.loops_values import MASK, ZERO, Guard, Value, decided, signed
+from tilewright.errors import TilewrightError
 
 STACK, ARGUMENTS, SCALARS, SYMBOLS = 1 << 46, 1 << 45, (1 << 45) + (1 << 20), 1 << 44
 _EXACT: Mapping[str, Callable[[int, int, int], int]] = MappingProxyType({
@@ -29,8 +30,8 @@ def truncated(a: int, b: int) -> int:
     return 0 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-class Unanalysable(Exception):
-    """The control flow cannot be followed; the message says why."""
+class Unanalysable(TilewrightError):
+    """The control flow of compiled code cannot be followed."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tilewright.analysis.cpu.assembly import Assembly, BasicBlock
 from tilewright.analysis.cpu.instructions import InstructionCounts, total
 from tilewright.analysis.cpu.loops import Loop, natural_loops
 from tilewright.analysis.cpu.loops_execution import UNDECIDED, executions
+from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.analysis.cpu.pipeline import KernelCycles, block_bounds, block_cycles, cycles, repeats, usage_of
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES
@@ -95,11 +96,15 @@ def read(kernel: LoadableKernel, code: Assembly, machine: Machine, threads: int 
     `comparisons` is as for `loops_execution.Execution`.
 
     Raises:
-        Unanalysable: if the control flow cannot be followed.
-        KeyError: for a machine without a pipeline table, or an instruction that the table lacks.
+        Unanalysable: if the control flow cannot be followed, or the machine has no pipeline table, or the table lacks an instruction.
     """
+    if machine.pipeline not in PIPELINES:
+        raise Unanalysable(f"there is no table of the pipelines of {machine.name}")
     executed = executions(kernel, code, threads, comparisons=comparisons)
-    return KernelReading(kernel, code, machine, executed, cycles(executed, code, machine))
+    try:
+        return KernelReading(kernel, code, machine, executed, cycles(executed, code, machine))
+    except KeyError as error:
+        raise Unanalysable(str(error.args[0])) from error
 
 
 def loops_of(code: Assembly, machine: Machine, executed: Mapping[object, float]) -> list[LoopReading]:
@@ -107,7 +112,7 @@ def loops_of(code: Assembly, machine: Machine, executed: Mapping[object, float])
     once for each iteration of its innermost loop.
 
     Raises:
-        KeyError: as `read`.
+        KeyError: if the machine has no pipeline table, or the table lacks an instruction.
     """
     found = []
     for function, entry in code.entries.items():

@@ -216,7 +216,7 @@ def busy_cycles(one: KernelReading) -> dict[str, float]:
     """Cycles of the busiest processor by resource, which overlap to some degree; the largest binds.
 
     The busiest processor works through ceil(blocks / processors) blocks. "multiply-adds", "integers", "loads and stores": execution lanes; "issue":
-    all instructions through the schedulers; "one warp": a warp alone with its waits for memory, times the rounds of resident blocks. From the kernel
+    all instructions through the schedulers; "latency": a warp alone with its waits for memory, times the rounds of resident blocks. From the kernel
     IR: "shared memory": wavefronts; "level 2": sectors that level 1 does not serve, and stores; "memory": sectors that level 2 does not serve, and
     distinct sectors that are stored, at the nominal bandwidth of the whole machine."""
     machine, costs = one.machine, warp_cycles(one.machine)
@@ -231,7 +231,7 @@ def busy_cycles(one: KernelReading) -> dict[str, float]:
         "integers": lanes(ARITHMETIC),
         "loads and stores": lanes(LOADS_AND_STORES),
         "issue": share * sum(one.instructions.values()) / machine.schedulers_per_processor,
-        "one warp": ceil(each / one.occupancy.resident) * (one.alone + one.waits),
+        "latency": ceil(each / one.occupancy.resident) * (one.alone + one.waits),
     }
     if one.movement is not None:
         transactions, traffic = one.movement.transactions, one.movement.traffic

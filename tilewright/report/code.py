@@ -1,0 +1,101 @@
+"""What was read of the code of a program's kernels, for people: a table of all kernels, and one region in detail. Nothing is run.
+
+Binaries are read, so that artifacts can be explained too; cache misses, bank conflicts, sectors and traffic come from the kernel IR, which artifacts
+do not store. What cannot be read is said with its reason, kernel by kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tilewright.errors import UnsupportedOption
+from tilewright.report.code_cpu import cpu_code, cpu_columns, cpu_lines, cpu_row
+from tilewright.report.code_gpu import gpu_code, gpu_columns, gpu_lines, gpu_row
+from tilewright.report.explanation import region_lines
+from tilewright.report.reasons import UNREAD
+from tilewright.report.tables import aligned
+from tilewright.report.units import seconds_text
+from tilewright.runtime.executable import Image
+from tilewright.runtime.loadable import LoadableRegion
+
+Progress = Callable[[int, int], None]
+ARTIFACT = "an artifact does not store the loops of its kernels: explain the model for cache misses, conflicts, sectors and traffic"
+
+LONGER = "--code REGION shows what is known of a kernel that is not analysed, and follows it for longer"
+
+
+def code_table(image: Image, threads: int, title: str, progress: Progress) -> Iterator[str]:
+    """A line for each kernel, in the order of their first calls, with the numbers of the regions that call it. `threads`: of CPU code; the figures
+    are those of one call on the busiest of them, on a GPU those of one launch."""
+    machine, calling = image.machine, _calling(image)
+    if machine.is_gpu:
+        columns, cells = gpu_columns(), {name: gpu_row(code) for name, code in gpu_code(image, list(calling), progress).items()}
+    else:
+        columns = cpu_columns(machine)
+        cells = {name: cpu_row(code, machine) for name, code in cpu_code(image, list(calling), threads, progress).items()}
+    rows = []
+    for name, numbers in calling.items():
+        *figures, limit = cells[name]
+        rows.append([_numbers(numbers), name, *figures, _predicted(image.program.regions[numbers[0] - 1]), limit])
+    yield f"{title} for {machine.name} ({machine.architecture}): {len(rows)} kernels, {_what(image, threads)}"
+    yield from aligned(["regions", "kernel", *columns[:-1], "predicted", columns[-1]], rows, left=("kernel", "limit"))
+    if any(row[-1].startswith(UNREAD) for row in rows):
+        yield LONGER
+    if not image.kernels and rows:
+        yield ARTIFACT
+
+
+def _what(image: Image, threads: int) -> str:
+    return "one launch" if image.machine.is_gpu else "one call" + (f", the busiest of {threads} threads" if threads > 1 else "")
+
+
+def code_lines(image: Image, threads: int, region: str, progress: Progress) -> Iterator[str]:
+    """One region: its explanation, and the code of each of its kernels in detail.
+
+    Raises:
+        UnsupportedOption: if `region` is neither the number nor the name of a region, nor the name of a kernel.
+    """
+    number = _chosen(image, region)
+    chosen = image.program.regions[number - 1]
+    yield from region_lines(image.program, chosen, number)
+    names = list(dict.fromkeys(call.kernel for call in chosen.calls))
+    if image.machine.is_gpu:
+        details = {name: gpu_lines(code) for name, code in gpu_code(image, names, progress).items()}
+    else:
+        details = {name: cpu_lines(code) for name, code in cpu_code(image, names, threads, progress, thorough=True).items()}
+    for name in names:
+        yield ""
+        yield f"{name}: {_what(image, threads)}"
+        yield from (f"   {line}" for line in details[name])
+    if not image.kernels and names:
+        yield ""
+        yield ARTIFACT
+
+
+def _calling(image: Image) -> dict[str, list[int]]:
+    """The numbers of the regions that call each kernel, from 1."""
+    found: dict[str, list[int]] = {}
+    for number, region in enumerate(image.program.regions, 1):
+        for name in dict.fromkeys(call.kernel for call in region.calls):
+            found.setdefault(name, []).append(number)
+    return found
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:3])) + (f" +{len(numbers) - 3}" if len(numbers) > 3 else "")
+
+
+def _predicted(region: LoadableRegion) -> str:
+    kernels = len({call.kernel for call in region.calls})
+    return seconds_text(region.predicted_seconds) + (f" for {kernels} kernels" if kernels > 1 else "")
+
+
+def _chosen(image: Image, text: str) -> int:
+    """The number of the region that is meant."""
+    regions = image.program.regions
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= len(regions):
+        return int(text)
+    for number, region in enumerate(regions, 1):
+        if text == region.name or any(text == call.kernel for call in region.calls):
+            return number
+    raise UnsupportedOption(f"--code: {text[:60]!r} is no region or kernel", f"give a number up to {len(regions)}, or a name that explain prints")
