@@ -44,10 +44,10 @@ def ones(name: str, *shape: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.ones(shape, np.float32), name)
 
 
-def model_of(nodes: Sequence[Any], inputs: Sequence[Any] = (X,), weights: Sequence[Any] = (), output: int = TensorProto.FLOAT, **more: Any) -> Any:
+def model_of(nodes: Sequence[Any], inputs: Sequence[Any] = (X,), weights: Sequence[Any] = (), output: int = TensorProto.FLOAT, opset: int = 17, **more: Any) -> Any:
     graph = helper.make_graph(list(nodes), "g", list(inputs), [helper.make_tensor_value_info("y", output, None)], list(weights))
     own = [helper.make_opsetid("own", 1)] if "functions" in more else []
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), *own], **more)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), *own], **more)
 
 
 def node(operator: str, *inputs: str, output: str = "y", **attributes: Any) -> Any:
@@ -55,6 +55,10 @@ def node(operator: str, *inputs: str, output: str = "y", **attributes: Any) -> A
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
+    "bits of float32": (
+        model_of([node("BitwiseAnd", "x", "one")], (X,), [integers("one", 1)], opset=18), "bitwise_and is for integers and booleans, not for f32",
+    ),
+    "shifts of float32": (model_of([node("BitShift", "x", "x", direction="LEFT")]), "shift_left is for integers and booleans, not for f32"),
     "a range of 1e12": (model_of([node("Range", "a", "b", "c")], (), [scalar("a", 0), scalar("b", 10**12), scalar("c", 1)], 7), "1,000,000,000,000"),
     "a range in steps of zero": (model_of([node("Range", "a", "b", "c")], (), [scalar("a", 0), scalar("b", 5), scalar("c", 0)], 7), "a step of zero"),
     "a range that is computed": (

@@ -213,7 +213,7 @@ def _layer(entry: Any) -> tuple[str, dict[str, int]]:
     """Name and sizes of an entry. Raises ValueError if it is malformed."""
     if not isinstance(entry, dict):
         raise ValueError("no object")
-    missing, unknown = sorted(set(REQUIRED) - set(entry)), sorted(set(entry) - {*REQUIRED, *OPTIONAL})
+    missing, unknown = sorted(set(REQUIRED) - set(entry)), [repr(name)[:40] for name in sorted(set(entry) - {*REQUIRED, *OPTIONAL})]
     if missing or unknown:
         raise ValueError("; ".join(f"{what} {', '.join(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names))
     name = entry["name"]

@@ -111,7 +111,7 @@ def checked(values: Mapping[str, Any]) -> Measurement:
         ValueError: if they are not a valid measurement: fields, types, numbers, times, date or schedule that no measurement has.
     """
     if set(values) != set(COLUMNS):
-        raise ValueError(f"fields missing or unknown: {', '.join(sorted(set(values) ^ set(COLUMNS)))[:200]}")
+        raise ValueError(f"fields missing or unknown: {', '.join(map(repr, sorted(set(values) ^ set(COLUMNS))))[:200]}")
     for name in COLUMNS:
         if not _fits(name, values[name]):
             raise ValueError(f"{name} is {ascii(values[name])[:80]}")

@@ -26,11 +26,11 @@ class Operator:
     view: bool = False
 
 
-def pointwise(name: str, function: Callable[..., Expr], operands: Sequence[str] = ()) -> Operator:
+def pointwise(name: str, function: Callable[..., Expr], operands: Sequence[str] = (), whole: bool = False) -> Operator:
     """An elementwise operator with broadcasting: one scalar function of one expression for each operand.
 
     Attributes: `dtype` is the type the operands are converted to (default: that of the first tensor); `scalars` holds Python numbers at given operand
-    positions, as ((position, number), ...). `operands` may fix an operand's type ("" means `dtype`)."""
+    positions, as ((position, number), ...). `operands` may fix an operand's type ("" means `dtype`). `whole`: for integers and booleans only."""
     arity = len(inspect.signature(function).parameters)
     kinds = tuple(operands) + ("",) * (arity - len(operands))
 
@@ -40,6 +40,8 @@ def pointwise(name: str, function: Callable[..., Expr], operands: Sequence[str] 
             raise ValueError(f"{name} has {arity} operands, not {len(inputs) + len(numbers)}")
         shape = broadcast(*(tensor.shape for tensor in inputs))
         kind = dtype or inputs[0].dtype
+        if whole and is_float(kind):
+            raise ValueError(f"{name} is for integers and booleans, not for {kind}")
 
         def body(*index: Expr) -> Expr:
             rest = iter(inputs)
