@@ -33,11 +33,15 @@ TURNS = 5_000
 """Turns of the loops of arithmetic: about a quarter of a millisecond each."""
 CACHE_BYTES = 4 << 20
 """Bytes that one sample reads from a cache, and from memory."""
-LOADS = {False: 10_000, True: 1_000}
-"""Dependent loads of one sample, from a cache or from memory."""
+CACHE_LOADS, MEMORY_LOADS = 10_000, 1_000
+"""Dependent loads of one sample."""
 REGIONS = 20
-"""Parallel regions of one sample."""
+"""Parallel regions of one sample, of which the quickest counts: no thread of it had to wait for a core."""
 MOST_MEMORY, LEAST_MEMORY = 1 << 30, 1 << 28
+SPACING_LINES = 2
+"""Lines from one pointer to the next place of one: cores fetch the other line of a pair as well."""
+WINDOW = 1 << 20
+"""Bytes in which pointers follow each other, few enough pages for the translation buffers."""
 BLOCK = 4096
 """Working sets are multiples of this many bytes."""
 
@@ -48,14 +52,19 @@ class Area:
 
     address: int
     bytes: int
-    line: int
+    windows: int
+    slots: int
+    """Pointers in each window."""
+    spacing: int
+    """Bytes from one slot to the next."""
     step: int
-    """Lines from each pointer to the next, modulo the lines of the thread's part."""
+    """Slots from each pointer to the next in its window, modulo `slots`."""
     kept: torch.Tensor
 
     def chained(self, number: int) -> int:
         """The address of the pointer that is so many after the first, in the first thread's chain."""
-        return self.address + number * self.step % (self.bytes // self.line) * self.line
+        window, place = divmod(number % (self.windows * self.slots), self.slots)
+        return self.address + (window * self.slots + place * self.step % self.slots) * self.spacing
 
 
 class Benchmarks:
@@ -78,16 +87,17 @@ class Benchmarks:
         return min(threads, self.machine.processors) / rate
 
     def area(self, size: int) -> Area:
-        """Memory of so many bytes for each thread, in which every line holds a pointer to another."""
-        line = self.machine.caches[0].line_bytes
-        lines = size // line
-        step = int(lines * 0.618) | 1
-        while math.gcd(step, lines) != 1:
+        """Memory of so many bytes for each thread, with a cycle of pointers through it."""
+        spacing = SPACING_LINES * self.machine.caches[0].line_bytes
+        windows = -(-size // WINDOW)
+        slots = size // spacing // windows
+        step = int(slots * 0.618) | 1
+        while math.gcd(step, slots) != 1:
             step += 2
         memory = torch.empty(size * self.threads + BLOCK, dtype=torch.uint8)
-        address = -(-memory.data_ptr() // BLOCK) * BLOCK
-        self.call("link", self.threads, address, size, size, line, step)
-        return Area(address, size, line, step, memory)
+        area = Area(-(-memory.data_ptr() // BLOCK) * BLOCK, size, windows, slots, spacing, step, memory)
+        self.call("link", self.threads, area.address, size, windows, slots, spacing, step)
+        return area
 
 
 def working_sets(machine: Machine) -> dict[int, int]:
@@ -110,14 +120,16 @@ def memory_bytes(machine: Machine, threads: int) -> int:
     return size // threads // CACHE_BYTES * CACHE_BYTES or CACHE_BYTES
 
 
-def cache_byte(run: Benchmarks, area: Area, passes: int, _: int) -> float:
-    """Seconds of a byte that a core reads from its area, while every thread does."""
+def cache_byte(run: Benchmarks, area: Area, _: int) -> float:
+    """Seconds of a byte that a core reads from its area, while every thread does; after one pass that brings it into the cache."""
+    passes = max(1, CACHE_BYTES // area.bytes)
+    run.call("reads", run.threads, area.address, area.bytes, area.bytes, 1)
     return run.per_core("reads", run.threads, area.bytes * passes, area.address, area.bytes, area.bytes, passes)
 
 
-def cache_load(run: Benchmarks, area: Area, _: int) -> float:
-    """Seconds of a load from the first thread's area that depends on the one before."""
-    return run.call("chase", 1, area.address, 0, LOADS[False])[0] / LOADS[False]
+def load(run: Benchmarks, area: Area, count: int, number: int) -> float:
+    """Seconds of each of `count` dependent loads from the first thread's area, which continue where those of the last round ended."""
+    return run.call("chase", 1, area.chained(number * count), 0, count)[0] / count
 
 
 def measured(run: Benchmarks, seconds: float) -> dict[str, list[float]]:
@@ -128,13 +140,12 @@ def measured(run: Benchmarks, seconds: float) -> dict[str, list[float]]:
         "multiply-add": lambda _: run.per_core("multiply_adds", threads, adds, TURNS),
         "multiply-add of one core": lambda _: run.per_core("multiply_adds", 1, adds, TURNS),
         "step": lambda _: sum(run.call("dependent_steps", threads, TURNS)) / threads / TURNS / STEPS,
-        "step of one core": lambda _: run.call("dependent_steps", 1, TURNS)[0] / TURNS / STEPS,
-        "parallel region": lambda _: run.call("parallel_regions", 1, REGIONS)[0] / REGIONS,
+        "parallel region": lambda _: run.call("parallel_regions", 1, REGIONS)[0],
     }
     for level, size in working_sets(machine).items():
         area = run.area(size)
-        benchmarks[f"level {level} byte"] = partial(cache_byte, run, area, max(1, CACHE_BYTES // size))
-        benchmarks[f"level {level} load"] = partial(cache_load, run, area)
+        benchmarks[f"level {level} byte"] = partial(cache_byte, run, area)
+        benchmarks[f"level {level} load"] = partial(load, run, area, CACHE_LOADS)
     memory = run.area(memory_bytes(machine, threads))
     parts = memory.bytes // CACHE_BYTES
 
@@ -145,10 +156,8 @@ def measured(run: Benchmarks, seconds: float) -> dict[str, list[float]]:
 
         return sample
 
-    def load(number: int) -> float:
-        return run.call("chase", 1, memory.chained(number * LOADS[True]), 0, LOADS[True])[0] / LOADS[True]
-
-    benchmarks |= {"memory byte": from_memory(threads), "memory byte of one core": from_memory(1), "memory load": load}
+    benchmarks |= {"memory byte": from_memory(threads), "memory byte of one core": from_memory(1)}
+    benchmarks["memory load"] = partial(load, run, memory, MEMORY_LOADS)
     deadline = time.monotonic() + WARM_SECONDS
     while time.monotonic() < deadline:
         run.call("multiply_adds", threads, TURNS)

@@ -1,16 +1,16 @@
 """The micro-benchmarks of ``tilewright calibrate``: one C file for a machine's vectors, compiled and loaded as kernels are.
 
 Every function does a known amount of work on each of `threads` threads and writes the seconds that thread t spent on it to ``seconds[PADDING * t]``.
-Except for the parallel regions these are seconds of processor time, which do not count the time that other processes had the core.
+These are seconds of processor time, which do not count the time that other processes had the core, except for parallel regions.
 
 | function | work of a thread |
 |---|---|
 | ``multiply_adds`` | ``count * multiply_adds(machine)`` independent vector multiply-adds on registers |
 | ``dependent_steps`` | ``count * STEPS`` dependent integer operations of one cycle each, beside half as many multiply-adds |
 | ``reads`` | reads ``bytes`` bytes from ``first + t * apart``, ``count`` times |
-| ``link`` | writes a pointer to each line of these bytes, so that they form one cycle; not timed |
+| ``link`` | writes one cycle of pointers from ``first + t * apart`` on, `spacing` bytes apart |
 | ``chase`` | follows ``count`` of these pointers from ``first + t * apart`` |
-| ``parallel_regions`` | ``count`` empty parallel regions |
+| ``parallel_regions`` | an empty parallel region: the least time of ``count`` |
 """
 
 from __future__ import annotations
@@ -151,13 +151,21 @@ void reads(int64_t threads, double *seconds, const char *first, int64_t apart, i
     ON_EACH_THREAD(reads_of_one(first + t * apart, bytes, count))
 }}
 
-// The next line is a fixed, large step away, modulo the number of lines, which has no common factor with the step: the cycle visits every line, and
-// prefetchers follow no step that leaves a page.
-void link(int64_t threads, double *seconds, char *first, int64_t apart, int64_t bytes, int64_t line, int64_t step)
+// Each window holds `slots` pointers. The next one is a fixed, large step away, modulo the slots, which have no common factor with the step:
+// prefetchers follow no step that leaves a page. After the last slot comes the next window, so that few pages are in use at a time.
+static void link_one(char *own, int64_t windows, int64_t slots, int64_t spacing, int64_t step)
 {{
-    int64_t lines = bytes / line;
-    ON_EACH_THREAD(for (int64_t i = 0; i < lines; i++)
-        *(void **)(first + t * apart + i * line) = first + t * apart + (i + step) % lines * line)
+    void **last = (void **)own;
+    for (int64_t i = 0; i < windows * slots; i++) {{
+        *last = own + (i / slots * slots + i % slots * step % slots) * spacing;
+        last = *last;
+    }}
+    *last = own;
+}}
+
+void link(int64_t threads, double *seconds, char *first, int64_t apart, int64_t windows, int64_t slots, int64_t spacing, int64_t step)
+{{
+    ON_EACH_THREAD(link_one(first + t * apart, windows, slots, spacing, step))
 }}
 
 static void chase_by_one(void *at, int64_t count)
@@ -173,11 +181,13 @@ void chase(int64_t threads, double *seconds, char *first, int64_t apart, int64_t
 
 void parallel_regions(int64_t threads, double *seconds, int64_t count)
 {{
-    double start = now(CLOCK_MONOTONIC);
+    seconds[0] = 1;
     for (int64_t i = 0; i < count; i++) {{
+        double start = now(CLOCK_MONOTONIC);
 #pragma omp parallel
         __asm__ volatile("");
+        double spent = now(CLOCK_MONOTONIC) - start;
+        if (spent < seconds[0]) seconds[0] = spent;
     }}
-    seconds[0] = now(CLOCK_MONOTONIC) - start;
 }}
 """
