@@ -1,8 +1,8 @@
 """Features of GPU kernels for learned models: versioned lists of names, computed for whole columns from `TileCounts` and `Machine`.
 
-`BLACK_BOX`: sizes of problem and tiles alone. `HYBRID`: these, the counts and the terms of the analytical model. `RELATIVE`: only dimensionless
-quantities relative to the machine (times over the bound, shares of its resources, waves), for a model that ranks kernels on machines it was not
-trained on. All except shares are binary logarithms, so that ratios become differences.
+`BLACK_BOX`: sizes of problem and tiles alone. `HYBRID`: these, the counts and the terms of the analytical model. `DETAILED`: these and the finer
+features of `kernels.gpu.details`. `RELATIVE`: only dimensionless quantities relative to the machine (times over the bound, shares of its resources,
+waves), for a model that ranks kernels on machines it was not trained on. All except shares are binary logarithms, so that ratios become differences.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
 from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.details import DETAILS, PLAIN, details
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 VERSION = 1
@@ -40,12 +41,15 @@ RELATIVE = (
 )  # fmt: skip
 ANALYTIC = ("seconds", "loop seconds", "drain seconds", "step cycles alone")
 HYBRID = BLACK_BOX + COUNTS + ANALYTIC + tuple(name for name in RELATIVE[:-1] if name not in COUNTS)
+DETAILED = HYBRID + DETAILS
 OWN_TILES = ("cluster", "filters", "output_tile", "transform_threads", "transform_vector")
 CANDIDATE = HYBRID + tuple(f"tile {name}" for name in OWN_TILES) + ("own seconds",)
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
 RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "candidate": CANDIDATE, "own black box": OWN_BLACK_BOX}
+    {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "detailed": DETAILED, "candidate": CANDIDATE, "own black box": OWN_BLACK_BOX}
 )
+
+
 def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, int]) -> dict[str, np.ndarray]:
     """The columns of `BLACK_BOX`: the schema's number, sizes of the problem and axes of the schedule by name. The number is fixed, since models are
     trained on it; names that a schema lacks are 1."""
@@ -61,8 +65,11 @@ def features(record: str, described: Columns, volumes: TileCounts, machine: Mach
     columns = dict(described)
     if record not in ("black box", "own black box"):
         columns |= _terms(volumes, machine, overheads)
+    if record == "detailed":
+        columns |= details(described, volumes, machine)
     # shares and the schema's number are not made logarithms
     plain = {"useful work", "full warps", "occupancy", "registers share", "shared share", "balance", "tail", "last wave", "written share", "schema"}
+    plain |= PLAIN
     plain |= {f"tile {name}" for name in OWN_TILES}
     names = RECORDS[record]
     result = np.empty((len(volumes), len(names)), dtype=np.float32)
