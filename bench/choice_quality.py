@@ -33,6 +33,7 @@ from bench.model_comparison import Way, ways
 from bench.search_peer import features_of, until_best
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Machine
+from tilewright.ir.region import KINDS
 from tilewright.kernels.registry import schedule_types, schemas
 from tilewright.selection.choice import rank
 from tilewright.selection.learned.gpu import model_of
@@ -131,7 +132,7 @@ def judge_space(measured: dataset.MeasuredLayer, ranking: Ranking, orders: Mappi
     seconds = np.full(ranking.candidates, np.nan)
     seconds[where[where >= 0]] = times[where >= 0]
     seconds = with_failures(seconds, ranking, measured.failures, orders)
-    names = {schema.schedule.__name__: schema.name for schema in schemas(ranking.machine, "contraction")}
+    names = {schema.schedule.__name__: schema.name for kind in KINDS for schema in schemas(ranking.machine, kind)}
     fastest = min(measured.schemas, key=lambda kind: float(measured.schemas[kind]["seconds"].min(initial=np.inf)))
     rows = []
     for way, order in orders.items():

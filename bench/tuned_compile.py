@@ -1,17 +1,22 @@
-"""Time to compile with trials on the GPU present, and the gain from the trials.
+"""What trials gain on networks on the GPU present, and what they take: chosen by the models alone, and with trials of each region.
 
-    python -m bench.tuned_compile [resnet18] [--trials 10] [--name tuned_compile_h200]
+    python -m bench.tuned_compile [NETWORK ...] [--batch 1,8,64] [--trials 20] [--seconds S] [--resume] [--name tuned_compile_h200]
 
-Each network is compiled with `--trials` trials per region, from empty records (and an empty kernel cache where TILEWRIGHT_CACHE names an empty
-folder), and then with none; both results are checked against float64 and timed interleaved, with the L2 cache full of other data.
+A network is `zoo:NAME`, `torchvision:NAME` or `timm:NAME` (random weights); without names the ten of UNSEEN, none of which the zoo defines. Each is
+compiled with `--trials` trials per region, from empty records (and an empty kernel cache where TILEWRIGHT_CACHE names an empty folder), and then with
+none; both results are checked against float64 and timed interleaved, with the L2 cache full of other data. A network that fails is a row with the
+reason. `--resume` leaves out what the result file already has, so that the table can be made in slices of `--seconds`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,16 +26,27 @@ from rich.console import Console
 from rich.table import Table
 
 import tilewright
-from bench.common import as_list, double_precision_outputs, relative_error, write_results
+from bench import common
+from bench.common import as_list, double_precision_outputs, relative_error
 from bench.gpu_networks import FLUSHED_BYTES, cold_seconds
-from tilewright import zoo
+from tilewright.models import resolve
 from tilewright.tuning.records import Records
 
+UNSEEN = (
+    "torchvision:googlenet", "torchvision:resnext50_32x4d", "torchvision:efficientnet_b0", "torchvision:regnet_y_400mf", "torchvision:densenet121",
+    "torchvision:shufflenet_v2_x1_0", "torchvision:convnext_tiny", "timm:mobilenetv3_large_100", "timm:vit_small_patch16_224", "timm:mixer_b16_224",
+)  # fmt: skip
+"""Convolutional networks with groups, depthwise and dense connections, a vision transformer and an MLP-Mixer."""
+LARGEST_ERROR = 1e-3
+"""Largest error relative to the largest output."""
 
-def measure(name: str, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
-    module, _ = zoo.build(name, 1)
-    module = module.cuda().eval()
-    inputs = tuple(x.cuda() for x in zoo.NETWORKS[name].example_inputs(1))
+
+def measure(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
+    """Raises ValueError for a wrong result."""
+    model = resolve(name, batch)
+    assert model.inputs is not None
+    module = model.module.cuda().eval()
+    inputs = tuple(x.cuda() for x in model.inputs(0))
     expected = double_precision_outputs(module, inputs)
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "records.sqlite"
@@ -39,43 +55,95 @@ def measure(name: str, trials: int, rounds: int, scratch: torch.Tensor) -> dict[
         tuned_seconds = time.perf_counter() - start
         with Records(records) as known:
             measured = len(known)
+        start = time.perf_counter()
         planned = tilewright.compile(module, inputs)
+        planned_seconds = time.perf_counter() - start
     times: dict[str, list[float]] = {"planned": [], "tuned": []}
     errors: dict[str, float] = {}
     for how, executable in (("planned", planned), ("tuned", tuned)):
         errors[how] = relative_error(as_list(executable(*inputs)), expected)
-        if not errors[how] < 1e-3:
-            raise SystemExit(f"{name}, {how}: wrong result, relative error {errors[how]:.1e}")
+        if not errors[how] < LARGEST_ERROR:
+            raise ValueError(f"wrong result ({how}), relative error {errors[how]:.1e}")
     for _ in range(rounds):
         for how, executable in (("planned", planned), ("tuned", tuned)):
             times[how].append(cold_seconds(partial(executable, *inputs), scratch))
     medians = {how: statistics.median(values) for how, values in times.items()}
     return {
-        "network": name, "trials": trials, "compile_seconds": tuned_seconds,
-        "measurements": measured, "median_us": {how: 1e6 * seconds for how, seconds in medians.items()}, "relative_error": errors,
-        "gain": medians["planned"] / medians["tuned"],
+        "compile_seconds": tuned_seconds, "planned_compile_seconds": planned_seconds, "measurements": measured,
+        "median_us": {how: 1e6 * seconds for how, seconds in medians.items()}, "relative_error": errors,
+        "gain": medians["planned"] / medians["tuned"] - 1,
     }  # fmt: skip
+
+
+def attempted(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tensor) -> dict[str, Any]:
+    """The row of a network, with the reason if it failed."""
+    row: dict[str, Any] = {"network": name, "batch": batch, "trials": trials}
+    try:
+        return row | measure(name, batch, trials, rounds, scratch)
+    except Exception as error:  # a network without figures must not take the others' with it
+        return row | {"failed": f"{type(error).__name__}: {error}"[:500]}
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The mean and largest gain for each batch, and for all."""
+    found = []
+    for batch in (*dict.fromkeys(row["batch"] for row in rows), "all"):
+        gains = [row["gain"] for row in rows if "gain" in row and batch in (row["batch"], "all")]
+        failed = sum("failed" in row and batch in (row["batch"], "all") for row in rows)
+        if gains:
+            entry = {"mean gain": statistics.fmean(gains), "largest gain": max(gains)}
+            found.append({"network": "all", "batch": batch, "networks": len(gains), "failed": failed, **entry})
+    return found
+
+
+def known_rows(name: str, trials: int) -> list[dict[str, Any]]:
+    """The rows of networks in a result file of the same commit and number of trials."""
+    path = common.RESULTS / f"{name}.json"
+    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if document.get("commit") != common.git_commit() or document["settings"]["trials"] != trials:
+        return []
+    return [row for row in document["results"] if row["network"] != "all"]
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table("network", "batch", "compile s", "with trials", "measured", "planned us", "tuned us", "gain %", box=None)
+    for row in rows:
+        if "failed" in row and row["network"] != "all":
+            table.add_row(row["network"], str(row["batch"]), row["failed"])
+        elif row["network"] == "all":
+            table.add_row("mean, largest", str(row["batch"]), "", "", "", "", "", f"{100 * row['mean gain']:.1f}, {100 * row['largest gain']:.1f}")
+        else:
+            times = [f"{row['planned_compile_seconds']:.1f}", f"{row['compile_seconds']:.1f}", str(row["measurements"])]
+            medians = [f"{row['median_us'][how]:.0f}" for how in ("planned", "tuned")]
+            table.add_row(row["network"], str(row["batch"]), *times, *medians, f"{100 * row['gain']:.1f}")
+    Console(width=140).print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("networks", nargs="*", default=["resnet18"])
-    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("networks", nargs="*", default=UNSEEN)
+    parser.add_argument("--batch", default="1,8,64")
+    parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no network is begun later")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--name", default="tuned_compile_h200", help="the result file's name in bench/results")
     options = parser.parse_args()
+    rows = known_rows(options.name, options.trials) if options.resume else []
+    done = {(row["network"], row["batch"]) for row in rows}
     scratch = torch.empty(FLUSHED_BYTES // 4, device="cuda")
-    results = []
-    for name in options.networks:
-        results.append(measure(name, options.trials, options.rounds, scratch))
-        write_results(options.name, vars(options), results)
-    table = Table("network", "compile s", "measured", "planned us", "tuned us", "gain", box=None)
-    for row in results:
-        table.add_row(
-            row["network"], f"{row['compile_seconds']:.1f}", f"{row['measurements']}",
-            f"{row['median_us']['planned']:.0f}", f"{row['median_us']['tuned']:.0f}", f"{row['gain']:.2f}",
-        )  # fmt: skip
-    Console(width=120).print(table)
+    start = time.monotonic()
+    for batch in map(int, options.batch.split(",")):
+        for name in options.networks:
+            if (name, batch) in done or time.monotonic() - start > options.seconds:
+                continue
+            rows.append(attempted(name, batch, options.trials, options.rounds, scratch))
+            common.write_results(options.name, vars(options), [*summary(rows), *rows])
+            print(name, batch, rows[-1].get("failed", rows[-1].get("gain")), f"{time.monotonic() - start:.0f} s", flush=True)
+    show([*rows, *summary(rows)])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,184 @@
+"""Loss of the models' choices on a sealed set: random problems, drawn by a seed after models are frozen, measured once, reported as they fall.
+
+    python -m bench.sealed_set --seed N --trained FILE ... [--data FILE] [--top 40] [--evenly 60] [--resume] [--name sealed_set_h200]
+
+Ten problems of each of six classes (`tilewright.tuning.sampling`): batch above 1, groups or depthwise, dilation or one or three dimensions, plain
+3x3, 1x1, first layers. None has the sizes of a problem in the files `--trained`, nor of a layer or operator on which models were evaluated before.
+Of each problem the first `--top` candidates of every ranking (the analytical models, and the choice as shipped) and an even sample are measured; then
+the fastest `--again` and the first ten of every ranking once more, interleaved, and those times count.
+
+A seed whose problems were measured is no longer sealed: the command refuses it, and also a tree with changes. `--resume` continues an interrupted run
+of the same commit; `--unsealed` measures nevertheless, and the result says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench import common
+from bench.choice_quality import SHIPPED, SPACE, Figures, judge_space, summaries
+from bench.judged_layers import texts
+from bench.model_comparison import ANALYTICAL
+from tilewright.hardware import machine as find_machine
+from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
+from tilewright.selection.choice import rank
+from tilewright.selection.ranking import Ranking
+from tilewright.tuning import dataset, serialisation
+from tilewright.tuning.collecting import collect, ranking_of
+from tilewright.tuning.sampling import JUDGED, evenly, random_workloads
+from tilewright.tuning.trials import Job, Trials
+from tilewright.tuning.workloads import Convolution, Workload, text_of, workload_of
+
+CLASSES = ("batch", "groups", "forms", "3x3", "1x1", "first")
+FIRST = 10
+"""The number of first candidates of every ranking that are always measured again."""
+TARGETS = {"lop@1": 0.05, "lop@10": 0.01}
+"""Target figures: means over all problems."""
+
+
+def workload_in(layer: Any) -> Workload:
+    """The workload that a layer of a data set describes by its name or by its sizes."""
+    if "outputs" not in layer:
+        return workload_of(str(layer["name"]))
+    outputs, channels, height, width, size, stride = (int(layer[name]) for name in dataset.LAYER_FIELDS)
+    return Convolution(1, channels, outputs, (height, width), (size, size), stride)
+
+
+def drawn(seed: int, trained: Sequence[Path], classes: Sequence[str], each: int) -> dict[str, str]:
+    """The class of every problem of the set, by the problem's text."""
+    known = {workload_in(entry.layer) for entry in dataset.read(*trained)}
+    found = list(islice(random_workloads(seed, classes, JUDGED | known), each * len(classes)))
+    return {text_of(workload): classes[number % len(classes)] for number, workload in enumerate(found)}
+
+
+def why_not(name: str, seed: int, commit: str, data: Path, resume: bool) -> str | None:
+    """The reason why the seed's problems are not measured; None if they are sealed, or an interrupted run of this commit is resumed."""
+    if commit.endswith("+changes"):
+        return f"the tree is not frozen: commit {commit}"
+    path = common.RESULTS / f"{name}.json"
+    before = json.loads(path.read_text()) if path.exists() else {"settings": {}}
+    same = before["settings"].get("seed") == seed
+    if resume:
+        return None if same and before["commit"] == commit else f"no run of seed {seed} at commit {commit} is in {path}"
+    if same:
+        return f"the problems of seed {seed} were measured at commit {before['commit']}"
+    return f"{data} holds measurements" if data.exists() else None
+
+
+def orders_of(problem: Problem, machine: Machine) -> tuple[Ranking, dict[str, np.ndarray]]:
+    """The analytical ranking, and the positions of its space by each ranking, best predicted first."""
+    ranking = ranking_of(problem, machine)
+    found = {ANALYTICAL: ranking, SHIPPED: rank(problem, machine)}
+    return ranking, {name: np.argsort(each.seconds, kind="stable") for name, each in found.items()}
+
+
+def measure(trials: Trials, machine: Machine, names: Sequence[str], options: argparse.Namespace) -> None:
+    """Measures every problem that the data lack, then the best of each problem in turns."""
+
+    def choose(layer: Any, problem: Problem) -> list[Any]:
+        ranking, orders = orders_of(problem, machine)
+        first = [order[: options.top] for order in orders.values()]
+        positions = np.unique(np.concatenate([*first, evenly(ranking, min(options.evenly, ranking.candidates), options.seed)]))
+        return [ranking.choice(int(position)).schedule for position in np.random.default_rng(options.seed).permutation(positions)]
+
+    known = {entry.layer["name"] for entry in dataset.read(options.data)} if options.data.exists() else set()
+    collect(trials, machine, [{"name": name} for name in names if name not in known], choose, options.data)
+    for entry in dataset.read(options.data):
+        if any((columns["rounds"] >= options.rounds).any() for columns in entry.schemas.values()):
+            continue
+        problem = dataset.layer_problem(entry.layer)
+        ranking, orders = orders_of(problem, machine)
+        times = entry.times()
+        fastest = sorted(times, key=lambda text: (times[text], text))[: options.again]
+        again = dict.fromkeys((*fastest, *(text for order in orders.values() for text in texts(ranking, order[:FIRST]) if text in times)))
+        jobs = [Job(problem, serialisation.schedule_of(text)) for text in again]
+        dataset.append(options.data, dataset.from_outcomes(entry.layer, machine.name, trials.remeasure(jobs, options.rounds)))
+        print(f"{entry.layer['name']}: {entry.count} candidates, {len(entry.failures)} failed, {len(jobs)} measured again", flush=True)
+
+
+def judge(path: Path, machine: Machine, classes: dict[str, str]) -> list[Figures]:
+    """A row for each problem and ranking."""
+    rows: list[Figures] = []
+    for entry in dataset.read(path):
+        ranking, orders = orders_of(dataset.layer_problem(entry.layer), machine)
+        rows += [{"class": classes[str(entry.layer["name"])], **row} for row in judge_space(entry, ranking, orders)]
+    return rows
+
+
+def means(rows: Sequence[Figures]) -> list[Figures]:
+    """Means of each class, then of all."""
+    found: list[Figures] = []
+    for name in (*dict.fromkeys(row["class"] for row in rows), "all"):
+        own = [row for row in rows if name in (row["class"], "all")]
+        for mean in summaries(own):
+            worst = [row["lop@1"] for row in own if row["way"] == mean["way"] and row["lop@1"] is not None]
+            found.append({"class": name, **mean, "worst lop@1": max(worst, default=None)})
+    return found
+
+
+def show(console: Console, rows: Sequence[Figures], averages: Sequence[Figures]) -> None:
+    def per_cent(value: float | None) -> str:
+        return "?" if value is None else f"{100 * value:.2f}"
+
+    layers = Table("problem", "best", "us", "chosen", "us", "LoP@1 %", "LoP@10 %", title="in the order of the choice as shipped", box=None)
+    for row in rows:
+        if row["way"] == SHIPPED:
+            chosen = "?" if row["chosen us"] is None else f"{row['chosen us']:.2f}"
+            cells = [row["best schema"], f"{row['best us']:.2f}", row["chosen schema"], chosen, per_cent(row["lop@1"]), per_cent(row["lop@10"])]
+            layers.add_row(row["layer"], *cells)
+    console.print(layers)
+    table = Table("class", "problems", "order", "LoP@1 %", "worst", "LoP@10 %", "trials to 99 %", box=None)
+    for row in averages:
+        losses = [per_cent(row[name]) for name in ("lop@1", "worst lop@1", "lop@10")]
+        table.add_row(row["class"], str(row["layers"]), row["way"], *losses, f"{row['trials_99']:.1f}")
+    table.add_row("to reach", "", SHIPPED, per_cent(TARGETS["lop@1"]), "", per_cent(TARGETS["lop@10"]), "")
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--trained", type=Path, nargs="+", required=True, help="the data sets that the models were trained with")
+    parser.add_argument("--target", default="h200")
+    parser.add_argument("--classes", default=",".join(CLASSES))
+    parser.add_argument("--each", type=int, default=10, help="problems of each class")
+    parser.add_argument("--top", type=int, default=40)
+    parser.add_argument("--evenly", type=int, default=60)
+    parser.add_argument("--again", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--data", type=Path, help="where measurements go (default bench/data/sealed_TARGET_SEED.jsonl.gz)")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--unsealed", action="store_true")
+    parser.add_argument("--name", help="the result file's name in bench/results (default sealed_set_TARGET)")
+    options = parser.parse_args()
+    options.name = options.name or f"sealed_set_{options.target}"
+    options.data = options.data or Path(__file__).parent / "data" / f"sealed_{options.target}_{options.seed}.jsonl.gz"
+    reason = why_not(options.name, options.seed, common.git_commit(), options.data, options.resume)
+    if reason is not None and not options.unsealed:
+        parser.error(f"{reason}; --unsealed measures nevertheless")
+    machine = find_machine(options.target)
+    classes = drawn(options.seed, options.trained, options.classes.split(","), options.each)
+    settings = {**vars(options), "not sealed because": reason, "targets": TARGETS}
+    common.write_results(options.name, settings, [])  # from now on the seed counts as used
+    if options.data.exists():
+        dataset.without_remains(options.data)
+    with Trials(machine) as trials:
+        measure(trials, machine, list(classes), options)
+    rows = judge(options.data, machine, classes)
+    averages = means(rows)
+    common.write_results(options.name, settings, [*averages, *rows])
+    show(Console(width=200), [row for row in rows if row["over"] == SPACE], averages)
+
+
+if __name__ == "__main__":
+    main()
