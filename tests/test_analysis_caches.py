@@ -22,7 +22,7 @@ from tilewright.codegen.source import source_text
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.machine import Cache
 from tilewright.ir.expr import Apply, Expr, Load, Var, binary, index_const
-from tilewright.ir.kernel import Block, Buffer, For, If, Kernel, Statement, Store
+from tilewright.ir.kernel import Block, Buffer, For, If, Kernel, Let, Statement, Store
 from tilewright.kernels.registry import lower
 from tilewright.selection.choice import rank
 from tilewright.toolchain.binary import Binary, SourceFile
@@ -280,12 +280,15 @@ def test_guards_and_partial_extents_are_divided() -> None:
     assert found.misses == {"a": 10, "out": 75, "x": 4, "y": 6}
 
 
-def test_accesses_that_are_not_affine_touch_at_most_their_buffer() -> None:
-    row, column = Var("row", 50), Var("column", 16)
+@pytest.mark.parametrize("named", [False, True])
+def test_accesses_that_are_not_affine_touch_at_most_their_buffer(named: bool) -> None:
+    """Whether the loaded index has a name or not."""
+    row, column, chosen = Var("row", 50), Var("column", 16), Var("chosen", 20)
     index = Load("where", (row,), "i64")
+    inner = nest([column], Store("out", row * 16 + column, element("table", (chosen if named else index) * 16 + column)))
     kernel = Kernel(
         "gather", (Buffer("where", "i64", 50), Buffer("table", "f32", 320), Buffer("out", "f32", 800, writable=True)),
-        nest([row, column], Store("out", row * 16 + column, element("table", index * 16 + column))),
+        nest([row], Block((Let(chosen, index), inner)) if named else inner),
     )  # fmt: skip
     found = misses_of_level(loop_tree(kernel), cache(512))
     assert found.misses == {"where": 7, "table": 20, "out": 50}

@@ -39,7 +39,7 @@ def code_table(image: Image, threads: int, title: str, progress: Progress) -> It
         rows.append([_numbers(numbers), name, *figures, _predicted(image.program.regions[numbers[0] - 1]), limit])
     yield f"{title} for {machine.name} ({machine.architecture}): {len(rows)} kernels, {_what(image, threads)}"
     yield from aligned(["regions", "kernel", *columns[:-1], "predicted", columns[-1]], rows, left=("kernel", "limit"))
-    if any(row[-1].startswith(UNREAD) for row in rows):
+    if not machine.is_gpu and any(row[-1].startswith(UNREAD) for row in rows):
         yield LONGER
     if not image.kernels and rows:
         yield ARTIFACT

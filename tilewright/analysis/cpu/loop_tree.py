@@ -191,10 +191,10 @@ class _Builder:
             parts: list[Node] = []
             inside = dict(known)
             for child in statement.statements:
-                if isinstance(child, Let) and child.value.dtype == INDEX and not loads(child.value):
-                    inside[child.variable] = substitute(child.value, inside)
-                elif (part := self.visit(child, inside)) is not None:
+                if (part := self.visit(child, inside)) is not None:
                     parts.append(part)
+                if isinstance(child, Let) and child.value.dtype == INDEX:  # with the loads on which it depends, if any
+                    inside[child.variable] = substitute(child.value, inside)
             return _joined(parts)
         if isinstance(statement, For):
             return self.loop(statement, known)

@@ -14,7 +14,7 @@ from math import inf
 from tilewright.analysis.cpu.assembly import Assembly, BasicBlock
 from tilewright.analysis.cpu.loops import Loop, natural_loops, post_dominators
 from tilewright.analysis.cpu.loops_operations import ARGUMENTS, SCALARS, STACK, Frame, Operations, Path, Unanalysable
-from tilewright.analysis.cpu.loops_values import MASK, UNLIMITED, ZERO, Guard, Value, signed
+from tilewright.analysis.cpu.loops_values import UNLIMITED, ZERO, Guard, Value, signed
 from tilewright.runtime.loadable import LoadableKernel
 
 BUFFERS, BUFFER_DISTANCE = 1 << 40, 1 << 35
@@ -188,19 +188,15 @@ class Execution(Operations):
         return result
 
     def fits(self, frame: Frame, path: Path) -> bool:
-        now = {place: frame.read(place) for place in path.symbols}
-        if not all(isinstance(value, Value) for value in now.values()):
-            return False
-        if any(isinstance(frame.read(place), Value) for place in path.unknown):
-            return False
-        difference = {place: value.number - path.symbols[place] for place, value in now.items()}
-        for guard in path.guards:
-            sides = (
-                Value((side.number + sum(c * difference[s] for s, c in side.terms.items())) & MASK) for side in (guard.left, guard.right)
-            )
-            if not Guard(guard.relation, *sides).holds():
+        difference = {}
+        for place, before in path.symbols.items():
+            value = frame.read(place)
+            if not isinstance(value, Value):
                 return False
-        return True
+            difference[place] = value.number - before
+        if not all(guard.holds(difference) for guard in path.guards):
+            return False
+        return not any(isinstance(frame.read(place), Value) for place in path.unknown)
 
     def take(self, frame: Frame, path: Path) -> None:
         """Applies a path that fits, as many times in a row as its guards are certain to hold."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 MASK = (1 << 64) - 1
 UNLIMITED = 1 << 62
+NOTHING: Mapping[Hashable, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,17 @@ class Guard:
     left: Value
     right: Value
 
-    def sides(self) -> tuple[int, int]:
-        if self.relation in ("lt", "ge"):
-            return signed(self.left.number), signed(self.right.number)
-        return self.left.number, self.right.number
+    def sides(self, difference: Mapping[Hashable, int] = NOTHING) -> tuple[int, int]:
+        """The numbers that are compared, if the symbols differ so much from those at the start of the path."""
+        left, right = (
+            (side.number + sum(factor * difference[symbol] for symbol, factor in side.terms.items())) & MASK if difference else side.number
+            for side in (self.left, self.right)
+        )
+        return (signed(left), signed(right)) if self.relation in ("lt", "ge") else (left, right)
 
-    def holds(self) -> bool:
-        left, right = self.sides()
+    def holds(self, difference: Mapping[Hashable, int] = NOTHING) -> bool:
+        """Whether it also holds for symbols that differ so much."""
+        left, right = self.sides(difference)
         return left == right if self.relation == "eq" else left < right if self.relation in ("lt", "ltu") else left >= right
 
     def is_constant(self) -> bool:
