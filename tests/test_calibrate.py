@@ -307,14 +307,15 @@ def test_chains_of_pointers_visit_every_place_of_one(library: ctypes.CDLL, size:
         assert at == start and seen == set(range(start, start + places * area.spacing, area.spacing))
 
 
-def test_working_sets_are_inside_their_level_and_beyond_the_nearer_one() -> None:
+@pytest.mark.parametrize("threads_of_a_core", [1, 2])
+def test_working_sets_are_inside_their_level_and_beyond_the_nearer_one(threads_of_a_core: int) -> None:
     for cpu in (entry for entry in (*catalogue().values(), identified_cpu()) if not entry.is_gpu):
-        nearer = 0
-        for cache, (level, size) in zip(cpu.caches, working_sets(cpu).items(), strict=True):
-            own = cache.bytes // min(cache.shared_by, cpu.processors)
+        threads, nearer = threads_of_a_core * cpu.processors, 0
+        for cache, (level, size) in zip(cpu.caches, working_sets(cpu, threads).items(), strict=True):
+            own = cache.bytes // min(cache.shared_by, cpu.processors) // threads_of_a_core
             assert level == cache.level and nearer < size < nearer + own and size % 4096 == 0
             nearer = own
-        assert memory_bytes(cpu, 3) * 3 <= cpu.memory_bytes // 4
+        assert memory_bytes(cpu, threads) * threads <= cpu.memory_bytes // 4
 
 
 def test_every_benchmark_gives_a_time_in_every_round(library: ctypes.CDLL) -> None:

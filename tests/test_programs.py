@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.system.private_files import NotPrivate, make_folder, read_private, require_private
+from tilewright.system.private_files import NotPrivate, make_folder, read_private, require_private, write_private
 from tilewright.system.programs import ProgramHung, Programs, ProgramStopped, run_program
 from tilewright.tuning.workers import Worker, WorkerLost
 
@@ -192,3 +192,26 @@ def test_what_others_may_have_written_is_not_read(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(NotPrivate, match="belongs to another user"):
         require_private(root, root)
+
+
+def test_files_are_written_whole_or_not_at_all_and_for_their_user_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "file"
+    before = os.umask(0)
+    try:
+        write_private(path, b"first")
+        write_private(path, b"second")
+    finally:
+        os.umask(before)
+    assert read_private(path, path.parent) == b"second" and path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+    def full(*_: object) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="no space"):
+            write_private(path, b"third")
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"] and path.read_bytes() == b"second"
+    path.parent.chmod(0o777)
+    with pytest.raises(NotPrivate, match="can be written by other users"):
+        write_private(path, b"third")

@@ -33,6 +33,8 @@ TURNS = 5_000
 """Turns of the loops of arithmetic: about a quarter of a millisecond each."""
 CACHE_BYTES = 4 << 20
 """Bytes that one sample reads from a cache, and from memory."""
+PASSES = 2
+"""Passes over a working set before a sample, and at least in one: a cache may keep only what was read more than once."""
 CACHE_LOADS, MEMORY_LOADS = 10_000, 1_000
 """Dependent loads of one sample."""
 REGIONS = 20
@@ -100,13 +102,13 @@ class Benchmarks:
         return area
 
 
-def working_sets(machine: Machine) -> dict[int, int]:
-    """Bytes for each level of cache that one core reads again and again: half of the first level; for each other level several times the nearer one,
-    but no more than fits into both together. A level that cores share is divided among them."""
+def working_sets(machine: Machine, threads: int) -> dict[int, int]:
+    """Bytes for each level of cache that one thread reads again and again: half of the first level; for each other level several times the nearer
+    one, but no more than fits into both together. A level is divided among the cores that share it, and among the threads of a core."""
     found: dict[int, int] = {}
-    nearer = 0
+    nearer, of_a_core = 0, -(-threads // machine.processors)
     for cache in machine.caches:
-        own = cache.bytes // max(1, min(cache.shared_by, machine.processors))
+        own = cache.bytes // (min(cache.shared_by, machine.processors) * of_a_core)
         size = own // 2 if not nearer else min(4 * nearer, 3 * (nearer + own) // 4)
         found[cache.level] = max(size // BLOCK, 1) * BLOCK
         nearer = own
@@ -121,9 +123,9 @@ def memory_bytes(machine: Machine, threads: int) -> int:
 
 
 def cache_byte(run: Benchmarks, area: Area, _: int) -> float:
-    """Seconds of a byte that a core reads from its area, while every thread does; after one pass that brings it into the cache."""
-    passes = max(1, CACHE_BYTES // area.bytes)
-    run.call("reads", run.threads, area.address, area.bytes, area.bytes, 1)
+    """Seconds of a byte that a core reads from its area, while every thread does, after passes that bring it into the cache."""
+    passes = max(PASSES, CACHE_BYTES // area.bytes)
+    run.call("reads", run.threads, area.address, area.bytes, area.bytes, PASSES)
     return run.per_core("reads", run.threads, area.bytes * passes, area.address, area.bytes, area.bytes, passes)
 
 
@@ -142,7 +144,7 @@ def measured(run: Benchmarks, seconds: float) -> dict[str, list[float]]:
         "step": lambda _: sum(run.call("dependent_steps", threads, TURNS)) / threads / TURNS / STEPS,
         "parallel region": lambda _: run.call("parallel_regions", 1, REGIONS)[0],
     }
-    for level, size in working_sets(machine).items():
+    for level, size in working_sets(machine, threads).items():
         area = run.area(size)
         benchmarks[f"level {level} byte"] = partial(cache_byte, run, area)
         benchmarks[f"level {level} load"] = partial(load, run, area, CACHE_LOADS)
