@@ -1,6 +1,7 @@
 """CNNOpt's tables 8 and 9 from its published measurements, with our features and models.
 
-    python bench/published_data.py FOLDER --machine v100 --json OUT
+    python -m bench.published_data FOLDER --name published_v100
+    python -m bench.published_data FOLDER --compare --name published_v100_training
 
 CNNOpt: "Effective Performance Modeling and Domain-Specific Compiler Optimization of CNNs for GPUs" (PACT 2022); the measurements, and the kernels'
 sources from which the meaning of their columns follows, are those of its artifact, github.com/HPCRL/AE-PACT.
@@ -12,17 +13,18 @@ are threads of a warp (their product is 32) and B* warps of a block. The S kerne
 its real warps are along K (`as_numbered`); with these the model's error on held-out problems is smaller. Times are milliseconds. A line of a training
 file that is faster than the machine's peak rate, or far faster than the others suggest, is a failed launch.
 
-`--compare` instead compares training recipes by cross-validation over the problems of the `train.csv` files, and reads no layer.
+`--compare` instead compares training recipes by cross-validation over the problems of the `train.csv` files, and reads no layer. Most of these
+problems have only the first hundred configurations of their space, nearly all of them without a split of the sum, while a layer has its whole space
+with as many configurations of each split. So the comparison reports three kinds of problems by their sizes alone: all, those of the layers' kind (3x3
+filters, at most 160 rows), and those whose whole space was measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
-import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from bench.cnnopt import PUBLISHED, printed_cost
-from bench.common import versions
+from bench.common import write_results
 from bench.fitting import fit_overheads, without_failures
 from bench.search_peer import trials_to
 from tilewright.errors import InvalidInput, TilewrightError
@@ -65,8 +64,14 @@ BLACK_BOX = Recipe("random_forest", "black box", "time", options={"n_estimators"
 """The paper's black-box model: a random forest of problem and tile sizes."""
 BOOSTED = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "max_depth": 8, "min_samples_leaf": 20, "max_features": 0.3}
 HYBRID = Recipe("gradient_boosting", "hybrid", "rank", 3.0, 3, BOOSTED, centred=0.5)
-"""Among the best that `--compare` finds by cross-validation on the training files (differences of some tenths of a per cent in LoP@1 are noise); a
-boosted model has a tenth of the nodes of an equally good forest."""
+"""The paper's idea, counts and terms of an analytical model as features, with our learner and target."""
+DEEPER = BOOSTED | {"max_leaf_nodes": 63, "max_depth": 12}
+DETAILED = Recipe("gradient_boosting", "detailed", "rank", 3.0, 4, DEEPER, centred=0.5)
+"""The best by cross-validation on the training files, chosen and frozen before any layer was ranked with its features."""
+RECIPES = {"black box": BLACK_BOX, "hybrid": HYBRID, "detailed": DETAILED}
+"""The learned models that are evaluated on the layers."""
+Predict = Callable[[Samples], np.ndarray]
+"""Predicted seconds of samples."""
 
 
 @dataclass(frozen=True)
@@ -180,77 +185,78 @@ def judged(seconds: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     return figures | {f"trials_{share}": trials_to(np.argsort(predicted, kind="stable"), seconds, 1 - share / 100) for share in SHARES}
 
 
-def evaluate(layers: dict[str, dict[str, Samples]], predict: Any) -> dict[str, Any]:
-    """The figures of every layer and of each of its kinds alone, and the means over layers of ranking both kinds together."""
-    results: dict[str, Any] = {}
+def evaluate(layers: dict[str, dict[str, Samples]], predict: Predict) -> list[dict[str, Any]]:
+    """The figures of every layer and of each of its kinds alone, and as layer "all" the means over layers of ranking both kinds together."""
+    results: list[dict[str, Any]] = []
     for name, kinds in layers.items():
         predictions = {kind: predict(samples) for kind, samples in kinds.items()}
         seconds = np.concatenate([samples.seconds for samples in kinds.values()])
-        results[name] = judged(seconds, np.concatenate(list(predictions.values())))
+        results.append({"layer": name, **judged(seconds, np.concatenate(list(predictions.values())))})
         if len(kinds) > 1:
-            results[name] |= {kind: judged(samples.seconds, predictions[kind]) for kind, samples in kinds.items()}
+            results[-1] |= {kind: judged(samples.seconds, predictions[kind]) for kind, samples in kinds.items()}
     keys = [f"lop@{tried}" for tried in TRIED] + [f"trials_{share}" for share in SHARES]
-    return {"layers": results, "mean": {key: float(np.mean([result[key] for result in results.values()])) for key in keys}}
+    return [*results, {"layer": "all", **{key: float(np.mean([result[key] for result in results])) for key in keys}}]
 
 
-def show(console: Console, document: dict[str, Any]) -> None:
-    models = [name for name in ("analytical_paper", "blackbox", "analytical", "hybrid") if name in document]
-    table = Table("layer", *(f"{name}\n@1 / @10 / @30" for name in models), "hybrid trials to\n95 % / 99 % / 100 %")
-
-    def line(name: str, pick: Any) -> None:
-        losses = [" / ".join(f"{100 * pick(document[model])[f'lop@{tried}']:.1f}" for tried in TRIED) for model in models]
-        table.add_row(name, *losses, " / ".join(f"{pick(document['hybrid'])[f'trials_{share}']:g}" for share in SHARES))
-
-    for layer in document["hybrid"]["layers"]:
-        line(layer, lambda model, layer=layer: model["layers"][layer])
-    table.add_section()
-    line("mean", lambda model: model["mean"])
+def show(console: Console, results: list[dict[str, Any]]) -> None:
+    models = list(dict.fromkeys(entry["model"] for entry in results))
+    found = {(entry["layer"], entry["model"]): entry for entry in results}
+    table = Table("layer", *(f"{name}\n@1 / @10 / @30" for name in models), f"{models[-1]} trials to\n95 % / 99 % / 100 %")
+    for layer in dict.fromkeys(entry["layer"] for entry in results):
+        losses = [" / ".join(f"{100 * found[layer, model][f'lop@{tried}']:.1f}" for tried in TRIED) for model in models]
+        table.add_row(layer, *losses, " / ".join(f"{found[layer, models[-1]][f'trials_{share}']:g}" for share in SHARES))
     console.print(table)
     console.print("loss of performance in per cent, with as many trials; RS and S kernels ranked together where a layer has both")
 
 
 GROWN = {"n_estimators": 30, "max_depth": 16, "min_samples_leaf": 3, "max_features": 0.4}
 CANDIDATES: dict[str, Recipe] = {
-    f"{learner.replace('_', ' ')}, {record}, {target}{f' ({centred:g} centred)' if target == 'rank' else ''}, favour {favour:g}": Recipe(
-        learner, record, target, favour, 1, BOOSTED if learner == "gradient_boosting" else GROWN, centred
-    )
-    for learner, record, target, favour, centred in (
-        ("gradient_boosting", "hybrid", "rank", 3.0, 0.5),
-        ("gradient_boosting", "hybrid", "rank", 3.0, 1.0),
-        ("gradient_boosting", "hybrid", "correction", 3.0, 0),
-        ("gradient_boosting", "hybrid", "time", 3.0, 0),
-        ("gradient_boosting", "hybrid", "rank", 0.0, 1.0),
-        ("gradient_boosting", "hybrid", "time", 0.0, 0),
-        ("gradient_boosting", "relative", "rank", 3.0, 0.5),
-        ("gradient_boosting", "black box", "time", 3.0, 0),
-        ("extra_trees", "hybrid", "rank", 3.0, 0.5),
-        ("random_forest", "hybrid", "rank", 3.0, 0.5),
-        ("random_forest", "hybrid", "rank", 3.0, 1.0),
-        ("random_forest", "hybrid", "correction", 3.0, 0),
-        ("random_forest", "hybrid", "time", 0.0, 0),
-        ("random_forest", "black box", "time", 0.0, 0),
-    )
+    "random forest, hybrid, time": Recipe("random_forest", "hybrid", "time", options=GROWN),
+    "gradient boosting, hybrid, rank": replace(HYBRID, seeds=1),
+    "gradient boosting, detailed, rank": replace(DETAILED, seeds=1, options=BOOSTED),
+    "gradient boosting of deeper trees, detailed, rank": replace(DETAILED, seeds=1),
 }
 """The training recipes that `--compare` compares."""
 FOLDS = 3
 LEAST_ROWS = 40
-"""Problems with fewer training samples are not evaluated."""
+"""Problems with fewer training samples are not evaluated, unless these are their whole space."""
+LEAST_WHOLE = 15
+FIRST = 100
+"""Configurations of a problem's space at which its measurements were cut off."""
+LIKE_LAYERS = 160
+"""Maximum rows of an image that is as small as those of most layers."""
+COMPARED = (1, 3, 10)
 
 
-def held_out(samples: Samples, predicted: np.ndarray) -> dict[str, float]:
-    """Means over problems of the ranking of their samples: LoP@1, @3, @10 (a loss above 1 counts as 1), and trials to 99 %; and LoP@1 of the problems
-    whose best time is below a millisecond, like that of most layers."""
-    figures, small = [], []
-    order = np.argsort(samples.problem, kind="stable")
-    starts = np.flatnonzero(np.r_[True, np.diff(samples.problem[order]) != 0])
-    for rows in np.split(order, starts[1:]):
-        if len(rows) >= LEAST_ROWS:
-            seconds, ranked = samples.seconds[rows], predicted[rows]
-            losses = [min(1.0, loss_of_performance(seconds, ranked, tried)) for tried in (1, 3, 10)]
-            figures.append([*losses, trials_to(np.argsort(ranked, kind="stable"), seconds, 0.01)])
-            if seconds.min() < 1e-3:
-                small.append(figures[-1][0])
-    return dict(zip(("lop@1", "lop@3", "lop@10", "trials_99"), map(float, np.mean(figures, 0)), strict=True)) | {"small lop@1": float(np.mean(small))}
+def kinds_of_problems(samples: Samples, numbers: np.ndarray, counts: np.ndarray, first: np.ndarray) -> dict[str, np.ndarray]:
+    """Masks over problems, by their sizes and their numbers of samples alone. `numbers`: the problem of each row; `first`: a row of each problem."""
+    height, taps = (samples.described[f"problem {name}"][first] for name in ("height", "filter_y"))
+    split = np.zeros(len(counts))
+    np.maximum.at(split, numbers, samples.described["tile split"])
+    enough = counts >= LEAST_ROWS
+    return {
+        "all": enough,
+        "like the layers": enough & (taps == 3) & (height <= LIKE_LAYERS),
+        "whole space": (counts >= LEAST_WHOLE) & (counts < FIRST) & (split > 1),
+    }
+
+
+def held_out(samples: Samples, predicted: np.ndarray) -> dict[str, Any]:
+    """For each kind of problems their number, and means over them of LoP@1, @3, @10 (a loss above 1 counts as 1) and of the trials to 99 %."""
+    _, first, numbers, counts = np.unique(samples.problem, return_index=True, return_inverse=True, return_counts=True)
+    kinds = kinds_of_problems(samples, numbers, counts, first)
+    figures = np.full((len(counts), len(COMPARED) + 1), np.nan)
+    groups = np.split(np.argsort(numbers, kind="stable"), np.cumsum(counts)[:-1])
+    for problem in np.flatnonzero(np.any(list(kinds.values()), 0)):
+        seconds, ranked = samples.seconds[groups[problem]], predicted[groups[problem]]
+        losses = [min(1.0, loss_of_performance(seconds, ranked, tried)) for tried in COMPARED]
+        figures[problem] = [*losses, trials_to(np.argsort(ranked, kind="stable"), seconds, 0.01)]
+    keys = (*(f"lop@{tried}" for tried in COMPARED), "trials_99")
+    return {
+        kind: {"problems": int(which.sum())} | dict(zip(keys, map(float, figures[which].mean(0)), strict=True))
+        for kind, which in kinds.items()
+        if which.any()
+    }
 
 
 def compare(folder: Path, machine: Machine, console: Console) -> list[dict[str, Any]]:
@@ -262,45 +268,43 @@ def compare(folder: Path, machine: Machine, console: Console) -> list[dict[str, 
     rows: list[dict[str, Any]] = [{"model": "analytical", **held_out(clean, counted_cost(clean.counts, machine, overheads).seconds)}]
     for name, recipe in CANDIDATES.items():
         rows.append({"model": name, **held_out(clean, out_of_fold(clean, machine, recipe, overheads, FOLDS))})
-        console.print(name, f"{100 * rows[-1]['lop@1']:.2f} %")
-    table = Table("model, by leaving problems out", "LoP@1 %", "LoP@3 %", "LoP@10 %", "trials to 99 %", "LoP@1 % below 1 ms")
-    for row in sorted(rows, key=lambda row: row["lop@1"]):
-        losses = [f"{100 * row[key]:.2f}" for key in ("lop@1", "lop@3", "lop@10", "small lop@1")]
-        table.add_row(row["model"], *losses[:3], f"{row['trials_99']:.1f}", losses[3])
+        console.print(name, f"{100 * rows[-1]['all']['lop@1']:.2f} %")
+    kinds = [kind for kind in rows[0] if kind != "model"]
+    table = Table("model, by leaving problems out", *(f"{kind} ({rows[0][kind]['problems']})\nLoP@1 / @3 / @10 %" for kind in kinds))
+    for row in rows:
+        table.add_row(row["model"], *(" / ".join(f"{100 * row[kind][f'lop@{tried}']:.2f}" for tried in COMPARED) for kind in kinds))
     console.print(table)
     return rows
 
 
-def reproduce(folder: Path, machine: Machine) -> dict[str, Any]:
-    """Trains and evaluates all models; returns the document that `--json` writes."""
-    start = time.perf_counter()
+def reproduce(folder: Path, machine: Machine) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Trains and evaluates all models; returns the settings and the figures, one entry for each model and layer."""
     training, layers, skipped = read_folder(folder, machine)
     clean = without_failures(training, machine, gpu_calibration(machine).counted)
     overheads = fit_overheads(clean, machine)
-    hybrid = train(clean, machine, HYBRID, overheads)
-    black_box = train(clean, machine, BLACK_BOX, overheads)
+    learned = {name: train(clean, machine, recipe, overheads) for name, recipe in RECIPES.items()}
 
-    def learned(model: Learned) -> Any:
+    def predictor(model: Learned) -> Predict:
         return lambda samples: model.seconds(samples.described, samples.counts, machine)
 
-    return {
-        "analytical": evaluate(layers, lambda samples: counted_cost(samples.counts, machine, overheads).seconds),
-        "analytical_paper": evaluate(layers, lambda samples: printed_cost(samples.counts, machine).seconds),
-        "blackbox": evaluate(layers, learned(black_box)),
-        "hybrid": evaluate(layers, learned(hybrid)),
+    models: dict[str, Predict] = {
+        "analytical as printed": lambda samples: printed_cost(samples.counts, machine).seconds,
+        "analytical": lambda samples: counted_cost(samples.counts, machine, overheads).seconds,
+    } | {name: predictor(model) for name, model in learned.items()}
+    settings = {
         "machine": machine.name,
         "training": {"rows": len(training), "dropped as failed launches": len(training) - len(clean), "problems": len(np.unique(clean.problem))},
-        "lines_skipped": skipped,
+        "lines skipped": skipped,
         "overheads": asdict(overheads),
-        "seconds": time.perf_counter() - start,
     }
+    return settings, [{"model": name, **figures} for name, predict in models.items() for figures in evaluate(layers, predict)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--machine", default="v100", help="the catalogue's name of the GPU that was measured")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--name", default="", help="writes bench/results/NAME.json")
     parser.add_argument("--compare", action="store_true", help="compare ways to train on the training files alone, instead of judging layers")
     options = parser.parse_args()
     console = Console(width=170)
@@ -309,13 +313,13 @@ def main() -> None:
         if not machine.is_gpu:
             raise InvalidInput(f"{machine.name} is not a GPU", "--machine v100 or rtx2080ti")
         if options.compare:
-            document: dict[str, Any] = {"machine": machine.name, "folds": FOLDS, "models": compare(options.folder, machine, console)}
+            settings: dict[str, Any] = {"machine": machine.name, "folds": FOLDS}
+            results = compare(options.folder, machine, console)
         else:
-            document = reproduce(options.folder, machine)
-            show(console, document)
-        if options.json:
-            document |= {"command": ["python", *sys.orig_argv[1:]], "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", "versions": versions()}
-            options.json.write_text(json.dumps(document, indent=1) + "\n")
+            settings, results = reproduce(options.folder, machine)
+            show(console, results)
+        if options.name:
+            console.print(write_results(options.name, settings, results))
     except (TilewrightError, OSError) as error:
         sys.exit(f"error: {error}")
 

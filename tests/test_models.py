@@ -36,7 +36,7 @@ from tilewright.selection.learned.hybrid import Recipe, Samples, loss_of_perform
 V100 = find_machine("v100")
 OVERHEADS = gpu_calibration(V100).counted
 ROOT = Path(__file__).parent.parent
-COMMON = ("black box", "hybrid", "relative")
+COMMON = ("black box", "hybrid", "detailed", "relative")
 """Feature records that need only counts."""
 
 
@@ -498,25 +498,24 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_published_data_on_a_small_folder(tmp_path: Path) -> None:
+    from bench.published_data import RECIPES, reproduce
+
     write_folder(tmp_path / "data")
-    ran = run_command("bench/published_data.py", str(tmp_path / "data"), "--machine", "rtx2080ti", "--json", str(tmp_path / "out.json"))
-    assert ran.returncode == 0, ran.stderr
-    document = json.loads((tmp_path / "out.json").read_text())
+    settings, results = reproduce(tmp_path / "data", find_machine("rtx2080ti"))
     keys = {"lop@1", "lop@10", "lop@30", "trials_95", "trials_99", "trials_100"}
-    for model in ("analytical", "analytical_paper", "blackbox", "hybrid"):
-        found = document[model]
-        assert set(found) == {"layers", "mean"} and keys == set(found["mean"])
-        assert set(found["layers"]) == {"128x42x42_64_3", "128x14x14_96_3"}
-        for figures in found["layers"].values():
-            assert keys <= set(figures)
-            assert figures["lop@1"] >= figures["lop@10"] >= figures["lop@30"] >= 0
-            assert 1 <= figures["trials_95"] <= figures["trials_99"] <= figures["trials_100"]
+    models = ["analytical as printed", "analytical", *RECIPES]
+    layers = ["128x42x42_64_3", "128x14x14_96_3"]
+    assert [(entry["model"], entry["layer"]) for entry in results] == [(model, layer) for model in models for layer in (*layers, "all")]
+    for model in models:
+        *figures, mean = (entry for entry in results if entry["model"] == model)
+        for entry in figures:
+            assert entry["lop@1"] >= entry["lop@10"] >= entry["lop@30"] >= 0
+            assert 1 <= entry["trials_95"] <= entry["trials_99"] <= entry["trials_100"]
         for key in keys:
-            assert found["mean"][key] == pytest.approx(np.mean([figures[key] for figures in found["layers"].values()]))
-    both = document["hybrid"]["layers"]["128x42x42_64_3"]
-    assert {"rs", "s"} <= set(both) and both["rs"]["trials_100"] <= 24 and both["s"]["trials_100"] <= 12
-    assert document["lines_skipped"]["rs/train.csv"] == 13
-    assert "128x42x42_64_3" in ran.stdout and "mean" in ran.stdout
+            assert mean[key] == pytest.approx(np.mean([entry[key] for entry in figures]))
+    both = next(entry for entry in results if entry["model"] == "detailed" and entry["layer"] == "128x42x42_64_3")
+    assert both["rs"]["trials_100"] <= 24 and both["s"]["trials_100"] <= 12
+    assert settings["lines skipped"]["rs/train.csv"] == 13
 
 
 def broken(folder: Path, name: str) -> None:
@@ -581,9 +580,9 @@ def test_the_published_measurements_are_as_counted(published: Path) -> None:
         np.testing.assert_allclose(samples.counts.padded_flops, samples.counts.flops)
         product = np.prod([samples.described[f"tile warp_{axis}"] for axis in "kyx"], 0)
         assert (product == 32).all()
-    printed = evaluate(layers, lambda samples: printed_cost(samples.counts, V100).seconds)["layers"]
+    printed = {entry["layer"]: entry for entry in evaluate(layers, lambda samples: printed_cost(samples.counts, V100).seconds)}
     # table 9, analytical on a V100: R12, D2, D3, D5 and D6
     expected = {"512x7x7_512_3": 5.4, "32x108x108_32_3": 15.8, "64x54x54_32_3": 31.9, "128x27x27_64_3": 50.0, "128x27x27_128_3": 6.3}
     assert {name: round(100 * printed[name]["lop@30"], 1) for name in expected} == expected
-    ours = evaluate(layers, lambda samples: counted_cost(samples.counts, V100).seconds)["mean"]
-    assert ours["lop@30"] < 0.01
+    *_, ours = evaluate(layers, lambda samples: counted_cost(samples.counts, V100).seconds)
+    assert ours["layer"] == "all" and ours["lop@30"] < 0.01
