@@ -227,3 +227,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "iterations, entered" in text and "predicted" in text and "row-major" in text
     assert main([*model, "--code", "7"]) == 2
     assert "--code: '7' is no region or kernel" in capsys.readouterr().err
+
+
+def test_an_instruction_that_no_compiler_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    need("x86-avx2")
+    made = image("x86-avx2")
+    for line, reason in (("movsq  %ds:(%rsi),%es:(%rdi)", "the instruction movsq %ds:(%rsi), %es:(%rdi) is not understood"), ("nop", "no symbol")):
+        listing = f"0000000000001000 <k>:\n    1000:\t{line}\n    1001:\tret\n"
+        monkeypatch.setattr(code_cpu, "disassembled", lambda *_, listing=listing: listing)
+        assert reason in "\n".join(code_table(made, 2, "layers", nothing))

@@ -169,7 +169,11 @@ def split_operands(text: str) -> tuple[str, ...]:
 
 
 def parse(text: str, architecture: str) -> Assembly:
-    """Parses the output of `disassembled` for this architecture ("x86-64" or "aarch64")."""
+    """Parses the output of `disassembled` for this architecture ("x86-64" or "aarch64").
+
+    Raises:
+        KernelFailed: for an instruction that is not understood; compilers make none of kernels, but a binary may hold anything.
+    """
     decode = DECODERS[architecture]
     raw: list[tuple[str, list[Instruction], list[Operation], InstructionCounts, tuple[Any, ...]]] = []
     place: dict[tuple[str, int], int] = {}
@@ -179,7 +183,10 @@ def parse(text: str, architecture: str) -> Assembly:
     for (_, function), code in functions.items():
         for instruction in code.values():
             if instruction not in known:
-                operations, effect, ending = decode(instruction.mnemonic, instruction.operands)
+                try:
+                    operations, effect, ending = decode(instruction.mnemonic, instruction.operands)
+                except (LookupError, ValueError, StopIteration) as error:
+                    raise KernelFailed(f"the instruction {instruction} is not understood", "report this as a defect") from error
                 known[instruction] = operations, effect.counts(), ending
         jumps = (known[instruction][2] for instruction in code.values())
         leaders = {int(ending[-1], 16) for ending in jumps if ending is not None and re.fullmatch("[0-9a-f]+", str(ending[-1]))}

@@ -60,6 +60,8 @@ class Execution(Operations):
         return frame.executions
 
     def function(self, name: str, frame: Frame) -> None:
+        if name not in self.assembly.entries:
+            raise Unanalysable(f"the binary has no symbol {name}")
         if name not in self.loops:
             blocks = self.assembly.of(name)
             successors = {block.number: block.successors for block in blocks}
@@ -110,7 +112,7 @@ class Execution(Operations):
                 states.append(frame.state)
             frame.weight = weight
             if ends[0] != ends[1]:
-                raise Unanalysable(f"{name}: a loop ends as data decides: {code.instructions[-2:]}")
+                raise Unanalysable(f"{name}: data decide when a loop ends: {'; '.join(map(str, code.instructions[-2:]))}")
             frame.state = before
             for location in {*states[0], *states[1]}:
                 one, other = (state[location] if location in state else frame.read(location) for state in states)
