@@ -8,7 +8,8 @@ that `fallbacks.json` lists for its kind, in order. A machine is therefore added
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -187,8 +188,27 @@ class CpuCalibration:
     amx: CpuAmx
 
 
+_assumed: dict[str, GpuCalibration] = {}
+"""Constants that hold instead of the files', by machine."""
+
+
+@contextmanager
+def assumed(machine: Machine, constants: GpuCalibration) -> Iterator[None]:
+    """Inside the context, estimates for the GPU use these constants: for fitting them."""
+    before = _assumed.get(machine.name)
+    _assumed[machine.name] = constants
+    try:
+        yield
+    finally:
+        del _assumed[machine.name]
+        if before is not None:
+            _assumed[machine.name] = before
+
+
 def gpu_calibration(machine: Machine) -> GpuCalibration:
     """The constants for a GPU. Raises InvalidModel if a file is damaged or no file has a part."""
+    if machine.name in _assumed:
+        return _assumed[machine.name]
     found: GpuCalibration = _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
     return found
 

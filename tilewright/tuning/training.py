@@ -25,7 +25,7 @@ from tilewright.tuning.dataset import MEASURES, MeasuredLayer, layer_problem
 BOOSTED = MappingProxyType(
     {"max_iter": 400, "learning_rate": 0.06, "max_leaf_nodes": 127, "max_depth": 12, "min_samples_leaf": 20, "max_features": 0.4}
 )
-RECIPE = Recipe("gradient_boosting", "candidate", "correction", 3.0, options=BOOSTED)
+RECIPE = Recipe("gradient_boosting", "formed", "correction", 3.0, options=BOOSTED)
 """How the models in the package are trained."""
 TOPS = (1, 10, 30)
 

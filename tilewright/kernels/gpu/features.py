@@ -1,6 +1,8 @@
 """Features of GPU kernels for learned models: versioned lists of names, computed for whole columns from `TileCounts` and `Machine`.
 
-`BLACK_BOX`: sizes of problem and tiles alone. `HYBRID`: these, the counts and the terms of the analytical model. `DETAILED`: these and the finer
+`BLACK_BOX`: sizes of problem and tiles alone. `HYBRID`: these, the counts and the terms of the analytical model. `CANDIDATE`: these, the axes that
+only our schedules have, and the time that the schema's own model predicts. `FORMED`: these and the problem's form (batch, groups, dilation, vectors,
+epilogue). `DETAILED`: these and the finer
 features of `kernels.gpu.details`. `RELATIVE`: only dimensionless quantities relative to the machine (times over the bound, shares of its resources,
 waves), for a model that ranks kernels on machines it was not trained on. All except shares are binary logarithms, so that ratios become differences.
 """
@@ -44,17 +46,26 @@ HYBRID = BLACK_BOX + COUNTS + ANALYTIC + tuple(name for name in RELATIVE[:-1] if
 DETAILED = HYBRID + DETAILS
 OWN_TILES = ("cluster", "filters", "output_tile", "transform_threads", "transform_vector")
 CANDIDATE = HYBRID + tuple(f"tile {name}" for name in OWN_TILES) + ("own seconds",)
+FORM = (
+    "images", "groups", "dilation_y", "dilation_x", "input_vector", "filter_vector", "store_vector", "taps", "guarded", "epilogue_bytes",
+    "epilogue_flops",
+)  # fmt: skip
+"""Facts of a problem besides its sizes: images and groups (or the batch of a product) as far as a schema distinguishes them, dilation, the widest
+vectors of its accesses, index divisions and guards of a load of the input, and what follows the sum: bytes read, operations per element."""
+FORMED = CANDIDATE + tuple(f"form {name}" for name in FORM)
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
 RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "detailed": DETAILED, "candidate": CANDIDATE, "own black box": OWN_BLACK_BOX}
+    {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "detailed": DETAILED, "candidate": CANDIDATE, "formed": FORMED,
+     "own black box": OWN_BLACK_BOX}
 )
 
 
-def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, int]) -> dict[str, np.ndarray]:
-    """The columns of `BLACK_BOX`: the schema's number, sizes of the problem and axes of the schedule by name. The number is fixed, since models are
-    trained on it; names that a schema lacks are 1."""
+def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, float]) -> dict[str, np.ndarray]:
+    """The columns of `BLACK_BOX`, `OWN_TILES` and `FORM`: the schema's number, sizes and facts of the problem and axes of the schedule by name. The
+    number is fixed, since models are trained on it; names that a schema lacks are 1 (`OWN_TILES`: 0)."""
     one = np.ones(length(candidates))
     columns = {f"problem {name}": np.asarray(problem.get(name, 1)) * one for name in PROBLEM}
+    columns |= {f"form {name}": np.asarray(problem.get(name, 1)) * one for name in FORM}
     columns |= {f"tile {name}": np.asarray(candidates.get(name, 1)) * one for name in TILES}
     columns |= {f"tile {name}": np.asarray(candidates.get(name, 0)) * one for name in OWN_TILES}
     return columns | {"schema": number * one}

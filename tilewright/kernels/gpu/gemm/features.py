@@ -17,10 +17,15 @@ def contraction_features(facts: ContractionFacts, candidates: Columns) -> dict[s
     """The features by name; None if row reductions follow the sum, because no model was trained on such products."""
     if facts.row_stages:
         return None
-    return of_product(NUMBER, candidates, {"outputs": facts.n, "height": facts.batch, "width": facts.m, "channels": facts.r})
+    sizes = {
+        "outputs": facts.n, "height": facts.batch, "width": facts.m, "channels": facts.r, "groups": facts.batch, "input_vector": facts.a.vector_width,
+        "filter_vector": facts.b.vector_width, "store_vector": facts.store_vector, "taps": facts.a.taps, "guarded": facts.a.guarded,
+        "epilogue_bytes": facts.epilogue_bytes, "epilogue_flops": facts.epilogue_flops,
+    }  # fmt: skip
+    return of_product(NUMBER, candidates, sizes)
 
 
-def of_product(number: int, candidates: Columns, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+def of_product(number: int, candidates: Columns, sizes: Mapping[str, float]) -> dict[str, np.ndarray]:
     """Features of candidates with the axes of a `ContractionSchedule`."""
     tiles = {
         **candidates,

@@ -16,9 +16,10 @@ def winograd_features(facts: WinogradFacts, candidates: Columns) -> dict[str, np
     return of_product(NUMBER, candidates, winograd_sizes(facts))
 
 
-def winograd_sizes(facts: WinogradFacts) -> dict[str, int]:
-    """The convolution's sizes by the names of `kernels.gpu.features.PROBLEM`."""
+def winograd_sizes(facts: WinogradFacts) -> dict[str, float]:
+    """The convolution's sizes and facts by the names of `kernels.gpu.features.PROBLEM` and `FORM`."""
     return {
         "outputs": facts.outputs, "height": facts.images * facts.height, "width": facts.width, "channels": facts.channels,
-        "filter_y": FILTER, "filter_x": FILTER,
+        "filter_y": FILTER, "filter_x": FILTER, "images": facts.images, "input_vector": facts.input_vector, "store_vector": facts.store_vector,
+        "epilogue_bytes": facts.epilogue_bytes, "epilogue_flops": facts.epilogue_flops,
     }  # fmt: skip
