@@ -182,6 +182,18 @@ def test_addresses_that_data_decide() -> None:
     assert "memory       not analysed: an address depends on what is loaded" in text and "warp instructions" in text
 
 
+def test_kernels_of_a_loop() -> None:
+    """They are read for its first repetition; the prediction is for all. A kernel without a parallel region starts no threads."""
+    need("h200")
+    need("x86-avx2")
+    small, inputs = nn.LSTM(8, 8), torch.randn(3, 1, 8)
+    on_gpu, on_cpu = (tilewright.compile(small, inputs, target).image for target in ("h200", "x86-avx2"))
+    assert all(code.reading is not None and code.reading.movement for code in gpu_code(on_gpu, list(on_gpu.program.kernels), nothing).values())
+    assert any("for 6 calls" in line for line in code_table(on_gpu, 1, "loop", nothing))
+    serial = [code for code in cpu_code(on_cpu, list(on_cpu.program.kernels), 2, nothing).values() if code.reading and not code.reading.is_parallel]
+    assert serial and not any("dispatch" in code.terms for code in serial)
+
+
 def test_a_binary_of_another_compiler_is_recognised() -> None:
     need("h200")
     made = image("h200")

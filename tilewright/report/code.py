@@ -86,8 +86,8 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def _predicted(region: LoadableRegion) -> str:
-    kernels = len({call.kernel for call in region.calls})
-    return seconds_text(region.predicted_seconds) + (f" for {kernels} kernels" if kernels > 1 else "")
+    calls = len(region.calls) * region.repeat
+    return seconds_text(region.predicted_seconds) + (f" for {calls} calls" if calls > 1 else "")
 
 
 def _chosen(image: Image, text: str) -> int:

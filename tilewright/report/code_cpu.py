@@ -66,7 +66,9 @@ def _code(image: Image, name: str, content: bytes, folder: Path, threads: int, c
     reading, unread = attempted(name, lambda: read(image.program.kernels[name], code, machine, threads, comparisons))
     if reading is None:
         return CpuCode(None, unread, attempted(name, lambda: loops_of(code, machine, {}))[0] or (), misses, {})
-    return CpuCode(reading, "", reading.loops, misses, terms_of(reading, misses, threads))
+    terms = terms_of(reading, misses, threads)
+    used = {name: seconds for name, seconds in terms.items() if name != "dispatch" or reading.is_parallel}
+    return CpuCode(reading, "", reading.loops, misses, used)
 
 
 # One row

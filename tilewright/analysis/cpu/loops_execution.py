@@ -19,6 +19,8 @@ from tilewright.runtime.loadable import LoadableKernel
 
 BUFFERS, BUFFER_DISTANCE = 1 << 40, 1 << 35
 UNDECIDED = "undecided"
+PARALLEL = "._omp_fn."
+"""Part of the names of functions into which compilers put parallel loops."""
 LIMIT = 200_000
 """Maximum number of blocks and loop iterations that are followed."""
 
@@ -36,7 +38,7 @@ def executions(
     found = Execution(assembly, threads, thread, comparisons=comparisons).run(kernel.name, addresses, [step] * kernel.scalars)
     if thread == 0:
         return dict(found)
-    return {key: count for key, count in found.items() if not isinstance(key, int) or "._omp_fn." in assembly.blocks[key].function}
+    return {key: count for key, count in found.items() if not isinstance(key, int) or PARALLEL in assembly.blocks[key].function}
 
 
 class Execution(Operations):

@@ -11,7 +11,7 @@ from math import inf
 from tilewright.analysis.cpu.assembly import Assembly, BasicBlock
 from tilewright.analysis.cpu.instructions import InstructionCounts, total
 from tilewright.analysis.cpu.loops import Loop, natural_loops
-from tilewright.analysis.cpu.loops_execution import UNDECIDED, executions
+from tilewright.analysis.cpu.loops_execution import PARALLEL, UNDECIDED, executions
 from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.analysis.cpu.pipeline import KernelCycles, block_bounds, block_cycles, cycles, repeats, usage_of
 from tilewright.hardware.machine import Machine
@@ -64,6 +64,11 @@ class KernelReading:
     machine: Machine
     executed: Mapping[object, float]
     cycles: KernelCycles
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the code has a parallel region."""
+        return any(PARALLEL in name for name in self.code.entries)
 
     @cached_property
     def counts(self) -> InstructionCounts:

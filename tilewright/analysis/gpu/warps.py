@@ -147,7 +147,8 @@ def chosen_blocks(count: int, most: int) -> np.ndarray:
 
 
 class KernelWalk:
-    """Walks a kernel once, with the values of variables as arrays over the surrounding loops, the `chosen` blocks, warps and lanes."""
+    """Walks a kernel once, with the values of variables as arrays over the surrounding loops, the `chosen` blocks, warps and lanes. Its scalar
+    parameters are 0, the number of the first repetition."""
 
     def __init__(self, kernel: Kernel, chosen: np.ndarray) -> None:
         assert kernel.launch is not None
@@ -157,7 +158,7 @@ class KernelWalk:
         threads = np.arange(warps * WARP).reshape(1, warps, WARP)
         self.scale = prod(grid) / blocks.size
         self.extents: tuple[int, ...] = (blocks.size, warps, WARP)
-        self.values: dict[str, np.ndarray] = {}
+        self.values: dict[str, np.ndarray] = {variable.name: np.zeros((1, 1, 1), np.int64) for variable in kernel.scalars}
         for name, extents, numbers in (("block", grid, blocks), ("thread", block, threads)):
             self.values[f"{name}_x"] = numbers % extents[0]
             self.values[f"{name}_y"] = numbers // extents[0] % extents[1]
