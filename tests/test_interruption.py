@@ -81,6 +81,7 @@ STAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "building": ("tilewright.toolchain.cache:KernelCache.get_or_build", COMPILE),
     "saving": ("zipfile:ZipFile.writestr", COMPILE),
     "explaining": ("tilewright.report.explanation:explanation", ("explain", "small_models:linear", "--html", "out/page.html")),
+    "reading code": ("tilewright.report.code_cpu:disassembled", ("explain", "small_models:linear", "--code", "--html", "out/page.html")),
     "measuring": ("tilewright.tuning.tuning:measurement_of", TUNE),
     "exporting records": ("tilewright.tuning.records:asdict", ("tune", "--export", "out/lines.jsonl.gz")),
     "importing records": ("tilewright.tuning.records:checked", ("tune", "--import", "lines.jsonl")),

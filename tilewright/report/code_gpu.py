@@ -38,11 +38,14 @@ def gpu_code(image: Image, names: Iterable[str], progress: Callable[[int, int], 
     wanted = list(names)
     sources = {name: _source(image, name) for name in wanted}
     found = {}
-    with ThreadPoolExecutor(settings.available_cores()) as pool:
+    pool = ThreadPoolExecutor(settings.available_cores())
+    try:
         made = {name: pool.submit(attempted, name, lambda source=source: translated(source, image.machine)) for name, source in sources.items()}
         for number, name in enumerate(wanted):
             progress(number, len(wanted))
             found[name] = _code(image, name, *made[name].result())
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interruption waits for no translation that has not begun
     progress(len(wanted), len(wanted))
     return found
 
