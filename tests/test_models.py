@@ -518,6 +518,26 @@ def test_published_data_on_a_small_folder(tmp_path: Path) -> None:
     assert settings["lines skipped"]["rs/train.csv"] == 13
 
 
+def test_an_error_between_the_kernels_shows_beside_each_other_alone(tmp_path: Path) -> None:
+    from bench.published_data import held_out, read
+
+    random = np.random.default_rng(1)
+    splits, tiles = (1, 2, 4, 8), ((1, 1), (1, 2), (2, 2), (1, 4), (2, 4), (1, 7), (2, 7), (7, 7), (2, 14), (1, 14), (7, 14), (14, 14))
+    rs = [f"128,14,14,64,3,1,{y},{x},32,1,1,{split},{random.uniform(0.1, 0.5)}" for split in splits for y, x in tiles]
+    s = [f"64,28,28,32,3,1,{x},{k},1,1,32,{y},1,1,{random.uniform(0.1, 0.5)}" for x in (1, 2, 4, 7) for k in (1, 2) for y in (1, 2)]
+    (tmp_path / "rs.csv").write_text("\n".join(rs))
+    (tmp_path / "s.csv").write_text("\n".join(s))
+    samples = hybrid.join([read(tmp_path / f"{kind}.csv", kind, 1, V100).samples for kind in ("rs", "s")])
+    exact = held_out(samples, samples.seconds)
+    assert {kind: found["problems"] for kind, found in exact.items()} == {"all": 1, "like the layers": 1, "whole space": 1, "S beside RS": 1}
+    assert all(found["lop@1"] == 0 for found in exact.values())
+    of_s = samples.described["tile slice"] == S
+    apart = held_out(samples, samples.seconds * np.where(of_s, 2.0, 1.0))
+    assert {kind for kind, found in apart.items() if found["lop@1"] > 0} == {"S beside RS"}
+    within = held_out(samples, np.where(of_s, 1.0, 1 / samples.seconds))
+    assert within["all"]["lop@1"] > 0 and within["whole space"]["lop@1"] > 0
+
+
 def broken(folder: Path, name: str) -> None:
     write_folder(folder)
     layer = folder / "rs" / "layer_128x42x42_64_3.csv"
