@@ -207,11 +207,25 @@ def learned_on_cpus() -> Rows:
     return rows
 
 
+def calibrated_choices() -> Rows:
+    """Losses of first choices on CPUs by the facts that the models use."""
+    facts = ("assumed", "measured", "only level 3 measured", "all but level 3 measured")
+    names = {"conv2d": "convolutions", "depthwise": "depthwise", "batched product": "batched products"}
+    losses = {(row["kind"], row["ranked by"], row["facts"]): row for row in results_of("calibrated_choices")}
+    rows = [["mean loss of the first", "ranked by", *facts]]
+    for kind, name in names.items():
+        for ranked in ("models", "models and learned part"):
+            own = [losses[kind, ranked, fact] for fact in facts]
+            rows.append([f"{name} ({own[0]['layers']})" if ranked == "models" else "", ranked, *(f"{percent(row['loss'])} %" for row in own)])
+    return rows
+
+
 TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
-            spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, compared_models, choices, searches, code_scores, learned_on_cpus
+            spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, compared_models, choices, searches, code_scores, learned_on_cpus,
+            calibrated_choices,
         )
     }
 )  # fmt: skip
