@@ -43,7 +43,8 @@ from tilewright.tuning.training import HICCUP, TOPS, part_of
 TILED = ("ContractionSchedule", "DirectSchedule", "WinogradSchedule", "FusedWinogradSchedule")
 USES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "instructions": (*TILED, "MapSchedule"), "steps": TILED, "gemm": ("ContractionSchedule", "WinogradSchedule", "FusedWinogradSchedule"),
-    "direct": ("DirectSchedule",), "winograd": ("WinogradSchedule",), "winograd_fused": ("FusedWinogradSchedule",), "window": ("WindowSchedule",),
+    "direct": ("DirectSchedule",), "winograd": ("WinogradSchedule",), "winograd_fused": ("FusedWinogradSchedule",),
+    "window": ("WindowSchedule",), "map": ("MapSchedule",), "row_reduction": ("RowReductionSchedule",), "gemv": ("GemvSchedule",),
 })  # fmt: skip
 """Schedule types whose estimates depend on each part of the constants."""
 LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({"scheduler_imbalance": (0.02, 1.0), "overlap": (1.0, 16.0)})

@@ -124,6 +124,18 @@ def top_ratios() -> Rows:
     return rows
 
 
+def refitted() -> Rows:
+    """The analytical order of layers left out, with present constants and with constants fitted to other layers."""
+    rows = [["schemas ranked", "constants", "LoP@1 %", "LoP@10 %", "rank correlation", "mean error of logarithms"]]
+    entries = [entry for entry in results_of("refit_h200") if "constants" in entry]
+    for schema in dict.fromkeys(entry["schema"] for entry in entries):
+        for entry in entries:
+            if entry["schema"] == schema:
+                losses = (percent(entry[name]) for name in ("lop@1", "lop@10"))
+                rows.append([schema, entry["constants"], *losses, f"{entry['spearman']:.2f}", f"{entry['error']:.3f}"])
+    return rows
+
+
 def compared_models() -> Rows:
     """Training methods on random layers of an H200."""
     says = {
@@ -224,8 +236,8 @@ TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
-            spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, compared_models, choices, searches, code_scores, learned_on_cpus,
-            calibrated_choices,
+            spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, choices, searches, code_scores,
+            learned_on_cpus, calibrated_choices,
         )
     }
 )  # fmt: skip

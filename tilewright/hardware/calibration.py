@@ -98,6 +98,15 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Streaming:
+    """Constants of schemas whose threads stream: `kernels.gpu.map`, `kernels.gpu.row_reduction` and `kernels.gpu.gemv` have a part each."""
+
+    latency: float
+    memory: float
+    issue: float
+
+
+@dataclass(frozen=True)
 class Overheads:
     """Costs that counts do not show (`kernels.gpu.counted`), in cycles and instructions or as fractions of a machine's facts."""
 
@@ -135,6 +144,9 @@ class GpuCalibration:
     winograd: Winograd
     winograd_fused: WinogradFused
     window: Window
+    map: Streaming
+    row_reduction: Streaming
+    gemv: Streaming
     counted: Overheads
 
 

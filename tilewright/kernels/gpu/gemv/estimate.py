@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
@@ -36,11 +37,12 @@ def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCo
     combine = np.where(
         split > 1, machine.launch_seconds + 2 * part_bytes / l2_bandwidth(machine) + 2 * latency_seconds(machine), 0.0
     )
+    own = gpu_calibration(machine).gemv
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "latency": latency,
-        "memory": memory,
-        "issue": issue,
+        "latency": own.latency * latency,
+        "memory": own.memory * memory,
+        "issue": own.issue * issue,
         "split": combine,
     }
     return Estimate(terms, overlapped=("memory", "issue"))

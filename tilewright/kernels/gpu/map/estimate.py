@@ -28,15 +28,15 @@ def map_estimate(facts: MapFacts, candidates: Columns, counts: LaunchCounts, mac
     loads = max(facts.requests - 1, 1)
     in_flight = items * lanes * WORD * min(loads, 8)
     memory = streaming_seconds(machine, counts.memory_bytes, at_once, in_flight)
-    fitted = gpu_calibration(machine).instructions
+    fitted, own = gpu_calibration(machine).instructions, gpu_calibration(machine).map
     instructions = facts.requests * (1 + fitted.address / 2) + facts.flops * lanes + 2 * fitted.division
     issue = issue_seconds(machine, blocks * threads * items * instructions / machine.warp_size)
     rounds = -(-loads // (8 * 4))
     latency = waves * rounds * latency_seconds(machine)
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "latency": latency,
-        "memory": memory,
-        "issue": issue,
+        "latency": own.latency * latency,
+        "memory": own.memory * memory,
+        "issue": own.issue * issue,
     }
     return Estimate(terms, overlapped=("memory", "issue"))

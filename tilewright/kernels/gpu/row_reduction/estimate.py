@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
@@ -46,11 +47,12 @@ def row_reduction_estimate(facts: RowReductionFacts, candidates: Columns, counts
         facts.stages + 1
     )
     issue = issue_seconds(machine, work / machine.warp_size)
+    own = gpu_calibration(machine).row_reduction
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "latency": latency,
-        "memory": memory,
+        "latency": own.latency * latency,
+        "memory": own.memory * memory,
         "l2": level2,
-        "issue": issue,
+        "issue": own.issue * issue,
     }
     return Estimate(terms, overlapped=("memory", "l2", "issue"))
