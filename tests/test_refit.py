@@ -15,10 +15,10 @@ from bench import refit
 from bench.layers import layer as judged_layer
 from tests.measured_layers import H200, layer, measured, some
 from tilewright.hardware import calibration
-from tilewright.hardware.calibration import GpuCalibration, Streaming, assumed, gpu_calibration, parts_of
+from tilewright.hardware.calibration import GpuCalibration, assumed, gpu_calibration, parts_of
 from tilewright.tuning import dataset
 from tilewright.tuning.collecting import ranking_of
-from tilewright.tuning.workloads import Elementwise, Linear, Rows
+from tilewright.tuning.workloads import Elementwise, Linear, Rows, Workload
 
 PARTS = ("winograd", "gemm")
 
@@ -61,13 +61,13 @@ def test_constants_are_found_again(groups: list[refit.Group]) -> None:
     assert refit.values_of(kept, PARTS) == {name: pytest.approx(value, rel=0.02) for name, value in refit.values_of(gpu_calibration(H200), PARTS).items()}
 
 
-STREAMING = {"map": Elementwise(2, 64, (28, 28)), "row_reduction": Rows(300, 700), "gemv": Linear(1, 1024, 4096)}
+STREAMING: dict[str, Workload] = {"map": Elementwise(2, 64, (28, 28)), "row_reduction": Rows(300, 700), "gemv": Linear(1, 1024, 4096)}
 
 
 @pytest.mark.parametrize("part", STREAMING)
 def test_streaming_schemas_are_fitted_too(part: str) -> None:
     present = gpu_calibration(H200)
-    slower = replace(present, **{part: Streaming(1.7, 1.3, 2.2)})
+    slower = refit.with_values(present, {(part, "latency"): 1.7, (part, "memory"): 1.3, (part, "issue"): 2.2})
     found = refit.groups_of([measured(dataset.layer_of(STREAMING[part]), 80)], H200)
     (group,) = [group for group in found if group.kind in refit.USES[part] and len(group.seconds)]
     (times,) = refit.predicted([group], H200, slower)
