@@ -32,7 +32,7 @@ from tilewright.toolchain import CCompiler, compile_kernels
 from tilewright.tuning import calibrate as measuring
 from tilewright.tuning import choices, serialisation
 from tilewright.tuning.calibrate import calibrate, facts_of
-from tilewright.tuning.calibration_worker import WINDOW, Benchmarks, measured, memory_bytes, working_sets
+from tilewright.tuning.calibration_worker import LEAST_ROUNDS, WINDOW, Benchmarks, measured, memory_bytes, working_sets
 from tilewright.tuning.micro_benchmarks import STEPS, multiply_adds, source
 from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.tuning.records import Records
@@ -321,7 +321,7 @@ def test_working_sets_are_inside_their_level_and_beyond_the_nearer_one(threads_o
 def test_every_benchmark_gives_a_time_in_every_round(library: ctypes.CDLL) -> None:
     cpu = replace(identified_cpu(), memory_bytes=64 << 20)
     found = measured(Benchmarks(library, cpu, 2), 0.0)
-    assert set(found) == set(samples(cpu)) and {len(times) for times in found.values()} == {8}
+    assert set(found) == set(samples(cpu)) and {len(times) for times in found.values()} == {LEAST_ROUNDS}
     assert all(0 < seconds < 1 for times in found.values() for seconds in times)
     assert all(fact.value > 0 for fact in facts_of(found, cpu, 2).values())
 
@@ -429,6 +429,13 @@ def test_a_lost_process_is_an_error_and_stores_nothing(
         calibrate(identified_cpu(), 1)
     code, _, err = run(capsys, "--threads", "1")
     assert code == 2 and "nothing was stored" in err and files.stored(identified_cpu()) is None
+
+
+def test_a_busy_machine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "Worker", Lost)
+    monkeypatch.setattr(Lost, "answer", {"samples": samples(identified_cpu(), {"parallel region": 4e-3}), "openmp": ""})
+    with pytest.raises(KernelFailed, match="too busy to measure 1 threads at once; calibrate while it is idle"):
+        calibrate(identified_cpu(), 1)
 
 
 def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,11 @@ LIMIT_SECONDS = 120.0
 """Time after which the process counts as hanging; most of what it needs is starting PyTorch and touching memory."""
 QUANTILE = 0.25
 """Quantile of the repetitions' seconds that counts: others only ever disturb, but the very fastest may be a moment of an unusual clock."""
+LEAST = frozenset({"parallel region"})
+"""Benchmarks whose least time counts: a clock does not change it by much, and others' threads multiply it by thousands."""
 DIGITS = 4
+BUSY_SECONDS = 1e-3
+"""A parallel region that takes longer has threads that wait for a core."""
 
 Samples = Mapping[str, Sequence[float]]
 """Seconds of one unit of work, for each repetition, by benchmark."""
@@ -34,7 +38,7 @@ def calibrate(machine: Machine, threads: int) -> Calibration:
     Raises:
         UnsupportedOption: for more threads than this process has cores.
         CompilerMissing: without a C compiler.
-        KernelFailed: if the benchmarks do not compile, or their process ends or hangs.
+        KernelFailed: if the benchmarks do not compile, their process ends or hangs, or threads hardly ever had cores at the same time.
     """
     cores = settings.available_cores()
     if threads > cores:
@@ -53,6 +57,9 @@ def calibrate(machine: Machine, threads: int) -> Calibration:
         worker.close()
     if "error" in answer:
         raise KernelFailed(f"the micro-benchmarks failed: {answer['error']}", "nothing was stored; without a calibration the catalogue's facts serve")
+    facts = facts_of(answer["samples"], machine, threads)
+    if facts["parallel region"].value > BUSY_SECONDS:
+        raise KernelFailed(f"this machine is too busy to measure {threads} threads at once", "calibrate while it is idle, or with fewer --threads")
     return Calibration(
         identity=machine.identity,
         machine=machine.description,
@@ -60,7 +67,7 @@ def calibrate(machine: Machine, threads: int) -> Calibration:
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         compiler=compiler.identity.partition(": ")[2],
         openmp=answer["openmp"],
-        facts=facts_of(answer["samples"], machine, threads),
+        facts=facts,
     )
 
 
@@ -71,7 +78,7 @@ def facts_of(samples: Samples, machine: Machine, threads: int) -> dict[str, Fact
     one cycle each. The clock follows from the rate of multiply-adds on all threads and these ports, so that their product is the rate that was
     measured. Cycles of other facts are cycles of that clock.
     """
-    seconds = {name: float(np.quantile(values, QUANTILE)) for name, values in samples.items()}
+    seconds = {name: float(np.quantile(values, 0.0 if name in LEAST else QUANTILE)) for name, values in samples.items()}
     spreads = {name: float(np.subtract(*np.quantile(values, [0.75, 0.25]))) / seconds[name] for name, values in samples.items()}
     ports = 2.0 ** round(float(np.log2(seconds["step"] / seconds["multiply-add"])))
     clock = 1 / seconds["multiply-add"] / ports

@@ -26,7 +26,7 @@ from tilewright.tuning import serialisation
 from tilewright.tuning.micro_benchmarks import FUNCTIONS, PADDING, STEPS, multiply_adds
 from tilewright.tuning.workers import Message, serve
 
-LEAST_ROUNDS = 8
+LEAST_ROUNDS = 20
 WARM_SECONDS = 0.05
 """Seconds of multiply-adds before the first round, in which the clock settles."""
 TURNS = 5_000
@@ -125,8 +125,7 @@ def memory_bytes(machine: Machine, threads: int) -> int:
 def cache_byte(run: Benchmarks, area: Area, _: int) -> float:
     """Seconds of a byte that a core reads from its area, while every thread does, after passes that bring it into the cache."""
     passes = max(PASSES, CACHE_BYTES // area.bytes)
-    run.call("reads", run.threads, area.address, area.bytes, area.bytes, PASSES)
-    return run.per_core("reads", run.threads, area.bytes * passes, area.address, area.bytes, area.bytes, passes)
+    return run.per_core("reads", run.threads, area.bytes * passes, area.address, area.bytes, area.bytes, PASSES, passes)
 
 
 def load(run: Benchmarks, area: Area, count: int, number: int) -> float:
@@ -154,7 +153,7 @@ def measured(run: Benchmarks, seconds: float) -> dict[str, list[float]]:
     def from_memory(count: int) -> Callable[[int], float]:
         def sample(number: int) -> float:
             at = memory.address + (2 * number + (count == 1)) % parts * CACHE_BYTES
-            return run.per_core("reads", count, CACHE_BYTES, at, memory.bytes, CACHE_BYTES, 1)
+            return run.per_core("reads", count, CACHE_BYTES, at, memory.bytes, CACHE_BYTES, 0, 1)
 
         return sample
 
