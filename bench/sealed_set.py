@@ -1,6 +1,6 @@
 """Loss of the models' choices on a sealed set: random problems, drawn by a seed after models are frozen, measured once, reported as they fall.
 
-    python -m bench.sealed_set --seed N --trained FILE ... [--data FILE] [--top 40] [--evenly 60] [--resume] [--name sealed_set_h200]
+    python -m bench.sealed_set --seed N --trained FILE ... [--data FILE] [--top 40] [--evenly 40] [--resume] [--name sealed_set_h200]
 
 Ten problems of each of six classes (`tilewright.tuning.sampling`): batch above 1, groups or depthwise, dilation or one or three dimensions, plain
 3x3, 1x1, first layers. None has the sizes of a problem in the files `--trained`, nor of a layer or operator on which models were evaluated before.
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--classes", default=",".join(CLASSES))
     parser.add_argument("--each", type=int, default=10, help="problems of each class")
     parser.add_argument("--top", type=int, default=40)
-    parser.add_argument("--evenly", type=int, default=60)
+    parser.add_argument("--evenly", type=int, default=40)
     parser.add_argument("--again", type=int, default=25)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--data", type=Path, help="where measurements go (default bench/data/sealed_TARGET_SEED.jsonl.gz)")

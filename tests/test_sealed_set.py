@@ -27,7 +27,7 @@ def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of training data, in a folder that takes the place of bench/results; the tree is at COMMIT."""
     monkeypatch.setattr("bench.common.RESULTS", tmp_path)
     monkeypatch.setattr("bench.common.git_commit", lambda: COMMIT)
-    monkeypatch.setattr(sealed_set, "Trials", lambda machine: processes())
+    monkeypatch.setattr(sealed_set, "Trials", lambda machine: processes(trial_seconds=60.0))
     path = tmp_path / "train.jsonl.gz"
     dataset.write(path, [measured(layer(32, 32, 8), 4), measured(dataset.layer_of(Convolution(1, 16, 16, (5, 5), (1, 1), then="relu")), 4)])
     return path
