@@ -359,9 +359,10 @@ def test_what_the_command_shows_of_a_disturbed_machine(capsys: pytest.CaptureFix
     host = identified_cpu()
     disturbed = calibration(host)
     facts: dict[str, Any] = {**disturbed.facts, "memory latency": replace(disturbed.facts["memory latency"], spread=0.5)}
+    facts["clock"] = replace(disturbed.facts["clock"], spread=2000.0)
     files.store(replace(disturbed, facts=facts), host)
     _, out, _ = run(capsys, "--show")
-    assert "other work disturbed memory latency: calibrate again" in out and "4 GHz" in out and "20 GB/s" in out and "50 %" in out
+    assert "other work disturbed clock, memory latency: calibrate again" in out and "> 999 %" in out and "4 GHz" in out and "20 GB/s" in out and "50 %" in out
 
 
 def test_a_damaged_file_can_be_removed_and_replaced(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

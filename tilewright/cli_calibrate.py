@@ -84,7 +84,8 @@ def _print_facts(machine: Machine, calibration: Calibration, console: Console) -
         table.add_column(heading, justify="right")
     assumed = {name: value for name, (value, _) in assumed_facts(machine).items()}
     for name, fact in calibration.facts.items():
-        table.add_row(name, shown(assumed.get(name), fact.unit), shown(fact.value, fact.unit), f"{100 * fact.spread:.0f} %")
+        spread = f"{100 * fact.spread:.0f} %" if fact.spread < 10 else "> 999 %"
+        table.add_row(name, shown(assumed.get(name), fact.unit), shown(fact.value, fact.unit), spread)
     console.print(table)
     disturbed = [name for name, fact in calibration.facts.items() if fact.spread > DISTURBED]
     if disturbed:
