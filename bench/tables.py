@@ -153,6 +153,36 @@ def compared_models() -> Rows:
     return rows
 
 
+def published_training() -> Rows:
+    """Training methods on the training files of CNNOpt's published data."""
+    found = results_of("published_v100_training")
+    kinds = [kind for kind in found[0] if kind != "model"]
+    counts = {kind: [key.removeprefix("lop") for key in found[0][kind] if key.startswith("lop")] for kind in kinds}
+    heads = (f"{kind} ({found[0][kind]['problems']}): LoP{' / '.join(counts[kind])} %" for kind in kinds)
+    rows = [["model", *heads, "trials to 99 %"]]
+    for entry in found:
+        losses = (" / ".join(percent(entry[kind][f"lop{count}"]) for count in counts[kind]) for kind in kinds)
+        rows.append([entry["model"], *losses, f"{entry['all']['trials_99']:.1f}"])
+    return rows
+
+
+def published() -> Rows:
+    """The order of whole spaces on the layers of CNNOpt's published data."""
+    says = {
+        "analytical as printed": "analytical, as the paper prints it",
+        "analytical": "analytical, `counted_cost`",
+        "black box": "random forest, black box, time (the paper's black box)",
+        "hybrid": "gradient boosting, hybrid, rank",
+        "detailed": "**gradient boosting, detailed, rank**",
+    }
+    found = {entry["model"]: entry for entry in results_of("published_v100") if entry["layer"] == "all"}
+    rows = [["model", "LoP@1 %", "LoP@10 %", "LoP@30 %", "trials to 95 / 99 / 100 %"]]
+    for model, name in says.items():
+        losses = (percent(found[model][f"lop@{count}"], digits) for count, digits in ((1, 1), (10, 2), (30, 2)))
+        rows.append([name, *losses, " / ".join(f"{found[model][f'trials_{share}']:.1f}" for share in (95, 99, 100))])
+    return rows
+
+
 def choices() -> Rows:
     """The order of whole spaces on CNNOpt's twenty layers."""
     says = {
@@ -236,8 +266,8 @@ TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
-            spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, choices, searches, code_scores,
-            learned_on_cpus, calibrated_choices,
+            spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, published_training, published, choices,
+            searches, code_scores, learned_on_cpus, calibrated_choices,
         )
     }
 )  # fmt: skip
