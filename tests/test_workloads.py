@@ -137,6 +137,7 @@ def test_every_class_has_problems_with_candidates_and_a_text() -> None:
     [
         "", "sum rows=3", "rows rows=3", "rows rows=3 columns=0", "rows rows=3 columns=9999999", "rows rows=3 columns=4x4", "rows rows=3 columns=4 rows=3",
         "rows rows=3 columns=4 softmax=2", "rows rows=3  columns=4", "linear rows=3 channels=4 outputs=5 then=tanh", "linear rows=3 channels=4 outputs=-5",
+        "linear rows=3 channels=1000000 outputs=1000000",
         "convolution batch=1 channels=8 outputs=8 size=4x4 filter=3", "convolution batch=1 channels=8 outputs=8 size=4x4 filter=3x3 groups=3",
         "convolution batch=1 channels=8 outputs=8 size=4x4x4x4 filter=3x3x3x3",
     ],

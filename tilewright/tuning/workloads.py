@@ -35,6 +35,8 @@ IMAGE_CHANNELS = 4
 """A convolution with at most this number of channels reads the network's input."""
 LARGEST, MOST_DIMENSIONS = 1 << 20, 3
 """Maximum number in a description, and maximum spatial dimensions."""
+MOST_ELEMENTS = 1 << 27
+"""Maximum elements of an operand or result: passes may compute with constants."""
 SUBJECT = "subject"
 """Place of the operator's nodes in the graph."""
 
@@ -266,7 +268,10 @@ def workload_of(text: str) -> Workload:
     missing = [entry.name for entry in fields(KINDS[kind]) if entry.name not in given and entry.default is MISSING]  # type: ignore[arg-type]
     if missing:
         raise ValueError(f"{kind} lacks {', '.join(missing)}")
-    return KINDS[kind](**given)
+    workload = KINDS[kind](**given)
+    if workload.elements > MOST_ELEMENTS:
+        raise ValueError(f"a tensor has {workload.elements} elements")
+    return workload
 
 
 def graph_of(workload: Workload) -> Graph:
