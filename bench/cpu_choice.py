@@ -128,6 +128,19 @@ def kind_of(name: str, only: str | None = None) -> str:
     return next((kind for kind, names in KINDS.items() if name in names), name.partition(":")[0])
 
 
+def with_instructions_of(host: Machine, other: Machine) -> Machine:
+    """The host as kernels compiled for the instructions of another CPU see it: to them it is another machine.
+
+    Raises:
+        ValueError: if the host lacks any of these instructions.
+    """
+    if not set(other.isa) <= set(host.isa):
+        raise ValueError(f"this CPU lacks instructions of {other.name}")
+    names = ("vector_bits", "vector_registers", "isa", "compiler_flags")
+    peaks = {"fp32": host.peak_flops["fp32"] * other.vector_bits / host.vector_bits}
+    return replace(host, peak_flops=peaks, **{name: getattr(other, name) for name in names})
+
+
 def ratios(times: Mapping[int, float], order: Sequence[int]) -> dict[str, float]:
     """The top-k ratio for each k of KS for which at least k candidates were measured; `order` is the models', of which the measured ones count."""
     liked = [times[position] for position in order if position in times]
@@ -168,7 +181,8 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
     schedule."""
     ranking = of_way(rank(found, machine, threads=options.threads), options.only)
     order = [int(position) for position in np.argsort(ranking.seconds, kind="stable")]
-    first = order[: options.top]
+    by_models = np.argsort(replace(ranking, predicted=None).seconds, kind="stable")[: options.by_models]
+    first = list(dict.fromkeys([*order[: options.top], *map(int, by_models)]))
     rest = [int(position) for position in evenly(ranking, min(options.evenly, ranking.candidates), seed=1) if int(position) not in set(first)]
     jobs = [Job(found, ranking.choice(position).schedule, position) for position in (*first, *rest)]
     outcomes = {int(str(outcome.job.key)): outcome for outcome in trials.measure(jobs, options.mode)}
@@ -193,8 +207,8 @@ def judge(name: str, found: Problem, trials: Trials, machine: Machine, options: 
         rows[0] |= {"chosen us": 1e6 * seconds[first[0]], "loss": seconds[first[0]] / seconds[best] - 1}
     rows += winograd_rows(name, ranking, seconds, order)
     times = {serialisation.schedule_text(ranking.choice(position).schedule): float(f"{value:.5g}") for position, value in seconds.items()}
-    facts = {"machine": serialisation.encode(machine), "threads": options.threads, "mode": options.mode, "only": options.only}
-    return rows, {"layer": name, **facts, "times": times}
+    circumstances = {name: getattr(options, name) for name in ("threads", "beside", "mode", "only")}
+    return rows, {"layer": name, "machine": serialisation.encode(machine), **circumstances, "times": times}
 
 
 def judge_all(names: Sequence[str], machine: Machine, options: argparse.Namespace) -> Any:
@@ -229,7 +243,9 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = [row for row in rows if row["kind"] == kind]
         shared = {key: [row[key] for row in own if key in row] for key in MEASURES}
-        result.append({"layer": "all", "kind": kind, "layers": len(own), **{key: statistics.fmean(found) for key, found in shared.items() if found}})
+        mean = {key: statistics.fmean(found) for key, found in shared.items() if found}
+        median = {"median loss": statistics.median(shared["loss"])} if shared["loss"] else {}
+        result.append({"layer": "all", "kind": kind, "layers": len(own), **mean, **median})
     return result
 
 
@@ -240,10 +256,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random problems")
     parser.add_argument("--kinds", nargs="+", default=KINDS_DRAWN, choices=KINDS_DRAWN, help="of the random problems, in turns")
     parser.add_argument("--top", type=int, default=100)
+    parser.add_argument("--by-models", type=int, default=0, metavar="N", help="so many favourites of the models alone, without the learned part")
     parser.add_argument("--evenly", type=int, default=200)
     parser.add_argument("--again", type=int, default=max(KS), help="as many as the greatest k: both sums of its ratio are then of times in turns")
     parser.add_argument("--only", choices=WAYS, help="the convolutions' schedules that are measured; all without it")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--instructions", metavar="TARGET", help="this CPU with the instructions of one of the catalogue, such as x86-avx2")
     parser.add_argument("--beside", type=int, default=1)
     parser.add_argument("--mode", default="network", choices=("network", "cold", "warm"))
     parser.add_argument("--name", help="of the file of results; none without it")
@@ -258,9 +276,12 @@ def main() -> None:
     for name in names:
         if name not in known and name.partition(":")[0] not in KINDS_DRAWN:
             parser.error(f"there is no problem {name!r}: one of {', '.join(known)}, or a kind and its sizes as in linear:128,768,768,1")
+    machine = find_machine("native")
+    if options.instructions is not None:
+        machine = with_instructions_of(machine, find_machine(options.instructions))
     if options.only and any(kind_of(name) != "conv2d" for name in names):
         parser.error("--only is for convolutions: name those that are to be measured")
-    for judged, times in judge_all(names, find_machine("native"), options):
+    for judged, times in judge_all(names, machine, options):
         rows += judged
         data.append(times)
         if options.name:

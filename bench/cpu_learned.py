@@ -1,14 +1,20 @@
-"""Trains the learned part of the ranking on CPUs and evaluates the resulting order.
+"""Trains the learned part of the ranking on CPUs, and evaluates the resulting order on machines with and without data of their own.
 
     python -m bench.cpu_learned [--data FILE ...] [--judge FILE ...] [--write] [--name cpu_learned]
 
-Files are written by `bench.cpu_choice --data`; training data in several runs, on two cores and on 16 (there with --beside 7):
+A machine is here a core with the vectors for which kernels are compiled, whatever the number of threads. Every file of --judge is evaluated three
+times: by the models alone; by a forest trained on all data ("models and forest"); and by a forest trained on the data of all other machines ("machine
+left out"). Files are written by `bench.cpu_choice --data`; training data in several runs, on two cores and on 16 (there with --beside 7):
 
     python -m bench.cpu_choice --random 200 --seed 31 --top 40 --evenly 25 --again 15 --data FILE
 
-(the first 333 lines of cpu_random date from when replays gave means and --again was 5). Test data, not trained with:
+    python -m bench.cpu_choice --random 8 --seed N --top 8 --by-models 6 --evenly 10 --again 7 --instructions x86-avx2 --data FILE
+
+(the first 333 lines of cpu_random date from when replays gave means and --again was 5; N of cpu_random_avx2 is 71000, 71008 ... 71040). Test data,
+not trained with:
 
     python -m bench.cpu_choice --data FILE
+    python -m bench.cpu_choice --top 6 --by-models 6 --evenly 5 --again 7 --instructions x86-avx2 --data FILE
     python -m bench.cpu_choice D2 D3 D4 D5 D6 R2 R6 R9 R12 Y2 Y4 Y8 Y12 Y18 --only direct --data FILE
 
 `--write` puts the forest into the package. Loss is the time of the first choice over the least measured time, less 1; first choices that were not
@@ -35,14 +41,16 @@ from bench.cpu_choice import MEASURES, WAYS, kind_of, means, of_way, problem, ra
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
-from tilewright.selection.learned.cpu import VERSION, file_of, predicted, record, table
+from tilewright.selection.learned.cpu import MODEL, VERSION, build_of, predicted, record, table
 from tilewright.selection.learned.forest import Forest, fit, mean_of, save
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
 
 DATA = Path(__file__).parent / "data"
-OPTIONS = {"max_iter": 500, "learning_rate": 0.05, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
-FORESTS = 3
+RANDOM = ("cpu_random.jsonl.gz", "cpu_random_avx2.jsonl.gz")
+JUDGED = ("cpu_layers.jsonl.gz", "cpu_layers_avx2.jsonl.gz")
+OPTIONS = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
+FORESTS = 2
 SLOW_WEIGHT = 1.5
 """The weight of a kernel with twice the least time of its layer is 2**-SLOW_WEIGHT."""
 SLOWEST = 3.0
@@ -50,7 +58,6 @@ SLOWEST = 3.0
 FASTEST_PART = 4
 """The fastest 1 / FASTEST_PART of the kernels determine the models' error for a whole layer; that part of the error does not affect the order and is
 not learned."""
-THREADS = 2
 UNDISTURBED_WEIGHT = 3.0
 """Weight of measurements on an otherwise idle machine: they have less noise and are from the test machine (a weight of 1 was slightly worse in
 cross-validation)."""
@@ -58,19 +65,27 @@ cross-validation)."""
 
 @dataclass(frozen=True)
 class Measured:
-    """A problem's candidates as ranked without a learned part, and the measured seconds of each (NaN if not measured). `kind`: for evaluation."""
+    """A problem's candidates as ranked without a learned part, and the measured seconds of each (NaN if not measured). `kind`: for evaluation.
+    `undisturbed`: nothing else was measured on the machine's other cores at the same time (`bench.cpu_choice --beside`)."""
 
     name: str
     kind: str
     machine: Machine
+    threads: int
+    undisturbed: bool
     problem: Problem
     ranking: Ranking
     seconds: np.ndarray
 
 
-def undisturbed(machine: Machine) -> bool:
-    """Whether the machine has no spare cores on which another problem could have been measured at the same time (`bench.cpu_choice --beside`)."""
-    return machine.processors == THREADS
+def undisturbed(line: Mapping[str, Any]) -> bool:
+    """Whether nothing else was measured at the same time. Older lines do not say so, but were undisturbed on two cores only."""
+    machine: Machine = serialisation.decode(line["machine"])
+    return bool(line.get("beside", machine.processors // line["threads"]) == 1)
+
+
+def machine_name(layer: Measured) -> str:
+    return f"{layer.machine.pipeline}, {layer.machine.vector_bits} bits, {layer.threads} threads"
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -82,15 +97,16 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def measured(line: Mapping[str, Any]) -> Measured:
     """The measurements of a line; schedules that are no longer candidates are left out."""
     machine: Machine = serialisation.decode(line["machine"])
-    found = problem(line["layer"], machine, THREADS)
+    threads = line["threads"]
+    found = problem(line["layer"], machine, threads)
     only = line.get("only")
-    ranking = of_way(rank(found, machine, THREADS, learned=False), only)
+    ranking = of_way(rank(found, machine, threads, learned=False), only)
     seconds = np.full(ranking.candidates, np.nan)
     texts = {serialisation.schedule_text(ranking.choice(position).schedule): position for position in range(ranking.candidates)}
     for text, value in line["times"].items():
         if text in texts:
             seconds[texts[text]] = value
-    return Measured(line["layer"], kind_of(line["layer"], only), machine, found, ranking, seconds)
+    return Measured(line["layer"], kind_of(line["layer"], only), machine, threads, undisturbed(line), found, ranking, seconds)
 
 
 def rankings(path: Path) -> list[Measured]:
@@ -107,12 +123,12 @@ def trained(layers: Sequence[Measured]) -> Forest:
         fastest = np.argsort(seconds)[: max(5, int(np.isfinite(seconds).sum()) // FASTEST_PART)]
         common, best = np.nanmean(off[fastest]), np.nanmin(seconds)
         for start, part in zip(ranking.starts, ranking.parts, strict=False):
-            columns = record(part, layer.machine, THREADS)
+            columns = record(part, layer.machine, layer.threads)
             own = np.s_[start : start + len(part.estimate.seconds)]
             known = np.isfinite(seconds[own])
             if columns is not None and known.any():
                 slow = np.minimum(np.log2(seconds[own][known] / best), SLOWEST)
-                weights = np.exp2(-SLOW_WEIGHT * slow) * (UNDISTURBED_WEIGHT if undisturbed(layer.machine) else 1.0)
+                weights = np.exp2(-SLOW_WEIGHT * slow) * (UNDISTURBED_WEIGHT if layer.undisturbed else 1.0)
                 kept.append(({name: column[known] for name, column in columns.items()}, off[own][known] - common, weights))
     names = tuple(sorted({name for columns, _, _ in kept for name in columns}))
     features = np.concatenate([table(columns, names) for columns, _, _ in kept])
@@ -141,8 +157,8 @@ def summary(rows: Sequence[Mapping[str, Any]], ranked: str) -> list[dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, nargs="+", default=[DATA / "cpu_random.jsonl.gz"])
-    parser.add_argument("--judge", type=Path, nargs="+", default=[DATA / "cpu_layers.jsonl.gz"])
+    parser.add_argument("--data", type=Path, nargs="+", default=[DATA / name for name in RANDOM])
+    parser.add_argument("--judge", type=Path, nargs="+", default=[DATA / name for name in JUDGED])
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--name", default="cpu_learned")
     options = parser.parse_args()
@@ -154,24 +170,34 @@ def main() -> None:
         parser.error("lines of --only are for judging: they do not tell how much faster the other way is")
     forest = trained(layers)
     if options.write:
-        path = file_of(layers[0].machine, THREADS)
-        save(forest, path, {"threads": THREADS, "layers": len(layers), "kernels": int(sum(np.isfinite(layer.seconds).sum() for layer in layers))})
-        print(path, path.stat().st_size)
-    rows: dict[str, list[dict[str, Any]]] = {"models": [], "models and forest": []}
-    layers = [entry for path in options.judge for entry in rankings(path)]
-    for layer in layers:
-        rows["models"] += judged(layer, layer.ranking.seconds)
-        corrected = predicted(forest, layer.ranking, layer.machine, THREADS)
-        rows["models and forest"] += judged(layer, layer.ranking.seconds if corrected is None else corrected)
-    found = [mean for ranked, own in rows.items() for mean in summary(own, ranked)]
-    shown = Table("kind", "ranked by", "layers", *MEASURES, "first not measured", box=None)
+        kernels = int(sum(np.isfinite(layer.seconds).sum() for layer in layers))
+        machines = sorted(set(map(machine_name, layers)))
+        architectures = sorted({layer.machine.architecture for layer in layers})
+        builds = sorted({build_of(layer.machine) for layer in layers})
+        save(forest, MODEL, {"architectures": architectures, "builds": builds, "machines": machines, "layers": len(layers), "kernels": kernels})
+        print(MODEL, MODEL.stat().st_size)
+    forests: dict[tuple[str, int], Forest | None] = {}
+    own: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for layer in (layer for path in options.judge for layer in rankings(path)):
+        build = build_of(layer.machine)
+        if build not in forests:
+            others = [other for other in layers if build_of(other.machine) != build]
+            forests[build] = trained(others) if others else None
+        for ranked, its in (("models", None), ("models and forest", forest), ("machine left out", forests[build])):
+            if ranked == "models" or its is not None:
+                corrected = None if its is None else predicted(its, layer.ranking, layer.machine, layer.threads)
+                rows = judged(layer, layer.ranking.seconds if corrected is None else corrected)
+                own.setdefault((machine_name(layer), ranked), []).extend(rows)
+    found = [{"machine": machine, **mean} for (machine, ranked), rows in own.items() for mean in summary(rows, ranked)]
+    every = [{"machine": machine, **row, "ranked by": ranked} for (machine, ranked), rows in own.items() for row in rows]
+    shown = Table("machine", "kind", "ranked by", "layers", *MEASURES, "first not measured", box=None)
     for row in found:
         cells = [f"{row[key]:.3f}" if key in row else "–" for key in MEASURES]
-        shown.add_row(row["kind"], row["ranked by"], str(row["layers"]), *cells, str(row["first choices not measured"]))
+        shown.add_row(row["machine"], row["kind"], row["ranked by"], str(row["layers"]), *cells, str(row["first choices not measured"]))
     Console(width=150).print(shown)
     files = {"trained on": [path.name for path in options.data], "judged on": [path.name for path in options.judge]}
     settings = {**files, "measured on": sorted({f"{layer.machine.description}, {layer.machine.processors} cores" for layer in layers})}
-    print(write_results(options.name, settings, [*found, *({**row, "ranked by": ranked} for ranked, own in rows.items() for row in own)]))
+    print(write_results(options.name, settings, [*found, *every]))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from scipy.stats import spearmanr
 
 from bench.common import write_results
 from bench.cpu_choice import kind_of
-from bench.cpu_learned import DATA, THREADS, lines, measured, undisturbed
+from bench.cpu_learned import DATA, lines, measured, undisturbed
 from tilewright.analysis.cpu.assembly import disassembled
 from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.codegen.source import source_text
@@ -53,7 +53,7 @@ def together(terms: Mapping[str, float]) -> float:
 
 def suits(line: Mapping[str, Any]) -> bool:
     """Whether the line has times of a contraction measured on an otherwise idle machine; no other code is analysed."""
-    return kind_of(line["layer"]) != "depthwise" and undisturbed(serialisation.decode(line["machine"]))
+    return kind_of(line["layer"]) != "depthwise" and undisturbed(line)
 
 
 def sample(seconds: np.ndarray, models: np.ndarray, each: int) -> list[int]:
@@ -76,7 +76,7 @@ def rows_of(line: Mapping[str, Any], each: int) -> list[Row]:
         built = [binary for binary in compile_kernels(sources, machine, workers=1) if isinstance(binary, Binary)]
         pairs = [(kernel, disassembled(binary.path, machine)) for kernel, binary in zip(kernels, built, strict=True)]
         try:
-            terms = code_terms(pairs, machine, THREADS)
+            terms = code_terms(pairs, machine, layer.threads)
         except Unanalysable as error:
             print(f"{layer.name}, {schedule}: {error}", file=sys.stderr)
             continue

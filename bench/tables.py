@@ -232,20 +232,21 @@ def code_scores() -> Rows:
 
 
 def learned_on_cpus() -> Rows:
-    """What the forest of a CPU makes of the order of the models."""
+    """What the forest makes of the order of the models, with and without data of the machine."""
     says = {
         "conv2d": "convolutions, all schedules", "winograd conv2d": "Winograd alone", "direct conv2d": "direct alone",
         "depthwise": "depthwise", "batched product": "batched products",
     }  # fmt: skip
     means = [entry for entry in results_of("cpu_learned") if entry["layer"] == "all"]
-    rows = [["means of", "ranked by", "loss of the first", "loss of ten", "top-10 ratio", "top-50 ratio"]]
-    for kind, name in says.items():
-        for entry in means:
-            if entry["kind"] != kind:
-                continue
-            losses = (f"{percent(entry[key])} %" if key in entry else "" for key in ("loss", "loss of ten"))
-            first = f"{name} ({entry['layers']})" if entry["ranked by"] == "models" else ""
-            rows.append([first, entry["ranked by"], *losses, *(f"{entry[f'ratio of {count}']:.3f}" for count in (10, 50))])
+    rows = [["machine", "means of", "ranked by", "loss of the first", "median", "loss of ten", "top-10 ratio", "top-50 ratio"]]
+    for machine in dict.fromkeys(entry["machine"] for entry in means):
+        for kind, name in says.items():
+            for entry in means:
+                if (entry["machine"], entry["kind"]) != (machine, kind):
+                    continue
+                losses = (f"{percent(entry[key])} %" if key in entry else "" for key in ("loss", "median loss", "loss of ten"))
+                ratios = (f"{entry[key]:.3f}" if (key := f"ratio of {count}") in entry else "" for count in (10, 50))
+                rows.append([machine, f"{name} ({entry['layers']})", entry["ranked by"], *losses, *ratios])
     return rows
 
 

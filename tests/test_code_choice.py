@@ -222,5 +222,6 @@ def test_the_benchmark_takes_favourites_and_others() -> None:
 def test_the_benchmark_takes_contractions_that_nothing_disturbed() -> None:
     small, large = (serialisation.encode(replace(machine("x86-avx512"), processors=count)) for count in (2, 16))
     names = ("conv2d:64,32,20,20,3,1", "depthwise:48,14,3,1", "R2", "W3", "B1")
-    lines = [{"layer": name, "machine": small} for name in names] + [{"layer": "R2", "machine": large}]
-    assert [cpu_score.suits(line) for line in lines] == [True, False, True, False, True, False]
+    lines = [{"layer": name, "machine": small, "threads": 2} for name in names]
+    lines += [{"layer": "R2", "machine": large, "threads": 2}, {"layer": "R2", "machine": large, "threads": 2, "beside": 1}]
+    assert [cpu_score.suits(line) for line in lines] == [True, False, True, False, True, False, True]

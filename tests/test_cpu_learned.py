@@ -20,7 +20,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
 from tilewright.selection.learned import cpu as cpu_learned
-from tilewright.selection.learned.cpu import corrected, file_of, forest_of, record, table
+from tilewright.selection.learned.cpu import corrected, record, table, was_measured
 from tilewright.selection.learned.forest import fit, save
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
@@ -61,19 +61,46 @@ def test_every_schema_is_corrected(kind: str, sizes: tuple[int, ...]) -> None:
     assert not np.allclose(before.seconds, after.seconds)
 
 
-def test_others_are_left_to_the_models() -> None:
-    for target, threads in ((machine("neoverse-n1"), 2), (machine("x86-avx2"), 2), (SAPPHIRE_RAPIDS, 3)):
-        before, after = both(LAYERS[0], target, threads)
-        assert after.predicted is None
-        assert (before.seconds == after.seconds).all()
+@pytest.mark.parametrize("threads", (1, 3, 16, 64))
+@pytest.mark.parametrize("name", ("x86-avx2", "x86-avx512", "xeon-8124m"))
+def test_other_cores_and_threads_are_corrected(name: str, threads: int) -> None:
+    before, after = both(LAYERS[0], machine(name), threads)
+    assert after.predicted is not None and np.isfinite(after.predicted).all() and (after.predicted > 0).all()
+    assert not np.allclose(before.seconds, after.seconds)
+    assert not was_measured(machine(name)) and was_measured(SAPPHIRE_RAPIDS)
+
+
+@pytest.mark.parametrize("name", ("neoverse-n1", "cortex-a53"))
+def test_other_architectures_are_left_to_the_models(name: str) -> None:
+    before, after = both(LAYERS[0], machine(name))
+    assert after.predicted is None
+    assert (before.seconds == after.seconds).all()
+
+
+def test_features_are_relative_to_the_machine() -> None:
+    """Twice the clock, bandwidths and half the dispatch: the same work in half the time, and the same features."""
+    fast = replace(
+        SAPPHIRE_RAPIDS,
+        clock_hz=2 * SAPPHIRE_RAPIDS.clock_hz,
+        memory_bandwidth=2 * SAPPHIRE_RAPIDS.memory_bandwidth,
+        dispatch_seconds=SAPPHIRE_RAPIDS.dispatch_seconds / 2,
+    )
+    for problem in (convolution_problem(*LAYERS[0]), operators.problem_of("depthwise", (48, 14, 3, 1), SAPPHIRE_RAPIDS, 2)):
+        slow_parts, fast_parts = (rank(problem, target, 2, learned=False).parts for target in (SAPPHIRE_RAPIDS, fast))
+        for one, other in zip(slow_parts, fast_parts, strict=True):
+            before, after = record(one, SAPPHIRE_RAPIDS, 2), record(other, fast, 2)
+            assert before is not None and after is not None and before.keys() == after.keys()
+            assert np.allclose(one.estimate.seconds, 2 * other.estimate.seconds)
+            for name in before:
+                assert np.allclose(before[name], after[name]), name
 
 
 def test_what_follows_a_convolution_is_told_apart() -> None:
-    """A residual addition reads another input."""
+    """A residual addition reads another input, as large as the result."""
     alone, added = (operators.problem_of("block", (64, 32, 14, 1, 1, residual), SAPPHIRE_RAPIDS, 2) for residual in (0, 1))
     first, second = (record(of_problem(one, SAPPHIRE_RAPIDS)[0].parts[0], SAPPHIRE_RAPIDS, 2) for one in (alone, added))
     assert first is not None and second is not None
-    assert 2.0 ** second["problem epilogue_bytes"][0] - 2.0 ** first["problem epilogue_bytes"][0] == pytest.approx(4 * 64 * 14 * 14)
+    assert 2.0 ** second["problem epilogue"][0] - 2.0 ** first["problem epilogue"][0] == pytest.approx(1)
 
 
 def test_what_it_has_not_seen_is_no_part() -> None:
@@ -88,20 +115,19 @@ def test_what_it_has_not_seen_is_no_part() -> None:
 
 def test_a_forest_learns_what_the_models_are_off_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take twice the modelled time if a tile has few vectors."""
-    monkeypatch.setattr(cpu_learned, "MODELS", tmp_path)
+    monkeypatch.setattr(cpu_learned, "MODEL", tmp_path / "cpu.npz")
     rankings = [both(sizes, SAPPHIRE_RAPIDS)[0] for sizes in LAYERS]
     columns = [record(part, SAPPHIRE_RAPIDS, 2) for ranking in rankings for part in ranking.parts[:1]]
     names = tuple(sorted({name for own in columns if own is not None for name in own}))
     features = np.concatenate([table(own, names) for own in columns if own is not None])
     few = features[:, names.index("axis vectors")] < 2
     forest = fit("gradient_boosting", features, few.astype(float), None, names, cpu_learned.VERSION, {"max_iter": 60, "learning_rate": 0.2})
-    save(forest, file_of(SAPPHIRE_RAPIDS, 5))
-    forest_of.cache_clear()
+    save(forest, cpu_learned.MODEL, {"architectures": ["x86-64"], "builds": [["golden-cove", 512]]})
+    cpu_learned.trained.cache_clear()
     found = corrected(rankings[1], SAPPHIRE_RAPIDS, 5)
     count = len(rankings[1].parts[0].estimate.seconds)
     expected = np.where(rankings[1].parts[0].candidates["vectors"] < 2, 2.0, 1.0)
     assert np.allclose(found.seconds[:count] / rankings[1].seconds[:count], expected, rtol=0.05)
-    forest_of.cache_clear()
 
 
 JUDGED: dict[str, set[tuple[int, ...]]] = {
@@ -142,7 +168,7 @@ def test_a_line_gives_the_times_of_candidates_that_there_are_still() -> None:
     stranger = texts[0].replace("16", "17")
     assert stranger not in texts
     times = {text: 1e-3 + 1e-5 * number for number, text in enumerate(texts)} | {stranger: 1.0}
-    layer = training.measured({"layer": "conv2d:64,32,20,20,3,1", "machine": serialisation.encode(SAPPHIRE_RAPIDS), "times": times})
+    layer = training.measured({"layer": "conv2d:64,32,20,20,3,1", "machine": serialisation.encode(SAPPHIRE_RAPIDS), "threads": 2, "times": times})
     assert np.flatnonzero(np.isfinite(layer.seconds)).tolist() == list(range(12))
     assert layer.seconds[3] == pytest.approx(1.03e-3)
     right, wrong = (training.judged(layer, order)[0] for order in (np.arange(1.0, 1 + ranking.candidates), -np.arange(float(ranking.candidates))))
@@ -165,7 +191,7 @@ def test_ways_to_convolve_alone() -> None:
 def test_lines_of_one_way_are_judged_and_not_trained_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     direct = cpu_choice.of_way(both(LAYERS[0], SAPPHIRE_RAPIDS)[0], "direct")
     times = {serialisation.schedule_text(direct.choice(position).schedule): 1e-3 + 1e-5 * position for position in range(12)}
-    line = {"layer": "conv2d:64,32,20,20,3,1", "machine": serialisation.encode(SAPPHIRE_RAPIDS), "only": "direct", "times": times}
+    line = {"layer": "conv2d:64,32,20,20,3,1", "machine": serialisation.encode(SAPPHIRE_RAPIDS), "threads": 2, "only": "direct", "times": times}
     layer = training.measured(line)
     (row,) = training.judged(layer, direct.seconds)
     assert row["kind"] == "direct conv2d" and np.isfinite(layer.seconds).sum() == 12

@@ -154,6 +154,8 @@ class GpuCalibration:
 class CpuContraction:
     """Constants of `kernels.cpu.contraction`."""
 
+    overlap: float
+    shared_line: float
     tile_overhead_cycles: float
     copy_cycles_along_n: float
     copy_cycles_across_n: float

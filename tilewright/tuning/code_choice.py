@@ -2,8 +2,9 @@
 
 The cheap stage, the models over the whole space in NumPy, passes its first few candidates to the expensive one (`selection/search.py::rescored`). The
 spaces of CPU contractions have at most some ten thousand candidates, so all are ranked and no evolutionary search is needed. Separate processes
-compile and read code, and leave the chosen kernel in the kernel cache. If a learned model has ranked the candidates (`selection/learned/cpu.py`), it
-decides. If code cannot be read (no objdump for the target, data-dependent control flow), the analytical models decide.
+compile and read code, and leave the chosen kernel in the kernel cache. Where the learned model (`selection/learned/cpu.py`) was trained on
+measurements of this core and these vectors, it decides alone. If code cannot be read (no objdump for the target, data-dependent control flow), the
+models decide.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.problem import Problem
 from tilewright.selection.code_score import MODELS, coefficients_of, linear
+from tilewright.selection.learned.cpu import was_measured
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.selection.search import rescored
 from tilewright.toolchain.compilers import CCompiler, identity_of
@@ -28,7 +30,7 @@ from tilewright.tuning import serialisation
 from tilewright.tuning.trial_processes import Child
 from tilewright.tuning.workers import Message, WorkerLost
 
-FAVOURITES = 8
+FAVOURITES = 3
 """Number of candidates to compile and score."""
 MARGIN = 0.05
 """Fraction by which another score must be better to replace the models' first choice."""
@@ -97,7 +99,7 @@ class CodeScores:
     def best(self, problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> tuple[Choice, bool]:
         """The candidate with the best score among the ranking's first `count`. The ranking's first is kept if its score is within `MARGIN` of the
         best, if it has no score, if the region is too short, or if the coefficients were not fitted to one of the schemas. A model learned from
-        measurements (`selection/learned/cpu.py`) ranks better, so it decides alone if there is one. The second result is False if a process hung or
+        measurements of the same core and vectors ranks better, so it decides alone if there is one. The second result is False if a process hung or
         was lost, so that the choice may not be reproducible.
 
         Raises:
@@ -105,7 +107,8 @@ class CodeScores:
         """
         favourite = ranking.first()
         fitted = all(part.schema.scored for part in ranking.first_parts(count))
-        if ranking.predicted is not None or favourite.seconds < WORTH_SECONDS or not fitted:
+        measured = ranking.predicted is not None and was_measured(self._machine)
+        if measured or favourite.seconds < WORTH_SECONDS or not fitted:
             return favourite, True
         coefficients = coefficients_of(self._machine.architecture)
         lost = threading.Event()

@@ -138,3 +138,4 @@ def combined(names: Sequence[str], values: Sequence[Expr], offset: Expr) -> list
     lets, fresh = bind_shared(list(values), "w")
     held = [Let(Var(f"next{i}", None, value.dtype), value) for i, value in enumerate(fresh)]
     return [*lets, *held, *[Store(name, offset, h.variable) for name, h in zip(names, held, strict=True)]]
+

@@ -1,32 +1,36 @@
 """Learned correction of the ranking on CPUs: predicts the error of the analytical models.
 
-A forest for a core (`Machine.pipeline`) and a number of threads, trained on measured schedules of random problems (`bench/cpu_learned.py`), predicts
-the logarithm of measured over modelled time. Its features are the models' terms, the problem's sizes, the axes of the schedule, and quantities
-derived from them: how much of tiles, panels and threads is filled, and the loads of a register tile. Without a forest for the core and threads, and
-for regions unlike those it was trained on, the analytical times are kept.
+One forest serves all CPUs of the architectures that it was trained on. It predicts the logarithm of measured over modelled time from features that
+are relative to the machine: shares of the models' terms, tiles relative to registers, bytes relative to caches, work relative to threads, how much of
+tiles, panels and threads is filled. It was trained on measured schedules of random problems (`bench/cpu_learned.py`). Regions unlike those, and
+other architectures, keep the analytical times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from tilewright.errors import InvalidModel
+from tilewright.files import reading
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import length
+from tilewright.kernels.cpu.features import machine_features
 from tilewright.kernels.schema import Options
 from tilewright.selection.learned.forest import Forest, load
 from tilewright.selection.ranking import Part, Ranking
 
-MODELS = Path(__file__).parent.parent / "models"
-VERSION = 2
+MODEL = Path(__file__).parent.parent / "models" / "cpu.npz"
+VERSION = 3
 """Incremented whenever the result of `record` changes; a forest of another version is not used."""
 MISSING = -64.0
 """Value of features that a schema does not have."""
+LEAST_SHARE = 2.0**-20
+"""Shares of the time below this one are not told apart."""
 
 
 def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] | None:
@@ -36,37 +40,54 @@ def record(part: Part, machine: Machine, threads: int) -> dict[str, np.ndarray] 
     if own is None:
         return None
     total, count = part.estimate.seconds, length(rows)
-    columns = {"seconds": np.log2(total)}
-    columns |= {f"problem {name}": np.full(count, np.log2(max(size, 2.0**-10))) for name, size in _sizes(part.facts)}
+    columns = {"calls": np.log2(total / machine.dispatch_seconds)}
+    columns |= {name: np.full(count, value) for name, value in machine_features(machine, threads).items()}
     columns |= {f"axis {name}": np.asarray(column, dtype=np.float64) for name, column in rows.items()}
-    columns |= {f"term {name}": np.log2(np.maximum(term, 1e-12) / total) for name, term in part.estimate.terms.items()}
+    columns |= {f"term {name}": np.log2(np.maximum(term / total, LEAST_SHARE)) for name, term in part.estimate.terms.items()}
     return columns | own
-
-
-def _sizes(facts: Any) -> Iterator[tuple[str, float]]:
-    for field in fields(facts):
-        value = getattr(facts, field.name)
-        if isinstance(value, tuple):
-            yield from ((f"{field.name} {number}", float(one)) for number, one in enumerate(value))
-        elif not isinstance(value, str):
-            yield field.name, float(value)
 
 
 def table(columns: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray:
     """The features as an array, [candidates, names] float32."""
-    missing = np.full(len(columns["seconds"]), MISSING)
+    missing = np.full(len(columns["calls"]), MISSING)
     return np.stack([np.broadcast_to(columns.get(name, missing), missing.shape) for name in names], axis=1).astype(np.float32)
 
 
-def file_of(machine: Machine, threads: int) -> Path:
-    return MODELS / f"cpu_{machine.pipeline}_{threads}.npz"
+def build_of(machine: Machine) -> tuple[str, int]:
+    """The core, and the bits of the vectors for which kernels are compiled: with others it is another machine to a kernel."""
+    return machine.pipeline, machine.vector_bits
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The forest, the architectures that it serves, and the builds that were measured."""
+
+    forest: Forest
+    architectures: tuple[str, ...]
+    builds: tuple[tuple[str, int], ...]
 
 
 @lru_cache(maxsize=8)
-def forest_of(path: Path) -> Forest | None:
-    """The forest of a file; None if there is no file or it has another version. Raises InvalidModel if the file is damaged."""
-    forest = load(path)[0] if path.exists() else None
-    return forest if forest is not None and forest.version == VERSION else None
+def trained(path: Path) -> Trained | None:
+    """The forest of a file; None if there is no file or it has another version.
+
+    Raises:
+        InvalidModel: if the file is damaged.
+    """
+    if not path.exists():
+        return None
+    forest, more = load(path)
+    if forest.version != VERSION:
+        return None
+    with reading(path, InvalidModel, "install Tilewright again, or train it again"):
+        builds = tuple((str(core), int(bits)) for core, bits in more["builds"])
+        return Trained(forest, tuple(map(str, more["architectures"])), builds)
+
+
+def was_measured(machine: Machine) -> bool:
+    """Whether the forest was trained with measurements of such a core and such vectors."""
+    known = trained(MODEL)
+    return known is not None and build_of(machine) in known.builds
 
 
 def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) -> np.ndarray | None:
@@ -81,6 +102,8 @@ def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) 
 
 
 def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
-    """The ranking with the times predicted by the forest for the machine's core and `threads` threads, if there is one that covers the region."""
-    forest = forest_of(file_of(machine, threads)) if machine.pipeline and ranking.candidates else None
-    return ranking if forest is None else replace(ranking, predicted=predicted(forest, ranking, machine, threads))
+    """The ranking with the times predicted by the forest, if it covers the region and the machine's architecture."""
+    known = trained(MODEL) if ranking.candidates else None
+    if known is None or machine.architecture not in known.architectures:
+        return ranking
+    return replace(ranking, predicted=predicted(known.forest, ranking, machine, threads))

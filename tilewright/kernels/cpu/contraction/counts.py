@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts, counted
-from tilewright.kernels.cpu.contraction.space import CpuContractionFacts
+from tilewright.kernels.cpu.contraction.space import CONSTANT, ORDERS, CpuContractionFacts
 
 
 def contraction_counts(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> Counts:
@@ -25,7 +25,9 @@ def b_reads(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -
     assert l1 is not None, f"{machine.name} lacks the facts about its caches"
     element = float(facts.element_bytes)
     panel = candidates["vectors"] * machine.vector_lanes() * facts.r * element
-    near = panel + candidates["tile_rows"] * candidates["tile_columns"] * facts.r * element <= l1.bytes
+    # with the tiles of a single row outermost, all panels are read before the next tile
+    alone = (candidates["order"] == ORDERS.index("m")) & (facts.rows == 1)
+    near = np.where(alone, one_b(facts), panel) + candidates["tile_rows"] * candidates["tile_columns"] * facts.r * element <= l1.bytes
     return np.where(near, 0.0, panel * tiles_of(facts, candidates) * facts.outer * panels_of(facts, candidates, machine))
 
 
@@ -33,6 +35,18 @@ def tiles_of(facts: CpuContractionFacts, candidates: Columns) -> np.ndarray:
     """Tiles of pixels for one outer index, partial ones included."""
     tiles: np.ndarray = ceil_divided(facts.rows, candidates["tile_rows"]) * ceil_divided(facts.columns, candidates["tile_columns"])
     return tiles
+
+
+def one_b(facts: CpuContractionFacts) -> float:
+    """Bytes of B for one outer index; if it is no constant, every outer index has its own."""
+    return facts.b_bytes if facts.b == CONSTANT else facts.b_bytes / facts.outer
+
+
+def parts_of(facts: CpuContractionFacts, candidates: Columns) -> np.ndarray:
+    """Rows of tiles for one outer index, which threads take one at a time; of a single row, its tiles."""
+    extent, tile = (facts.rows, "tile_rows") if facts.rows > 1 else (facts.columns, "tile_columns")
+    parts: np.ndarray = ceil_divided(extent, candidates[tile])
+    return parts
 
 
 def panels_of(facts: CpuContractionFacts, candidates: Columns, machine: Machine) -> np.ndarray:

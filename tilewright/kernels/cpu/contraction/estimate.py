@@ -1,10 +1,11 @@
 """Predicted times of CPU schedules, from the instructions of inner loops and the bytes that each cache level supplies.
 
 Contractions: per register tile and step of the reduction the inner loop issues t * v multiply-adds (t pixels, v vectors), v loads of B and t
-broadcasts of A. Cycles are the maximum over the multiply-add ports, the load ports, the latency of the accumulators' dependency chains, and the
-transfer of B's panel and A's cache lines from the level that holds them (the data-movement volume of CNNOpt, section 4, for two levels). Results that
-are written one panel at a time, and leave L2 before their pixel is complete, add the time to write them to memory. Worked example, AVX-512, tile 14 x
-2 vectors: 28 multiply-adds on 2 ports take 14 cycles, 16 loads on 2 ports 8, so the tile runs at the arithmetic peak.
+broadcasts of A. Its cycles are a p-norm of those of the multiply-add ports, the load ports, and the latency of the accumulators' dependency chains.
+The transfer of B's panel and A's cache lines from the level that holds them overlaps with these (the data-movement volume of CNNOpt, section 4, for
+two levels); what is read again, after it has left level 2, comes from level 3. Results that are written one panel at a time, and leave level 2 before
+their pixel is complete, add the time to write their lines to memory. Worked example, AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take
+14 cycles, 16 loads on 2 ports 8, chains 4; with the exponent 3 the tile takes 14.9 cycles.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
-from tilewright.kernels.cpu.contraction.counts import a_passes, b_reads, panels_of, tiles_of
-from tilewright.kernels.cpu.contraction.space import ALONG_N, CONSTANT, CpuContractionFacts
+from tilewright.kernels.cpu.contraction.counts import a_passes, b_reads, one_b, panels_of, parts_of, tiles_of
+from tilewright.kernels.cpu.contraction.space import ALONG_N, CONSTANT, ORDERS, CpuContractionFacts
+from tilewright.kernels.cpu.rates import overlapping, reread_bandwidth
 
 
 def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
@@ -29,8 +31,7 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
     def cycles(pixels: np.ndarray) -> np.ndarray:
         multiply_adds = pixels * vectors / machine.fma_ports
         loads = (pixels + vectors) / machine.load_ports
-        chain = np.full_like(multiply_adds, machine.fma_latency_cycles)
-        return np.maximum(np.maximum(multiply_adds, loads), chain)
+        return overlapping(machine, multiply_adds, loads, np.full_like(multiply_adds, machine.fma_latency_cycles))
 
     full_x, rest_x = facts.columns // columns, facts.columns % columns
     full_y, rest_y = facts.rows // tile_rows, facts.rows % tile_rows
@@ -39,7 +40,8 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
         for count_x, width in ((full_x, columns), (np.minimum(rest_x, 1), rest_x)):
             per_panel += count_y * count_x * np.where(height * width > 0, cycles(np.maximum(height * width, 1)), 0.0)
     tiles, panels = tiles_of(facts, candidates), panels_of(facts, candidates, machine)
-    tasks = panels * (facts.images or facts.outer * ceil_divided(facts.rows, tile_rows))
+    down = parts_of(facts, candidates)
+    tasks = panels * (facts.images or facts.outer * down)
     balance = ceil_divided(tasks, threads) * threads / tasks
     arithmetic = per_panel * facts.outer * panels * facts.r / threads * balance / machine.clock_hz
     once = cpu_calibration(machine).contraction.tile_overhead_cycles
@@ -51,17 +53,24 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
     # B's panel is read once per tile
     of_thread = panel_bytes * tiles * facts.outer * panels / threads
     b_beyond = np.where(panel_bytes > 0.75 * l2.bytes, of_thread, 0.0)
-    # A is read once per panel (n outermost) or once (m outermost; then every panel of B is read for each tile row)
-    b_passes = np.where(order == 0, 1.0, facts.outer * ceil_divided(facts.rows, tile_rows))
+    # A is read once per panel (n outermost) or once (m outermost; then every panel of B is read for each row of tiles, or each tile of a single row)
+    b_passes = np.where(order == 0, 1.0, facts.outer * down)
     passing = facts.a_bytes * a_passes(facts, candidates, machine)
     # if threads share the panels, each thread reads all of A; if they share the pixels, only its part
     a_of_thread = np.where((order == 0) & (panels > 1), facts.a_bytes, facts.a_bytes / threads)
     a_beyond = np.where(a_of_thread > 0.5 * l2.bytes, passing, facts.a_bytes)
-    b_total = np.where(facts.b_bytes / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, facts.b_bytes * b_passes, facts.b_bytes)
-    memory = (a_beyond + b_total + b_beyond) / machine.memory_bandwidth
+    own_b = one_b(facts)
+    b_total = np.maximum(np.where(own_b / np.where(order == 0, threads, 1) > 0.5 * l2.bytes, own_b * b_passes, 0.0), facts.b_bytes)
+    memory = np.full(len(tile), (facts.a_bytes + facts.b_bytes) / machine.memory_bandwidth)
+    again = (a_beyond - facts.a_bytes) / reread_bandwidth(machine, facts.a_bytes, threads)
+    again += (b_total - facts.b_bytes + b_beyond) / reread_bandwidth(machine, facts.b_bytes, threads)
     # with n outermost a pixel's channels are written panel by panel, far apart in time, so prefetchers, which follow adjacent lines, do not help
     result_bytes = 0.0 if facts.images else counts.result_bytes
     scattered = (order == 0) & (panels > 1) & ((facts.a_bytes + result_bytes) / threads > 0.5 * l2.bytes)
+    line = machine.caches[0].line_bytes
+    panel_results = vectors * lanes * float(facts.element_bytes)
+    # a line that two panels share is moved for each
+    in_lines = result_bytes * ceil_divided(panel_results, line) * line / panel_results
     row_vectors = facts.row_operations / lanes / machine.fma_ports / threads
     level_2 = (b_reads(facts, candidates, machine) / threads + passing / threads) / (machine.cache_bandwidth(2) / machine.processors)
     return Estimate(
@@ -69,15 +78,29 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
             "arithmetic": arithmetic,
             "tile overhead": overhead,
             "L2 to registers": level_2,
+            "read again": again,
             "memory": memory,
-            "scattered results": np.where(scattered, result_bytes / machine.memory_bandwidth, 0.0),
+            "scattered results": np.where(scattered, in_lines / machine.memory_bandwidth, 0.0),
+            "shared lines": shared_lines(facts, candidates, machine, threads),
             **({"row reductions": np.full(len(tile), row_vectors / machine.clock_hz)} if facts.whole_rows else {}),
             **({"pixel sums": row_vectors / machine.clock_hz * balance} if facts.images else {}),
             **({"copy of B": _copied(facts, vectors * lanes, machine, threads)} if facts.b != CONSTANT else {}),
             "dispatch": np.full(len(tile), machine.dispatch_seconds),
         },
-        overlapped=("arithmetic", "L2 to registers", "memory"),
+        overlapped=("arithmetic", "L2 to registers", "read again", "memory"),
     )
+
+
+def shared_lines(facts: CpuContractionFacts, candidates: Columns, machine: Machine, threads: int) -> np.ndarray:
+    """Seconds for lines of results that two threads write, one of each pixel: threads share the panels (n outermost), and the last channel of one is
+    in the line of the next one's first."""
+    last, line = machine.caches[-1], machine.caches[0].line_bytes
+    panels = panels_of(facts, candidates, machine)
+    boundary = ceil_divided(panels, threads) * candidates["vectors"] * machine.vector_lanes() * facts.element_bytes
+    apart = (boundary % line == 0) & (facts.n * facts.element_bytes % line == 0)
+    shared = (candidates["order"] == ORDERS.index("n")) & (panels > 1) & (threads > 1) & ~apart & (facts.images == 0)
+    cycles = cpu_calibration(machine).contraction.shared_line * last.latency_cycles
+    return np.where(shared, facts.outer * facts.rows * facts.columns * cycles / machine.clock_hz, 0.0)
 
 
 def _copied(facts: CpuContractionFacts, panel: np.ndarray, machine: Machine, threads: int) -> np.ndarray:

@@ -29,7 +29,7 @@ CONTRACTION = Schema(
     estimate=lambda facts, candidates, counts, machine, options: contraction_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_contraction(problem, form.parts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
-    features=lambda facts, candidates, machine, options: contraction_features(facts, candidates, machine.vector_lanes(), options.threads),
+    features=lambda facts, candidates, machine, options: contraction_features(facts, candidates, machine, options.threads),
     joins=join_decision,
     scored=True,
 )

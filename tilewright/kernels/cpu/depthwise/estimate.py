@@ -15,6 +15,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
 from tilewright.kernels.cpu.depthwise.space import ORDERS, CpuDepthwiseFacts, filters_held, reach
+from tilewright.kernels.cpu.rates import overlapping
 
 
 def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
@@ -30,7 +31,7 @@ def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Co
         # sums and inputs that do not fit into registers are spilled: stored and loaded once more for every row
         beyond = np.maximum(size + span + 1 - machine.vector_registers, 0)
         loads = (lines * (span + 2 * beyond) + np.where(held, 0, down * taps)) / machine.load_ports
-        work = np.maximum(np.maximum(size * taps / machine.fma_ports, loads), taps * machine.fma_latency_cycles / 3)
+        work = overlapping(machine, np.maximum(size, 1) * taps / machine.fma_ports, loads, taps * machine.fma_latency_cycles / 3)
         return np.where(size > 0, work + size / stores + fitted.tile_overhead_cycles, 0.0)
 
     def unit(down: np.ndarray) -> np.ndarray:

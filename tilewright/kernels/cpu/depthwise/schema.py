@@ -29,6 +29,6 @@ DEPTHWISE = Schema(
     estimate=lambda facts, candidates, counts, machine, options: depthwise_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_depthwise(form.parts, form.facts, schedule, machine),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
-    features=lambda facts, candidates, machine, options: depthwise_features(facts, candidates, machine.vector_lanes(), options.threads),
+    features=lambda facts, candidates, machine, options: depthwise_features(facts, candidates, machine, options.threads),
     alone=True,
 )

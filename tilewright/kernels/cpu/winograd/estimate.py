@@ -18,6 +18,7 @@ from tilewright.ir.estimate import Estimate
 from tilewright.ir.expr import Apply, Var, walk
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts
+from tilewright.kernels.cpu.rates import overlapping
 from tilewright.kernels.cpu.winograd.space import CpuWinogradFacts
 from tilewright.kernels.winograd_transform import FILTER, OUTPUT_TILES, TRANSFORMS, both_sides
 
@@ -47,7 +48,7 @@ def winograd_estimate(facts: CpuWinogradFacts, candidates: Columns, counts: Coun
     operations = np.array([transform_operations(m) for m in OUTPUT_TILES])[np.searchsorted(OUTPUT_TILES, size)]
     stores = max(machine.store_ports, 1.0)
 
-    step = np.maximum(np.maximum(tile * vectors / machine.fma_ports, (tile + vectors) / machine.load_ports), machine.fma_latency_cycles)
+    step = overlapping(machine, tile * vectors / machine.fma_ports, (tile + vectors) / machine.load_ports, machine.fma_latency_cycles)
     one = facts.channels * step + fitted.tile_overhead_cycles + tile * vectors / stores
     products = blocks * panels * points * candidates["blocks"] * one
     # loads, arithmetic and stores of a transform do not overlap: registers cannot hold both a tile and its transform

@@ -29,7 +29,7 @@ WINOGRAD = Schema(
     estimate=lambda facts, candidates, counts, machine, options: winograd_estimate(facts, candidates, counts, machine, options.threads),
     lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, form.facts, schedule),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
-    features=lambda facts, candidates, machine, options: winograd_features(facts, candidates, machine.vector_lanes()),
+    features=lambda facts, candidates, machine, options: winograd_features(facts, candidates, machine, options.threads),
     scored=True,
     transforms=True,
 )
