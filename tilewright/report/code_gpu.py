@@ -16,13 +16,14 @@ from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableKernel
 from tilewright.toolchain.binary import Resources, SourceFile
 
-ELSE = "the NVRTC here makes other code of its source than the binary: these figures are of the source"
+ELSE = "the binary is other code than NVRTC now makes of its source, as can happen from one translation to the next: these figures are of the source"
 
 
 @dataclass(frozen=True)
 class GpuCode:
     """What is known of one kernel. Without `resources`, or without `reading`, the reason is `unread`; `unmoved` is the reason if the kernel IR is
-    known and its accesses are not. `differs`: its source gives other code here than its binary."""
+    known and its accesses are not. `differs`: its source now gives other code than its binary; NVRTC on
+    several threads does not always make the same of one source, though code of the same meaning."""
 
     kernel: LoadableKernel
     resources: Resources | None
