@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 import tilewright
 from tilewright.analysis.cpu.assembly import instruction_of
 from tilewright.analysis.cpu.pipeline import block_bounds
+from tilewright.analysis.gpu.reading import translated
 from tilewright.analysis.gpu.warps import shared_wavefronts
 from tilewright.cli import main
 from tilewright.hardware import machine
@@ -198,9 +200,10 @@ def test_a_binary_of_another_compiler_is_recognised(monkeypatch: pytest.MonkeyPa
     need("h200")
     made = image("h200")
     name, *_ = made.program.kernels
-    once = code_gpu.translated(code_gpu._source(made, name), made.machine)
+    binaries: tuple[Any, ...] = made.binaries
+    once = translated(code_gpu._source(made, name), made.machine)
     monkeypatch.setattr(code_gpu, "translated", lambda source, machine: once)
-    same, other = (replace(made, binaries=tuple(replace(one, content=content) for one in made.binaries)) for content in (once.cubin, b"other"))
+    same, other = (replace(made, binaries=tuple(replace(one, content=content) for one in binaries)) for content in (once.cubin, b"other"))
     assert not gpu_code(same, [name], nothing)[name].differs and gpu_code(other, [name], nothing)[name].differs
     words = "these figures are of the source"
     assert words in "\n".join(code_lines(other, 1, name, nothing)) and words not in "\n".join(code_lines(same, 1, name, nothing))
