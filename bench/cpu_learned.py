@@ -172,9 +172,8 @@ def main() -> None:
     if options.write:
         kernels = int(sum(np.isfinite(layer.seconds).sum() for layer in layers))
         machines = sorted(set(map(machine_name, layers)))
-        architectures = sorted({layer.machine.architecture for layer in layers})
         builds = sorted({build_of(layer.machine) for layer in layers})
-        save(forest, MODEL, {"architectures": architectures, "builds": builds, "machines": machines, "layers": len(layers), "kernels": kernels})
+        save(forest, MODEL, {"builds": builds, "machines": machines, "layers": len(layers), "kernels": kernels})
         print(MODEL, MODEL.stat().st_size)
     forests: dict[tuple[str, int], Forest | None] = {}
     own: dict[tuple[str, str], list[dict[str, Any]]] = {}

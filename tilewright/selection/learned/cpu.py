@@ -1,9 +1,9 @@
 """Learned correction of the ranking on CPUs: predicts the error of the analytical models.
 
-One forest serves all CPUs of the architectures that it was trained on. It predicts the logarithm of measured over modelled time from features that
-are relative to the machine: shares of the models' terms, tiles relative to registers, bytes relative to caches, work relative to threads, how much of
-tiles, panels and threads is filled. It was trained on measured schedules of random problems (`bench/cpu_learned.py`). Regions unlike those, and
-other architectures, keep the analytical times.
+One forest serves all cores and vectors that it was trained on, with any number of threads. It predicts the logarithm of measured over modelled time
+from features that are relative to the machine: shares of the models' terms, tiles relative to registers, bytes relative to caches, work relative to
+threads, how much of tiles, panels and threads is filled. It was trained on measured schedules of random problems (`bench/cpu_learned.py`). Regions
+unlike those, and other cores, keep the analytical times: with facts far from those of the training data its choices were slower than the models'.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ def build_of(machine: Machine) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Trained:
-    """The forest, the architectures that it serves, and the builds that were measured."""
+    """The forest, and the builds that were measured."""
 
     forest: Forest
-    architectures: tuple[str, ...]
     builds: tuple[tuple[str, int], ...]
 
 
@@ -81,7 +80,7 @@ def trained(path: Path) -> Trained | None:
         return None
     with reading(path, InvalidModel, "install Tilewright again, or train it again"):
         builds = tuple((str(core), int(bits)) for core, bits in more["builds"])
-        return Trained(forest, tuple(map(str, more["architectures"])), builds)
+        return Trained(forest, builds)
 
 
 def was_measured(machine: Machine) -> bool:
@@ -102,8 +101,8 @@ def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) 
 
 
 def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
-    """The ranking with the times predicted by the forest, if it covers the region and the machine's architecture."""
+    """The ranking with the times predicted by the forest, if it covers the region and was trained on such a core and vectors."""
     known = trained(MODEL) if ranking.candidates else None
-    if known is None or machine.architecture not in known.architectures:
+    if known is None or build_of(machine) not in known.builds:
         return ranking
     return replace(ranking, predicted=predicted(known.forest, ranking, machine, threads))
