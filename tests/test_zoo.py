@@ -143,6 +143,7 @@ PUBLISHED = {
     "inception_v4": 42_679_816,
     "darknet53": 41_609_928,
     "bert_base": 109_482_240,
+    "vit_b_16": 86_567_656,
 }
 
 

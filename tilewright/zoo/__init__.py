@@ -120,6 +120,7 @@ _LIST = (
     _network("deepcam", "deepcam", _normal(16, 192, 288), "Kurth et al., SC 2018; MLPerf HPC", 56_454_720),
     _network("ssd_mobilenet_v2", "ssd", _normal(3, 300, 300), _SSD_SOURCE, 16_837_567),
     _network("ssd_inception_v2", "ssd", _normal(3, 300, 300), _SSD_SOURCE, 25_030_231),
+    _network("vit_b_16", "vision_transformer", _normal(3, 224, 224), "Dosovitskiy et al., ICLR 2021", 86_567_656),
     _network("bert_base", "bert", _tokens(30522, 128), "Devlin et al., NAACL 2019", 109_482_240),
     _network("deepspeech2", "recurrent", _normal(1, 161, 200), "Amodei et al., ICML 2016", 41_187_968),
     _network("attention_rnn", "recurrent", _tokens(16000, 32, 32), _GNMT_SOURCE, 47_959_680),
