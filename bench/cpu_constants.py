@@ -8,11 +8,8 @@ predicted and measured times. Only training data are read. The value in the pack
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +19,19 @@ from rich.table import Table
 
 from bench.common import write_results
 from bench.cpu_learned import DATA, RANDOM, Measured, lines, measured, undisturbed
-from tilewright.hardware import calibration
+from tilewright.hardware.calibration import assumed, cpu_calibration
 from tilewright.kernels.schema import Options
 
 OVERLAPS = (100.0, 8.0, 4.0, 3.0, 2.0, 1.5)
 SHARED_LINES = (0.0, 0.25, 0.5, 1.0)
-SOURCE = "golden-cove"
 
 
-@contextmanager
-def constants(**values: float) -> Iterator[None]:
-    """Constants of the part "contraction" in place of the package's."""
-    before = calibration.FOLDER
-    with tempfile.TemporaryDirectory() as name:
-        for path in before.glob("*.json"):
-            content = json.loads(path.read_text())
-            if path.stem == SOURCE:
-                for constant, value in values.items():
-                    content["parts"]["contraction"][constant]["value"] = value
-            (Path(name) / path.name).write_text(json.dumps(content))
-        calibration.FOLDER = Path(name)
-        try:
-            yield
-        finally:
-            calibration.FOLDER = before
-
-
-def judged(layer: Measured) -> tuple[float, float]:
-    """The loss of the first choice, and the correlation of the logarithms, with the present constants."""
-    ranking, options = layer.ranking, Options(layer.threads)
-    estimates = [part.schema.estimate(part.facts, part.candidates, part.counts, layer.machine, options) for part in ranking.parts]
+def judged(layer: Measured, overlap: float, shared_line: float) -> tuple[float, float]:
+    """The loss of the first choice, and the correlation of the logarithms, with these constants."""
+    ranking, options, present = layer.ranking, Options(layer.threads), cpu_calibration(layer.machine)
+    contraction = replace(present.contraction, overlap=overlap, shared_line=shared_line)
+    with assumed(layer.machine, replace(present, contraction=contraction)):
+        estimates = [part.schema.estimate(part.facts, part.candidates, part.counts, layer.machine, options) for part in ranking.parts]
     predicted = np.concatenate([estimate.seconds for estimate in estimates])
     known = np.flatnonzero(np.isfinite(layer.seconds))
     seconds = layer.seconds[known]
@@ -69,14 +49,13 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for overlap in OVERLAPS:
         for shared in SHARED_LINES:
-            with constants(overlap=overlap, shared_line=shared):
-                for name, own in layers.items():
-                    found = [judged(layer) for layer in own if np.isfinite(layer.seconds).any()]
-                    loss = statistics.fmean(loss for loss, _ in found)
-                    correlation = float(np.nanmean([correlation for _, correlation in found]))
-                    values = {"overlap": overlap, "shared_line": shared}
-                    results.append({"file": name, "problems": len(found), **values, "loss": loss, "correlation": correlation})
-                    table.add_row(name, str(len(found)), f"{overlap:g}", f"{shared:g}", f"{100 * loss:.1f}", f"{correlation:.3f}")
+            for name, own in layers.items():
+                found = [judged(layer, overlap, shared) for layer in own if np.isfinite(layer.seconds).any()]
+                loss = statistics.fmean(loss for loss, _ in found)
+                correlation = float(np.nanmean([correlation for _, correlation in found]))
+                values = {"overlap": overlap, "shared_line": shared}
+                results.append({"file": name, "problems": len(found), **values, "loss": loss, "correlation": correlation})
+                table.add_row(name, str(len(found)), f"{overlap:g}", f"{shared:g}", f"{100 * loss:.1f}", f"{correlation:.3f}")
     Console(width=120).print(table)
     print(write_results(options.name, {"data": [path.name for path in options.data]}, results))
 

@@ -13,7 +13,7 @@ import pytest
 
 from tilewright.errors import InvalidModel
 from tilewright.hardware import calibration
-from tilewright.hardware.calibration import CpuCalibration, GpuCalibration, cpu_calibration, fallbacks, gpu_calibration, parts_of
+from tilewright.hardware.calibration import CpuCalibration, GpuCalibration, assumed, cpu_calibration, fallbacks, gpu_calibration, parts_of
 from tilewright.hardware.catalogue import catalogue
 from tilewright.hardware.machine import Machine
 
@@ -62,6 +62,16 @@ def test_a_machine_is_added_by_a_file(folder: Path) -> None:
     assert gpu_calibration(H200).steps.overlap != 2.5
     (folder / "neoverse-n1.json").write_text(json.dumps(changed("golden-cove", lambda content: content["parts"]["winograd"]["streamed_share"].update(value=1))))
     assert cpu_calibration(catalogue()["neoverse-n1"]).winograd.streamed_share == 1.0
+
+
+@pytest.mark.parametrize(("machine", "present"), [(H200, gpu_calibration), (XEON, cpu_calibration)])
+def test_assumed_constants_hold_inside(machine: Machine, present: Callable[[Machine], Any]) -> None:
+    before, elsewhere = present(machine), (gpu_calibration(RTX), cpu_calibration(A53))
+    other = replace(before, winograd=replace(before.winograd, **dict.fromkeys(asdict(before.winograd), 7.0)))
+    with assumed(machine, other):
+        assert present(machine) is other
+        assert (gpu_calibration(RTX), cpu_calibration(A53)) == elsewhere
+    assert present(machine) is before
 
 
 def first_fit(content: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
 from tilewright.selection.learned import cpu as cpu_learned
-from tilewright.selection.learned.cpu import corrected, record, table, was_measured
+from tilewright.selection.learned.cpu import corrected, forest_for, record, table
 from tilewright.selection.learned.forest import fit, save
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
@@ -66,13 +66,13 @@ def test_other_numbers_of_threads_are_corrected(threads: int) -> None:
     before, after = both(LAYERS[0], SAPPHIRE_RAPIDS, threads)
     assert after.predicted is not None and np.isfinite(after.predicted).all() and (after.predicted > 0).all()
     assert not np.allclose(before.seconds, after.seconds)
-    assert was_measured(SAPPHIRE_RAPIDS)
+    assert forest_for(SAPPHIRE_RAPIDS) is not None
 
 
 @pytest.mark.parametrize("name", ("x86-avx2", "x86-avx512", "xeon-8124m", "neoverse-n1", "cortex-a53"))
 def test_other_cores_are_left_to_the_models(name: str) -> None:
     before, after = both(LAYERS[0], machine(name))
-    assert after.predicted is None and not was_measured(machine(name))
+    assert after.predicted is None and forest_for(machine(name)) is None
     assert (before.seconds == after.seconds).all()
 
 

@@ -202,13 +202,13 @@ class CpuCalibration:
     amx: CpuAmx
 
 
-_assumed: dict[str, GpuCalibration] = {}
-"""Constants that hold instead of the files', by machine."""
+_assumed: dict[str, Any] = {}
+"""Constants that hold instead of the files', by machine: for GPUs GpuCalibration, for CPUs CpuCalibration."""
 
 
 @contextmanager
-def assumed(machine: Machine, constants: GpuCalibration) -> Iterator[None]:
-    """Inside the context, estimates for the GPU use these constants: for fitting them."""
+def assumed(machine: Machine, constants: GpuCalibration | CpuCalibration) -> Iterator[None]:
+    """Inside the context, estimates for the machine use these constants: for fitting them."""
     before = _assumed.get(machine.name)
     _assumed[machine.name] = constants
     try:
@@ -221,15 +221,13 @@ def assumed(machine: Machine, constants: GpuCalibration) -> Iterator[None]:
 
 def gpu_calibration(machine: Machine) -> GpuCalibration:
     """The constants for a GPU. Raises InvalidModel if a file is damaged or no file has a part."""
-    if machine.name in _assumed:
-        return _assumed[machine.name]
-    found: GpuCalibration = _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
+    found: GpuCalibration = _assumed.get(machine.name) or _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
     return found
 
 
 def cpu_calibration(machine: Machine) -> CpuCalibration:
     """The constants for a CPU. Raises InvalidModel if a file is damaged or no file has a part."""
-    found: CpuCalibration = _calibration(CpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
+    found: CpuCalibration = _assumed.get(machine.name) or _calibration(CpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
     return found
 
 

@@ -54,7 +54,7 @@ class Calibration:
     openmp: str
     """File name of the OpenMP runtime."""
     facts: Mapping[str, Fact]
-    """By name, as in `measured_names`, and others that only inform."""
+    """By name, as in `assumed_facts`, and others that only inform."""
 
     @property
     def digest(self) -> str:

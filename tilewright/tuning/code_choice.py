@@ -22,7 +22,6 @@ from tilewright.hardware.machine import Machine
 from tilewright.hardware.pipelines import PIPELINES
 from tilewright.ir.problem import Problem
 from tilewright.selection.code_score import MODELS, coefficients_of, linear
-from tilewright.selection.learned.cpu import was_measured
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.selection.search import rescored
 from tilewright.toolchain.compilers import CCompiler, identity_of
@@ -98,17 +97,16 @@ class CodeScores:
 
     def best(self, problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> tuple[Choice, bool]:
         """The candidate with the best score among the ranking's first `count`. The ranking's first is kept if its score is within `MARGIN` of the
-        best, if it has no score, if the region is too short, or if the coefficients were not fitted to one of the schemas. A model learned from
-        measurements of the same core and vectors ranks better, so it decides alone if there is one. The second result is False if a process hung or
-        was lost, so that the choice may not be reproducible.
+        best, if it has no score, if the region is too short, or if the coefficients were not fitted to one of the schemas. A learned model, which
+        corrects only cores and vectors that it was trained on, ranks better and decides alone. The second result is False if a process hung or was
+        lost, so that the choice may not be reproducible.
 
         Raises:
             Unsuitable: if no candidate is feasible.
         """
         favourite = ranking.first()
         fitted = all(part.schema.scored for part in ranking.first_parts(count))
-        measured = ranking.predicted is not None and was_measured(self._machine)
-        if measured or favourite.seconds < WORTH_SECONDS or not fitted:
+        if ranking.predicted is not None or favourite.seconds < WORTH_SECONDS or not fitted:
             return favourite, True
         coefficients = coefficients_of(self._machine.architecture)
         lost = threading.Event()

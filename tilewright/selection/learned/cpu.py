@@ -83,10 +83,10 @@ def trained(path: Path) -> Trained | None:
         return Trained(forest, builds)
 
 
-def was_measured(machine: Machine) -> bool:
-    """Whether the forest was trained with measurements of such a core and such vectors."""
+def forest_for(machine: Machine) -> Forest | None:
+    """The forest, if it was trained with measurements of such a core and such vectors."""
     known = trained(MODEL)
-    return known is not None and build_of(machine) in known.builds
+    return known.forest if known is not None and build_of(machine) in known.builds else None
 
 
 def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) -> np.ndarray | None:
@@ -102,7 +102,5 @@ def predicted(forest: Forest, ranking: Ranking, machine: Machine, threads: int) 
 
 def corrected(ranking: Ranking, machine: Machine, threads: int) -> Ranking:
     """The ranking with the times predicted by the forest, if it covers the region and was trained on such a core and vectors."""
-    known = trained(MODEL) if ranking.candidates else None
-    if known is None or build_of(machine) not in known.builds:
-        return ranking
-    return replace(ranking, predicted=predicted(known.forest, ranking, machine, threads))
+    forest = forest_for(machine) if ranking.candidates else None
+    return ranking if forest is None else replace(ranking, predicted=predicted(forest, ranking, machine, threads))
