@@ -33,8 +33,6 @@ SERIAL_WORK = 1 << 14
 """Element operations below which a parallel region costs more than it saves."""
 CHUNK = 2048
 """Chunk size in elements when a single long axis is divided among threads."""
-
-
 ACCUMULATOR = "accumulated"
 
 
@@ -138,4 +136,3 @@ def combined(names: Sequence[str], values: Sequence[Expr], offset: Expr) -> list
     lets, fresh = bind_shared(list(values), "w")
     held = [Let(Var(f"next{i}", None, value.dtype), value) for i, value in enumerate(fresh)]
     return [*lets, *held, *[Store(name, offset, h.variable) for name, h in zip(names, held, strict=True)]]
-

@@ -34,8 +34,7 @@ def of_registers(machine: Machine, count: np.ndarray) -> np.ndarray:
 def machine_features(machine: Machine, threads: int) -> dict[str, float]:
     """What a cycle of multiply-adds on all ports is worth in loads, latency, and bytes of each level, per thread, as binary logarithms."""
     cycle = 4.0 * machine.vector_lanes() * machine.fma_ports
-    last = machine.caches[-1]
-    beyond = machine.cache(3) or last
+    beyond = machine.cache(3) or machine.caches[-1]
     share = machine.memory_bandwidth / machine.clock_hz / threads
     amounts = {
         "loads": machine.load_ports / machine.fma_ports,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import Columns, ceil_divided, length
+from tilewright.kernels.columns import Columns, length
+from tilewright.kernels.cpu.contraction.counts import panels_of, parts_of, tiles_of
 from tilewright.kernels.cpu.contraction.space import ACROSS_N, ALONG_N, CONSTANT, ORDERS, CpuContractionFacts
 from tilewright.kernels.cpu.features import balance, of_level, of_registers, read_by_thread
 
@@ -20,9 +21,9 @@ def contraction_features(facts: CpuContractionFacts, candidates: Columns, machin
     lanes = machine.vector_lanes()
     height, width, vectors = candidates["tile_rows"], candidates["tile_columns"], candidates["vectors"]
     pixels, panel = height * width, vectors * lanes
-    panels, down, across = ceil_divided(facts.n, panel), ceil_divided(facts.rows, height), ceil_divided(facts.columns, width)
+    panels, tiles = panels_of(facts, candidates, machine), tiles_of(facts, candidates)
     shared = candidates["order"] == ORDERS.index("m")
-    tasks = np.where(shared, facts.outer * (down if facts.rows > 1 else across), panels)
+    tasks = np.where(shared, facts.outer * parts_of(facts, candidates), panels)
     a_row = facts.a_bytes / (facts.outer * facts.rows)
     a, b = read_by_thread(facts.a_bytes, facts.b_bytes, shared & (tasks > 1), threads)
     panel_bytes = float(facts.element_bytes) * facts.r * panel
@@ -43,7 +44,7 @@ def contraction_features(facts: CpuContractionFacts, candidates: Columns, machin
         "chain": pixels * vectors / (machine.fma_latency_cycles * machine.fma_ports),
         "loads": (pixels + vectors) / (pixels * vectors) * machine.fma_ports / machine.load_ports,
         "channels filled": facts.n / (panels * panel),
-        "pixels filled": facts.rows * facts.columns / (down * across * pixels),
+        "pixels filled": facts.rows * facts.columns / (tiles * pixels),
         "last column": (facts.columns % width) / width,
         "last row": (facts.rows % height) / height,
         "panel, level 1": of_level(machine, 1, 1, panel_bytes),
@@ -53,7 +54,7 @@ def contraction_features(facts: CpuContractionFacts, candidates: Columns, machin
         "rows, level 1": of_level(machine, 1, 1, a_row * height),
         "rows, level 2": of_level(machine, 2, threads, a_row * height),
         "panels": np.log2(panels),
-        "tiles": np.log2(facts.outer * down * across),
+        "tiles": np.log2(facts.outer * tiles),
         "tasks": np.log2(tasks / threads),
         "balance": balance(tasks, threads),
     }

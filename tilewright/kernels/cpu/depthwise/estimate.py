@@ -31,7 +31,7 @@ def depthwise_estimate(facts: CpuDepthwiseFacts, candidates: Columns, counts: Co
         # sums and inputs that do not fit into registers are spilled: stored and loaded once more for every row
         beyond = np.maximum(size + span + 1 - machine.vector_registers, 0)
         loads = (lines * (span + 2 * beyond) + np.where(held, 0, down * taps)) / machine.load_ports
-        work = overlapping(machine, np.maximum(size, 1) * taps / machine.fma_ports, loads, taps * machine.fma_latency_cycles / 3)
+        work = overlapping(machine, size * taps / machine.fma_ports, loads, taps * machine.fma_latency_cycles / 3)
         return np.where(size > 0, work + size / stores + fitted.tile_overhead_cycles, 0.0)
 
     def unit(down: np.ndarray) -> np.ndarray:
