@@ -9,7 +9,6 @@ the one that is stored for this CPU. Loss is the time of the first choice that w
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 from collections.abc import Mapping, Set
 from dataclasses import asdict, replace
@@ -22,13 +21,13 @@ from rich.table import Table
 
 from bench.common import write_results
 from bench.cpu_choice import kind_of, problem
+from bench.cpu_learned import DATA, JUDGED, lines
 from tilewright.hardware import Machine, identified_cpu
 from tilewright.hardware.measured_facts import Calibration, Fact, assumed_facts, stored, with_facts
 from tilewright.selection.choice import rank
 from tilewright.tuning import serialisation
 
-DATA = Path(__file__).parent / "data" / "cpu_layers.jsonl.gz"
-THREADS = 2
+LAYERS = DATA / JUDGED[0]
 LEVEL_3 = "level 3 bandwidth"
 
 
@@ -49,9 +48,11 @@ def with_some(machine: Machine, calibration: Calibration, names: Set[str]) -> Ma
     return with_facts(machine, replace(calibration, identity=machine.identity, facts=facts))
 
 
-def loss(layer: str, times: Mapping[str, float], machine: Machine, learned: bool) -> float:
+def loss(line: Mapping[str, Any], machine: Machine, learned: bool) -> float:
     """The loss of the first choice that was measured."""
-    ranking = rank(problem(layer, machine, THREADS), machine, THREADS, learned=learned)
+    times: dict[str, float] = line["times"]
+    threads: int = line["threads"]
+    ranking = rank(problem(line["layer"], machine, threads), machine, threads, learned=learned)
     for choice in ranking:
         seconds = times.get(serialisation.schedule_text(choice.schedule))
         if seconds is not None:
@@ -61,25 +62,24 @@ def loss(layer: str, times: Mapping[str, float], machine: Machine, learned: bool
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--data", type=Path, default=LAYERS)
     parser.add_argument("--facts", type=Path)
     parser.add_argument("--name", default="calibrated_choices")
     options = parser.parse_args()
     calibration = calibration_of(options.facts)
     found: dict[tuple[str, str, str], list[float]] = {}
-    with gzip.open(options.data, "rt") as file:
-        for line in map(json.loads, file):
-            if line.get("only"):
-                continue
-            plain: Machine = serialisation.decode(line["machine"])
-            every = set(assumed_facts(plain))
-            for facts, names in (
-                ("assumed", set[str]()), ("measured", every), ("only level 3 measured", {LEVEL_3}), ("all but level 3 measured", every - {LEVEL_3})
-            ):  # fmt: skip
-                machine = with_some(plain, calibration, names)
-                for learned in (False, True):
-                    key = (kind_of(line["layer"]), "models and learned part" if learned else "models", facts)
-                    found.setdefault(key, []).append(loss(line["layer"], line["times"], machine, learned))
+    for line in lines(options.data):
+        if line.get("only"):
+            continue
+        plain: Machine = serialisation.decode(line["machine"])
+        every = set(assumed_facts(plain))
+        for facts, names in (
+            ("assumed", set[str]()), ("measured", every), ("only level 3 measured", {LEVEL_3}), ("all but level 3 measured", every - {LEVEL_3})
+        ):  # fmt: skip
+            machine = with_some(plain, calibration, names)
+            for learned in (False, True):
+                key = (kind_of(line["layer"]), "models and learned part" if learned else "models", facts)
+                found.setdefault(key, []).append(loss(line, machine, learned))
     rows = []
     shown = Table("kind", "ranked by", "facts", "layers", "loss", box=None)
     for (kind, ranked, facts), losses in found.items():

@@ -31,6 +31,13 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "triton", "onnxruntime", "onnx", "onnxscript", "openvino", "numpy", "tilewright")
 
 
+def earlier_results(name: str) -> dict[str, Any] | None:
+    """The document that `write_results` wrote under a name; None if there is none."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return found
+
+
 def machine_description() -> dict[str, Any]:
     """Identity of this machine: processor model, cores this process may use, threads, GPU."""
     model = platform.processor() or platform.machine()

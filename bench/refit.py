@@ -26,7 +26,6 @@ from rich.table import Table
 from scipy.optimize import least_squares
 
 from bench.common import git_commit, write_results
-from bench.sealed_set import workload_in
 from tilewright.hardware import calibration
 from tilewright.hardware import machine as find_machine
 from tilewright.hardware.calibration import GpuCalibration, assumed, gpu_calibration
@@ -89,7 +88,7 @@ def groups_of(layers: Sequence[dataset.MeasuredLayer], machine: Machine) -> list
     """
     found = []
     for number, entry in enumerate(layers):
-        if bare(workload_in(entry.layer)) in JUDGED:
+        if bare(dataset.layer_workload(entry.layer)) in JUDGED:
             raise ValueError(f"{entry.layer['name']} is a layer on which models are evaluated")
         problem: Problem = dataset.layer_problem(entry.layer)
         best = entry.best

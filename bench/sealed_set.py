@@ -14,7 +14,6 @@ of the same commit; `--unsealed` measures nevertheless, and the result says so.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -37,7 +36,7 @@ from tilewright.tuning import dataset, serialisation
 from tilewright.tuning.collecting import collect, ranking_of
 from tilewright.tuning.sampling import JUDGED, evenly, random_workloads
 from tilewright.tuning.trials import Job, Trials
-from tilewright.tuning.workloads import Convolution, Workload, text_of, workload_of
+from tilewright.tuning.workloads import text_of
 
 CLASSES = ("batch", "groups", "forms", "3x3", "1x1", "first")
 FIRST = 10
@@ -46,17 +45,9 @@ TARGETS = {"lop@1": 0.05, "lop@10": 0.01}
 """Target figures: means over all problems."""
 
 
-def workload_in(layer: Any) -> Workload:
-    """The workload that a layer of a data set describes by its name or by its sizes."""
-    if "outputs" not in layer:
-        return workload_of(str(layer["name"]))
-    outputs, channels, height, width, size, stride = (int(layer[name]) for name in dataset.LAYER_FIELDS)
-    return Convolution(1, channels, outputs, (height, width), (size, size), stride)
-
-
 def drawn(seed: int, trained: Sequence[Path], classes: Sequence[str], each: int) -> dict[str, str]:
     """The class of every problem of the set, by the problem's text."""
-    known = {workload_in(entry.layer) for entry in dataset.read(*trained)}
+    known = {dataset.layer_workload(entry.layer) for entry in dataset.read(*trained)}
     found = list(islice(random_workloads(seed, classes, JUDGED | known), each * len(classes)))
     return {text_of(workload): classes[number % len(classes)] for number, workload in enumerate(found)}
 
@@ -65,13 +56,12 @@ def why_not(name: str, seed: int, commit: str, data: Path, resume: bool) -> str 
     """The reason why the seed's problems are not measured; None if they are sealed, or an interrupted run of this commit is resumed."""
     if commit.endswith("+changes"):
         return f"the tree is not frozen: commit {commit}"
-    path = common.RESULTS / f"{name}.json"
-    before = json.loads(path.read_text()) if path.exists() else {"settings": {}}
-    same = before["settings"].get("seed") == seed
+    before = common.earlier_results(name)
+    measured_at = before["commit"] if before is not None and before["settings"].get("seed") == seed else None
     if resume:
-        return None if same and before["commit"] == commit else f"no run of seed {seed} at commit {commit} is in {path}"
-    if same:
-        return f"the problems of seed {seed} were measured at commit {before['commit']}"
+        return None if measured_at == commit else f"no run of seed {seed} at commit {commit} is in the results {name}"
+    if measured_at is not None:
+        return f"the problems of seed {seed} were measured at commit {measured_at}"
     return f"{data} holds measurements" if data.exists() else None
 
 

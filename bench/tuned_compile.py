@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -101,11 +100,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def known_rows(name: str, trials: int) -> list[dict[str, Any]]:
     """The rows of networks in a result file of the same commit and number of trials."""
-    path = common.RESULTS / f"{name}.json"
-    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    if document.get("commit") != common.git_commit() or document["settings"]["trials"] != trials:
+    before = common.earlier_results(name)
+    if before is None or before["commit"] != common.git_commit() or before["settings"]["trials"] != trials:
         return []
-    return [row for row in document["results"] if row["network"] != "all"]
+    return [row for row in before["results"] if row["network"] != "all"]
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from tilewright.cli import main
 from tilewright.errors import InvalidModel, UnknownModel, UnsupportedOption
 from tilewright.ir.graph import place_text
 from tilewright.report.explanation import explanation, layout_text
-from tilewright.report.units import scaled, seconds_text
+from tilewright.report.units import counts_text, scaled, seconds_text
 from tilewright.report.work import program_work
 
 MODULE_TEXT = """
@@ -366,6 +366,8 @@ def test_texts() -> None:
 
     assert scaled(12_345_678, "B") == "12.3 MB" and scaled(0, "flop") == "0 flop" and scaled(999_900, "B") == "1000 kB"
     assert [seconds_text(s) for s in (0.0, 7.05e-4, 1.5, 3e-9)] == ["-", "705 us", "1.5 s", "3 ns"]
+    counts = {"stores": 2.0, "loads": 1234.0, "spills": 0.0, "branches": 2.0, "moves": 12.345}
+    assert counts_text(counts) == "1,234 loads, 12.35 moves, 2 stores, 2 branches"
     assert layout_text(row_major((2, 3))) == "row-major" and layout_text(channels_last((1, 2, 3, 4))) == "N H W C"
     halo = channels_last((1, 2, 3, 4)).with_halo(((0, 0), (0, 0), (1, 1), (2, 2)))
     assert layout_text(halo) == "N H W C with a zeroed halo (H 1+1, W 2+2)"

@@ -73,6 +73,8 @@ def test_workloads_are_layers_named_by_their_text(tmp_path: Path) -> None:
     found = dataset.read(tmp_path / "file")
     assert same(found[0], known) and found[0].layer == {"name": text_of(workload)}
     assert key_of(dataset.layer_problem(found[0].layer)) == key_of(problem_of(workload))
+    assert dataset.layer_workload(found[0].layer) == workload
+    assert dataset.layer_workload(layer(32, 16, 8, 1, 2)) == Convolution(1, 16, 32, (8, 8), (1, 1), 2)
 
 
 def test_the_same_layers_are_the_same_bytes(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tilewright.analysis.cpu.assembly import Assembly, disassembled, parse
 from tilewright.analysis.cpu.caches import CacheMisses, cache_misses
-from tilewright.analysis.cpu.instructions import CLASSES, InstructionCounts
+from tilewright.analysis.cpu.instructions import InstructionCounts
 from tilewright.analysis.cpu.reading import KernelReading, LoopReading, Vectors, loops_of, read
 from tilewright.hardware.machine import Machine
 from tilewright.report.reasons import UNREAD, attempted
-from tilewright.report.units import percent, scaled, seconds_text
+from tilewright.report.units import counts_text, percent, scaled, seconds_text
 from tilewright.runtime.executable import Image
 from tilewright.selection.code_score import COMPARISONS, terms_of
 from tilewright.system.scratch import Scratch
@@ -21,8 +21,9 @@ PATIENCE, THOROUGH = 3, 30
 """How many times as many comparisons of iterations as a choice allows are allowed for a kernel in a table, and in a detailed report."""
 SMALL = 0.005
 """A loop with less than this fraction of a kernel's cycles is left out, unless it contains a larger one."""
-NAMES = {"fma": "multiply-adds", "multiply": "products", "add": "additions", "arithmetic": "other arithmetic", "load": "loads", "store": "stores",
-         "move": "moves", "integer": "integers", "branch": "branches"}  # fmt: skip
+NAMES = {"store": "stores", "multiply": "products", "arithmetic": "other arithmetic", "fma": "multiply-adds", "move": "moves", "load": "loads",
+         "integer": "integers", "branch": "branches", "add": "additions"}  # fmt: skip
+"""Names of `analysis.cpu.instructions.CLASSES`, in the order in which classes with equal counts are listed."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,7 @@ def _loop(loop: LoopReading, spent: float) -> str:
 
 def _classes(counts: InstructionCounts) -> str:
     """Instructions by class, most frequent first."""
-    found = sorted(((getattr(counts, kind), NAMES[kind]) for kind in CLASSES), reverse=True)
-    return ", ".join(f"{count:,.4g} {name}" if count < 1000 else f"{count:,.0f} {name}" for count, name in found if count)
+    return counts_text({name: getattr(counts, kind) for kind, name in NAMES.items()})
 
 
 def _vectors(vectors: Vectors) -> str:

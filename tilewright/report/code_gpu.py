@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -11,7 +11,7 @@ from tilewright import settings
 from tilewright.analysis.gpu.reading import KernelReading, LoopReading, Occupancy, Translation, busy_cycles, occupancy_of, read, translated
 from tilewright.analysis.gpu.warps import SECTOR_BYTES
 from tilewright.report.reasons import UNREAD, attempted
-from tilewright.report.units import percent, scaled
+from tilewright.report.units import counts_text, percent, scaled
 from tilewright.runtime.executable import Image
 from tilewright.runtime.loadable import LoadableKernel
 from tilewright.toolchain.binary import Resources, SourceFile
@@ -127,7 +127,7 @@ def gpu_lines(code: GpuCode) -> Iterator[str]:
         return
     reading = code.reading
     executed = reading.instructions
-    yield f"executed     {sum(executed.values()):,.0f} warp instructions of PTX: {_classes(executed)}"
+    yield f"executed     {sum(executed.values()):,.0f} warp instructions of PTX: {counts_text(executed)}"
     yield from _movement(code)
     cycles = sorted(busy_cycles(reading).items(), key=lambda item: -item[1])
     yield f"cycles       {', '.join(f'{name} {count:,.0f}' for name, count in cycles)}, on the busiest processor, as if nothing else took time"
@@ -166,11 +166,4 @@ def _movement(code: GpuCode) -> Iterator[str]:
 
 def _loop(loop: LoopReading) -> str:
     trips = f"{loop.trips:.4g} iterations, {loop.iterations:.4g} of a thread"
-    return f"{trips}: {_classes(loop.instructions)}" if loop.is_innermost else trips
-
-
-def _classes(counts: Mapping[str, float]) -> str:
-    """Instructions by class, most frequent first."""
-    found = sorted(counts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count:,.4g} {kind}" if count < 1000 else f"{count:,.0f} {kind}" for kind, count in found if count)
-
+    return f"{trips}: {counts_text(loop.instructions)}" if loop.is_innermost else trips

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 def scaled(value: float, unit: str) -> str:
     """Three or four significant digits with a decimal prefix: 12,345,678 and "B" give "12.3 MB"."""
@@ -25,3 +27,9 @@ def seconds_text(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}" if seconds < 999.5 * factor else f"{seconds / factor:.0f} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def counts_text(counts: Mapping[str, float]) -> str:
+    """Counts by name, largest first, without zeros: "1,024 loads, 12.5 stores". Equal counts keep their order."""
+    found = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count:,.4g} {name}" if count < 1000 else f"{count:,.0f} {name}" for name, count in found if count)

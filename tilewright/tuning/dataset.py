@@ -25,7 +25,7 @@ from tilewright.kernels.registry import schedule_types
 from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.trials import Outcome
-from tilewright.tuning.workloads import Workload, problem_of, text_of, workload_of
+from tilewright.tuning.workloads import Convolution, Workload, problem_of, text_of, workload_of
 
 LAYER_FIELDS = ("outputs", "channels", "height", "width", "filter", "stride")
 MEASURES = ("seconds", "spread", "rounds")
@@ -44,6 +44,14 @@ def layer_problem(layer: Mapping[str, Any]) -> Problem:
         return problem_of(workload_of(str(layer["name"])))
     outputs, channels, height, width, filter_size, stride = (int(layer[name]) for name in LAYER_FIELDS)
     return convolution_problem(outputs, channels, height, width, filter_size, stride)
+
+
+def layer_workload(layer: Mapping[str, Any]) -> Workload:
+    """The workload that the layer describes by its name or by its sizes."""
+    if not _has_sizes(layer):
+        return workload_of(str(layer["name"]))
+    outputs, channels, height, width, size, stride = (int(layer[name]) for name in LAYER_FIELDS)
+    return Convolution(1, channels, outputs, (height, width), (size, size), stride)
 
 
 def layer_of(workload: Workload) -> dict[str, Any]:

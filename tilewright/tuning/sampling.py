@@ -264,8 +264,7 @@ def towards_the_best(ranking: Ranking, count: int, seed: int) -> np.ndarray:
         number = int(generator.integers(len(orders)))
         if not len(orders[number]):
             continue
-        rank = int(np.exp(generator.uniform(0, np.log(len(orders[number]) + 1)))) - 1
-        chosen.add(int(starts[number] + orders[number][min(rank, len(orders[number]) - 1)]))
+        chosen.add(int(starts[number] + orders[number][_rank(generator, len(orders[number]))]))
     return np.array(sorted(chosen))
 
 
@@ -275,6 +274,10 @@ def towards_the_first(ranking: Ranking, count: int, seed: int) -> np.ndarray:
     order = np.argsort(ranking.seconds, kind="stable")
     chosen: set[int] = set()
     while len(chosen) < min(count, len(order)):
-        rank = int(np.exp(generator.uniform(0, np.log(len(order) + 1)))) - 1
-        chosen.add(int(order[min(rank, len(order) - 1)]))
+        chosen.add(int(order[_rank(generator, len(order))]))
     return np.array(sorted(chosen))
+
+
+def _rank(generator: np.random.Generator, count: int) -> int:
+    """A rank below `count`, log-uniform."""
+    return min(int(np.exp(generator.uniform(0, np.log(count + 1)))), count) - 1
