@@ -31,7 +31,7 @@ def test_an_index_is_taken_or_refused_as_by_pytorch_on_a_cpu(operators: Executab
         wanted = of_torch(case, index)
         inputs = [tensor.cuda() for tensor in with_index(position, index)]
         if wanted is None:
-            with pytest.raises(IndexOutOfRange, match=r"is out of range for a dimension of .* at .*test_index_checks\.py"):
+            with pytest.raises(IndexOutOfRange, match=r"is out of range for a dimension of .* at .*index_cases\.py"):
                 operators(*inputs)
         else:
             torch.testing.assert_close(operators(*inputs)[position].cpu(), wanted)
