@@ -62,12 +62,12 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     batch_lets, batch_values = named(decode(batch_, form.batch))
     root += batch_lets
     bind = {**batch_values, **({part: part_} if part in where else {})}
-    column, sharer = Var("column", schedule.columns), Var("sharer", schedule.threads_along_r)
+    column, thread_r = Var("column", schedule.columns), Var("thread_r", schedule.threads_along_r)
     if along_n:
-        root += [Let(column, thread % schedule.columns), Let(sharer, thread // schedule.columns)]
+        root += [Let(column, thread % schedule.columns), Let(thread_r, thread // schedule.columns)]
         distance = schedule.columns
     else:
-        root += [Let(column, thread // schedule.threads_along_r), Let(sharer, thread % schedule.threads_along_r)]
+        root += [Let(column, thread // schedule.threads_along_r), Let(thread_r, thread % schedule.threads_along_r)]
         distance = 1
     # columns past the end repeat the last one and store nothing
     stored = prod(axis.extent or 1 for axis in form.b_n)
@@ -92,7 +92,7 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     turns = -(-each // schedule.threads_along_r)
 
     def turn_body(turn: Expr) -> list[Statement]:
-        mine = turn * schedule.threads_along_r + sharer
+        mine = turn * schedule.threads_along_r + thread_r
         everything = part_ * each + mine
         limit = index_const(steps)
         inner: list[Statement] = []
@@ -139,12 +139,12 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
         rest = Var("rest", turns % chunk)
         root.append(For(rest, index_const(turns % chunk), block(turn_body(rest + chunks * chunk)), "unroll"))
     if schedule.threads_along_r > 1:
-        root += _meet(rows * n_lanes, form.dtype, schedule, thread, sharer, distance)
-    root += _store(form, schedule, bind, raw, sharer, n_lanes)
+        root += _meet(rows * n_lanes, form.dtype, schedule, thread, thread_r, distance)
+    root += _store(form, schedule, bind, raw, thread_r, n_lanes)
     return block(root), launch
 
 
-def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, sharer: Var, distance: int) -> list[Statement]:
+def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, thread_r: Var, distance: int) -> list[Statement]:
     """Adds the accumulators of the threads that share a column, in a tree; the result is in the first of them."""
     # [element][thread]: adjacent threads at adjacent addresses
     place = Var("place", size)
@@ -157,7 +157,7 @@ def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, sharer: Va
         at = place * threads + thread
         total = Load("meeting", (at,), dtype) + Load("meeting", (at + stride * distance,), dtype)
         add = For(place, index_const(size), Store("meeting", at, total), "unroll")
-        result += [block_barrier(), If(compare("lt", sharer, index_const(stride)), block([add]))]
+        result += [block_barrier(), If(compare("lt", thread_r, index_const(stride)), block([add]))]
         stride //= 2
     take = Store("acc", place, Load("meeting", (place * threads + thread,), dtype))
     result.append(For(place, index_const(size), take, "unroll"))
@@ -165,7 +165,7 @@ def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, sharer: Va
 
 
 def _store(
-    form: ProductForm, schedule: GemvSchedule, bind: Mapping[Var, Expr], raw: Expr, sharer: Var, n_lanes: int
+    form: ProductForm, schedule: GemvSchedule, bind: Mapping[Var, Expr], raw: Expr, thread_r: Var, n_lanes: int
 ) -> list[Statement]:
     lanes = min(form.facts.store_vector, n_lanes)
     element, offset = substitute(form.element, bind), substitute(form.offset, bind)
@@ -186,5 +186,5 @@ def _store(
                 return [*lets, *shared, Store(form.output, where, what)]
 
             result.append(block(below(raw + start, form.facts.n, "n_out", store)))
-    first = compare("lt", sharer, index_const(1))
+    first = compare("lt", thread_r, index_const(1))
     return [If(first, block(result))] if schedule.threads_along_r > 1 else result
