@@ -143,7 +143,7 @@ def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
                 archive.writestr(name, data)
 
 
-def rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], None], sign: bool = True) -> None:
+def rewrite_manifest(path: Path, change: Callable[[dict[str, Any]], object], sign: bool = True) -> None:
     def apply(files: dict[str, bytes]) -> None:
         manifest = json.loads(files["manifest.json"])
         change(manifest)

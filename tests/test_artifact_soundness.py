@@ -113,6 +113,8 @@ MEMORY: dict[str, Change] = {
     "extents of fewer arguments": lambda m: m["program"]["kernels"][1]["extents"].pop(),
     "a kernel that is said to write nothing": lambda m: m["program"]["kernels"][1].update(writes=[False] * 4),
     "a kernel with scalars": lambda m: m["program"]["kernels"][1].update(scalars=1),
+    "a kernel that requires what its binary does not say": lambda m: m["program"]["kernels"][1].update(requires=m["machine"]["isa"][:1]),
+    "a kernel that requires what its machine lacks": lambda m: m["program"]["kernels"][1].update(requires=["sm_90"]),
     "a grid on a CPU": lambda m: m["program"]["kernels"][1].update(grid=[2, 1, 1]),
     "a kernel by another name": lambda m: m["program"]["kernels"][1].update(name="_init"),
     "a kernel that no binary has": lambda m: m["binaries"].pop(),
@@ -222,7 +224,7 @@ def test_the_truth_is_accepted(name: str, tmp_path: Path) -> None:
 
 
 TEXTS = {
-    "NaN": (b'"version": 4', b'"version": NaN'),
+    "NaN": (b'"version": 5', b'"version": NaN'),
     "a number beyond all": (b'"repeat": 1', b'"repeat": 1e999'),
     "a number of ten thousand digits": (b'"repeat": 1', b'"repeat": ' + b"1" * 10_000),
     "two fields of one name": (b'"repeat": 1', b'"repeat": 1, "repeat": 2'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from torch import nn
 
 import tilewright
 from tests.compiled import poison
+from tests.sample_artifacts import rewrite_manifest
 from tilewright import zoo
-from tilewright.errors import KernelFailed, TargetNotPresent, UnsupportedOption
+from tilewright.errors import InvalidArtifact, KernelFailed, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import host_cpu, machine
@@ -21,7 +23,8 @@ from tilewright.ir.graph import Value
 from tilewright.ir.region import Region
 from tilewright.partition.plan import lay_out, plan_program
 from tilewright.partition.precision import BFLOAT16_ISA, Precision
-from tilewright.runtime import cpu
+from tilewright.runtime import artifact, cpu
+from tilewright.runtime.loadable import LoadableKernel
 
 XEON = machine("xeon-sapphire-rapids")
 here = pytest.mark.skipif(not set(BFLOAT16_ISA) <= set(host_cpu().isa), reason="this CPU has no AMX for bfloat16")
@@ -123,7 +126,7 @@ def test_a_process_without_permission_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert cpu.permit_tiles()
     monkeypatch.setattr(cpu, "permit_tiles", lambda: False)
     with pytest.raises(KernelFailed, match="does not let this process.*fp32"):
-        cpu.Library(executable.image.binaries)
+        cpu.Library(executable.image.binaries, executable.image.program.kernels)
 
 
 @here
@@ -191,6 +194,26 @@ def test_a_machine_with_amx_need_not_be_here() -> None:
             executable(*inputs)
     else:
         assert_as_good_as_autocast(module, inputs, executable(*inputs))
+
+
+def test_kernels_with_tiles_say_what_they_require(tmp_path: Path) -> None:
+    module, inputs = model_cases()[0]
+    executable = tilewright.compile(module, inputs, "xeon-sapphire-rapids", precision="bf16", threads=4)
+    executable.save(tmp_path / "model")
+    program = artifact.read(tmp_path / "model").program
+    tiled = {call.kernel for region in program.regions for call in region.calls if region.schedule.startswith("amx")}
+    assert {name: kernel.requires for name, kernel in program.kernels.items() if kernel.requires} == dict.fromkeys(tiled, ("amx_bf16", "amx_tile"))
+    rewrite_manifest(tmp_path / "model", lambda manifest: [kernel.update(requires=[]) for kernel in manifest["program"]["kernels"]])
+    with pytest.raises(InvalidArtifact, match="not what the manifest says"):
+        artifact.read(tmp_path / "model")
+
+
+def test_permission_is_requested_for_kernels_that_require_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "permit_tiles", lambda: False)
+    kernel = LoadableKernel("amx_kernel", ())
+    cpu.Library((), {kernel.name: kernel})
+    with pytest.raises(KernelFailed, match="does not let this process"):
+        cpu.Library((), {kernel.name: replace(kernel, requires=("amx_tile",))})
 
 
 @here

@@ -223,6 +223,11 @@ def statements(root: Statement) -> Iterator[Statement]:
             yield from statements(root.otherwise)
 
 
+def required_features(kernel: Kernel) -> tuple[str, ...]:
+    """The machine features that the kernel's instructions need (`Intrinsic.requires`), sorted."""
+    return tuple(sorted({name for statement in statements(kernel.body) if isinstance(statement, Invoke) for name in statement.intrinsic.requires}))
+
+
 def expressions(root: Statement) -> Iterator[Expr]:
     """The expressions of every statement, in order; a buffer operand that an instruction reads is given as a load."""
     for statement in statements(root):

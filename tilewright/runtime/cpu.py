@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from tilewright import settings
 from tilewright.errors import CompilerMissing, KernelFailed
 from tilewright.hardware import identified_cpu
 from tilewright.runtime.buffers import Buffers
-from tilewright.runtime.loadable import LoadableProgram
+from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
 from tilewright.system.libraries import mapped
 from tilewright.toolchain import SourceFile, compile_kernels
 
@@ -58,6 +58,8 @@ int tilewright_run(const segment *s)
     return 0;
 }
 """
+TILES = "amx_tile"
+"""The machine feature that needs permission from Linux."""
 KERNEL_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -117,9 +119,13 @@ def permit_tiles() -> bool:
 
 
 class Library:
-    """The mapped shared objects of a program, and the addresses of their entries."""
+    """The mapped shared objects of a program with these kernels, and the addresses of their entries.
 
-    def __init__(self, binaries: Sequence[Compiled]) -> None:
+    Raises:
+        KernelFailed: if a binary cannot be loaded or lacks an entry, or the process may not use what a kernel requires.
+    """
+
+    def __init__(self, binaries: Sequence[Compiled], kernels: Mapping[str, LoadableKernel]) -> None:
         self.openmp = share_openmp()
         self.entries: dict[str, int] = {}
         for binary in binaries:
@@ -132,7 +138,7 @@ class Library:
                     self.entries[name] = ctypes.cast(handle[name], ctypes.c_void_p).value or 0
                 except AttributeError as error:
                     raise KernelFailed(f"{binary.path} has no function {name}", "compile the model again") from error
-        if any(name.startswith("amx_") for name in self.entries) and not permit_tiles():
+        if any(TILES in kernel.requires for kernel in kernels.values()) and not permit_tiles():
             raise KernelFailed("Linux does not let this process use the tile registers (AMX)", 'compile the model with precision="fp32"')
         self.runner = _load_runner()
 
@@ -327,4 +333,4 @@ def cpu_engine(
     from tilewright.runtime.memory_plan import CPU_ALIGNMENT
 
     buffers = Buffers(program, torch.device("cpu"), CPU_ALIGNMENT, model.buffers.constants if model is not None else None)
-    return CpuEngine(buffers, model.library if model is not None else Library(binaries), threads)
+    return CpuEngine(buffers, model.library if model is not None else Library(binaries, program.kernels), threads)

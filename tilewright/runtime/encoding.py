@@ -261,6 +261,7 @@ def _decode_kernel(data: Field) -> LoadableKernel:
         data["scalar_bytes"].choice(4, 8),
         data["extents"].integers(0, 8 * MOST_ELEMENTS),
         data["steps"].integer(1, MOST_REPEATS),
+        data["requires"].names(),
     )
 
 
@@ -284,20 +285,14 @@ def decode_program(data: Field, weights: Mapping[str, torch.Tensor]) -> Loadable
     return program
 
 
-ADDED_TO_MACHINES = ("calibration", "uncalibrated")
-"""Fields that the first artifacts of this format lack."""
-
-
 def encode_machine(machine: Machine) -> dict[str, Any]:
     return asdict(machine)
 
 
 def decode_machine(data: Field) -> Machine:
     """Raises ValueError for facts whose names or types are not a machine's."""
-    given = dict(data.entries())
-    known = {spec.name: spec for spec in fields(Machine) if spec.name in given or spec.name not in ADDED_TO_MACHINES}
-    data.only(*known)
-    return Machine(**{name: _decode_fact(data[name], str(spec.type)) for name, spec in known.items()})
+    data.only(*(spec.name for spec in fields(Machine)))
+    return Machine(**{spec.name: _decode_fact(data[spec.name], str(spec.type)) for spec in fields(Machine)})
 
 
 def _decode_fact(data: Field, kind: str) -> Any:

@@ -17,7 +17,7 @@ from tilewright.hardware import Machine
 from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX
 from tilewright.ir.graph import Graph, Node
-from tilewright.ir.kernel import Kernel
+from tilewright.ir.kernel import Kernel, required_features
 from tilewright.ir.region import Call, IndexCheck, Program, Storage
 from tilewright.ir.space import SpaceCounts
 
@@ -25,7 +25,7 @@ from tilewright.ir.space import SpaceCounts
 @dataclass(frozen=True)
 class LoadableKernel:
     """How one compiled kernel is called. For each parameter, `writes` says whether the kernel writes it, and `extents` how many bytes from its start
-    the kernel may access, for any `scalars` below `steps`.
+    the kernel may access, for any `scalars` below `steps`. `requires`: machine features that its instructions need (`ir.intrinsic`), sorted.
 
     `grid`, `block`, `shared_bytes` (dynamic shared memory per block) and `scalar_bytes` (size of each of the `scalars` that follow the buffers) are
     for GPU kernels; a CPU kernel receives its scalars as an array of 64-bit integers.
@@ -40,6 +40,7 @@ class LoadableKernel:
     scalar_bytes: int = 8
     extents: tuple[int, ...] = ()
     steps: int = 1
+    requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
         len(kernel.scalars),
         extents=tuple(buffer.size * size_of(buffer.dtype) for buffer in kernel.parameters),
         steps=min((variable.extent or 1 for variable in kernel.scalars), default=1),
+        requires=required_features(kernel),
     )
     if kernel.launch is None:
         return touched
@@ -132,12 +134,13 @@ def loadable_kernel(kernel: Kernel) -> LoadableKernel:
 def facts_symbol(kernel: LoadableKernel, machine: Machine) -> str:
     """The name of a symbol that encodes all of this. A kernel's binary contains it, so that no other file can claim anything else about that binary:
     `map_f8d1_r3072_w10368` reads 3,072 bytes of its first argument and writes 10,368 of its second. For CPU code the name also contains the digest of
-    the instruction sets (`Machine.isa`) that it may use, such as `_isa0123456789abcdef`."""
+    the instruction sets (`Machine.isa`) that it may use, such as `_isa0123456789abcdef`, and then the features that it requires."""
     touched = "".join(f"_{'w' if write else 'r'}{extent}" for write, extent in zip(kernel.writes, kernel.extents, strict=True))
     scalars = f"_{kernel.scalars}x{kernel.scalar_bytes}_below{kernel.steps}" if kernel.scalars else ""
     shape = (*kernel.grid, *kernel.block, kernel.shared_bytes)
     launch = "" if shape == (1, 1, 1, 1, 1, 1, 0) else "_launch" + "_".join(map(str, shape))
-    needs = "" if machine.is_gpu else f"_isa{hashlib.sha256(' '.join(machine.isa).encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(" ".join(machine.isa).encode()).hexdigest()[:16]
+    needs = "" if machine.is_gpu else "_".join((f"_isa{digest}", *kernel.requires))
     return f"{kernel.name}{touched}{scalars}{launch}{needs}"
 
 

@@ -3,8 +3,8 @@
 Kernels are machine code that trusts its caller: they access as many bytes of each argument as they were compiled for, whatever a manifest says about
 shapes and layouts. `check` compares every statement about a program with the others, so that honest kernels stay inside their buffers:
 
-- the facts of each kernel (bytes of each argument, what it writes, steps, launch) are those that its binary carries as the name of a symbol
-  (`loadable.facts_symbol`), and the buffer of each argument has that many bytes;
+- the facts of each kernel (bytes of each argument, what it writes, steps, launch, required features) are those that its binary carries as the name
+  of a symbol (`loadable.facts_symbol`), and the buffer of each argument has that many bytes;
 - nothing writes to an input, a constant, or an alias of one; nothing is read before it is written;
 - values, layouts, views, aliases, weights and the signature agree on shapes and types; sizes and counts are within limits.
 
@@ -240,6 +240,9 @@ def _check_alias(program: LoadableProgram, name: str, given: Set[str]) -> None:
 def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
     if len(kernel.extents) != len(kernel.writes):
         raise ValueError(f"kernel {kernel.name} has {len(kernel.writes)} parameters and {len(kernel.extents)} extents")
+    for feature in kernel.requires:
+        if not machine.has(feature):
+            raise ValueError(f"kernel {kernel.name} requires {feature}, which {machine.name} does not have")
     block = prod(kernel.block)
     if not machine.is_gpu:
         if (*kernel.grid, *kernel.block, kernel.shared_bytes) != (1, 1, 1, 1, 1, 1, 0):
