@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -79,6 +81,13 @@ def filled(path: Path, count: int = 200) -> list[Measurement]:
     with Records(path) as records:
         records.add(entries)
     return entries
+
+
+def database(path: Path, *statements: str) -> None:
+    """Executes statements of SQL on a file."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 class Network(nn.Module):

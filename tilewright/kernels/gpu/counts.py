@@ -2,7 +2,7 @@
 
 Every schema provides `LaunchCounts`; schemas that learned models cover provide `TileCounts`, from which the features, the analytical model
 (`counted`), and each schema's own estimate and bound are computed. Counts are exact where the kernel's code determines them, and expectations where
-alignment does (noted in each formula); tests/test_models.py enumerates small cases.
+alignment does (noted in each formula); tests/test_gpu_counts.py enumerates small cases.
 
 CNNOpt is "Effective Performance Modeling and Domain-Specific Compiler Optimization of CNNs for GPUs" (PACT 2022). Details of its kernels that the
 text leaves open (which warps fill shared memory, how results are staged and stored, the compiler's register cap) are taken from the sources and
