@@ -10,7 +10,9 @@ cells, the header first. Figures are rounded only here.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import re
 import statistics
 import sys
@@ -263,12 +265,74 @@ def calibrated_choices() -> Rows:
     return rows
 
 
+def milliseconds(seconds: float) -> str:
+    """With three digits at least."""
+    value = 1e3 * seconds
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"
+
+
+def medians(name: str) -> dict[str, dict[str, float]]:
+    """Median seconds of each network by contender."""
+    found: dict[str, dict[str, float]] = {}
+    for entry in results_of(name):
+        if entry["median_seconds"] is not None:
+            found.setdefault(entry["network"], {})[entry["contender"]] = entry["median_seconds"]
+    return found
+
+
+def networks() -> Rows:
+    """Milliseconds of networks, ours and others', where a file of a CPU has them."""
+
+    def cells(times: Mapping[str, float], *groups: Sequence[str]) -> list[str]:
+        least = (min((times[name] for name in group if name in times), default=None) for group in groups)
+        return ["–" if seconds is None else milliseconds(seconds) for seconds in least]
+
+    gpu, two, sixteen = (medians(name) for name in ("gpu_networks_h200", "cpu_networks_peers", "cpu_networks_16_threads"))
+    eager, others = ("eager", "eager_cl"), (("eager", "eager_cl", "inductor"), ("onnxruntime",), ("openvino",))
+    threads = (f"{name}, {count} threads" for count in (2, 16) for name in ("ours", "PyTorch", "onnxruntime", "OpenVINO"))
+    rows = [["ms", "ours, H200", "eager, H200", *threads]]
+    for name in dict.fromkeys((*two, *sixteen)):
+        on_cpu = (cells(times.get(name, {}), ("tilewright",), *others) for times in (two, sixteen))
+        rows.append([name, *cells(gpu.get(name, {}), ("tilewright",), eager), *itertools.chain(*on_cpu)])
+    return rows
+
+
+def speed_ups() -> Rows:
+    """The time of the best other contender over ours on CPUs."""
+    both = medians("cpu_networks_peers").keys() & medians("cpu_networks_16_threads").keys()
+    rows = [["CPU", "networks", "best peer / ours: geometric mean", "least"]]
+    for what, name, kept in (
+        ("2 threads", "cpu_networks_peers", None), ("2 threads, networks of both", "cpu_networks_peers", both),
+        ("16 threads, networks of both", "cpu_networks_16_threads", both), ("16 threads", "cpu_networks_16_threads", None),
+    ):  # fmt: skip
+        times = {network: own for network, own in medians(name).items() if kept is None or network in kept}
+        ratios = {network: min(own[peer] for peer in own if peer != "tilewright") / own["tilewright"] for network, own in times.items()}
+        least = min(ratios, key=lambda network: ratios[network])
+        rows.append([what, str(len(ratios)), f"{statistics.geometric_mean(ratios.values()):.2f}", f"{ratios[least]:.2f} ({least})"])
+    return rows
+
+
+def first_choices() -> Rows:
+    """Losses of performance of the orders as shipped."""
+    shipped = next(entry for entry in results_of("choice_quality_h200") if (entry["layer"], entry["over"], entry["way"]) == ("all", "space", "shipped"))
+    published = next(entry for entry in results_of("published_v100") if (entry["layer"], entry["model"]) == ("all", "detailed"))
+    says = {
+        "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
+        "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
+    }
+    rows = [["of the first choices", "LoP@1", "LoP@10", "LoP@30", "trials to 95 % / 99 %, mean"]]
+    for name, entry in says.items():
+        losses = (f"{percent(entry[f'lop@{count}'], 2)} %" for count in (1, 10, 30))
+        rows.append([name, *losses, f"{entry['trials_95']:.1f} / {entry['trials_99']:.1f}"])
+    return rows
+
+
 TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, published_training, published, choices,
-            searches, code_scores, learned_on_cpus, calibrated_choices,
+            searches, code_scores, learned_on_cpus, calibrated_choices, networks, speed_ups, first_choices,
         )
     }
 )  # fmt: skip
