@@ -314,8 +314,8 @@ def speed_ups() -> Rows:
 
 def first_choices() -> Rows:
     """Losses of performance of the orders as shipped."""
-    shipped = next(entry for entry in results_of("choice_quality_h200") if (entry["layer"], entry["over"], entry["way"]) == ("all", "space", "shipped"))
-    published = next(entry for entry in results_of("published_v100") if (entry["layer"], entry["model"]) == ("all", "detailed"))
+    (shipped,) = (e for e in results_of("choice_quality_h200") if (e["layer"], e["over"], e["way"]) == ("all", "space", "shipped"))
+    (published,) = (e for e in results_of("published_v100") if (e["layer"], e["model"]) == ("all", "detailed"))
     says = {
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
