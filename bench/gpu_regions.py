@@ -62,7 +62,7 @@ def profile(name: str, batch: int, repeats: int, scratch: torch.Tensor) -> dict[
     image = executable.image
     engine: GpuEngine = gpu_engine(image.program, image.binaries, in_order=True)
     outputs = executable._allocate()
-    pointers = [tensor.data_ptr() for tensor in (*executable._admit(inputs), *outputs)]
+    pointers = [tensor.data_ptr() for tensor in (*executable._admission.admit(inputs), *outputs)]
 
     def run(last: int) -> None:
         engine.bind(pointers)

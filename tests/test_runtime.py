@@ -25,8 +25,9 @@ from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
 from tilewright.runtime import cpu as cpu_module
 from tilewright.runtime.cpu import openmp_libraries
-from tilewright.runtime.executable import Executable, ModuleStamp
+from tilewright.runtime.executable import Executable
 from tilewright.runtime.fields import Field
+from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.packing import pack, unpack, write
 from tilewright.runtime.signature import (
     LEAF,

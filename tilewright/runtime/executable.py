@@ -7,29 +7,28 @@ are fresh tensors that no later call overwrites; the memory of large ones is reu
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
-from torch.autograd import forward_ad
 
 from tilewright import settings
 from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidInput, TargetNotPresent, UnsupportedOption
 from tilewright.frontend.imported import Imported
-from tilewright.frontend.tensor_memory import address_of, is_nowhere
 from tilewright.frontend.torch_operators import resolve_operator
 from tilewright.hardware import Machine, is_present
 from tilewright.ir.kernel import Kernel
 from tilewright.ir.region import Program
+from tilewright.runtime.admission import Admission
 from tilewright.runtime.buffers import Buffers, allocation, torch_dtype
 from tilewright.runtime.cpu import Compiled, cpu_engine
 from tilewright.runtime.loadable import LoadableProgram, loadable
+from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.plan import Plan, plan_of
-from tilewright.runtime.signature import Signature, described, signature_of, unflatten
+from tilewright.runtime.signature import Signature, signature_of, unflatten
 from tilewright.runtime.torch_nodes import check_nodes, run_region
 from tilewright.runtime.verify import TOLERANCES, Verification, compare, reference_values
 
@@ -62,44 +61,6 @@ class Engine(Protocol):
     def check_indices(self, wait: bool) -> None: ...
     def abandon(self) -> None: ...
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class ModuleStamp:
-    """Identity and version of a module's parameters and buffers at compilation."""
-
-    entries: Mapping[str, tuple[Callable[[], torch.Tensor | None], int, int]]
-
-    changing: frozenset[str] = frozenset()
-    """Names of buffers that calls themselves change: only their identity is compared."""
-
-    @staticmethod
-    def of(module: torch.nn.Module, changing: Iterable[str] = ()) -> ModuleStamp:
-        names = frozenset(changing)
-        entries = {
-            name: (weakref.ref(tensor), tensor.data_ptr(), 0 if name in names else _version(tensor)) for name, tensor in _state(module).items()
-        }
-        return ModuleStamp(MappingProxyType(entries), names)
-
-    def differs(self, module: torch.nn.Module) -> bool:
-        state = _state(module)
-        if state.keys() != self.entries.keys():
-            return True
-        return any(
-            self.entries[name][0]() is not tensor or self.entries[name][1:] != (tensor.data_ptr(), 0 if name in self.changing else _version(tensor))
-            for name, tensor in state.items()
-        )
-
-
-def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 class Executable:
@@ -174,8 +135,9 @@ class Executable:
         program, signature, places = self.image.program, self.image.signature, engine.buffers.places
         self._device = engine.buffers.device
         values = program.graph.values
-        self._checks = tuple((torch.Size(values[name].shape), torch_dtype(values[name].dtype)) for name in program.graph.inputs)
+        expected = tuple((torch.Size(values[name].shape), torch_dtype(values[name].dtype)) for name in program.graph.inputs)
         self._states = [state if state.device == self._device else state.to(self._device) for state in self._states]
+        self._admission = Admission(signature, self._sources, expected, tuple(self._states), self._device, engine.input_alignment)
         self._gpu = self._device.index if self._device.type == "cuda" else None
         self._allocations = []
         for root in places.outputs:
@@ -229,14 +191,14 @@ class Executable:
                 self._busy = False
 
     def _call(self, leaves: Sequence[Any]) -> Any:
-        inputs = self._admit(leaves)
+        inputs = self._admission.admit(leaves)
         engine = self._engine
         if engine is None:
             engine = self._require_engine()
         if self._gpu is not None:
             engine.check_indices(False)
         outputs = self._allocate()
-        addresses = self._addresses(inputs, outputs)
+        addresses = self._admission.addresses(inputs, outputs)
         try:
             engine.bind(addresses)
             if self._only_kernels:
@@ -276,102 +238,6 @@ class Executable:
                 self._start()
             assert self._engine is not None
             return self._engine
-
-    def _admit(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        """The graph's inputs in order: the caller's tensors if the kernels can read them in place, else copies."""
-        device, alignment = self._device, self._engine.input_alignment if self._engine is not None else 1
-        inputs = []
-        grad = torch.is_grad_enabled()
-        if getattr(forward_ad, "_current_level", -1) >= 0:
-            self._check_tangents(leaves)
-        if self._simple_count < 0:
-            self._check_constants(leaves)
-        if self.image.signature.mutations or self._states:
-            self._check_written(leaves)
-        for source, (shape, dtype) in zip(self._sources, self._checks, strict=True):
-            tensor = leaves[source] if source >= 0 else self._states[-1 - source]
-            if (
-                isinstance(tensor, torch.Tensor)
-                and tensor.shape == shape
-                and tensor.dtype is dtype
-                and tensor.device == device
-                and tensor.layout is torch.strided
-                and not (grad and tensor.requires_grad)
-            ):
-                if not tensor.is_contiguous() or tensor.is_neg() or (alignment > 1 and address_of(tensor) % alignment):
-                    self._require_memory(source, tensor)
-                    tensor = torch.empty(shape, dtype=dtype, device=device).copy_(tensor.detach())
-                inputs.append(tensor)
-            else:
-                self._refuse(source, tensor)
-        return inputs
-
-    def _addresses(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[int]:
-        """Addresses of the graph's inputs and of the results."""
-        try:
-            addresses = [tensor.data_ptr() for tensor in (*inputs, *outputs)]
-        except RuntimeError:  # for some tensors PyTorch raises this instead of returning 0
-            addresses = [0]
-        if 0 in addresses:
-            for source, tensor in zip(self._sources, inputs, strict=True):
-                self._require_memory(source, tensor)
-            if any(map(is_nowhere, outputs)):
-                raise InvalidInput("the mode in which it is called makes tensors without memory for the results", "call outside of it")
-        return addresses
-
-    def _require_memory(self, source: int, tensor: torch.Tensor) -> None:
-        if is_nowhere(tensor):
-            signature = self.image.signature
-            name = f"input {signature.inputs[source].place}" if source >= 0 else f"the buffer {signature.states[-1 - source].name}"
-            kind = f" ({type(tensor).__name__})"
-            raise InvalidInput(f"{name} has no memory that kernels could read: {described(tensor)}{kind}", "pass a tensor that holds its elements")
-
-    def _check_tangents(self, leaves: Sequence[Any]) -> None:
-        """Rejects inputs with forward-mode tangents, so that no derivative is silently lost."""
-        for leaf, tensor in zip(self.image.signature.inputs, leaves, strict=True):
-            if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-                raise InvalidInput(f"input {leaf.place} has a tangent, and compiled models compute no derivatives", "pass its primal")
-
-    def _check_constants(self, leaves: Sequence[Any]) -> None:
-        for leaf, value in zip(self.image.signature.inputs, leaves, strict=True):
-            if leaf.name:
-                continue
-            if type(value) is not type(leaf.constant) or (value != leaf.constant and not (value != value)):
-                raise InvalidInput(
-                    f"input {leaf.place}: compiled for the constant {leaf.constant!r}, got {described(value)}",
-                    "compile the model for this value",
-                )
-
-    def _check_written(self, leaves: Sequence[Any]) -> None:
-        """Rejects inputs that share memory with an input or module buffer that the model writes: the model was compiled for separate inputs, and
-        would not see the change. Also rejects, before anything is written, what PyTorch would not write."""
-        places = [leaf.place for leaf in self.image.signature.inputs]
-        spans = [_span(x) for x in leaves]
-        written = [(f"input {places[leaf]}", leaf, leaves[leaf], spans[leaf]) for leaf, _ in self.image.signature.mutations]
-        written += [(f"the buffer {state.name}", -1, x, _span(x)) for state, x in zip(self.image.signature.states, self._states, strict=True)]
-        for name, leaf, tensor, (first, last) in written:
-            for other, (start, end) in enumerate(spans):
-                if other != leaf and start < last and first < end:
-                    raise InvalidInput(f"{name} and input {places[other]} share memory, and the model writes to {name}", "pass a copy")
-            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-                continue
-            if any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)):
-                raise InvalidInput(f"the model writes to {name}, of which several elements lie in the same memory", "pass a copy")
-            if tensor.is_inference() and not torch.is_inference_mode_enabled():
-                raise InvalidInput(f"the model writes to {name}, an inference tensor", "call under torch.inference_mode(), or pass a copy")
-
-    def _refuse(self, source: int, value: Any) -> None:
-        if source < 0:
-            name = self.image.signature.states[-1 - source].name
-            raise InvalidInput(f"the module's buffer {name} is now {described(value)}", "compile the module again")
-        spec = self.image.signature.inputs[source]
-        expected = f"a {str(torch_dtype(spec.dtype)).removeprefix('torch.')} tensor of shape {list(spec.shape)} on {self._device}"
-        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
-            raise InvalidInput(
-                f"input {spec.place} requires gradients, and compiled models compute none",
-                "call under torch.no_grad(), or pass a detached tensor",
-            )
-        raise InvalidInput(f"input {spec.place}: expected {expected}, got {described(value)}", "compile the model for such inputs")
 
     def _run_segments(self, engine: Engine, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         for kind, first, last in self._segments:
@@ -504,9 +370,9 @@ class Executable:
     def _verified(self, leaves: Sequence[Any], tolerance: float | None) -> Verification:
         engine = self._require_engine()
         program, buffers = self.image.program, engine.buffers
-        inputs = self._admit(leaves)
+        inputs = self._admission.admit(leaves)
         outputs = self._allocate()
-        addresses = self._addresses(inputs, outputs)
+        addresses = self._admission.addresses(inputs, outputs)
         names = {name for region in program.regions for name in region.outputs if buffers.is_stored(name)}
         # results of PyTorch operators that nobody reads may not even be unique (the signs of singular vectors)
         read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
@@ -606,17 +472,6 @@ def executable_of(
     sources_of_parameters = {p.value: p.source for p in imported.parameters if p.source is not None}
     stamp = ModuleStamp.of(module, states) if module is not None else None
     return Executable(image, stamp, threads, sources_of_parameters, check)
-
-
-def _span(value: Any) -> tuple[int, int]:
-    """The address range (first byte, end) of the storage of a tensor. It also finds overlaps between several storages over the same array."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
-        return 0, 0
-    try:
-        storage = value.untyped_storage()
-        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # the tensor has no storage
-        return 0, 0
 
 
 def check_threads(count: Any) -> None:
