@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import refit
+from bench import refit as command
 from bench.layers import layer as judged_layer
 from tests.measured_layers import H200, layer, measured, some
 from tilewright.hardware import calibration
 from tilewright.hardware.calibration import GpuCalibration, assumed, gpu_calibration, parts_of
-from tilewright.tuning import dataset
+from tilewright.tuning import dataset, refit
 from tilewright.tuning.collecting import ranking_of
 from tilewright.tuning.workloads import Elementwise, Linear, Rows, Workload
 
@@ -67,7 +67,8 @@ STREAMING: dict[str, Workload] = {"map": Elementwise(2, 64, (28, 28)), "row_redu
 @pytest.mark.parametrize("part", STREAMING)
 def test_streaming_schemas_are_fitted_too(part: str) -> None:
     present = gpu_calibration(H200)
-    slower = refit.with_values(present, {(part, "latency"): 1.7, (part, "memory"): 1.3, (part, "issue"): 2.2})
+    factors = {"latency": 1.7, "memory": 1.3, "issue": 2.2}
+    slower = refit.with_values(present, {name: factors[name[1]] * value for name, value in refit.values_of(present, [part]).items()})
     found = refit.groups_of([measured(dataset.layer_of(STREAMING[part]), 80)], H200)
     (group,) = [group for group in found if group.kind in refit.USES[part] and len(group.seconds)]
     (times,) = refit.predicted([group], H200, slower)
@@ -79,7 +80,7 @@ def test_streaming_schemas_are_fitted_too(part: str) -> None:
 
 def test_quality_is_that_of_the_order(groups: list[refit.Group]) -> None:
     exact = timed(groups, other())
-    found = refit.judged(exact, H200, {"present": gpu_calibration(H200), "right": other()})
+    found = command.judged(exact, H200, {"present": gpu_calibration(H200), "right": other()})
     assert found["right, all"]["lop@1"] == 0 and found["right, all"]["error"] == pytest.approx(0)
     assert found["present, all"]["error"] > 0 and found["present, all"]["spearman"] < 1 == pytest.approx(found["right, all"]["spearman"])
     assert found["present, direct"]["error"] == pytest.approx(0), "neither constant concerns it"
@@ -94,17 +95,17 @@ def test_samples_are_the_better_candidates(groups: list[refit.Group]) -> None:
 
 def test_judged_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="R9 is a layer on which models are evaluated"):
-        refit.groups_of([measured(judged_layer("R9"), 8)], H200)
+        command.groups_of([measured(judged_layer("R9"), 8)], H200)
 
 
 def test_files_keep_their_form() -> None:
     for path in calibration.FOLDER.glob("*00.json"):
-        assert refit.text_of(json.loads(path.read_text())) == path.read_text()
+        assert command.text_of(json.loads(path.read_text())) == path.read_text()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["x", *map(str, arguments), "--parts=winograd,gemm", "--layers=4", "--each=8", "--evaluations=4"])
-    refit.main()
+    command.main()
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,10 +122,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     for path in calibration.FOLDER.glob("*.json"):
         (folder / path.name).write_text(path.read_text())
     monkeypatch.setattr(calibration, "FOLDER", folder)
-    monkeypatch.setattr(refit, "git_commit", lambda: "0123456789abcdef+changes")
+    monkeypatch.setattr(command, "git_commit", lambda: "0123456789abcdef+changes")
     with pytest.raises(SystemExit, match="commit the changes first"):
         run(monkeypatch, data, "--write")
-    monkeypatch.setattr(refit, "git_commit", lambda: "0123456789abcdef")
+    monkeypatch.setattr(command, "git_commit", lambda: "0123456789abcdef")
     before = json.loads((folder / "h200.json").read_text())
     run(monkeypatch, data, "--write")
     after = json.loads((folder / "h200.json").read_text())
