@@ -95,11 +95,34 @@ class Window:
     issue_share: float
     loaded_latency: float
     part_latency: float
+    block_cycles: float
 
 
 @dataclass(frozen=True)
-class Streaming:
-    """Constants of schemas whose threads stream: `kernels.gpu.map`, `kernels.gpu.row_reduction` and `kernels.gpu.gemv` have a part each."""
+class Map:
+    """Constants of `kernels.gpu.map`."""
+
+    latency: float
+    memory: float
+    issue: float
+    level_2: float
+    block_cycles: float
+
+
+@dataclass(frozen=True)
+class RowReduction:
+    """Constants of `kernels.gpu.row_reduction`."""
+
+    latency: float
+    tree: float
+    kept_share: float
+    line_cycles: float
+    block_cycles: float
+
+
+@dataclass(frozen=True)
+class Gemv:
+    """Constants of `kernels.gpu.gemv`."""
 
     latency: float
     memory: float
@@ -144,9 +167,9 @@ class GpuCalibration:
     winograd: Winograd
     winograd_fused: WinogradFused
     window: Window
-    map: Streaming
-    row_reduction: Streaming
-    gemv: Streaming
+    map: Map
+    row_reduction: RowReduction
+    gemv: Gemv
     counted: Overheads
 
 

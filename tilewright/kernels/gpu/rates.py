@@ -38,6 +38,12 @@ def issue_seconds(machine: Machine, warp_instructions: np.ndarray) -> np.ndarray
     return warp_instructions / (machine.schedulers_per_processor * machine.processors * machine.clock_hz)
 
 
+def start_seconds(machine: Machine, blocks: np.ndarray, cycles: float) -> np.ndarray:
+    """Seconds in which a processor starts its share of the blocks, one after another, at `cycles` each."""
+    seconds: np.ndarray = -(-blocks // machine.processors) * (cycles / machine.clock_hz)
+    return seconds
+
+
 def streaming_seconds(
     machine: Machine, bytes_moved: np.ndarray | float, threads_at_once: np.ndarray, bytes_each: np.ndarray
 ) -> np.ndarray:

@@ -18,11 +18,13 @@ from tilewright.codegen.common import (
     walk_in_order,
     widest,
 )
-from tilewright.ir.expr import Expr, Var, as_lanes, index_const, loads, substitute
+from tilewright.ir.dtypes import size_of
+from tilewright.ir.expr import Expr, Var, as_lanes, coefficient, index_const, loads, substitute
 from tilewright.ir.kernel import For, Launch, Statement, Store, block_variable, thread_variable
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
+from tilewright.kernels.gpu.counts import SECTOR_WORDS
 from tilewright.kernels.gpu.map.space import MapFacts, MapSchedule
 
 
@@ -45,6 +47,7 @@ def map_form(problem: Problem) -> MapForm:
     body = flatten(step.bodies[0], layouts)
     space = walk_in_order(step.axes, (offset, body), offset)
     lanes = widest(space.expressions[1], space.fastest, layouts, space.expressions[0]) if space.fastest else 1
+    strides = [(load, coefficient(load.index[0], space.fastest) if space.fastest is not None else 0) for load in loads(space.expressions[1])]
     facts = MapFacts(
         points=space.points,
         vector_width=lanes,
@@ -52,6 +55,8 @@ def map_form(problem: Problem) -> MapForm:
         bytes_written=values[region.outputs[0]].bytes,
         flops=expression_flops(body),
         requests=1 + len(loads(space.expressions[1])),
+        scattered=space.points * sum(size_of(load.dtype) for load, stride in strides if stride is not None and abs(stride) >= SECTOR_WORDS),
+        inner=space.fastest.extent or 1 if space.fastest is not None else 1,
     )
     return MapForm(region.outputs[0], space, facts)
 

@@ -15,7 +15,8 @@ class MapFacts:
     """Facts that the cost of a map depends on.
 
     `points` counts scalar elements of the output; `vector_width` is the widest vector that every access allows; `flops` is per element. Bytes are
-    distinct bytes; `requests` counts a thread's loads and stores per element or vector."""
+    distinct bytes; `requests` counts a thread's loads and stores per element or vector. `scattered`: bytes read by loads that touch different
+    sectors for adjacent elements of the output (a transposed operand), and adjacent words for elements `inner` apart."""
 
     points: int
     vector_width: int
@@ -23,7 +24,8 @@ class MapFacts:
     bytes_written: int
     flops: float
     requests: int
-    reduced: int = 1
+    scattered: int
+    inner: int
 
 
 @dataclass(frozen=True)

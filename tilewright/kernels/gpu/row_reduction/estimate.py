@@ -9,50 +9,50 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import WORD, LaunchCounts
-from tilewright.kernels.gpu.rates import (
-    LOADS_IN_FLIGHT,
-    issue_seconds,
-    l2_bandwidth,
-    latency_seconds,
-    streaming_seconds,
-)
+from tilewright.kernels.gpu.rates import LOADS_IN_FLIGHT, bandwidth, issue_seconds, l2_bandwidth, latency_seconds, start_seconds
 from tilewright.kernels.gpu.row_reduction.counts import sector_waste
 from tilewright.kernels.gpu.row_reduction.space import RowReductionFacts
 
 
 def row_reduction_estimate(facts: RowReductionFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """seconds = launch + waves * (latency of loads and of the tree, per stage) + max(memory, level 2, issue).
+    """seconds = launch + waves * (latency of loads and of the tree, per stage) + starts of blocks + level 2 + wavefronts + max(memory, issue).
 
-    memory counts the data once, level 2 once more for every later stage; both are scaled by `sector_waste`."""
-    owned, threads_per_row = candidates["rows"], candidates["threads_per_row"]
-    lanes = np.minimum(candidates["vector_width"], facts.vector_width)
-    threads, blocks, resident = counts.threads, counts.blocks, counts.resident
-    waves = -(-blocks // (resident * machine.processors))
-    at_once = np.minimum(blocks, resident * machine.processors) * threads
-    waste = sector_waste(facts, candidates)
-    moved = waste * counts.read_bytes + counts.result_bytes
-    turns = -(-facts.columns // (threads_per_row * lanes))
-    flight = np.minimum(turns, LOADS_IN_FLIGHT)
-    memory = streaming_seconds(machine, moved, at_once, flight * lanes * WORD)
-    # the first pass is read from memory
-    level2 = (counts.level2_bytes - waste * counts.read_bytes) / l2_bandwidth(machine)
-    cache = machine.cache(1)
-    shared_latency = (cache.latency_cycles if cache else 30.0) / machine.clock_hz
-    tree = np.log2(threads_per_row) * 2 * shared_latency * np.maximum(1, threads / 256)
-    latency = waves * (
-        (facts.stages + 1) * -(-turns // LOADS_IN_FLIGHT) * latency_seconds(machine) / 2 + facts.stages * tree
-    )
-    padded = blocks * owned / max(facts.rows, 1) * (turns * threads_per_row * lanes / max(facts.columns, 1))
-    work = facts.flops * facts.rows * padded + facts.rows * padded * facts.columns / lanes * 8 * (
-        facts.stages + 1
-    )
-    issue = issue_seconds(machine, work / machine.warp_size)
+    memory counts the data once, for the busiest processor; level 2 counts what later stages read again and level 1 has not kept. A wavefront is one
+    line of level 1 that a warp's load touches."""
     own = gpu_calibration(machine).row_reduction
+    rows, threads_per_row = candidates["rows"], candidates["threads_per_row"]
+    lanes = np.minimum(candidates["vector_width"], facts.vector_width)
+    threads, blocks = counts.threads, counts.blocks
+    each = -(-blocks // machine.processors)
+    together = np.minimum(each, counts.resident)
+    turns = -(-facts.columns // (threads_per_row * lanes))
+    cache = machine.cache(1)
+    assert cache is not None
+    tree = np.log2(threads_per_row) * 2 * cache.latency_cycles / machine.clock_hz * np.maximum(1, threads / 256)
+    loads = -(-turns // LOADS_IN_FLIGHT) * latency_seconds(machine)
+    waves = np.maximum(1, each / counts.resident)
+    passes = facts.stages + 1
+    once = sector_waste(facts, candidates) * counts.read_bytes
+    warps = blocks * np.ceil(threads / machine.warp_size)
+    in_warp = np.minimum(threads, machine.warp_size)
+    if facts.row_contiguous:
+        lines = np.maximum(1, in_warp // rows)
+    else:
+        lines = np.maximum(lanes, in_warp // threads_per_row)
+    row_bytes = facts.columns * WORD
+    free = cache.bytes - together * (counts.shared_bytes + machine.shared_reserved_bytes)
+    kept = np.clip(own.kept_share * free / (together * rows * row_bytes), 0, 1)
+    busiest = each * machine.processors / blocks
+    padded = blocks * rows / max(facts.rows, 1) * (turns * threads_per_row * lanes / max(facts.columns, 1))
+    work = facts.flops * facts.rows * padded + facts.rows * padded * facts.columns / lanes * 8 * passes
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "latency": own.latency * latency,
-        "memory": own.memory * memory,
-        "l2": level2,
-        "issue": own.issue * issue,
+        "latency": waves * own.latency * passes * loads,
+        "tree": waves * own.tree * facts.stages * tree,
+        "starts": start_seconds(machine, blocks, own.block_cycles),
+        "level 2": (counts.level2_bytes - once) * (1 - kept) * busiest / l2_bandwidth(machine),
+        "wavefronts": own.line_cycles * each * warps / blocks * turns * passes * lines / machine.clock_hz,
+        "memory": counts.memory_bytes / bandwidth(machine) * busiest,
+        "issue": issue_seconds(machine, work / machine.warp_size),
     }
-    return Estimate(terms, overlapped=("memory", "l2", "issue"))
+    return Estimate(terms, overlapped=("memory", "issue"))

@@ -9,7 +9,7 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import LaunchCounts
-from tilewright.kernels.gpu.rates import bandwidth
+from tilewright.kernels.gpu.rates import bandwidth, start_seconds
 from tilewright.kernels.gpu.window.space import TiledLoad, WindowFacts, guarded_places
 
 DECODE_INSTRUCTIONS = 40
@@ -19,7 +19,7 @@ LOAD_INSTRUCTIONS = 1.5
 
 
 def window_estimate(facts: WindowFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """seconds = launch + chain + memory + issue: with few warps on a processor these hardly overlap.
+    """seconds = launch + chain + memory + issue + starts of blocks: with few warps on a processor these hardly overlap.
 
     chain = waves of blocks * memory latency * (loaded_latency * registers loaded + part_latency * guarded parts); memory = distinct bytes / bandwidth
     and issue = instructions / schedulers, both for the busiest processor."""
@@ -39,6 +39,7 @@ def window_estimate(facts: WindowFacts, candidates: Columns, counts: LaunchCount
         "chain": waves * latency * (fitted.loaded_latency * loads * lanes + fitted.part_latency * parts),
         "memory": counts.memory_bytes / bandwidth(machine) * each * machine.processors / blocks,
         "issue": fitted.issue_share * warps * work / (machine.schedulers_per_processor * machine.clock_hz),
+        "starts": start_seconds(machine, blocks, fitted.block_cycles),
     }
     return Estimate(terms)
 
