@@ -378,7 +378,7 @@ def test_a_damaged_file_can_be_removed_and_replaced(stored: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--target", "cuda"), "is a GPU, and only this CPU"), (("--target", "h200"), "is a GPU, and only this CPU"),
+        (("--seconds", "5"), "--seconds and --force are for a GPU"), (("--force",), "--seconds and --force are for a GPU"),
         (("--target", "cortex-a53"), "description in the catalogue, and only this CPU"), (("--target", "nonsense"), "unknown target"),
         (("--threads", "1024"), "1024 threads cannot be measured at once on"), (("--threads", "0"), "no whole number"),
         (("--show", "--remove"), "not allowed with"),

@@ -1,12 +1,12 @@
-"""``tilewright calibrate``: measures this CPU in about a second, and stores the facts that later choices use."""
+"""``tilewright calibrate``: measures this CPU in about a second, or its GPU in about a minute, and stores what later choices use."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from tilewright.cli_options import whole
-from tilewright.errors import UnsupportedOption
+from tilewright.cli_options import amount, whole
+from tilewright.errors import TargetNotPresent, UnsupportedOption
 from tilewright.settings import MOST_THREADS
 
 if TYPE_CHECKING:
@@ -14,32 +14,71 @@ if TYPE_CHECKING:
 
     from tilewright.hardware import Machine
     from tilewright.hardware.measured_facts import Calibration
+    from tilewright.hardware.measured_order import MeasuredOrder
+    from tilewright.tuning.adapting import Adaptation
 
-DESCRIPTION = "measure this CPU, so that choices use its own facts"
+DESCRIPTION = "measure this CPU or its GPU, so that choices use what is measured"
 DISTURBED = 0.25
 """Spread from which a fact counts as disturbed by other work."""
+MINUTE = 60.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--target", default="native", help="only native: this CPU")
-    parser.add_argument("--threads", type=whole(1, MOST_THREADS), metavar="N", help="threads that measure at once (default: those planned for)")
+    parser.add_argument("--target", default="native", help="native, this CPU (the default), or cuda, its GPU, also by its name")
+    parser.add_argument("--threads", type=whole(1, MOST_THREADS), metavar="N", help="of a CPU: that measure at once (default: those planned for)")
+    parser.add_argument("--seconds", type=amount, help="of a GPU: begin no further layer after so many seconds (default: 60)")
+    parser.add_argument("--force", action="store_true", help="of a GPU: also if the package has a model of it")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--show", action="store_true", help="show what is stored, and measure nothing")
-    action.add_argument("--remove", action="store_true", help="remove what is stored: the assumed facts serve again")
+    action.add_argument("--remove", action="store_true", help="remove what is stored: choices are as before")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Measures and stores, shows, or removes the facts of this CPU."""
-    from tilewright.hardware import identified_cpu, planned_threads
-    from tilewright.hardware.measured_facts import place, remove, store, stored
+    """Measures and stores, shows, or removes what is known of this CPU or its GPU."""
+    from tilewright.hardware import identified_cpu
+    from tilewright.hardware.calibration_file import place, remove
 
-    _require_native(options.target)
-    machine = identified_cpu()
+    machine = identified_cpu() if options.target == "native" else _gpu(options.target, options.show or options.remove)
+    kind = "GPU" if machine.is_gpu else "CPU"
+    if options.threads is not None and machine.is_gpu:
+        raise UnsupportedOption("--threads is for a CPU", "leave it out")
+    if (options.seconds is not None or options.force) and not machine.is_gpu:
+        raise UnsupportedOption("--seconds and --force are for a GPU", "leave them out, or add --target cuda")
     if options.remove:
         path = remove(machine)
-        console.print(f"removed {path}" if path else f"there is no calibration of this CPU: {place(machine)}", soft_wrap=True)
+        console.print(f"removed {path}" if path else f"there is no calibration of this {kind}: {place(machine)}", soft_wrap=True)
         return 0
+    return (_run_gpu if machine.is_gpu else _run_cpu)(machine, options, console)
+
+
+def _gpu(target: str, absent: bool) -> Machine:
+    """The identified GPU of this host, without what is stored of it; with `absent` also another one of the catalogue.
+
+    Raises:
+        TargetNotPresent, UnknownTarget: if it is not here, or there is none of this name.
+        UnsupportedOption: for another CPU of the catalogue.
+    """
+    from tilewright.hardware import catalogue, host_gpu, machine
+
+    present = host_gpu()
+    named = catalogue().get(target)
+    if named is not None and not named.is_gpu:
+        raise UnsupportedOption(f"--target {target} is a description in the catalogue, and only this CPU can be calibrated", "leave --target out")
+    if named is not None and (absent or present == named):
+        return named
+    if present is None or target not in ("cuda", present.name):
+        if target == "cuda" or named is None:
+            machine(target)  # raises the error of an unknown or absent target
+        here = f"the GPU here is {present.name}" if present is not None else "the driver shows none"
+        raise TargetNotPresent(f"calibrating {target} needs that GPU, and {here}", "run there")
+    return present
+
+
+def _run_cpu(machine: Machine, options: argparse.Namespace, console: Console) -> int:
+    from tilewright.hardware import planned_threads
+    from tilewright.hardware.measured_facts import place, store, stored
+
     if options.show:
         calibration = stored(machine)
         path = place(machine)
@@ -58,13 +97,60 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _require_native(target: str) -> None:
-    """Raises UnsupportedOption, or UnknownTarget, for any target but this CPU."""
-    if target != "native":
-        from tilewright.hardware import machine
+def _run_gpu(machine: Machine, options: argparse.Namespace, console: Console) -> int:
+    from tilewright.hardware.calibration_file import place
+    from tilewright.hardware.measured_order import store, stored
 
-        kind = "a GPU" if target == "cuda" or machine(target).is_gpu else "a description in the catalogue"
-        raise UnsupportedOption(f"--target {target} is {kind}, and only this CPU can be calibrated", "leave --target out")
+    path = place(machine)
+    if options.show:
+        content = stored(machine)
+        if content is None:
+            console.print(f"there is no calibration of this GPU: {path}; the models of the package serve", soft_wrap=True)
+            return 0
+    else:
+        from tilewright.files import check_place
+        from tilewright.tuning.adapting import PRESENT
+        from tilewright.tuning.calibrate_gpu import as_stored
+
+        check_place(path)
+        found = _measured(machine, MINUTE if options.seconds is None else options.seconds, options.force, console)
+        content = as_stored(found, machine)
+        if found.chosen == PRESENT:
+            _print_qualities(content, console)
+            console.print("neither ranks better than the present order: nothing was stored", soft_wrap=True)
+            return 0
+        store(content, machine)
+    _print_qualities(content, console)
+    console.print(f"calibration {content.name} in {path}", soft_wrap=True)
+    return 0
+
+
+def _measured(machine: Machine, seconds: float, force: bool, console: Console) -> Adaptation:
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    from tilewright.tuning.calibrate_gpu import calibrate
+
+    with Progress(TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console, refresh_per_second=1, transient=True) as bar:
+        task = bar.add_task("measuring")
+
+        def progress(_: str, measured: int, failed: int, complete: int) -> None:
+            bar.update(task, description=f"{measured} kernels of {complete} layers measured, {failed} failed; then constants are fitted")
+
+        return calibrate(machine, seconds, force, progress)
+
+
+def _print_qualities(content: MeasuredOrder, console: Console) -> None:
+    from rich.table import Table
+
+    environment = ", ".join(content.environment.values())
+    table = Table("order", title=f"{content.machine}: {content.kernels} kernels of {content.layers} layers, {content.date}, {environment}")
+    for heading in ("loss of the first %", "of the best of ten %", "rank correlation"):
+        table.add_column(heading, justify="right")
+    for name, row in content.qualities.items():
+        marked = f"{name} (chosen)" if name == content.chosen else name
+        table.add_row(marked, f"{100 * row['lop@1']:.1f}", f"{100 * row['lop@10']:.1f}", f"{row['spearman']:.3f}")
+    console.print(table)
+    console.print("means over layers, each left out of what ranks it, among its measured candidates", soft_wrap=True)
 
 
 def _print_facts(machine: Machine, calibration: Calibration, console: Console) -> None:

@@ -6,6 +6,7 @@ import difflib
 
 from tilewright import settings
 from tilewright.errors import TargetNotPresent, UnknownTarget
+from tilewright.hardware import measured_order
 from tilewright.hardware.catalogue import catalogue as catalogue
 from tilewright.hardware.device import host_gpu as host_gpu
 from tilewright.hardware.device import read_device
@@ -26,7 +27,7 @@ def machine(target: str | Machine | None = None) -> Machine:
     Raises:
         UnknownTarget: if the catalogue lacks the name; it suggests the most similar ones.
         TargetNotPresent: for "cuda" if the driver shows no GPU for which code can be generated.
-        UnsupportedOption, CacheError: as `host_cpu`.
+        UnsupportedOption, CacheError: as `host_cpu`; CacheError also if the calibration of a GPU is damaged.
     """
     if isinstance(target, Machine):
         return target
@@ -39,7 +40,7 @@ def machine(target: str | Machine | None = None) -> Machine:
                 "target 'cuda' is the GPU of this machine; the driver shows none of compute capability 7.0 or later",
                 "name a catalogue target such as 'h200' to compile without the GPU, or 'native' for this CPU",
             )
-        return found
+        return measured_order.calibrated(found)
     entries = catalogue()
     if target not in entries:
         near = difflib.get_close_matches(target.lower(), target_names(), n=3, cutoff=0.4)
@@ -47,7 +48,8 @@ def machine(target: str | Machine | None = None) -> Machine:
             f"unknown target {target!r}",
             f"did you mean {' or '.join(near)}?" if near else f"known targets: {', '.join(target_names())}",
         )
-    return entries[target]
+    found = entries[target]
+    return measured_order.calibrated(found) if found.is_gpu else found
 
 
 def planned_threads(target: Machine, asked: int | None = None) -> int:

@@ -3,11 +3,13 @@
 A number that follows from counting instructions, or that a manual states, is not such a constant and stays in the code that uses it. A file gives the
 value, unit and meaning of every constant, and names the entry of its `fits` that it comes from: command, data and commit. The constants for one part
 of the models come from the first file that has this part: the machine's own (named after its target, or after the pipeline of its core), else those
-that `fallbacks.json` lists for its kind, in order. A machine is therefore added by adding a file.
+that `fallbacks.json` lists for its kind, in order. A machine is therefore added by adding a file. The constants of a GPU that `tilewright calibrate`
+has measured come from the file of that command instead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -227,6 +229,25 @@ class CpuCalibration:
 
 _assumed: dict[str, Any] = {}
 """Constants that hold instead of the files', by machine: for GPUs GpuCalibration, for CPUs CpuCalibration."""
+_measured: dict[str, GpuCalibration] = {}
+"""Constants that `tilewright calibrate` has fitted, by the calibration's name (`hardware/measured_order.py`)."""
+
+
+def hold(name: str, constants: GpuCalibration) -> None:
+    """From now on GPUs of the calibration `name` have these constants."""
+    _measured[name] = constants
+
+
+def constants_of(parts: Mapping[str, Mapping[str, float]]) -> GpuCalibration:
+    """The constants of a GPU from their values by part and name.
+
+    Raises:
+        ValueError, KeyError, TypeError: if parts or names are others than those of this release, or a value is not a positive number.
+    """
+    types = get_type_hints(GpuCalibration)
+    if set(parts) != set(types) or not all(type(value) is float and 0 < value < math.inf for part in parts.values() for value in part.values()):
+        raise ValueError("it has no valid constants")
+    return GpuCalibration(**{part: types[part](**values) for part, values in parts.items()})
 
 
 @contextmanager
@@ -244,7 +265,8 @@ def assumed(machine: Machine, constants: GpuCalibration | CpuCalibration) -> Ite
 
 def gpu_calibration(machine: Machine) -> GpuCalibration:
     """The constants for a GPU. Raises InvalidModel if a file is damaged or no file has a part."""
-    found: GpuCalibration = _assumed.get(machine.name) or _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
+    known = _assumed.get(machine.name) or _measured.get(machine.calibration)
+    found: GpuCalibration = known or _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
     return found
 
 

@@ -1,30 +1,24 @@
-"""Facts of this host's CPU that ``tilewright calibrate`` has measured: the file that holds them, and the machine that they make of an identified one.
+"""Facts of this host's CPU that ``tilewright calibrate`` has measured, and the machine that they make of an identified one.
 
-There is one file for each identified machine (`Machine.digest` before any fact is replaced), so that a file never serves another CPU, other cores, or
-the same CPU taken for another. Nothing measures by itself: without a file the facts stay as identified. A file that is damaged is an error rather
-than ignored, since plans would change with it.
+There is one file for each identified machine before any fact is replaced (`calibration_file`), so that it never serves another CPU, other cores, or
+the same CPU taken for another. Nothing measures by itself: without a file the facts stay as identified.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tilewright import settings
-from tilewright.errors import CacheError
-from tilewright.files import first_line, json_of
+from tilewright.hardware.calibration_file import digest_of, read, write
+from tilewright.hardware.calibration_file import place as place
+from tilewright.hardware.calibration_file import remove as remove
 from tilewright.hardware.machine import Machine
-from tilewright.system.private_files import NotPrivate, read_private, write_private
 
 VERSION = 1
 LARGEST = 1e18
-REMEDY = "run `tilewright calibrate` again, or `tilewright calibrate --remove`"
 TILE_TYPES = frozenset({"bf16"})
 """Types whose peak on a CPU is that of its tile registers, which does not depend on the ports for vectors."""
 
@@ -59,7 +53,7 @@ class Calibration:
     @property
     def digest(self) -> str:
         """The SHA-256 of the content, 64 hexadecimal digits."""
-        return hashlib.sha256(json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True).encode()).hexdigest()
+        return digest_of({"version": VERSION, **asdict(self)})
 
     @property
     def name(self) -> str:
@@ -118,66 +112,24 @@ def calibrated(machine: Machine) -> Machine:
     return machine if calibration is None else with_facts(machine, calibration)
 
 
-def place(machine: Machine) -> Path:
-    """The file of an identified machine's measured facts, which need not exist."""
-    return settings.cache_directory() / "calibration" / f"{machine.identity}.json"
-
-
 def stored(machine: Machine) -> Calibration | None:
-    """The calibration of an identified machine; None if there is none, or, with a warning, if another user may have written it.
+    """The calibration of an identified machine; None as `calibration_file.read`.
 
     Raises:
-        CacheError: if the file cannot be read, is damaged, or is from another machine or release.
+        CacheError: as `calibration_file.read`.
     """
-    path = place(machine)
-    try:
-        return _checked(json_of(read_private(path, path.parent)), machine)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except NotPrivate as error:
-        warnings.warn(f"the calibration {path} is not used: {error}; make it yours alone, or remove it", stacklevel=2)
-        return None
-    except OSError as error:
-        raise CacheError(f"the calibration {path} cannot be read: {error.strerror or error}", REMEDY) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CacheError(f"the calibration {path} is damaged or not of this machine: {first_line(error)}", REMEDY) from error
+    return read(machine, VERSION, lambda content: _checked(content, machine))
 
 
 def store(calibration: Calibration, machine: Machine) -> Path:
     """Writes the machine's file, replacing an earlier one; returns its path. Raises CacheError if it cannot be written."""
-    path = place(machine)
-    content = {"version": VERSION, **asdict(calibration), "sha256": calibration.digest}
-    try:
-        write_private(path, json.dumps(content, indent=1).encode() + b"\n")
-    except OSError as error:
-        raise CacheError(f"the calibration {path} cannot be written: {error.strerror or error}", "set TILEWRIGHT_CACHE to another folder") from error
-    return path
-
-
-def remove(machine: Machine) -> Path | None:
-    """Removes the machine's file, whatever is in it; returns its path, or None if there was none. Raises CacheError if it cannot be removed."""
-    path = place(machine)
-    try:
-        path.unlink()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise CacheError(f"the calibration {path} cannot be removed: {error.strerror or error}", "check the permissions of its folder") from error
-    return path
+    return write(machine, {"version": VERSION, **asdict(calibration)})
 
 
 def _checked(content: dict[str, Any], machine: Machine) -> Calibration:
-    """The calibration in a file's content. Raises ValueError, KeyError or TypeError if it is damaged or does not serve the machine."""
-    digest = content.pop("sha256")
-    if content.pop("version") != VERSION:
-        raise ValueError("another release of Tilewright wrote it")
+    """The calibration in a file's content. Raises ValueError, KeyError or TypeError if it does not serve the machine."""
     facts = {str(name): Fact(float(fact["value"]), str(fact["unit"]), float(fact["spread"])) for name, fact in content.pop("facts").items()}
-    found = Calibration(**content, facts=facts)
-    if found.digest != digest:
-        raise ValueError("its SHA-256 is not the one that it states")
-    if found.identity != machine.identity:
-        raise ValueError(f"it is of the machine {found.identity}")
     wrong = [name for name in assumed_facts(machine) if name not in facts or not 0 < facts[name].value < LARGEST or math.isnan(facts[name].spread)]
     if wrong:
         raise ValueError(f"it has no valid {wrong[0]}")
-    return found
+    return Calibration(**content, facts=facts)

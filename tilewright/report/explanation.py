@@ -36,7 +36,7 @@ def _totals(image: Image, name: str) -> Iterator[str]:
     moved = scaled(work.bytes_read + work.bytes_written, "B")
     yield f"  {scaled(work.flops, 'flop')}, {moved} read and written by the regions"
     if machine.calibration:
-        yield f"  facts of the machine measured by tilewright calibrate: {machine.calibration}"
+        yield f"  {'order of candidates' if machine.is_gpu else 'facts of the machine'} measured by tilewright calibrate: {machine.calibration}"
     note = f" ({without} regions have no prediction and count as nothing)" if without and predicted else ""
     yield f"  predicted {seconds_text(predicted)}{note}"
 

@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
-from tilewright.selection.learned.gpu import model_of, refined
+from tilewright.selection.learned.gpu import model_for, refined
 from tilewright.selection.learned.hybrid import Learned
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, serialisation
@@ -39,7 +39,7 @@ def sample_of(each: int, seed: int, machine: Machine) -> Choose:
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
         ranking = ranking_of(problem, machine)
-        model = model_of(machine.name)
+        model = model_for(machine)
         own = int(np.random.SeedSequence([seed, zlib.crc32(str(layer["name"]).encode())]).generate_state(1)[0])
         parts = [evenly(ranking, each // 3, own), towards_the_best(ranking, each // 3 if model else each, own)]
         if model is not None:

@@ -188,16 +188,21 @@ def read(*paths: Path) -> list[MeasuredLayer]:
     """
     found: dict[tuple[str, str], MeasuredLayer] = {}
     for path in paths:
-        for number, line in _lines(path):
-            try:
-                measured = _parsed(json_of(line))
-                key = (measured.machine, str(measured.layer["name"]))
-                if key in found and found[key].layer != measured.layer:
-                    raise ValueError(f"another layer is called {key[1]}")
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InvalidInput(f"line {number} of {path} is no measured layer: {first_line(error)}", REMEDY) from error
+        for number, measured in enumerate(each_line(path), 1):
+            key = (measured.machine, str(measured.layer["name"]))
+            if key in found and found[key].layer != measured.layer:
+                raise InvalidInput(f"line {number} of {path} is no measured layer: another layer is called {key[1]}", REMEDY)
             found[key] = merged(found[key], measured) if key in found else measured
     return list(found.values())
+
+
+def each_line(path: Path) -> Iterator[MeasuredLayer]:
+    """The layer of each line of a file, not merged. Raises InvalidInput as `read`."""
+    for number, line in _lines(path):
+        try:
+            yield _parsed(json_of(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(f"line {number} of {path} is no measured layer: {first_line(error)}", REMEDY) from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -65,8 +65,9 @@ class Group:
         return replace(self, candidates=take(self.candidates, which), seconds=self.seconds[which], weight=self.weight[which])
 
 
-def groups_of(layers: Sequence[dataset.MeasuredLayer], machine: Machine) -> list[Group]:
-    """The candidates of all layers. Times of a single replay that a delay of the host made long are left out."""
+def groups_of(layers: Sequence[dataset.MeasuredLayer], machine: Machine, hiccup: float = HICCUP) -> list[Group]:
+    """The candidates of all layers. Times of a single replay that exceed the prediction by the factor `hiccup`, as a delay of the host makes them,
+    are left out."""
     found = []
     for number, entry in enumerate(layers):
         problem: Problem = dataset.layer_problem(entry.layer)
@@ -75,7 +76,7 @@ def groups_of(layers: Sequence[dataset.MeasuredLayer], machine: Machine) -> list
             rows = {name: column for name, column in columns.items() if name not in dataset.MEASURES}
             part = part_of(problem, kind, rows, machine)
             if part is not None and any(kind in kinds for kinds in USES.values()):
-                good = (columns["rounds"] > 1) | (columns["seconds"] < HICCUP * part.estimate.seconds)
+                good = (columns["rounds"] > 1) | (columns["seconds"] < hiccup * part.estimate.seconds)
                 group = Group(number, part.schema, part.facts, rows, columns["seconds"], best / columns["seconds"])
                 found.append(group.where(np.flatnonzero(good)))
     return found

@@ -6,6 +6,7 @@ tree, without a check for leaves. Only `fit` imports scikit-learn (the extra `tr
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from collections.abc import Mapping
@@ -200,20 +201,21 @@ def save(forest: Forest, path: Path | BinaryIO, more: Mapping[str, Any] | None =
     np.savez_compressed(path, document=text, **{name: getattr(forest, name) for name in DTYPES})
 
 
-def load(path: Path) -> tuple[Forest, dict[str, Any]]:
-    """The forest of a file and the JSON data stored with it. Nothing in the file is executed, and every number is checked before it is used as an
-    index.
+def load(path: Path, content: bytes | None = None) -> tuple[Forest, dict[str, Any]]:
+    """The forest of a file, or of the `content` of an .npz file that `path` holds, and the JSON data stored with it. Nothing in the file is executed,
+    and every number is checked before it is used as an index.
 
     Raises:
         InvalidModel: if the file cannot be read or is not a forest of this format.
     """
     remedy = "train it again"
     with reading(path, InvalidModel, remedy):
-        regular(path)
-        with zipfile.ZipFile(path) as archive:
+        if content is None:
+            regular(path)
+        with zipfile.ZipFile(path if content is None else io.BytesIO(content)) as archive:
             if sum(member.file_size for member in archive.infolist()) > MAX_STORED_BYTES:
                 raise InvalidModel(f"{path} would unpack to more than {MAX_STORED_BYTES} bytes", remedy)
-        with np.load(path, allow_pickle=False) as stored:
+        with np.load(path if content is None else io.BytesIO(content), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in (*DTYPES, "document")}
         document = json_of(arrays.pop("document").tobytes())
         if not isinstance(document, dict) or document["format"] != FORMAT:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.errors import CacheError, InvalidModel
+from tilewright.hardware.calibration_file import place, remedy_of
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.measured_order import in_use
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, take
 from tilewright.kernels.counts import concatenated as counts_of
@@ -38,6 +41,27 @@ def model_of(machine: str) -> Learned | None:
     """
     path = MODELS / f"{machine}.npz"
     return load(path) if path.exists() else None
+
+
+def model_for(machine: Machine) -> Learned | None:
+    """The model that ranks a machine's candidates: that of its calibration, which may have none, or that of the package.
+
+    Raises:
+        InvalidModel: as `model_of`.
+        CacheError: if the model of the calibration is of another version.
+    """
+    found = in_use(machine)
+    if found is None:
+        return model_of(machine.name)
+    return _own_model(found.name, found.model_bytes, place(machine), remedy_of(machine)) if found.model else None
+
+
+@lru_cache(maxsize=8)
+def _own_model(name: str, content: bytes, path: Path, remedy: str) -> Learned:
+    try:
+        return load(path, content)
+    except InvalidModel as error:
+        raise CacheError(f"the calibration {name} does not serve: {error.cause}", remedy) from error
 
 
 def refined(

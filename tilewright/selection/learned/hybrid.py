@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -121,17 +121,17 @@ class Learned:
         result[left] = np.exp(known[left])
         return result
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | BinaryIO) -> None:
         trees.save(self.forest, path, {"record": self.record, "target": self.target, "overheads": asdict(self.overheads)})
 
 
-def load(path: Path) -> Learned:
-    """A stored model.
+def load(path: Path, content: bytes | None = None) -> Learned:
+    """A stored model: of a file, or of the `content` of an .npz file that `path` holds.
 
     Raises:
         InvalidModel: if the file is damaged, or was trained with a feature record of another version.
     """
-    forest, more = trees.load(path)
+    forest, more = trees.load(path, content)
     record, target = str(more.get("record")), str(more.get("target"))
     if record not in RECORDS or forest.version != VERSION or forest.names != RECORDS[record] or target not in TARGETS:
         raise InvalidModel(f"{path} was trained with another feature record (version {forest.version}, this is {VERSION})", "train it again")
