@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -155,12 +156,15 @@ def fitted(groups: Sequence[Group], machine: Machine, parts: Sequence[str], prio
             result[len(goal) + column, column] = scale
         return result
 
-    def loss(constants: GpuCalibration) -> float:
-        times = np.concatenate(predicted(groups, machine, constants))
-        return float((np.sqrt(1 + ((np.log(times) - goal) * weight / SOFT) ** 2)).sum())
+    def loss(own: Sequence[Group], constants: GpuCalibration) -> float:
+        errors = (np.log(times / group.seconds) * group.weight for group, times in zip(own, predicted(own, machine, constants), strict=True))
+        return sum(float(np.sqrt(1 + (error / SOFT) ** 2).sum()) for error in errors)
 
     for name in scanned:
-        start = min((start, *(with_values(start, {name: share}) for share in SHARES)), key=loss)
+        choices = [with_values(start, {name: share}) for share in SHARES]
+        ends = zip(groups, *(predicted(groups, machine, constants) for constants in (choices[0], choices[-1])), strict=True)
+        own = [group for group, most, least in ends if not np.array_equal(most, least)]
+        start = min((start, *choices), key=partial(loss, own)) if own else start
     inside = np.clip(origin, bounds[0] + 1e-6, bounds[1] - 1e-6)
     solution = least_squares(residuals, inside, slopes, loss="soft_l1", f_scale=SOFT, max_nfev=evaluations, bounds=bounds, x_scale=1.0)
     return with_values(start, {name: float(f"{np.exp(x):.{DIGITS}g}") for name, x in zip(names, solution.x, strict=True)})
