@@ -290,6 +290,38 @@ def test_one_of_many_sets_a_damaged_file_aside() -> None:
     assert [p.name for p in path.parent.glob("*damaged*")] == ["records.sqlite.damaged-1"]
 
 
+def test_a_file_stays_while_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite would roll the journal of a new file of this name back into the old one."""
+    path = default_path()
+    path.write_text("no records")
+    opening, going_on, moved = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(path: Path, write: bool) -> None:
+        opening.set()
+        assert going_on.wait(60)
+        raise CacheError("not opened", "")
+
+    def move() -> None:
+        set_aside(path)
+        moved.set()
+
+    def open_slowly() -> None:
+        with pytest.raises(CacheError, match="not opened"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Records()
+
+    monkeypatch.setattr("tilewright.tuning.records.connected", slow)
+    threads = [threading.Thread(target=open_slowly), threading.Thread(target=move)]
+    threads[0].start()
+    assert opening.wait(60)
+    threads[1].start()
+    assert not moved.wait(0.2) and path.exists()
+    going_on.set()
+    for thread in threads:
+        thread.join()
+    assert moved.is_set() and not path.exists()
+
+
 def test_what_is_set_aside_replaces_nothing(tmp_path: Path) -> None:
     path, text = tmp_path / "records.sqlite", "no records" * 1000
     path.write_text(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -86,7 +87,7 @@ def connected(path: Path, write: bool) -> sqlite3.Connection | None:
                 return None
             if write:
                 _check_pages(connection, path)
-                connection.execute("PRAGMA journal_mode=WAL")
+                _write_ahead(connection)
                 connection.execute("PRAGMA synchronous=NORMAL")
             else:
                 connection.execute("PRAGMA query_only=ON")
@@ -111,8 +112,10 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 def _has_tables(connection: sqlite3.Connection, path: Path, write: bool) -> bool:
     """Whether the file has our tables, which `write` creates in an empty file. Raises CacheError for any other content."""
+    connection.execute("BEGIN")  # version and tables of the same moment: another process may be creating them
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     found = connection.execute("SELECT name, sql FROM sqlite_master").fetchall()  # with SQL, since a trigger may have an index's name
+    connection.execute("COMMIT")
     if version == 0 and not found:
         if write:
             with transaction(connection):
@@ -130,10 +133,42 @@ def _has_tables(connection: sqlite3.Connection, path: Path, write: bool) -> bool
     return True
 
 
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Changes the file to a write-ahead log, if it has none. SQLite does not wait for the locks that this takes."""
+    deadline = time.monotonic() + WRITE_SECONDS
+    while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
 def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
     (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if said != "ok":
         raise Damaged(f"the records {path} are damaged: {said.splitlines()[-1]}", "name another file")
+
+
+@contextmanager
+def staying(path: Path, alone: bool = False) -> Iterator[None]:
+    """Holds a lock on the file's folder, in which `set_aside` is `alone`: a file must not be renamed while another process opens it, for SQLite would
+    apply the journal of the new file, which has its name, to the old one. Without such a folder there is nothing to rename.
+
+    Raises:
+        OSError: if the folder cannot be opened.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(folder)
 
 
 def set_aside(path: Path) -> Path | None:
@@ -142,11 +177,9 @@ def set_aside(path: Path) -> Path | None:
     process has created in the meantime stays in place.
 
     Raises:
-        OSError: if it cannot be renamed.
+        OSError: if its folder cannot be opened, or it cannot be renamed.
     """
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with staying(path, alone=True):
         try:
             with errors_of(path):
                 connection = connected(path, write=False)
@@ -165,5 +198,3 @@ def set_aside(path: Path) -> Path | None:
             if (part := path.with_name(path.name + suffix)).exists():
                 os.rename(part, aside.with_name(aside.name + suffix))
         return aside
-    finally:
-        os.close(folder)

@@ -20,7 +20,7 @@ from tilewright import settings
 from tilewright.errors import CacheError
 from tilewright.files import first_line, json_of, lines_of, reading, written
 from tilewright.tuning.measurement import COLUMNS, Measurement, checked
-from tilewright.tuning.record_file import VERSION, Damaged, connected, errors_of, set_aside, transaction
+from tilewright.tuning.record_file import VERSION, Damaged, connected, errors_of, set_aside, staying, transaction
 from tilewright.tuning.trials import TUNING_MODE
 
 ERRORS_SHOWN = 5
@@ -47,16 +47,25 @@ class Records:
         self._optional = path is None and not write
         self._has_told = False
         self._connection: sqlite3.Connection | None = None
-        try:
+        if path is not None:
             self._connection = connected(self.path, write)
+            return
+        try:
+            self._connection = self._opened(write)
         except CacheError as error:
-            if path is not None:
-                raise
             moved = self._give_up(error)
             if write and not moved:
                 raise
             if write:
-                self._connection = connected(self.path, write)
+                self._connection = self._opened(write)
+
+    def _opened(self, write: bool) -> sqlite3.Connection | None:
+        """A connection to the user's own file, which others may be setting aside."""
+        try:
+            with staying(self.path):
+                return connected(self.path, write)
+        except OSError as error:
+            raise CacheError(f"the records {self.path} cannot be opened: {error.strerror}", "make its folder readable") from error
 
     def _give_up(self, error: CacheError) -> bool:
         """Warns once why the user's records cannot be used, after setting a damaged file aside. Returns whether it was set aside."""
