@@ -265,6 +265,18 @@ def calibrated_choices() -> Rows:
     return rows
 
 
+def adapted() -> Rows:
+    """Orders adapted to a minute's kernels, on random layers, on the twenty, and in cross-validation within the minute."""
+    columns = [(found, name) for found in ("random", "twenty") for name in ("lop@1", "lop@10", "spearman")] + [("within the minute", "lop@1")]
+    headings = ("LoP@1 %", "LoP@10 %", "rank correlation")
+    rows = [["kernels", "order", "random layers: " + headings[0], *headings[1:], "the twenty: " + headings[0], *headings[1:], "within: LoP@1 %"]]
+    for entry in results_of("adapted_h200"):
+        values = [(name, entry[found][name]) if entry.get(found) else None for found, name in columns]
+        cells = ["" if value is None else f"{value[1]:.2f}" if value[0] == "spearman" else percent(value[1]) for value in values]
+        rows.append([f"{entry['kernels']:,}", entry["order"], *cells])
+    return rows
+
+
 def milliseconds(seconds: float) -> str:
     """With three digits at least."""
     value = 1e3 * seconds
@@ -332,7 +344,7 @@ TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
         made.__name__: made
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, published_training, published, choices,
-            searches, code_scores, learned_on_cpus, calibrated_choices, networks, speed_ups, first_choices,
+            searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices,
         )
     }
 )  # fmt: skip

@@ -144,11 +144,11 @@ def _print_qualities(content: MeasuredOrder, console: Console) -> None:
 
     environment = ", ".join(content.environment.values())
     table = Table("order", title=f"{content.machine}: {content.kernels} kernels of {content.layers} layers, {content.date}, {environment}")
-    for heading in ("loss of the first %", "of the best of ten %", "rank correlation"):
+    for heading in ("loss of the first %", "rank correlation", "error of logarithms"):
         table.add_column(heading, justify="right")
     for name, row in content.qualities.items():
         marked = f"{name} (chosen)" if name == content.chosen else name
-        table.add_row(marked, f"{100 * row['lop@1']:.1f}", f"{100 * row['lop@10']:.1f}", f"{row['spearman']:.3f}")
+        table.add_row(marked, f"{100 * row['lop@1']:.1f}", f"{row['spearman']:.3f}", f"{row['error']:.3f}")
     console.print(table)
     console.print("means over layers, each left out of what ranks it, among its measured candidates", soft_wrap=True)
 

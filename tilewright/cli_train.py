@@ -102,6 +102,7 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
 
     from tilewright.hardware import machine as find_machine
     from tilewright.hardware.calibration import gpu_calibration
+    from tilewright.hardware.measured_order import identified
     from tilewright.selection.learned.hybrid import train
     from tilewright.tuning import dataset
     from tilewright.tuning.training import RECIPE, TOPS, held_out, quality, samples, with_trees
@@ -109,7 +110,7 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     layers = dataset.read(*files)
     if len(layers) < 2 * options.folds:
         raise InvalidInput(f"{len(layers)} layers are too few to train and judge a model", f"measure {2 * options.folds} at least")
-    machine = find_machine(layers[0].machine)
+    machine = identified(find_machine(layers[0].machine))
     others = {measured.machine for measured in layers} - {machine.name}
     if others:
         raise InvalidInput(f"the files hold measurements of {machine.name} and of {', '.join(sorted(others))}", "train a model for each machine")

@@ -74,6 +74,11 @@ def calibrated(machine: Machine) -> Machine:
     return replace(machine, calibration=found.name, uncalibrated=machine.digest)
 
 
+def identified(machine: Machine) -> Machine:
+    """The GPU without what is stored of it, as models of the package are trained for it."""
+    return replace(machine, calibration="", uncalibrated="")
+
+
 def in_use(machine: Machine) -> MeasuredOrder | None:
     """What the machine names; None if it names nothing, or if another process identified it."""
     return _in_use.get(machine.calibration)
