@@ -1,6 +1,6 @@
 """What `tilewright calibrate` would gain on a GPU that has no data of its own: judged on the H200, whose data are taken for unknown but for a minute.
 
-    python -m bench.adapted [--kernels 1500 3000] [--each 12] [--name adapted_h200]
+    python -m bench.adapted [--kernels 200 600 1500 3000] [--each 12] [--name adapted_h200]
 
 Unknown means: no learned model, and neutral constants (`neutral`) where those of the package were fitted on the H200; `counted` is the V100's. The
 minute is the first layers of `bench/data/h200_forms.jsonl.gz`, `--each` candidates of each, until `--kernels` are reached: the sampled ones, since
@@ -113,7 +113,7 @@ def row(kernels: int, layers: int, order: str, found: Mapping[str, Mapping[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kernels", type=int, nargs="+", default=[1500, 3000])
+    parser.add_argument("--kernels", type=int, nargs="+", default=[200, 600, 1500, 3000])
     parser.add_argument("--each", type=int, default=EACH)
     parser.add_argument("--name", help="of the file of results; none without it")
     options = parser.parse_args()
