@@ -143,14 +143,14 @@ def test_a_file_is_used_until_it_is_removed(stored: Path, adaptation: Adaptation
     assert content is not None and found.calibration == content.name and found.identity == MADE_UP.digest and found.digest == MADE_UP.digest
     assert gpu_calibration(found) == adaptation.order.constants != gpu_calibration(MADE_UP)
     assert measured_order.identified(found) == MADE_UP, "training for the package ignores it"
-    model = learned.model_for(found)
-    assert model is not None and adaptation.order.model is not None and model.overheads == adaptation.order.model.overheads
+    (model,) = learned.models_for(found)
+    assert adaptation.order.model is not None and model.overheads == adaptation.order.model.overheads
     np.testing.assert_array_equal(model.forest.value, adaptation.order.model.forest.value)
     exact = rank(SMALL, found)
     plain = rank(SMALL, MADE_UP)
     assert exact.first().seconds != plain.first().seconds and "learned correction" in exact.first().terms and "learned correction" not in plain.first().terms
     assert calibration_file.remove(MADE_UP) == stored and calibration_file.remove(MADE_UP) is None
-    assert machine("cuda") == MADE_UP and learned.model_for(MADE_UP) is None
+    assert machine("cuda") == MADE_UP and learned.models_for(MADE_UP) == ()
     assert rank(SMALL, found).first() == exact.first(), "a machine that was identified before keeps what it names"
 
 
@@ -158,7 +158,7 @@ def test_constants_alone_rank_without_any_model(adaptation: Adaptation) -> None:
     h200 = hardware.catalogue()["h200"]
     measured_order.store(as_stored(replace(adaptation, order=Order(adaptation.order.constants)), h200), h200)
     found = machine("h200")
-    assert found.calibration and learned.model_for(found) is None and learned.model_for(h200) is not None
+    assert found.calibration and learned.models_for(found) == () and len(learned.models_for(h200)) == 2
     assert "learned correction" not in rank(SMALL, found).first().terms
     assert machine("a100").calibration == "", "another GPU has another file"
 

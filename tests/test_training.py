@@ -18,17 +18,18 @@ from tilewright.errors import InvalidInput, InvalidModel
 from tilewright.hardware import is_present
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.kernels.columns import length, take
-from tilewright.kernels.gpu.features import RECORDS, features
+from tilewright.kernels.gpu.counts import LaunchCounts
+from tilewright.kernels.gpu.features import MISSING, RECORDS, features
 from tilewright.kernels.registry import schedule_types
 from tilewright.selection.learned import gpu as learned
-from tilewright.selection.learned.gpu import described, model_of, refined
+from tilewright.selection.learned.gpu import STREAMS, described, model_of, refined
 from tilewright.selection.learned.hybrid import Learned, Samples, load, train
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, trials
 from tilewright.tuning.collecting import ranking_of
 from tilewright.tuning.sampling import random_workloads
-from tilewright.tuning.training import RECIPE, held_out, part_of, quality, samples, samples_of, with_trees
-from tilewright.tuning.workloads import text_of
+from tilewright.tuning.training import RECIPE, STREAMED, held_out, part_of, quality, samples, samples_by_model, samples_of, with_trees
+from tilewright.tuning.workloads import Elementwise, Pool, Rows, Workload, problem_of, text_of
 
 SMALL = layer(32, 32, 8)
 FEW = with_trees(RECIPE, 12)
@@ -217,7 +218,7 @@ def test_train_command(layers: list[dataset.MeasuredLayer], tmp_path: Path, caps
     command = ["train", str(first), str(second), "--folds", "3", "--trees", "8"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "600 kernels of 10 layers on h200" in printed and "analytical" in printed and "LoP@10" in printed
+    assert "formed: 600 kernels of 10 layers on h200" in printed and "streams" not in printed and "analytical" in printed and "LoP@10" in printed
     assert main([*command, "--model", str(where)]) == 0
     found = load(where)
     assert len(found.forest.roots) == 8 and found.record == RECIPE.record
@@ -270,3 +271,73 @@ def test_train_command_errors(layers: list[dataset.MeasuredLayer], tmp_path: Pat
         assert "needs that machine" in error(capsys, *collecting)
     (tmp_path / "text").write_text("layers")
     assert "is no measured layer" in error(capsys, "--collect", tmp_path / "text", "--target", "h200")
+
+
+# The model of schemas that stream
+
+STREAMING: tuple[Workload, ...] = tuple(
+    workload for size in (20, 28, 40) for workload in (Pool(2, 32, (size, size), 2, 2), Rows(32 * size, 96 + size), Elementwise(2, 32, (size, size)))
+)
+
+
+@pytest.fixture(scope="module")
+def streams() -> list[dataset.MeasuredLayer]:
+    """Layers of which vectors of one element take twice the predicted time."""
+    found = []
+    for workload in STREAMING:
+        own = measured(dataset.layer_of(workload), 40)
+        slowed = {kind: {**columns, "seconds": columns["seconds"] * np.where(columns["vector_width"] == 1, 2.0, 1.0)} for kind, columns in own.schemas.items()}
+        found.append(replace(own, schemas=slowed))
+    return found
+
+
+def test_windows_maps_and_row_reductions_have_a_model_of_their_own(streams: list[dataset.MeasuredLayer], layers: list[dataset.MeasuredLayer]) -> None:
+    rows, kinds = samples(streams, H200, STREAMED.record)
+    assert set(kinds) == {"WindowSchedule", "MapSchedule", "RowReductionSchedule"} and type(rows.counts) is LaunchCounts
+    assert samples_of(streams[0], H200, 0) is None and samples_of(layers[0], H200, 0, STREAMED.record) is None
+    both = samples_by_model([*layers, *streams], H200)
+    assert len(both[""]) == len(samples(layers, H200)[0]) and len(both[STREAMS]) == len(rows)
+    table = features(STREAMED.record, rows.described, rows.counts, H200, gpu_calibration(H200).counted)
+    assert table.shape == (len(rows), len(RECORDS[STREAMED.record])) and np.isfinite(table).all()
+    assert not (table == MISSING).all(axis=0).any(), "some schema has each feature"
+
+
+def test_it_learns_what_the_formulas_miss(streams: list[dataset.MeasuredLayer]) -> None:
+    rows, _ = samples(streams, H200, STREAMED.record)
+    overheads = gpu_calibration(H200).counted
+    analytical, found = quality(rows, rows.expected(H200, overheads)), quality(rows, held_out(rows, H200, with_trees(STREAMED, 60), overheads, 3))
+    assert found["lop@1"] <= 0.5 * analytical["lop@1"] and found["spearman"] > analytical["spearman"]
+
+
+def test_each_model_corrects_the_schemas_that_it_covers(
+    streams: list[dataset.MeasuredLayer], model: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = train(samples(streams, H200, STREAMED.record)[0], H200, with_trees(STREAMED, 20), gpu_calibration(H200).counted)
+    own.save(tmp_path / f"h200{STREAMS}.npz")
+    pooling, convolution = (ranking_of(problem, H200) for problem in (problem_of(STREAMING[0]), dataset.layer_problem(SMALL)))
+    monkeypatch.setattr(learned, "MODELS", tmp_path)
+    learned.model_of.cache_clear()
+    try:
+        assert [found.record for found in learned.models_for(H200)] == [STREAMED.record]
+        assert learned.corrected(pooling, H200).predicted is not None and learned.corrected(convolution, H200).predicted is None
+        model.save(tmp_path / "h200.npz")
+        learned.model_of.cache_clear()
+        assert [found.record for found in learned.models_for(H200)] == [RECIPE.record, STREAMED.record]
+        assert learned.corrected(convolution, H200).predicted is not None
+        (part,) = pooling.parts
+        known = described(part, H200, STREAMED.record)
+        assert known is not None and described(part, H200) is None
+        expected = own.predicted(known.columns, known.counts, H200, known.analytical)
+        np.testing.assert_allclose(learned.corrected(pooling, H200).seconds, expected)
+    finally:
+        learned.model_of.cache_clear()
+
+
+def test_train_command_writes_both_models(
+    streams: list[dataset.MeasuredLayer], layers: list[dataset.MeasuredLayer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset.write(tmp_path / "data", [*layers, *streams])
+    assert main(["train", str(tmp_path / "data"), "--folds", "2", "--trees", "4", "--model", str(tmp_path / "m.npz")]) == 0
+    printed = capsys.readouterr().out
+    assert "formed: 600 kernels of 10 layers" in printed and f"streams: {sum(entry.count for entry in streams)} kernels of 9 layers" in printed
+    assert (load(tmp_path / "m.npz").record, load(tmp_path / f"m{STREAMS}.npz").record) == (RECIPE.record, STREAMED.record)

@@ -105,7 +105,7 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     from tilewright.hardware.measured_order import identified
     from tilewright.selection.learned.hybrid import train
     from tilewright.tuning import dataset
-    from tilewright.tuning.training import RECIPE, TOPS, held_out, quality, samples, with_trees
+    from tilewright.tuning.training import RECIPES, TOPS, held_out, quality, samples_by_model, with_trees
 
     layers = dataset.read(*files)
     if len(layers) < 2 * options.folds:
@@ -114,19 +114,27 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
     others = {measured.machine for measured in layers} - {machine.name}
     if others:
         raise InvalidInput(f"the files hold measurements of {machine.name} and of {', '.join(sorted(others))}", "train a model for each machine")
-    with reading(", ".join(map(str, files)), InvalidInput, dataset.REMEDY):
-        rows, _ = samples(layers, machine)
-    console.print(f"{len(rows)} kernels of {len(layers)} layers on {machine.name}")
-    table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="of each layer's measured kernels")
-    recipe = RECIPE if options.trees is None else with_trees(RECIPE, options.trees)
     overheads = gpu_calibration(machine).counted
-    learned = held_out(rows, machine, recipe, overheads, options.folds)
-    predictions = {"analytical": rows.expected(machine, overheads), "learned, layer left out": learned}
-    for name, predicted in predictions.items():
-        found = quality(rows, predicted)
-        table.add_row(name, *(f"{100 * found[f'lop@{top}']:.1f}" for top in TOPS), f"{found['spearman']:.3f}")
-    console.print(table)
-    if options.model is not None:
-        options.model.parent.mkdir(parents=True, exist_ok=True)
-        train(rows, machine, recipe, overheads).save(options.model)
-        console.print(f"wrote {options.model}")
+    with reading(", ".join(map(str, files)), InvalidInput, dataset.REMEDY):
+        known = samples_by_model(layers, machine)
+    for suffix, rows in known.items():
+        whole = RECIPES[suffix]
+        recipe = whole if options.trees is None else with_trees(whole, options.trees)
+        count = len(set(rows.problem.tolist()))
+        console.print(f"{recipe.record}: {len(rows)} kernels of {count} layers on {machine.name}")
+        if count < 2 * options.folds:
+            console.print(f"too few to train and judge this model: {2 * options.folds} at least")
+            continue
+        table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="of each layer's measured kernels")
+        predictions = {
+            "analytical": rows.expected(machine, overheads), "learned, layer left out": held_out(rows, machine, recipe, overheads, options.folds),
+        }  # fmt: skip
+        for name, predicted in predictions.items():
+            found = quality(rows, predicted)
+            table.add_row(name, *(f"{100 * found[f'lop@{top}']:.1f}" for top in TOPS), f"{found['spearman']:.3f}")
+        console.print(table)
+        if options.model is not None:
+            path = options.model.with_stem(options.model.stem + suffix)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            train(rows, machine, recipe, overheads).save(path)
+            console.print(f"wrote {path}")

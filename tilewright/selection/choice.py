@@ -41,7 +41,7 @@ def rank(problem: Problem, machine: Machine, threads: int = 1, numerics: Numeric
         raise Unsuitable(reasons or f"no schema of {machine.name} serves a region of kind {problem.region.kind}")
     if not learned:
         return ranking
-    return gpu.refined(ranking, machine, gpu.model_for(machine)) if machine.is_gpu else cpu.corrected(ranking, machine, threads)
+    return gpu.corrected(ranking, machine) if machine.is_gpu else cpu.corrected(ranking, machine, threads)
 
 
 def candidates(ranking: Ranking, schema: AnySchema, facts: object, options: Options) -> Ranking:

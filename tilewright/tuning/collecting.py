@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
-from tilewright.selection.learned.gpu import model_for, refined
+from tilewright.selection.learned.gpu import corrected, models_for, refined
 from tilewright.selection.learned.hybrid import Learned
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, serialisation
@@ -35,15 +35,15 @@ def ranking_of(problem: Problem, machine: Machine) -> Ranking:
 
 def sample_of(each: int, seed: int, machine: Machine) -> Choose:
     """Chooses `each` schedules: a third drawn evenly over the schemas, the others with a bias towards the best by the analytical models and by the
-    learned model of the machine, if there is one."""
+    learned models of the machine, if there are any."""
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
         ranking = ranking_of(problem, machine)
-        model = model_for(machine)
+        learned = bool(models_for(machine))
         own = int(np.random.SeedSequence([seed, zlib.crc32(str(layer["name"]).encode())]).generate_state(1)[0])
-        parts = [evenly(ranking, each // 3, own), towards_the_best(ranking, each // 3 if model else each, own)]
-        if model is not None:
-            parts.append(towards_the_first(refined(ranking, machine, model), each, own))
+        parts = [evenly(ranking, each // 3, own), towards_the_best(ranking, each // 3 if learned else each, own)]
+        if learned:
+            parts.append(towards_the_first(corrected(ranking, machine), each, own))
         generator = np.random.default_rng(own)
         shuffled = [generator.permutation(part) for part in parts]
         positions = list(dict.fromkeys(int(position) for part in shuffled for position in part))[:each]

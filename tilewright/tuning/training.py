@@ -17,7 +17,7 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.registry import schedule_types, schemas
 from tilewright.kernels.schema import Options, form_of
 from tilewright.selection.choice import estimated
-from tilewright.selection.learned.gpu import described
+from tilewright.selection.learned.gpu import STREAMS, described
 from tilewright.selection.learned.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
 from tilewright.selection.ranking import Part
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer, layer_problem
@@ -27,6 +27,13 @@ BOOSTED = MappingProxyType(
 )
 RECIPE = Recipe("gradient_boosting", "formed", "correction", 3.0, options=BOOSTED)
 """How the models in the package are trained."""
+SMALL = MappingProxyType(
+    {"max_iter": 150, "learning_rate": 0.06, "max_leaf_nodes": 31, "min_samples_leaf": 10, "max_features": 0.2, "l2_regularization": 5.0}
+)
+STREAMED = Recipe("gradient_boosting", "streams", "correction", 2.0, options=SMALL)
+"""How models of windows, maps and row reductions are trained: with few trees on few features at a time, since few layers were measured."""
+RECIPES = MappingProxyType({"": RECIPE, STREAMS: STREAMED})
+"""The models of a machine, by what follows its name."""
 TOPS = (1, 10, 30)
 
 
@@ -48,16 +55,16 @@ def part_of(problem: Problem, kind: str, candidates: Columns, machine: Machine) 
     return estimated(schema, form.facts, candidates, machine, Options())
 
 
-def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[Samples, list[str]] | None:
-    """The layer's rows with the inputs of the learned model, as problem `number`, and the schema of each. Rows of schemas that the model does not
-    cover are omitted; None if there are no others."""
+def samples_of(measured: MeasuredLayer, machine: Machine, number: int, record: str = RECIPE.record) -> tuple[Samples, list[str]] | None:
+    """The layer's rows with the inputs of the learned model, as problem `number`, and the schema of each. Rows of schemas that a model with
+    this feature record does not cover are omitted; None if there are no others."""
     problem = layer_problem(measured.layer)
     parts: list[Samples] = []
     kinds: list[str] = []
     for kind, columns in measured.schemas.items():
         rows = {name: column for name, column in columns.items() if name not in MEASURES}
         part = part_of(problem, kind, rows, machine)
-        known = described(part, machine) if part is not None else None
+        known = described(part, machine, record) if part is not None else None
         if known is None:
             continue
         count = len(columns["seconds"])
@@ -68,16 +75,37 @@ def samples_of(measured: MeasuredLayer, machine: Machine, number: int) -> tuple[
     return (join(parts), kinds) if kinds else None
 
 
-def samples(layers: Sequence[MeasuredLayer], machine: Machine) -> tuple[Samples, np.ndarray]:
-    """All rows of all layers that the model covers, and the schema of each.
+def samples(layers: Sequence[MeasuredLayer], machine: Machine, record: str = RECIPE.record) -> tuple[Samples, np.ndarray]:
+    """All rows of all layers that a model with this feature record covers, and the schema of each.
 
     Raises:
         InvalidInput: if there are none.
     """
-    known = [found for number, measured in enumerate(layers) if (found := samples_of(measured, machine, number)) is not None]
+    known = _rows_of(layers, machine, record)
     if not known:
-        raise InvalidInput("the files hold no measured candidate of a schema that models cover", "collect the measurements again")
+        raise _nothing_covered()
     return join([rows for rows, _ in known]), np.array([kind for _, kinds in known for kind in kinds])
+
+
+def _rows_of(layers: Sequence[MeasuredLayer], machine: Machine, record: str) -> list[tuple[Samples, list[str]]]:
+    return [found for number, measured in enumerate(layers) if (found := samples_of(measured, machine, number, record)) is not None]
+
+
+def _nothing_covered() -> InvalidInput:
+    return InvalidInput("the files hold no measured candidate of a schema that models cover", "collect the measurements again")
+
+
+def samples_by_model(layers: Sequence[MeasuredLayer], machine: Machine) -> dict[str, Samples]:
+    """The rows for each model of RECIPES that covers any.
+
+    Raises:
+        InvalidInput: if none covers any.
+    """
+    found = {suffix: _rows_of(layers, machine, recipe.record) for suffix, recipe in RECIPES.items()}
+    known = {suffix: join([rows for rows, _ in parts]) for suffix, parts in found.items() if parts}
+    if not known:
+        raise _nothing_covered()
+    return known
 
 
 def held_out(rows: Samples, machine: Machine, recipe: Recipe, overheads: Overheads, folds: int) -> np.ndarray:

@@ -4,21 +4,25 @@
 only our schedules have, and the time that the schema's own model predicts. `FORMED`: these and the problem's form (batch, groups, dilation, vectors,
 epilogue). `DETAILED`: these and the finer
 features of `kernels.gpu.details`. `RELATIVE`: only dimensionless quantities relative to the machine (times over the bound, shares of its resources,
-waves), for a model that ranks kernels on machines it was not trained on. All except shares are binary logarithms, so that ratios become differences.
+waves), for a model that ranks kernels on machines it was not trained on. `STREAMS`: windows, maps and row reductions, which have no tiles in shared
+memory. All except shares are binary logarithms, so that ratios become differences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tilewright.hardware.calibration import Overheads
 from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
-from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts, ceil_div
 from tilewright.kernels.gpu.details import DETAILS, PLAIN, details
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
@@ -53,11 +57,26 @@ FORM = (
 """Facts of a problem besides its sizes: images and groups (or the batch of a product) as far as a schema distinguishes them, dilation, the widest
 vectors of its accesses, index divisions and guards of a load of the input, and what follows the sum: bytes read, operations per element."""
 FORMED = CANDIDATE + tuple(f"form {name}" for name in FORM)
+STREAMS = (
+    "axis threads", "axis items", "axis vector_width", "axis rows", "axis threads_per_row",
+    "term launch", "term chain", "term latency", "term tree", "term starts", "term level 2", "term wavefronts", "term memory", "term issue",
+    "seconds", "blocks", "threads", "registers", "resident", "waves", "balance", "tail", "occupancy", "distinct over level 2",
+    "fact points", "fact bytes_read", "fact bytes_written", "fact flops", "fact vector_width", "fact reduced", "fact row_extent", "fact item_extent",
+    "fact inner", "fact requests", "fact scattered", "fact rows", "fact columns", "fact stages", "fact row_contiguous",
+    "loads", "registers loaded", "loads an output", "guarded", "useful tile", "tile", "across", "turns", "useful turns", "block bytes",
+)  # fmt: skip
+"""Features of schemas that stream (`streamed`): axes, shares of the terms, the launch, facts, and what the schema's own `features` add."""
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
 RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "detailed": DETAILED, "candidate": CANDIDATE, "formed": FORMED,
-     "own black box": OWN_BLACK_BOX}
+     "own black box": OWN_BLACK_BOX, "streams": STREAMS}
 )
+COUNTED_BY: Mapping[str, type[LaunchCounts]] = MappingProxyType({name: LaunchCounts if name == "streams" else TileCounts for name in RECORDS})
+"""The type of the counts that a record describes, which is that of the schemas that a model with this record covers."""
+MISSING = -64.0
+"""Value of features of `STREAMS` that a schema does not have."""
+LEAST = 2.0**-10
+"""Facts, counts and shares below this one are not told apart."""
 
 
 def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray] | Mapping[str, float]) -> dict[str, np.ndarray]:
@@ -71,8 +90,36 @@ def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray
     return columns | {"schema": number * one}
 
 
-def features(record: str, described: Columns, volumes: TileCounts, machine: Machine, overheads: Overheads) -> np.ndarray:
+def streamed(facts: Any, candidates: Columns, counts: LaunchCounts, estimate: Estimate, own: Columns, machine: Machine) -> dict[str, np.ndarray]:
+    """The columns of `STREAMS`: binary logarithms, except shares; `own` are those that the schema adds, not yet as logarithms."""
+    total = estimate.seconds
+    each = ceil_div(counts.blocks, machine.processors)
+    level2 = machine.cache(2)
+    assert level2 is not None
+    columns = {f"axis {name}": column for name, column in candidates.items()} | dict(own)
+    columns |= {f"fact {entry.name}": np.asarray(value) for entry in fields(facts) if isinstance(value := getattr(facts, entry.name), int | float)}
+    columns |= {
+        "seconds": total / machine.launch_seconds,
+        "blocks": counts.blocks / machine.processors,
+        "threads": counts.threads,
+        "registers": counts.registers,
+        "resident": counts.resident,
+        "waves": counts.blocks / (machine.processors * counts.resident),
+        "balance": counts.blocks / (machine.processors * each),
+        "tail": each / (ceil_div(each, counts.resident) * counts.resident),
+        "occupancy": np.minimum(each, counts.resident) * counts.threads / machine.threads_per_processor,
+        "distinct over level 2": counts.memory_bytes / level2.bytes,
+    }
+    columns |= {f"term {name}": term / total for name, term in estimate.terms.items()}
+    found = {name: np.broadcast_to(np.log2(np.maximum(columns[name], LEAST)), total.shape) for name in STREAMS if name in columns}
+    return {name: found.get(name, np.full(len(total), MISSING)) for name in STREAMS}
+
+
+def features(record: str, described: Columns, volumes: LaunchCounts, machine: Machine, overheads: Overheads) -> np.ndarray:
     """The features, [candidates, names of the record] float32."""
+    if record == "streams":
+        return np.stack([described[name] for name in STREAMS], axis=1).astype(np.float32)
+    assert isinstance(volumes, TileCounts)
     columns = dict(described)
     if record not in ("black box", "own black box"):
         columns |= _terms(volumes, machine, overheads)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,16 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, take
 from tilewright.kernels.counts import concatenated as counts_of
 from tilewright.kernels.counts import taken
-from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.counts import LaunchCounts
+from tilewright.kernels.gpu.features import COUNTED_BY, streamed
 from tilewright.kernels.schema import Options
 from tilewright.selection.learned.hybrid import Learned, load
 from tilewright.selection.ranking import Part, Ranking
 
 MODELS = Path(__file__).parent.parent / "models"
 """Trained models in the package, named after their machines."""
+STREAMS = "-streams"
+"""Appended to a machine's name: the model of its schemas without tiles in shared memory."""
 KEPT = 8192
 """Candidates that the learned model evaluates: the best by the analytical models."""
 KEPT_EACH = 320
@@ -43,8 +47,8 @@ def model_of(machine: str) -> Learned | None:
     return load(path) if path.exists() else None
 
 
-def model_for(machine: Machine) -> Learned | None:
-    """The model that ranks a machine's candidates: that of its calibration, which may have none, or that of the package.
+def models_for(machine: Machine) -> tuple[Learned, ...]:
+    """The models that rank a machine's candidates: that of its calibration, which may have none, or those of the package.
 
     Raises:
         InvalidModel: as `model_of`.
@@ -52,8 +56,8 @@ def model_for(machine: Machine) -> Learned | None:
     """
     found = in_use(machine)
     if found is None:
-        return model_of(machine.name)
-    return _own_model(found.name, found.model_bytes, place(machine), remedy_of(machine)) if found.model else None
+        return tuple(model for name in (machine.name, machine.name + STREAMS) if (model := model_of(name)) is not None)
+    return (_own_model(found.name, found.model_bytes, place(machine), remedy_of(machine)),) if found.model else ()
 
 
 @lru_cache(maxsize=8)
@@ -62,6 +66,13 @@ def _own_model(name: str, content: bytes, path: Path, remedy: str) -> Learned:
         return load(path, content)
     except InvalidModel as error:
         raise CacheError(f"the calibration {name} does not serve: {error.cause}", remedy) from error
+
+
+def corrected(ranking: Ranking, machine: Machine) -> Ranking:
+    """The ranking with the times of all of the machine's models: each corrects the schemas that it covers."""
+    for model in models_for(machine):
+        ranking = refined(ranking, machine, model)
+    return ranking
 
 
 def refined(
@@ -80,7 +91,7 @@ def refined(
         analytical = part.estimate.seconds
         which = np.flatnonzero(analytical <= max(limit, _nth(analytical, KEPT_EACH)))
         chosen = replace(part, candidates=take(part.candidates, which), counts=taken(part.counts, which), estimate=_rows_of(part.estimate, which))
-        found = described(chosen, machine)
+        found = described(chosen, machine, model.record)
         if found is not None:
             behind[start : start + len(analytical)] = True
             looked_at.append(start + which)
@@ -100,19 +111,21 @@ def refined(
 
 @dataclass(frozen=True)
 class Described:
-    """Candidates of one schema: the columns of `kernels.gpu.features.described`, counts, and the seconds of the schema's own model."""
+    """Candidates of one schema: the columns of `kernels.gpu.features.described` or `streamed`, counts, and the seconds of the schema's own model."""
 
     columns: Columns
-    counts: TileCounts
+    counts: Any
     analytical: np.ndarray
 
 
-def described(part: Part, machine: Machine) -> Described | None:
-    """The inputs of the learned model for one part of a ranking; None for candidates that it does not cover."""
+def described(part: Part, machine: Machine, record: str = "formed") -> Described | None:
+    """The inputs of a learned model with this feature record for one part of a ranking; None for candidates that it does not cover."""
     schema = part.schema
     columns = schema.features(part.facts, part.candidates, machine, Options()) if schema.features is not None else None
-    if columns is None or not isinstance(part.counts, TileCounts):
+    if columns is None or not isinstance(part.counts, LaunchCounts) or type(part.counts) is not COUNTED_BY[record]:
         return None
+    if record == "streams":
+        columns = streamed(part.facts, part.candidates, part.counts, part.estimate, columns, machine)
     seconds = part.estimate.seconds
     return Described({**columns, "own seconds": seconds}, part.counts, seconds)
 

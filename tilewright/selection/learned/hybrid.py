@@ -21,7 +21,7 @@ from tilewright.kernels.columns import Columns, take
 from tilewright.kernels.counts import concatenated as counts_of
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counted import counted_cost
-from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.counts import LaunchCounts, TileCounts
 from tilewright.kernels.gpu.features import RECORDS, VERSION, features
 from tilewright.selection.learned import forest as trees
 from tilewright.selection.learned.forest import Forest
@@ -33,11 +33,12 @@ LEARNED_ROWS = 2048
 
 @dataclass(frozen=True)
 class Samples:
-    """Measured kernels, one per row. `described`: columns of `tilewright.kernels.gpu.features.described`; `problem`: the number of each row's
-    problem; `analytical`: seconds predicted by the schema's own analytical model, if there is one besides `counted_cost`."""
+    """Measured kernels, one per row. `described`: columns of `tilewright.kernels.gpu.features.described` or `streamed`; `counts`: those that the
+    record describes (`COUNTED_BY`); `problem`: the number of each row's problem; `analytical`: seconds predicted by the schema's own analytical
+    model, if there is one besides `counted_cost`."""
 
     described: Columns
-    counts: TileCounts
+    counts: Any
     seconds: np.ndarray
     problem: np.ndarray
     analytical: np.ndarray | None = None
@@ -102,7 +103,7 @@ class Learned:
         return result
 
     def predicted(
-        self, described: Columns, volumes: TileCounts, machine: Machine, analytical: np.ndarray, stages: Sequence[tuple[int, int]] = ()
+        self, described: Columns, volumes: LaunchCounts, machine: Machine, analytical: np.ndarray, stages: Sequence[tuple[int, int]] = ()
     ) -> np.ndarray:
         """Predicted seconds of the candidates, for which the analytical model predicts `analytical` seconds.
 

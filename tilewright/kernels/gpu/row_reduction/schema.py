@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.kernels.gpu.row_reduction.counts import row_reduction_counts
 from tilewright.kernels.gpu.row_reduction.estimate import row_reduction_estimate
+from tilewright.kernels.gpu.row_reduction.features import row_reduction_features
 from tilewright.kernels.gpu.row_reduction.lower import lower_row_reduction, row_reduction_form
 from tilewright.kernels.gpu.row_reduction.space import RowReductionSchedule, row_reduction_space
 from tilewright.kernels.schema import Schema, matching
@@ -16,5 +17,6 @@ ROW_REDUCTION = Schema(
     space=lambda facts, machine, options: row_reduction_space(facts, machine),
     counts=lambda facts, candidates, machine: row_reduction_counts(facts, candidates, machine),
     estimate=lambda facts, candidates, counts, machine, options: row_reduction_estimate(facts, candidates, counts, machine),
+    features=lambda facts, candidates, machine, options: row_reduction_features(facts, candidates),
     lower=lambda problem, form, schedule, machine: lower_row_reduction(problem, form.parts, schedule),
 )
