@@ -81,7 +81,7 @@ def test_what_ranks_layers_left_out_best_is_chosen(adaptation: Adaptation) -> No
     assert set(adaptation.qualities) == {PRESENT, CONSTANTS, CORRECTED} and adaptation.layers == 9 and adaptation.kernels > 400
     loss = {name: row["lop@1"] for name, row in adaptation.qualities.items()}
     assert loss[CORRECTED] < 0.5 * loss[PRESENT], "one schema's error is learned from other layers"
-    assert adaptation.chosen == CORRECTED == min(loss, key=lambda name: loss[name]) and adaptation.order.model is not None
+    assert adaptation.chosen == CORRECTED == min(loss, key=lambda name: loss[name]) and len(adaptation.order.models) == 1
     assert adaptation.environment == {"gpu": "made up"}
 
 
@@ -144,8 +144,9 @@ def test_a_file_is_used_until_it_is_removed(stored: Path, adaptation: Adaptation
     assert gpu_calibration(found) == adaptation.order.constants != gpu_calibration(MADE_UP)
     assert measured_order.identified(found) == MADE_UP, "training for the package ignores it"
     (model,) = learned.models_for(found)
-    assert adaptation.order.model is not None and model.overheads == adaptation.order.model.overheads
-    np.testing.assert_array_equal(model.forest.value, adaptation.order.model.forest.value)
+    (trained,) = adaptation.order.models
+    assert model.overheads == trained.overheads
+    np.testing.assert_array_equal(model.forest.value, trained.forest.value)
     exact = rank(SMALL, found)
     plain = rank(SMALL, MADE_UP)
     assert exact.first().seconds != plain.first().seconds and "learned correction" in exact.first().terms and "learned correction" not in plain.first().terms
@@ -156,7 +157,7 @@ def test_a_file_is_used_until_it_is_removed(stored: Path, adaptation: Adaptation
 
 def test_constants_alone_rank_without_any_model(adaptation: Adaptation) -> None:
     h200 = hardware.catalogue()["h200"]
-    measured_order.store(as_stored(replace(adaptation, order=Order(adaptation.order.constants)), h200), h200)
+    measured_order.store(as_stored(replace(adaptation, chosen=CONSTANTS, order=Order(adaptation.order.constants)), h200), h200)
     found = machine("h200")
     assert found.calibration and learned.models_for(found) == () and len(learned.models_for(h200)) == 2
     assert "learned correction" not in rank(SMALL, found).first().terms
@@ -165,7 +166,7 @@ def test_constants_alone_rank_without_any_model(adaptation: Adaptation) -> None:
 
 def test_kept_choices_depend_on_it(stored: Path, adaptation: Adaptation) -> None:
     first = machine("cuda")
-    measured_order.store(as_stored(replace(adaptation, order=Order(adaptation.order.constants)), MADE_UP), MADE_UP)
+    measured_order.store(as_stored(replace(adaptation, chosen=CONSTANTS, order=Order(adaptation.order.constants)), MADE_UP), MADE_UP)
     places = {choices.place(SMALL, each, USUAL) for each in (MADE_UP, first, machine("cuda"))}
     assert len(places) == 3 and choices.place(SMALL, first, USUAL) in places
 
@@ -274,7 +275,7 @@ def test_a_gpu_with_a_model_of_the_package_is_refused_unless_forced(monkeypatch:
     monkeypatch.setattr(calibrate_gpu, "measured", lambda *_: [])
     monkeypatch.setattr(calibrate_gpu, "adapted", compare)
     calibrate(H200, 1.0, force=True)
-    assert compared == [Order(gpu_calibration(H200), learned.model_of("h200"))], "the order of today includes the package's model"
+    assert compared == [Order(gpu_calibration(H200), learned.models_for(H200))] and len(compared[0].models) == 2, "the order of today includes the package's models"
 
 
 @pytest.mark.parametrize(("module", "name"), [("scipy", "SciPy"), ("sklearn", "scikit-learn")])

@@ -18,8 +18,9 @@ from tilewright.hardware.calibration import GpuCalibration, assumed
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.schema import Options
 from tilewright.selection.choice import estimated
-from tilewright.selection.learned.gpu import Described, concatenated, described
+from tilewright.selection.learned.gpu import concatenated, described
 from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, folds_of, join, train
+from tilewright.selection.ranking import Part
 from tilewright.tuning.dataset import MeasuredLayer, layer_of
 from tilewright.tuning.refit import USES, Group, fitted, groups_of, quality, some_of
 from tilewright.tuning.sampling import random_workloads
@@ -46,10 +47,10 @@ PRESENT, CONSTANTS, CORRECTED = "present", "constants", "constants and correctio
 
 @dataclass(frozen=True)
 class Order:
-    """What ranks candidates: constants of the analytical models, and a learned correction of them, if there is one."""
+    """What ranks candidates: constants of the analytical models, and learned corrections, each of the schemas that it covers."""
 
     constants: GpuCalibration
-    model: Learned | None = None
+    models: tuple[Learned, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def made(name: str, groups: Sequence[Group], machine: Machine, present: Order) -
     if name == PRESENT:
         return present
     constants = refitted(groups, machine, present.constants)
-    return Order(constants, corrected(groups, machine, constants) if name == CORRECTED else None)
+    return Order(constants, corrected(groups, machine, constants) if name == CORRECTED else ())
 
 
 def cross_validated(groups: Sequence[Group], machine: Machine, present: Order) -> dict[str, dict[str, float]]:
@@ -120,34 +121,33 @@ def refitted(groups: Sequence[Group], machine: Machine, start: GpuCalibration) -
         return fitted(some_of(groups, MOST_FITTED, MOST_FITTED_EACH), machine, parts, PRIOR, EVALUATIONS)
 
 
-def corrected(groups: Sequence[Group], machine: Machine, constants: GpuCalibration, recipe: Recipe = RECIPE) -> Learned | None:
-    """A learned correction of the constants' order; None if no candidate is of a schema that learned models cover."""
+def corrected(groups: Sequence[Group], machine: Machine, constants: GpuCalibration, recipe: Recipe = RECIPE) -> tuple[Learned, ...]:
+    """A learned correction of the constants' order; none if no candidate is of a schema that models of the recipe's record cover."""
     with assumed(machine, constants):
         rows = [
             Samples(found.columns, found.counts, group.seconds, np.full(len(group.seconds), group.layer), found.analytical)
-            for group, (_, found) in zip(groups, _described(groups, machine), strict=True)
-            if found is not None
+            for group, part in zip(groups, _parts(groups, machine), strict=True)
+            if (found := described(part, machine, recipe.record)) is not None
         ]
-        return train(join(rows), machine, recipe, constants.counted) if rows else None
+        return (train(join(rows), machine, recipe, constants.counted),) if rows else ()
 
 
 def seconds_of(groups: Sequence[Group], machine: Machine, order: Order) -> list[np.ndarray]:
     """Predicted seconds of each group's candidates."""
     with assumed(machine, order.constants):
-        found = _described(groups, machine)
-        times = [seconds for seconds, _ in found]
-        known = [(number, entry) for number, (_, entry) in enumerate(found) if entry is not None]
-        if order.model is None or not known:
-            return times
-        together = concatenated([entry for _, entry in known])
-        predicted = order.model.predicted(together.columns, together.counts, machine, together.analytical)
-        ends = np.cumsum([len(entry.analytical) for _, entry in known])
-        for (number, _), own in zip(known, np.split(predicted, ends[:-1]), strict=True):
-            times[number] = own
+        parts = _parts(groups, machine)
+        times = [part.estimate.seconds for part in parts]
+        for model in order.models:
+            known = [(number, found) for number, part in enumerate(parts) if (found := described(part, machine, model.record)) is not None]
+            if known:
+                together = concatenated([found for _, found in known])
+                predicted = model.predicted(together.columns, together.counts, machine, together.analytical)
+                ends = np.cumsum([len(found.analytical) for _, found in known])
+                for (number, _), own in zip(known, np.split(predicted, ends[:-1]), strict=True):
+                    times[number] = own
         return times
 
 
-def _described(groups: Sequence[Group], machine: Machine) -> list[tuple[np.ndarray, Described | None]]:
-    """The analytical seconds of each group's candidates, and the inputs of a learned model, if it covers them."""
-    parts = [estimated(group.schema, group.facts, group.candidates, machine, Options()) for group in groups]
-    return [(part.estimate.seconds, described(part, machine)) for part in parts]
+def _parts(groups: Sequence[Group], machine: Machine) -> list[Part]:
+    """The groups' candidates with their counts and estimates."""
+    return [estimated(group.schema, group.facts, group.candidates, machine, Options()) for group in groups]

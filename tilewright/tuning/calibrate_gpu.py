@@ -13,9 +13,9 @@ from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.hardware.measured_order import MeasuredOrder
-from tilewright.selection.learned.gpu import model_of
+from tilewright.selection.learned.gpu import models_for
 from tilewright.system.scratch import Scratch
-from tilewright.tuning.adapting import EACH, SEED, Adaptation, Order, adapted, layers_to_measure
+from tilewright.tuning.adapting import CORRECTED, EACH, SEED, Adaptation, Order, adapted, layers_to_measure
 from tilewright.tuning.collecting import Progress, collect, sample_of
 from tilewright.tuning.dataset import MeasuredLayer, read
 from tilewright.tuning.trials import Trials
@@ -29,8 +29,8 @@ def calibrate(machine: Machine, seconds: float, force: bool = False, progress: P
         InvalidInput: if too few kernels were measured.
         TargetNotPresent, KernelFailed, CacheError: as `Trials`.
     """
-    package = model_of(machine.name)
-    if package is not None and not force:
+    package = models_for(machine)
+    if package and not force:
         raise UnsupportedOption(
             f"the package has a model of {machine.name}, trained with many more kernels than a minute measures", "--force compares them all the same"
         )
@@ -56,8 +56,8 @@ def measured(machine: Machine, seconds: float, progress: Progress | None = None)
 def as_stored(found: Adaptation, machine: Machine) -> MeasuredOrder:
     """The content of the machine's file."""
     content = io.BytesIO()
-    if found.order.model is not None:
-        found.order.model.save(content)
+    if found.chosen == CORRECTED:
+        found.order.models[0].save(content)
     return MeasuredOrder(
         identity=machine.identity,
         machine=machine.description,
