@@ -47,8 +47,8 @@ from tilewright.selection.ranking import Ranking
 from tilewright.tuning import serialisation
 
 DATA = Path(__file__).parent / "data"
-RANDOM = ("cpu_random.jsonl.gz", "cpu_random_avx2.jsonl.gz")
-JUDGED = ("cpu_layers.jsonl.gz", "cpu_layers_avx2.jsonl.gz")
+RANDOM = ("cpu_random.jsonl.gz", "cpu_random_avx2.jsonl.gz", "cpu_random_threads.jsonl.gz", "cpu_random_avx2_threads.jsonl.gz")
+JUDGED = ("cpu_layers.jsonl.gz", "cpu_layers_avx2.jsonl.gz", "cpu_layers_16_threads.jsonl.gz")
 OPTIONS = {"max_iter": 300, "learning_rate": 0.08, "max_leaf_nodes": 31, "min_samples_leaf": 10, "l2_regularization": 1.0, "max_features": 0.4}
 FORESTS = 2
 SLOW_WEIGHT = 1.5

@@ -180,6 +180,7 @@ class CpuContraction:
     """Constants of `kernels.cpu.contraction`."""
 
     overlap: float
+    transfers: float
     shared_line: float
     tile_overhead_cycles: float
     copy_cycles_along_n: float

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import numpy as np
 
 from tilewright.hardware.calibration import cpu_calibration
 from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import p_norm
 
 Cycles = np.ndarray | float
 
 
 def overlapping(machine: Machine, *cycles: Cycles) -> np.ndarray:
-    """Cycles of resources that work at the same time, as their p-norm: an infinite exponent would give the maximum, 1 the sum. A tile whose loads
-    take nearly as long as its multiply-adds, or that has hardly enough chains, is slower than the maximum."""
-    exponent = cpu_calibration(machine).contraction.overlap
-    longest = reduce(np.maximum, cycles)
-    shares = [np.power(np.asarray(each) / longest, exponent) for each in cycles]
-    return np.asarray(longest * np.power(reduce(np.add, shares), 1 / exponent))
+    """Cycles of resources that work at the same time, as their p-norm. A tile whose loads take nearly as long as its multiply-adds, or that has
+    hardly enough chains, is slower than the maximum."""
+    return p_norm(cycles, cpu_calibration(machine).contraction.overlap)
 
 
 def reread_bandwidth(machine: Machine, size: float, threads: int) -> float:

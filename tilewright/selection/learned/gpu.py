@@ -141,4 +141,5 @@ def _nth(values: np.ndarray, count: int) -> float:
 
 
 def _rows_of(estimate: Estimate, which: np.ndarray) -> Estimate:
-    return Estimate({name: np.broadcast_to(term, estimate.seconds.shape)[which] for name, term in estimate.terms.items()}, estimate.overlapped)
+    shape = estimate.seconds.shape
+    return replace(estimate, terms={name: np.broadcast_to(term, shape)[which] for name, term in estimate.terms.items()})

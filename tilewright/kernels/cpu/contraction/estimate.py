@@ -2,10 +2,10 @@
 
 Contractions: per register tile and step of the reduction the inner loop issues t * v multiply-adds (t pixels, v vectors), v loads of B and t
 broadcasts of A. Its cycles are a p-norm of those of the multiply-add ports, the load ports, and the latency of the accumulators' dependency chains.
-The transfer of B's panel and A's cache lines from the level that holds them overlaps with these (the data-movement volume of CNNOpt, section 4, for
-two levels); what is read again, after it has left level 2, comes from level 3. Results that are written one panel at a time, and leave level 2 before
-their pixel is complete, add the time to write their lines to memory. Worked example, AVX-512, tile 14 x 2 vectors: 28 multiply-adds on 2 ports take
-14 cycles, 16 loads on 2 ports 8, chains 4; with the exponent 3 the tile takes 14.9 cycles.
+The transfer of B's panel and A's cache lines from the level that holds them overlaps with these only in part, another p-norm (the data-movement
+volume of CNNOpt, section 4, for two levels); what is read again, after it has left level 2, comes from level 3. Results that are written one panel at
+a time, and leave level 2 before their pixel is complete, add the time to write their lines to memory. Worked example, AVX-512, tile 14 x 2 vectors:
+28 multiply-adds on 2 ports take 14 cycles, 16 loads on 2 ports 8, chains 4; with the exponent 3 the tile takes 14.9 cycles.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def contraction_estimate(facts: CpuContractionFacts, candidates: Columns, counts
             "dispatch": np.full(len(tile), machine.dispatch_seconds),
         },
         overlapped=("arithmetic", "L2 to registers", "read again", "memory"),
+        exponent=cpu_calibration(machine).contraction.transfers,
     )
 
 

@@ -7,6 +7,8 @@ other's latencies.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tilewright.hardware.machine import Machine
@@ -32,4 +34,4 @@ def with_row_stages(estimate: Estimate, candidates: Columns, facts: ContractionF
     tree = (np.log2(threads_per_row) + 2) * 2 * shared_latency
     waves = -(-blocks // (counts.resident * machine.processors))
     seconds = (issue + waves * facts.row_stages * (chain + tree)) / machine.clock_hz
-    return Estimate({**estimate.terms, "rows": seconds}, estimate.overlapped)
+    return replace(estimate, terms={**estimate.terms, "rows": seconds})
