@@ -48,9 +48,12 @@ def measured(machine: Machine, seconds: float, progress: Progress | None = None)
         raise CacheError(f"there is no folder for measurements: {error}", "set TMPDIR to a folder that can be written") from error
     with scratch as folder, Trials(machine) as trials:
         path = folder / "measured.jsonl.gz"
-        if not collect(trials, machine, layers_to_measure(), sample_of(EACH, SEED, machine), path, seconds, progress):
-            raise InvalidInput("no candidate could be measured", "`tilewright tune` shows why kernels fail")
-        return [layer for layer in read(path) if layer.count]
+        collect(trials, machine, layers_to_measure(), sample_of(EACH, SEED, machine), path, seconds, progress)
+        every = read(path) if path.exists() else []
+    found = [layer for layer in every if layer.count]
+    if every and not found:
+        raise InvalidInput(f"no candidate of {len(every)} layers could be measured, the first: {every[0].failures[0][1]}", "nothing was stored")
+    return found
 
 
 def as_stored(found: Adaptation, machine: Machine) -> MeasuredOrder:
