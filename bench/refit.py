@@ -29,7 +29,7 @@ from tilewright.hardware.calibration import GpuCalibration, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.selection.learned.hybrid import folds_of
 from tilewright.tuning import dataset, refit
-from tilewright.tuning.refit import USES, Group, fitted, predicted, quality, some_of, values_of
+from tilewright.tuning.refit import USES, Group, fitted, parts_of, predicted, quality, some_of, values_of
 from tilewright.tuning.sampling import JUDGED, bare
 from tilewright.tuning.training import TOPS
 
@@ -80,7 +80,7 @@ def text_of(content: Mapping[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--parts", help=f"of {','.join(USES)} (default: those that the data have candidates for)")
+    parser.add_argument("--parts", help=f"of {','.join(USES)} (default: those that enough layers use)")
     parser.add_argument("--each", type=int, default=20)
     parser.add_argument("--layers", type=int, default=100)
     parser.add_argument("--prior", type=float, default=0.01)
@@ -92,8 +92,7 @@ def main() -> None:
     layers = dataset.read(*options.files)
     machine = find_machine(layers[0].machine)
     groups = groups_of(layers, machine)
-    kinds = {group.kind for group in groups}
-    parts = options.parts.split(",") if options.parts else [part for part, users in USES.items() if kinds & set(users)]
+    parts = options.parts.split(",") if options.parts else parts_of(groups)
     count = sum(len(group.seconds) for group in groups)
     print(f"{count} kernels of {len(layers)} layers; parts {', '.join(parts)}", flush=True)
     if options.write:

@@ -22,7 +22,7 @@ from tilewright.selection.learned.gpu import concatenated, described
 from tilewright.selection.learned.hybrid import Learned, Recipe, Samples, folds_of, join, train
 from tilewright.selection.ranking import Part
 from tilewright.tuning.dataset import MeasuredLayer, layer_of
-from tilewright.tuning.refit import USES, Group, fitted, groups_of, quality, some_of
+from tilewright.tuning.refit import Group, fitted, groups_of, parts_of, quality, some_of
 from tilewright.tuning.sampling import random_workloads
 
 SEED = 71
@@ -114,11 +114,9 @@ def cross_validated(groups: Sequence[Group], machine: Machine, present: Order) -
 
 
 def refitted(groups: Sequence[Group], machine: Machine, start: GpuCalibration) -> GpuCalibration:
-    """The constants fitted to the groups, of all parts for which they have candidates."""
-    kinds = {group.kind for group in groups}
-    parts = [part for part, users in USES.items() if kinds & set(users)]
+    """The constants fitted to the groups, of all parts that enough of them use."""
     with assumed(machine, start):
-        return fitted(some_of(groups, MOST_FITTED, MOST_FITTED_EACH), machine, parts, PRIOR, EVALUATIONS)
+        return fitted(some_of(groups, MOST_FITTED, MOST_FITTED_EACH), machine, parts_of(groups), PRIOR, EVALUATIONS)
 
 
 def corrected(groups: Sequence[Group], machine: Machine, constants: GpuCalibration, recipe: Recipe = RECIPE) -> tuple[Learned, ...]:

@@ -41,6 +41,8 @@ SHARES = tuple(round(1.0 - 0.01 * step, 2) for step in range(0, 30, 2))
 DIGITS = 3
 SOFT = 0.1
 """Error of a logarithm beyond which it counts linearly."""
+LEAST_LAYERS = 3
+"""Layers with candidates that use a part, for it to be fitted: fewer would fit their noise."""
 LEAST_QUALITY = 0.25
 """Best time over time: slower kernels are not fitted."""
 Name = tuple[str, str]
@@ -64,6 +66,11 @@ class Group:
 
     def where(self, which: np.ndarray) -> Group:
         return replace(self, candidates=take(self.candidates, which), seconds=self.seconds[which], weight=self.weight[which])
+
+
+def parts_of(groups: Sequence[Group]) -> list[str]:
+    """The parts of the constants that enough of the groups' layers use."""
+    return [part for part, users in USES.items() if len({group.layer for group in groups if group.kind in users}) >= LEAST_LAYERS]
 
 
 def groups_of(layers: Sequence[dataset.MeasuredLayer], machine: Machine, hiccup: float = HICCUP) -> list[Group]:
