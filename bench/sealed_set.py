@@ -158,7 +158,7 @@ def main() -> None:
         parser.error(f"{reason}; --unsealed measures nevertheless")
     machine = find_machine(options.target)
     classes = drawn(options.seed, options.trained, options.classes.split(","), options.each)
-    settings = {**vars(options), "not sealed because": reason, "targets": TARGETS}
+    settings = {**vars(options), "data": options.data.name, "not sealed because": reason, "targets": TARGETS}
     common.write_results(options.name, settings, [])  # from now on the seed counts as used
     if options.data.exists():
         dataset.without_remains(options.data)

@@ -328,7 +328,9 @@ def first_choices() -> Rows:
     """Losses of performance of the orders as shipped."""
     (shipped,) = (e for e in results_of("choice_quality_h200") if (e["layer"], e["over"], e["way"]) == ("all", "space", "shipped"))
     (published,) = (e for e in results_of("published_v100") if (e["layer"], e["model"]) == ("all", "detailed"))
+    (sealed,) = (e for e in results_of("sealed_set_h200") if (e["class"], e["layer"], e["way"]) == ("all", "all", "shipped"))
     says = {
+        "H200, all schemas, 60 random convolutions of any form and batch, drawn after the models were frozen (`sealed_set_h200`)": sealed,
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
     }
@@ -339,12 +341,27 @@ def first_choices() -> Rows:
     return rows
 
 
+def sealed() -> Rows:
+    """Losses of first choices on problems drawn after the models were frozen."""
+    says = {
+        "batch": "batch above 1", "groups": "groups or depthwise", "forms": "dilation, one or three dimensions", "3x3": "plain 3x3", "1x1": "1x1",
+        "first": "first layers", "all": "**all**",
+    }  # fmt: skip
+    found = {(e["class"], e["way"]): e for e in results_of("sealed_set_h200") if e["layer"] == "all"}
+    rows = [["class", "problems", "formulas: LoP@1, LoP@10 %", "as shipped: LoP@1, LoP@10 %", "worst LoP@1 %", "trials to 99 %, mean"]]
+    for name, words in says.items():
+        formulas, shipped = found[name, "analytical"], found[name, "shipped"]
+        losses = (f"{percent(entry['lop@1'])}, {percent(entry['lop@10'])}" for entry in (formulas, shipped))
+        rows.append([words, str(shipped["layers"]), *losses, percent(shipped["worst lop@1"]), f"{shipped['trials_99']:.1f}"])
+    return rows
+
+
 TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, published_training, published, choices,
-            searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices,
+            searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices, sealed,
         )
     }
 )  # fmt: skip
