@@ -34,8 +34,9 @@ def results_of(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())["results"]
 
 
-def percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f}"
+def percent(share: float | None, digits: int = 1) -> str:
+    """A question mark for what was not measured."""
+    return "?" if share is None else f"{100 * share:.{digits}f}"
 
 
 def power(value: float) -> str:
