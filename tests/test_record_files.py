@@ -349,6 +349,23 @@ def test_a_stranger_that_locks_the_folder_is_waited_for(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["records.sqlite.damaged-1"]
 
 
+def test_a_stranger_that_keeps_the_lock_costs_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(default_path(), 2)
+    monkeypatch.setattr("tilewright.tuning.records.READ_SECONDS", 0.05)
+    monkeypatch.setattr("tilewright.tuning.records.WRITE_SECONDS", 0.05)
+    folder = os.open(default_path().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with pytest.warns(UserWarning, match="locked by another process; going on without"), Records(write=False) as records:
+            assert len(records) == 0
+        with pytest.raises(CacheError, match="locked by another process"), pytest.warns(UserWarning):
+            Records()
+    finally:
+        os.close(folder)
+    with Records() as records:
+        assert len(records) == 2
+
+
 def test_compiling_with_records_that_turn_bad(tmp_path: Path) -> None:
     default_path().write_text("no records")
     with pytest.warns(UserWarning, match="going on without"):

@@ -5,6 +5,7 @@ A file is used only if its schema text is exactly ours: no foreign view, trigger
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -152,20 +153,29 @@ def _check_pages(connection: sqlite3.Connection, path: Path) -> None:
 
 
 @contextmanager
-def staying(path: Path, alone: bool = False) -> Iterator[None]:
+def staying(path: Path, seconds: float = WRITE_SECONDS, alone: bool = False) -> Iterator[None]:
     """Holds a lock on the file's folder, in which `set_aside` is `alone`: a file must not be renamed while another process opens it, for SQLite would
     apply the journal of the new file, which has its name, to the old one. Without such a folder there is nothing to rename.
 
     Raises:
-        OSError: if the folder cannot be opened.
+        TimeoutError: if another process holds the lock for so many seconds.
+        OSError: if the folder cannot be opened or locked.
     """
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         yield
         return
+    deadline = time.monotonic() + seconds
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        while True:
+            try:
+                fcntl.flock(folder, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, "its folder is locked by another process") from error
+                time.sleep(0.01)
         yield
     finally:
         os.close(folder)
@@ -177,7 +187,7 @@ def set_aside(path: Path) -> Path | None:
     process has created in the meantime stays in place.
 
     Raises:
-        OSError: if its folder cannot be opened, or it cannot be renamed.
+        OSError: if its folder cannot be opened or locked, or it cannot be renamed.
     """
     with staying(path, alone=True):
         try:

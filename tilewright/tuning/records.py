@@ -20,7 +20,7 @@ from tilewright import settings
 from tilewright.errors import CacheError
 from tilewright.files import first_line, json_of, lines_of, reading, written
 from tilewright.tuning.measurement import COLUMNS, Measurement, checked
-from tilewright.tuning.record_file import VERSION, Damaged, connected, errors_of, set_aside, staying, transaction
+from tilewright.tuning.record_file import READ_SECONDS, VERSION, WRITE_SECONDS, Damaged, connected, errors_of, set_aside, staying, transaction
 from tilewright.tuning.trials import TUNING_MODE
 
 ERRORS_SHOWN = 5
@@ -62,10 +62,11 @@ class Records:
     def _opened(self, write: bool) -> sqlite3.Connection | None:
         """A connection to the user's own file, which others may be setting aside."""
         try:
-            with staying(self.path):
+            with staying(self.path, WRITE_SECONDS if write else READ_SECONDS):
                 return connected(self.path, write)
         except OSError as error:
-            raise CacheError(f"the records {self.path} cannot be opened: {error.strerror}", "make its folder readable") from error
+            remedy = "wait for the other process, or check the permissions and the file system of the folder"
+            raise CacheError(f"the records {self.path} cannot be opened: {error.strerror}", remedy) from error
 
     def _give_up(self, error: CacheError) -> bool:
         """Warns once why the user's records cannot be used, after setting a damaged file aside. Returns whether it was set aside."""
