@@ -266,6 +266,8 @@ def test_samples_are_the_same_for_the_same_seed() -> None:
 class Backwards:
     """A model that reverses the analytical order."""
 
+    record = "formed"
+
     def predicted(self, columns: Any, volumes: Any, machine: Any, analytical: np.ndarray, stages: Any) -> np.ndarray:
         return 1e-12 / analytical
 
