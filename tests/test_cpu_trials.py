@@ -156,12 +156,12 @@ exec {CCompiler.find(NATIVE).path} "$@"
 """)
     hanging.chmod(0o755)
     monkeypatch.setenv("TILEWRIGHT_CC", str(hanging))
-    monkeypatch.setenv("TILEWRIGHT_COMPILE_SECONDS", "3")
+    monkeypatch.setenv("TILEWRIGHT_COMPILE_SECONDS", "2")
     with Records(tmp_path / "records.sqlite") as records:
         done = tune([SMALL], NATIVE, 5, records, start=lambda: Trials(NATIVE, compile_workers=1, threads=1))
         assert (done.measured, done.failed) == (2, 3)
         reasons = [entry.reason for entry in records.all() if entry.status == "failed"]
-        assert all("does not compile" in reason and "did not end within 3 s" in reason for reason in reasons)
+        assert all("does not compile" in reason and "did not end within 2 s" in reason for reason in reasons)
 
 
 def test_another_cpu_cannot_be_measured_here() -> None:

@@ -129,11 +129,18 @@ def test_published_data_refuses_other_folders(name: str, message: str, tmp_path:
 
 
 def test_published_data_says_what_is_wrong(tmp_path: Path) -> None:
-    absent = run_command("-m", "bench.published_data", str(tmp_path / "absent"))
-    assert absent.returncode != 0 and "is no folder" in absent.stderr and "Traceback" not in absent.stderr
     write_folder(tmp_path / "data")
     unknown = run_command("-m", "bench.published_data", str(tmp_path / "data"), "--machine", "v1000")
     assert unknown.returncode != 0 and "v1000" in unknown.stderr and "Traceback" not in unknown.stderr
+
+
+def test_published_data_without_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.published_data import main
+
+    monkeypatch.setattr("sys.argv", ["published_data", str(tmp_path / "absent")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code and "is no folder" in f"{ended.value.code} {capsys.readouterr().err}"
 
 
 @pytest.fixture
