@@ -26,9 +26,10 @@ from bench.common import write_results
 from tilewright.hardware import calibration, catalogue
 from tilewright.hardware.calibration import GpuCalibration, gpu_calibration
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.measured_order import CONSTANTS, CORRECTED, PRESENT
 from tilewright.selection.learned.hybrid import folds_of
 from tilewright.tuning import dataset, training
-from tilewright.tuning.adapting import CONSTANTS, CORRECTED, EACH, PRESENT, Order, corrected, cross_validated, refitted, seconds_of
+from tilewright.tuning.adapting import EACH, Order, corrected, cross_validated, refitted, seconds_of
 from tilewright.tuning.refit import Group, groups_of, quality, with_values
 
 DATA = Path(__file__).parent / "data"

@@ -23,12 +23,13 @@ from tilewright.cli import main
 from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
 from tilewright.hardware import calibration_file, host_gpu, machine, measured_order
 from tilewright.hardware.calibration import gpu_calibration
+from tilewright.hardware.measured_order import CONSTANTS, CORRECTED, PRESENT
 from tilewright.kernels.schema import USUAL
 from tilewright.report.explanation import explanation
 from tilewright.selection.choice import rank
 from tilewright.selection.learned import gpu as learned
 from tilewright.tuning import adapting, calibrate_gpu, choices, dataset
-from tilewright.tuning.adapting import CONSTANTS, CORRECTED, PRESENT, RECIPE, Adaptation, Order, adapted, cross_validated, seconds_of
+from tilewright.tuning.adapting import RECIPE, Adaptation, Order, adapted, cross_validated, seconds_of
 from tilewright.tuning.calibrate_gpu import as_stored, calibrate
 from tilewright.tuning.problems import convolution_problem
 from tilewright.tuning.refit import Group, groups_of
@@ -36,6 +37,8 @@ from tilewright.tuning.training import with_trees
 
 MADE_UP = replace(H200, name="made-up-gpu", processors=100)
 """A GPU that the catalogue lacks, and that has no model."""
+UNREAD = replace(MADE_UP, calibration="0123456789ab", uncalibrated=MADE_UP.digest)
+"""The same GPU, which names a calibration that this process has not read."""
 SMALL = convolution_problem(32, 32, 8, 8, 3)
 
 
@@ -174,20 +177,43 @@ def test_kept_choices_depend_on_it(stored: Path, adaptation: Adaptation) -> None
 def test_plans_name_it(stored: Path) -> None:
     pytest.importorskip("cuda.bindings")
     module, x = nn.Linear(64, 64).eval(), torch.randn(32, 64)
-    for target in (machine("cuda"), MADE_UP):
+    found = machine("cuda")
+    line = f"order of candidates measured by tilewright calibrate: {found.calibration}"
+    for target, named in ((found, found), (MADE_UP, MADE_UP), (UNREAD, MADE_UP)):
         with tilewright.compile(module, (x,), target=target) as executable:
-            text = explanation(executable.image)
-            assert (f"order of candidates measured by tilewright calibrate: {target.calibration}" in text) == bool(target.calibration)
+            assert executable.image.machine == named
+            assert (line in explanation(executable.image)) == (target is found)
+            assert "tilewright calibrate" not in explanation(replace(executable.image, machine=UNREAD)), "an artifact of another process"
+
+
+def test_only_a_calibration_that_is_in_use_counts(adaptation: Adaptation) -> None:
+    """The machine of a loaded artifact names what this process has not read."""
+    content = replace(as_stored(adaptation, MADE_UP), date="of no other test")
+    measured_order.store(content, MADE_UP)
+    unread = replace(MADE_UP, calibration=content.name, uncalibrated=MADE_UP.digest)
+    assert machine(unread) == MADE_UP and choices.place(SMALL, unread, USUAL) == choices.place(SMALL, MADE_UP, USUAL)
+    assert "learned correction" not in choices.remembered()(SMALL, unread, 1).terms
+    found = machine("cuda")
+    assert found == unread and machine(found) == found, "the same machine, in use from now on"
+    assert choices.remembered()(SMALL, found, 1) == rank(SMALL, found).first(), "not what was kept before"
 
 
 def test_every_damage_is_an_error_that_names_file_and_remedy(stored: Path) -> None:
     text = stored.read_text()
     content = json.loads(text)
-    forged = {**content, "constants": {**content["constants"], "gemm": {"fragment_wavefronts": -1.0}}}
-    unreadable = {**content, "model": "no base64"}
+    changes: list[dict[str, Any]] = [
+        {"constants": {**content["constants"], "gemm": {"fragment_wavefronts": -1.0}}}, {"constants": []}, {"identity": "0"},
+        {"model": "no base64"}, {"model": 1}, {"model": ""}, {"chosen": CONSTANTS}, {"chosen": "another"}, {"chosen": [CORRECTED]},
+        {"machine": None}, {"date": 2026}, {"environment": ["made up"]}, {"environment": {"gpu": 1}}, {"kernels": "9"}, {"kernels": 0}, {"layers": 9.0},
+        {"qualities": []}, {"qualities": {}}, {"qualities": {**content["qualities"], PRESENT: "good"}},
+    ]  # fmt: skip
+    rows = [{name: value for name, value in content["qualities"][PRESENT].items() if name != left_out} for left_out in measured_order.SHOWN]
+    rows += [{**content["qualities"][PRESENT], name: value} for name in measured_order.SHOWN for value in ("0.1", None, float("nan"), float("inf"))]
+    changes += [{"qualities": {**content["qualities"], PRESENT: row}} for row in rows]
     damaged = [text[:-9], "", "[]", "{}", text.replace('"lop@1"', '"lop@2"'), json.dumps({**content, "version": 2})]
     damaged += [json.dumps({name: value for name, value in content.items() if name != left_out}) for left_out in content]
-    damaged += [json.dumps({**other, "sha256": calibration_file.digest_of(other)}) for other in (forged, unreadable, {**content, "identity": "0"})]
+    forged = [{**content, **change} for change in changes]
+    damaged += [json.dumps({**other, "sha256": calibration_file.digest_of(other)}) for other in forged]
     for other in damaged:
         stored.write_text(other)
         with pytest.raises(CacheError, match=r"calibration .*is damaged or not .*; run `tilewright calibrate --target made-up-gpu` again, or .* --remove`") as caught:
@@ -229,12 +255,14 @@ def test_the_command_stores_shows_and_removes(
 
 
 def test_nothing_is_stored_that_ranks_no_better(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, adaptation: Adaptation
+    stored: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, adaptation: Adaptation
 ) -> None:
     kept = replace(adaptation, chosen=PRESENT, order=Order(gpu_calibration(MADE_UP)))
     monkeypatch.setattr(calibrate_gpu, "calibrate", lambda *_: kept)
-    code, out, _ = run(capsys, "cuda")
-    assert code == 0 and "neither ranks better than the present order: nothing was stored" in out and measured_order.stored(MADE_UP) is None
+    told = "neither ranks better than the present order: nothing was stored"
+    for earlier in (f", and {stored} was removed", ""):
+        code, out, _ = run(capsys, "cuda")
+        assert code == 0 and out.endswith(f"{told}{earlier}\n") and measured_order.stored(MADE_UP) is None
 
 
 def test_a_damaged_file_can_be_removed(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,9 +26,10 @@ MINUTE = 60.0
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--target", default="native", help="native, this CPU (the default), or cuda, its GPU, also by its name")
-    parser.add_argument("--threads", type=whole(1, MOST_THREADS), metavar="N", help="of a CPU: that measure at once (default: those planned for)")
-    parser.add_argument("--seconds", type=amount, help="of a GPU: begin no further layer after so many seconds (default: 60)")
-    parser.add_argument("--force", action="store_true", help="of a GPU: also if the package has a model of it")
+    threads = "CPU only: threads that measure at once (default: those planned for)"
+    parser.add_argument("--threads", type=whole(1, MOST_THREADS), metavar="N", help=threads)
+    parser.add_argument("--seconds", type=amount, help="GPU only: stop beginning layers after this many seconds (default: 60)")
+    parser.add_argument("--force", action="store_true", help="GPU only: calibrate it even if the package has a model of it")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--show", action="store_true", help="show what is stored, and measure nothing")
     action.add_argument("--remove", action="store_true", help="remove what is stored: choices are as before")
@@ -98,8 +99,8 @@ def _run_cpu(machine: Machine, options: argparse.Namespace, console: Console) ->
 
 
 def _run_gpu(machine: Machine, options: argparse.Namespace, console: Console) -> int:
-    from tilewright.hardware.calibration_file import place
-    from tilewright.hardware.measured_order import store, stored
+    from tilewright.hardware.calibration_file import place, remove
+    from tilewright.hardware.measured_order import PRESENT, store, stored
 
     path = place(machine)
     if options.show:
@@ -109,15 +110,15 @@ def _run_gpu(machine: Machine, options: argparse.Namespace, console: Console) ->
             return 0
     else:
         from tilewright.files import check_place
-        from tilewright.tuning.adapting import PRESENT
         from tilewright.tuning.calibrate_gpu import as_stored
 
         check_place(path)
         found = _measured(machine, MINUTE if options.seconds is None else options.seconds, options.force, console)
         content = as_stored(found, machine)
         if found.chosen == PRESENT:
+            earlier = f", and {path} was removed" if remove(machine) else ""
             _print_qualities(content, console)
-            console.print("neither ranks better than the present order: nothing was stored", soft_wrap=True)
+            console.print(f"neither ranks better than the present order: nothing was stored{earlier}", soft_wrap=True)
             return 0
         store(content, machine)
     _print_qualities(content, console)
@@ -142,13 +143,16 @@ def _measured(machine: Machine, seconds: float, force: bool, console: Console) -
 def _print_qualities(content: MeasuredOrder, console: Console) -> None:
     from rich.table import Table
 
+    from tilewright.hardware.measured_order import SHOWN
+
     environment = ", ".join(content.environment.values())
     table = Table("order", title=f"{content.machine}: {content.kernels} kernels of {content.layers} layers, {content.date}, {environment}")
     for heading in ("loss of the first %", "rank correlation", "error of logarithms"):
         table.add_column(heading, justify="right")
     for name, row in content.qualities.items():
         marked = f"{name} (chosen)" if name == content.chosen else name
-        table.add_row(marked, f"{100 * row['lop@1']:.1f}", f"{row['spearman']:.3f}", f"{row['error']:.3f}")
+        loss, correlation, error = (row[shown] for shown in SHOWN)
+        table.add_row(marked, f"{100 * loss:.1f}", f"{correlation:.3f}", f"{error:.3f}")
     console.print(table)
     console.print("means over layers, each left out of what ranks it, among its measured candidates", soft_wrap=True)
 

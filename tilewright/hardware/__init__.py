@@ -22,7 +22,8 @@ def target_names() -> tuple[str, ...]:
 
 
 def machine(target: str | Machine | None = None) -> Machine:
-    """The machine of a target: None or "native" is this CPU, "cuda" the GPU of this host, and any other name one of the catalogue.
+    """The machine of a target: None or "native" is this CPU, "cuda" the GPU of this host, and any other name one of the catalogue. A `Machine` is
+    itself, without the name of a GPU's calibration that this process does not use.
 
     Raises:
         UnknownTarget: if the catalogue lacks the name; it suggests the most similar ones.
@@ -30,7 +31,7 @@ def machine(target: str | Machine | None = None) -> Machine:
         UnsupportedOption, CacheError: as `host_cpu`; CacheError also if the calibration of a GPU is damaged.
     """
     if isinstance(target, Machine):
-        return target
+        return measured_order.as_used(target)
     if target in (None, "native"):
         return host_cpu()
     if target == "cuda":

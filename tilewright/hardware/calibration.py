@@ -4,7 +4,7 @@ A number that follows from counting instructions, or that a manual states, is no
 value, unit and meaning of every constant, and names the entry of its `fits` that it comes from: command, data and commit. The constants for one part
 of the models come from the first file that has this part: the machine's own (named after its target, or after the pipeline of its core), else those
 that `fallbacks.json` lists for its kind, in order. A machine is therefore added by adding a file. The constants of a GPU that `tilewright calibrate`
-has measured come from the file of that command instead.
+has measured come from the file of that command instead, in a process that has read it (`in_use`).
 """
 
 from __future__ import annotations
@@ -176,6 +176,16 @@ class GpuCalibration:
 
 
 @dataclass(frozen=True)
+class MeasuredGpu:
+    """A calibration of a GPU (`hardware/measured_order.py`)."""
+
+    name: str
+    constants: GpuCalibration
+    model: bytes
+    """The learned correction, an .npz file; empty if constants alone rank."""
+
+
+@dataclass(frozen=True)
 class CpuContraction:
     """Constants of `kernels.cpu.contraction`."""
 
@@ -230,13 +240,25 @@ class CpuCalibration:
 
 _assumed: dict[str, Any] = {}
 """Constants that hold instead of the files', by machine: for GPUs GpuCalibration, for CPUs CpuCalibration."""
-_measured: dict[str, GpuCalibration] = {}
-"""Constants that `tilewright calibrate` has fitted, by the calibration's name (`hardware/measured_order.py`)."""
+_in_use: dict[str, MeasuredGpu] = {}
+"""What `tilewright calibrate` has found of the GPUs that this process identified, by the calibration's name."""
 
 
-def hold(name: str, constants: GpuCalibration) -> None:
-    """From now on GPUs of the calibration `name` have these constants."""
-    _measured[name] = constants
+def use(found: MeasuredGpu) -> None:
+    """From now on this process ranks the candidates of GPUs that name this calibration by it."""
+    _in_use[found.name] = found
+
+
+def in_use(machine: Machine) -> MeasuredGpu | None:
+    """What ranks the GPU's candidates instead of the package's constants and models; None if it names no calibration, or, as the machine of a loaded
+    artifact may, one that this process has not read."""
+    return _in_use.get(machine.calibration)
+
+
+def name_in_use(machine: Machine) -> str:
+    """The name of the GPU's calibration if it is in use; empty if the package's constants and models rank."""
+    found = in_use(machine)
+    return found.name if found else ""
 
 
 def constants_of(parts: Mapping[str, Mapping[str, float]]) -> GpuCalibration:
@@ -266,7 +288,8 @@ def assumed(machine: Machine, constants: GpuCalibration | CpuCalibration) -> Ite
 
 def gpu_calibration(machine: Machine) -> GpuCalibration:
     """The constants for a GPU. Raises InvalidModel if a file is damaged or no file has a part."""
-    known = _assumed.get(machine.name) or _measured.get(machine.calibration)
+    measured = in_use(machine)
+    known = _assumed.get(machine.name) or (measured and measured.constants)
     found: GpuCalibration = known or _calibration(GpuCalibration, machine.name, machine.pipeline, machine.kind, FOLDER)
     return found
 

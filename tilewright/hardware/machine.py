@@ -113,9 +113,10 @@ class Machine:
     sources: Mapping[str, str] = field(default_factory=dict)
     """The source of each field's numbers, by field name."""
     calibration: str = ""
-    """The digest of the calibration that some of the facts are from (`hardware/measured_facts.py`); empty without one."""
+    """Name of its calibration: on a CPU facts are from it (`hardware/measured_facts.py`), on a GPU no fact is, but it orders candidates in processes
+    that use it (`hardware/measured_order.py`). Empty without one."""
     uncalibrated: str = ""
-    """The machine's digest before a calibration replaced facts; empty if none did."""
+    """The digest of the machine as identified, which the facts of a CPU's calibration change; empty without a calibration."""
 
     @property
     def digest(self) -> str:

@@ -2,13 +2,14 @@
 
 There is one file for each identified GPU (`calibration_file`). A machine for which there is one names it in `Machine.calibration`; its constants then
 hold for all estimates (`calibration.gpu_calibration`), and its learned model, or none, ranks instead of the package's (`selection/learned/gpu.py`).
-The content that a machine names stays in use in this process, also if the file is replaced or removed meanwhile. In another process that did not
-identify the GPU, as one that explains an artifact, the constants of the package serve.
+The content that a machine names stays in use in this process (`calibration.in_use`), also if the file is replaced or removed meanwhile. In a process
+that did not identify the GPU, as one that loaded an artifact, the package's constants and models rank; what is compiled there names no calibration.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +20,10 @@ from tilewright.hardware.calibration_file import digest_of, read, write
 from tilewright.hardware.machine import Machine
 
 VERSION = 1
+PRESENT, CONSTANTS, CORRECTED = "present", "constants", "constants and correction"
+"""The orders that are compared: the present one, by fitted constants, and by these with a learned correction."""
+SHOWN = ("lop@1", "spearman", "error")
+"""The qualities of an order that are shown."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class MeasuredOrder:
     layers: int
     """Numbers of kernels measured, and of their layers."""
     qualities: Mapping[str, Mapping[str, float]]
-    """For each order that was compared, means over layers left out: LoP@n, rank correlation, error of logarithms."""
+    """For each order that was compared, means over layers left out: LoP@n, rank correlation, error of logarithms (`refit.quality`)."""
     chosen: str
     """The name of the best of them."""
     constants: Mapping[str, Mapping[str, float]]
@@ -55,13 +60,9 @@ class MeasuredOrder:
         return self.digest[:12]
 
     @property
-    def model_bytes(self) -> bytes:
-        """The .npz file of the learned correction; empty without one."""
-        return base64.b64decode(self.model, validate=True)
-
-
-_in_use: dict[str, MeasuredOrder] = {}
-"""What machines of this process name, by name."""
+    def measured(self) -> calibration.MeasuredGpu:
+        """What ranks candidates. Raises ValueError, KeyError or TypeError as `calibration.constants_of`; ValueError if the model is no base64."""
+        return calibration.MeasuredGpu(self.name, calibration.constants_of(self.constants), base64.b64decode(self.model, validate=True))
 
 
 def calibrated(machine: Machine) -> Machine:
@@ -69,8 +70,7 @@ def calibrated(machine: Machine) -> Machine:
     found = stored(machine)
     if found is None:
         return machine
-    _in_use[found.name] = found
-    calibration.hold(found.name, calibration.constants_of(found.constants))
+    calibration.use(found.measured)
     return replace(machine, calibration=found.name, uncalibrated=machine.digest)
 
 
@@ -79,9 +79,9 @@ def identified(machine: Machine) -> Machine:
     return replace(machine, calibration="", uncalibrated="")
 
 
-def in_use(machine: Machine) -> MeasuredOrder | None:
-    """What the machine names; None if it names nothing, or if another process identified it."""
-    return _in_use.get(machine.calibration)
+def as_used(machine: Machine) -> Machine:
+    """The machine, without the name of a GPU's calibration that is not in use: what is compiled for it names only what ranked its candidates."""
+    return identified(machine) if machine.is_gpu and calibration.in_use(machine) is None else machine
 
 
 def stored(machine: Machine) -> MeasuredOrder | None:
@@ -101,6 +101,13 @@ def store(found: MeasuredOrder, machine: Machine) -> Path:
 def _checked(content: dict[str, Any]) -> MeasuredOrder:
     """The content of a file. Raises ValueError, KeyError, TypeError or AttributeError if it cannot serve."""
     found = MeasuredOrder(**content)
-    calibration.constants_of(found.constants)
-    base64.b64decode(found.model, validate=True)
+    texts = (found.identity, found.machine, found.date, found.chosen, found.model, *found.environment.values())
+    if not all(type(text) is str for text in texts) or not all(type(number) is int and number > 0 for number in (found.kernels, found.layers)):
+        raise ValueError("a field is of another type")
+    rows = found.qualities.values()
+    if found.chosen not in found.qualities or not all(type(row[name]) is float and math.isfinite(row[name]) for row in rows for name in SHOWN):
+        raise ValueError("it lacks the qualities of an order")
+    if bool(found.model) != (found.chosen == CORRECTED):
+        raise ValueError(f"the order {found.chosen!r} {'has a' if found.model else 'lacks its'} model")
+    _ = found.measured  # raises if constants or model cannot be read
     return found

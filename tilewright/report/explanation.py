@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tilewright.frontend.imported import unsupported
+from tilewright.hardware.calibration import name_in_use
 from tilewright.ir.graph import place_text
 from tilewright.ir.layout import Layout
 from tilewright.ir.space import SpaceCounts
@@ -35,8 +36,8 @@ def _totals(image: Image, name: str) -> Iterator[str]:
     yield f"{name} for {machine.name} ({machine.architecture}): {len(program.regions)} regions, {len(program.kernels)} kernels, {calls} kernel calls"
     moved = scaled(work.bytes_read + work.bytes_written, "B")
     yield f"  {scaled(work.flops, 'flop')}, {moved} read and written by the regions"
-    if machine.calibration:
-        yield f"  {'order of candidates' if machine.is_gpu else 'facts of the machine'} measured by tilewright calibrate: {machine.calibration}"
+    if calibration := name_in_use(machine) if machine.is_gpu else machine.calibration:
+        yield f"  {'order of candidates' if machine.is_gpu else 'facts of the machine'} measured by tilewright calibrate: {calibration}"
     note = f" ({without} regions have no prediction and count as nothing)" if without and predicted else ""
     yield f"  predicted {seconds_text(predicted)}{note}"
 

@@ -16,6 +16,7 @@ import numpy as np
 from tilewright.errors import InvalidInput
 from tilewright.hardware.calibration import GpuCalibration, assumed
 from tilewright.hardware.machine import Machine
+from tilewright.hardware.measured_order import CONSTANTS, CORRECTED, PRESENT
 from tilewright.kernels.schema import Options
 from tilewright.selection.choice import estimated
 from tilewright.selection.learned.gpu import concatenated, described
@@ -26,7 +27,7 @@ from tilewright.tuning.refit import Group, fitted, groups_of, parts_of, quality,
 from tilewright.tuning.sampling import random_workloads
 
 SEED = 71
-"""Of the layers that are measured and their candidates: the same on every GPU."""
+"""Seed for drawing the layers that are measured and their candidates: the same on every GPU."""
 MOST_LAYERS = 1000
 EACH = 12
 """Candidates measured of each layer."""
@@ -41,8 +42,7 @@ RECIPE = Recipe(
     "gradient_boosting", "formed", "correction", 3.0,
     options=MappingProxyType({"max_iter": 200, "learning_rate": 0.06, "max_leaf_nodes": 31, "min_samples_leaf": 10, "max_features": 0.4}),
 )  # fmt: skip
-"""How the correction is trained: fewer and smaller trees than those of the package's models, which see fifty times as many kernels."""
-PRESENT, CONSTANTS, CORRECTED = "present", "constants", "constants and correction"
+"""How the correction is trained: fewer and smaller trees than those of the package's models, which see far more kernels."""
 
 
 @dataclass(frozen=True)

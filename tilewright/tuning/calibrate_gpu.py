@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.measured_order import MeasuredOrder
+from tilewright.hardware.measured_order import CORRECTED, MeasuredOrder
 from tilewright.selection.learned.gpu import models_for
 from tilewright.system.scratch import Scratch
-from tilewright.tuning.adapting import CORRECTED, EACH, SEED, Adaptation, Order, adapted, layers_to_measure
+from tilewright.tuning.adapting import EACH, SEED, Adaptation, Order, adapted, layers_to_measure
 from tilewright.tuning.collecting import Progress, collect, sample_of
 from tilewright.tuning.dataset import MeasuredLayer, read
 from tilewright.tuning.trials import Trials

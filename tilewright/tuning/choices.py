@@ -1,8 +1,8 @@
 """Cache of choices, stored beside the kernels: the same models always choose the same schedule for the same problem, and ranking takes time.
 
 A choice is one JSON file, named by a digest of everything that determines it: problem, machine, the sources that lower, rank and score, trained
-models, options, the version of NumPy, the calibration of a GPU, and for a CPU the programs that compile and read code. A choice is not stored if a
-process hung while it was made.
+models, options, the version of NumPy, for a GPU the calibration in use, and for a CPU the programs that compile and read code. A choice is not stored
+if a process hung while it was made.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from tilewright import settings
 from tilewright.files import json_of
+from tilewright.hardware.calibration import name_in_use
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
@@ -73,8 +74,8 @@ def remembered(numerics: Numerics = USUAL, scores: CodeScores | None = None) -> 
 
 def place(problem: Problem, machine: Machine, numerics: Numerics, threads: int = 0) -> Path:
     """The file of a choice; `threads`: threads of a CPU."""
-    programs = machine.calibration if machine.is_gpu else tools(machine)
-    key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {numerics} {threads} {programs}".encode()).hexdigest()[:40]
+    specific = name_in_use(machine) if machine.is_gpu else tools(machine)
+    key = hashlib.sha256(f"{key_of(problem)} {generator(machine)} {_models()} {numerics} {threads} {specific}".encode()).hexdigest()[:40]
     return settings.cache_directory() / "choices" / f"{key}.json"
 
 

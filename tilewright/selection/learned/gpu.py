@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import CacheError, InvalidModel
+from tilewright.hardware.calibration import in_use
 from tilewright.hardware.calibration_file import place, remedy_of
 from tilewright.hardware.machine import Machine
-from tilewright.hardware.measured_order import in_use
 from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, take
 from tilewright.kernels.counts import concatenated as counts_of
@@ -48,7 +48,7 @@ def model_of(machine: str) -> Learned | None:
 
 
 def models_for(machine: Machine) -> tuple[Learned, ...]:
-    """The models that rank a machine's candidates: that of its calibration, which may have none, or those of the package.
+    """The models that rank a machine's candidates: that of its calibration in use, which may have none, or those of the package.
 
     Raises:
         InvalidModel: as `model_of`.
@@ -57,7 +57,7 @@ def models_for(machine: Machine) -> tuple[Learned, ...]:
     found = in_use(machine)
     if found is None:
         return tuple(model for name in (machine.name, machine.name + STREAMS) if (model := model_of(name)) is not None)
-    return (_own_model(found.name, found.model_bytes, place(machine), remedy_of(machine)),) if found.model else ()
+    return (_own_model(found.name, found.model, place(machine), remedy_of(machine)),) if found.model else ()
 
 
 @lru_cache(maxsize=8)
