@@ -25,7 +25,7 @@ from bench.common import RESULTS, write_results
 from bench.deepcuts import printed_limit
 from bench.layers import layer
 from bench.regions import ranking_of
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Unsuitable
 from tilewright.kernels.columns import Columns, length, take
@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--target", default="h200")
     parser.add_argument("--name", default="", help="writes bench/results/NAME.json")
     options = parser.parse_args()
-    machine = find_machine(options.target)
+    machine = identified_machine(options.target)
     layers: dict[str, list[Measured]] = {}
     for path in options.files:
         for found in read(path):

@@ -31,7 +31,7 @@ from rich.table import Table
 from bench.common import write_results
 from bench.model_comparison import Way, ways
 from bench.search_peer import features_of, until_best
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import KINDS
 from tilewright.kernels.registry import schedule_types, schemas
@@ -272,7 +272,7 @@ def main() -> None:
     chosen = [entry for entry in dataset.read(options.file) if not options.layers or entry.layer["name"] in options.layers.split(",")]
     if not chosen:
         parser.error(f"{options.file} has none of the layers")
-    machine = find_machine(chosen[0].machine)
+    machine = identified_machine(chosen[0].machine)
     if options.shipped and model_of(machine.name) is None:
         parser.error(f"no model for {machine.name} comes with the package")
     known = ways(options.models)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemm.space import ContractionFacts, Operand
 from tilewright.kernels.gpu.gemv.schema import GEMV
@@ -41,7 +41,7 @@ def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target
     from tilewright.kernels.cpu.contraction.schema import CONTRACTION, match
     from tilewright.tuning.problems import convolution_problem
 
-    machine = find_machine(target)
+    machine = identified_machine(target)
     facts = match(convolution_problem(outputs, channels, size, size, filter_size), machine).facts
 
     def choose() -> tuple[str, int, int]:
@@ -52,7 +52,7 @@ def cpu_chooser(outputs: int, channels: int, size: int, filter_size: int, target
 
 
 def gpu_chooser(facts: ContractionFacts, target: str) -> Callable[[], tuple[str, int, int]]:
-    machine = find_machine(target)
+    machine = identified_machine(target)
 
     def choose() -> tuple[str, int, int]:
         ranking = Ranking(machine)

@@ -23,7 +23,7 @@ from rich.table import Table
 from bench.common import write_results
 from bench.layers import LAYERS, layer
 from bench.regions import ranking_of
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.kernels.columns import length
 from tilewright.selection.ranking import Ranking
 
@@ -45,7 +45,7 @@ def counts(ranking: Ranking) -> dict[str, dict[str, Any]]:
 
 def measured(shape: Mapping[str, Any], target: str, repeats: int) -> dict[str, Any]:
     """Counts and milliseconds of one layer."""
-    machine = find_machine(target)
+    machine = identified_machine(target)
     ranking = ranking_of(shape, machine)
     times = []
     for _ in range(repeats):

@@ -20,7 +20,7 @@ from tilewright import zoo
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.graph.table import STRUCTURAL, computation
-from tilewright.hardware import machine
+from tilewright.hardware import identified_machine
 from tilewright.ir.graph import Graph
 from tilewright.partition.plan import plan_program
 
@@ -59,7 +59,7 @@ def main() -> None:
         with torch.no_grad():
             graph, _ = simplify(read(module, inputs).graph)
         nodes, flops, through_torch = counts(graph)
-        programs = {target: plan_program(graph, machine(target), 2) for target in options.targets.split(",")}
+        programs = {target: plan_program(graph, identified_machine(target), 2) for target in options.targets.split(",")}
         kernels = {target: len(program.kernels()) for target, program in programs.items()}
         regions = {target: len(program.regions) for target, program in programs.items()}
         fallen = {target: sum(r.region.kind == "torch" for r in program.regions) for target, program in programs.items()}

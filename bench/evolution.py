@@ -22,7 +22,7 @@ from rich.table import Table
 from bench.common import write_results
 from bench.evolution_strategies import Searched, Strategy, coordinates, evolve, nearest
 from bench.layers import LAYERS, layer
-from tilewright.hardware import machine
+from tilewright.hardware import identified_machine
 from tilewright.kernels.columns import Columns
 from tilewright.selection.choice import rank
 from tilewright.tuning.dataset import layer_problem
@@ -37,7 +37,7 @@ def spaces_of(layers: Sequence[str], target: str, smallest: int = 1) -> Iterator
     """Name, candidates and predicted seconds of each schema with at least `smallest` candidates."""
     for name in layers:
         problem = layer_problem(layer(name))
-        ranking = rank(problem, machine(target), 2)
+        ranking = rank(problem, identified_machine(target), 2)
         for part in ranking.parts:
             if len(part.estimate.seconds) >= smallest:
                 yield f"{name} {part.schema.name}", part.candidates, part.estimate.seconds
@@ -121,7 +121,7 @@ def main() -> None:
     summary: list[dict[str, Any]] = []
     table = Table("target", "spaces", "search", "evaluations", "mean loss", "median loss", "within 1 %")
     for target, counts in TARGETS.items():
-        smallest = SMALLEST * counts[-1] if machine(target).is_gpu else counts[-1]
+        smallest = SMALLEST * counts[-1] if identified_machine(target).is_gpu else counts[-1]
         losses: dict[tuple[str, int], list[float]] = {(name, count): [] for name in SEARCHES for count in counts}
         spaces = list(spaces_of(options.layers.split(","), target, smallest))
         for space, rows, scores in spaces:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import write_results
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.kernels.gpu.direct import space
@@ -59,6 +59,15 @@ def some_of(texts: list[str], first: int, evenly: int, seed: int) -> list[str]:
     return [*texts[:first], *(rest[int(position)] for position in drawn)]
 
 
+def lost(kept: float | None, excluded: float | None) -> float | None:
+    """The best kept candidate's time over that of the best of all, minus 1; None if all candidates of one part failed."""
+    return None if kept is None or excluded is None else kept / min(kept, excluded) - 1
+
+
+def text_or_dash(value: float | None, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{scale * value:.2f}"
+
+
 def measure(problem: Problem, machine: Machine, trials: Trials, options: argparse.Namespace) -> dict[str, Any] | None:
     """The figures of one problem; None if the rules exclude nothing."""
     kept = direct_texts(problem, machine)
@@ -80,13 +89,12 @@ def measure(problem: Problem, machine: Machine, trials: Trials, options: argpars
         for outcome in trials.remeasure([Job(problem, serialisation.schedule_of(text), text) for text in again], options.rounds)
         if outcome.timing is not None
     }
-    best = {name: min((text for text in final if part_of[text] == name), key=lambda text: final[text]) for name in parts}
-    least = min(final.values())
+    best = {name: min((text for text in final if part_of[text] == name), key=lambda text: final[text], default=None) for name in parts}
+    us = {name: None if text is None else 1e6 * final[text] for name, text in best.items()}
     return {
         "candidates kept": len(kept), "candidates excluded": len(excluded),
         **{f"measured {name}": sum(part_of[text] == name for text in seconds) for name in parts},
-        **{f"best {name}": best[name] for name in parts}, **{f"best {name} us": 1e6 * final[best[name]] for name in parts},
-        "lost": final[best["kept"]] / least - 1,
+        **{f"best {name}": best[name] for name in parts}, **{f"best {name} us": us[name] for name in parts}, "lost": lost(us["kept"], us["excluded"]),
     }  # fmt: skip
 
 
@@ -102,7 +110,7 @@ def main() -> None:
     parser.add_argument("--devices", default="0")
     parser.add_argument("--name", default="excluded_h200", help="the result file's name in bench/results")
     options = parser.parse_args()
-    machine = find_machine(options.target)
+    machine = identified_machine(options.target)
     rows: list[dict[str, Any]] = []
     with Trials(machine, tuple(map(int, options.devices.split(",")))) as trials:
         for workload in islice(random_workloads(options.seed, CLASSES, JUDGED), 50):
@@ -110,13 +118,13 @@ def main() -> None:
             if found is not None:
                 rows.append({"layer": text_of(workload), **found})
                 write_results(options.name, vars(options), rows)
-                print(f"{rows[-1]['layer']}: lost {100 * found['lost']:.2f} %", flush=True)
+                print(f"{rows[-1]['layer']}: lost {text_or_dash(found['lost'], 100)} %", flush=True)
             if len(rows) == options.layers:
                 break
     table = Table("layer", "kept", "excluded", "best kept us", "best excluded us", "lost %", box=None)
     for row in rows:
         sizes = (f"{row[f'candidates {name}']:,}" for name in ("kept", "excluded"))
-        table.add_row(row["layer"], *sizes, *(f"{row[f'best {name} us']:.2f}" for name in ("kept", "excluded")), f"{100 * row['lost']:.2f}")
+        table.add_row(row["layer"], *sizes, *(text_or_dash(row[f"best {name} us"]) for name in ("kept", "excluded")), text_or_dash(row["lost"], 100))
     Console(width=180).print(table)
 
 

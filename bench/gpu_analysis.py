@@ -25,7 +25,7 @@ from bench.regions import ranking_of
 from bench.transactions import pearson
 from tilewright.analysis.gpu.reading import read_region
 from tilewright.analysis.gpu.warps import SECTOR_BYTES
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.region import Lowered
 from tilewright.kernels.columns import length, row
@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--name", default="gpu_analysis", help="the result file's name in bench/results; empty for none")
     options = parser.parse_args()
     counters = json.loads((RESULTS / "transactions_h200.json").read_text())
-    machine = find_machine(counters["settings"]["target"])
+    machine = identified_machine(counters["settings"]["target"])
     rows: list[dict[str, Any]] = []
     for entry in counters["results"]:
         rows += counted_layer(entry, machine, options.blocks)

@@ -29,7 +29,7 @@ from bench.common import write_results
 from bench.operators import DEPTHWISE, PRODUCTS
 from bench.operators import problem as operator_problem
 from bench.top_ratio import KS
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.selection.choice import rank
 from tilewright.tuning import dataset, serialisation
@@ -58,7 +58,7 @@ def measured(trials: Trials, machine: Machine, name: str, options: argparse.Name
 
 
 def measure(options: argparse.Namespace) -> None:
-    machine = find_machine(options.target)
+    machine = identified_machine(options.target)
     done = {str(entry.layer["name"]) for entry in read(options.file)} if options.file.exists() else set()
     start = time.monotonic()
     with Trials(machine) as trials:
@@ -86,7 +86,7 @@ def read(path: Path) -> list[dataset.MeasuredLayer]:
 
 def figures(entry: dataset.MeasuredLayer) -> dict[str, Any]:
     """Ratios and losses of one operator. Candidates that were not measured are skipped; `not measured` counts those among the ranking's first 50."""
-    machine = find_machine(entry.machine)
+    machine = identified_machine(entry.machine)
     name = str(entry.layer["name"])
     ranking = rank(operator_problem(name, machine, 1), machine)
     where = places(ranking, entry)

@@ -28,7 +28,7 @@ from bench.cnnopt import printed_cost
 from bench.common import write_results
 from bench.fitting import fit_overheads, without_failures
 from bench.transfer import direct, generally, layers_of
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import Overheads, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.counted import busiest, counted_cost, step_cycles
@@ -85,10 +85,10 @@ def main() -> int:
     parser.add_argument("--ours", type=Path, nargs="+", default=[Path(__file__).parent / "data" / "h200_train.jsonl.gz"])
     parser.add_argument("--name", default="gpu_score_v100")
     options = parser.parse_args()
-    there = find_machine("v100")
+    there = identified_machine("v100")
     training, layers, _ = published_data.read_folder(options.folder, there)
     measured = dataset.read(*options.ours)
-    here = find_machine(measured[0].machine)
+    here = identified_machine(measured[0].machine)
     ours = direct(generally(samples(measured, here)[0]))
     published = layers_of(layers)
     fitted = fit_overheads(ours, here, NEUTRAL, prior=0.001)

@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.layers import LAYERS, layer
 from bench.model_comparison import orders
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.ranking import Ranking
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--again", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    machine = find_machine(options.target)
+    machine = identified_machine(options.target)
     names = options.layers.split(",")
     with Trials(machine) as trials:
         if options.mode == "evenly":

@@ -30,7 +30,7 @@ from rich.table import Table
 from bench.common import relative_error, write_results
 from bench.cudnn import ALGORITHMS, FEWER_MULTIPLICATIONS, Convolution, Unsupported
 from bench.layers import LAYERS, NETWORKS, layer
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
@@ -313,7 +313,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
-    machine = find_machine(options.target)
+    machine = identified_machine(options.target)
     known = {str(entry.layer["name"]): entry.times() for entry in dataset.read(options.known)} if options.known else {}
     server, compiler = trial_worker.Server(0), compile_worker.Server()
     server({"do": "start", "machine": serialisation.encode(machine)})

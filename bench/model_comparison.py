@@ -24,7 +24,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from bench.common import write_results
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.selection.learned.gpu import KEPT, STAGES, refined
@@ -70,7 +70,7 @@ def learned_order(model: Learned, ranking: Ranking, machine: Machine) -> np.ndar
     not boosted are evaluated entirely, since their first trees alone are less informative."""
     kept = ranking.candidates if model.record == "own black box" else KEPT
     stages = STAGES if model.target == "correction" else ()
-    return np.argsort(refined(ranking, machine, model, kept, stages).seconds, kind="stable")
+    return np.argsort(refined(ranking, machine, (model,), kept, stages).seconds, kind="stable")
 
 
 def ways(folder: Path) -> dict[str, Way]:
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--name", default="model_comparison_h200", help="the result file's name in bench/results")
     options = parser.parse_args()
     layers = dataset.read(*options.files)
-    machine = find_machine(layers[0].machine)
+    machine = identified_machine(layers[0].machine)
     rows, schemas = samples(layers, machine)
     print(f"{len(rows)} kernels of {len(layers)} layers")
     recipes = {name: recipe for name, recipe in RECIPES.items() if not options.only or name in options.only.split(";")}

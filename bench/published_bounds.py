@@ -22,7 +22,7 @@ from rich.table import Table
 from bench.common import write_results
 from bench.deepcuts import printed_limit
 from bench.published_data import FOLDERS, read
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import take
 from tilewright.kernels.gpu.bounds import lower_bound
@@ -82,7 +82,7 @@ def main() -> int:
     parser.add_argument("--machine", default="v100")
     parser.add_argument("--name", default="", help="writes bench/results/NAME.json")
     options = parser.parse_args()
-    machine = find_machine(options.machine)
+    machine = identified_machine(options.machine)
     files = [
         check(path, kind, stride, machine)
         for name, (kind, stride) in FOLDERS.items()

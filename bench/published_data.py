@@ -37,7 +37,7 @@ from bench.common import write_results
 from bench.fitting import fit_overheads, without_failures
 from bench.search_peer import trials_to
 from tilewright.errors import InvalidInput, TilewrightError
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.counted import counted_cost
@@ -332,7 +332,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=170)
     try:
-        machine = find_machine(options.machine)
+        machine = identified_machine(options.machine)
         if not machine.is_gpu:
             raise InvalidInput(f"{machine.name} is not a GPU", "--machine v100 or rtx2080ti")
         if options.compare:

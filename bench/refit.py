@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import git_commit, write_results
-from tilewright.hardware import calibration
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import calibration, identified_machine
 from tilewright.hardware.calibration import GpuCalibration, gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.selection.learned.hybrid import folds_of
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     layers = dataset.read(*options.files)
-    machine = find_machine(layers[0].machine)
+    machine = identified_machine(layers[0].machine)
     groups = groups_of(layers, machine)
     parts = options.parts.split(",") if options.parts else parts_of(groups)
     count = sum(len(group.seconds) for group in groups)

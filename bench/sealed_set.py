@@ -27,7 +27,7 @@ from bench import common
 from bench.choice_quality import SHIPPED, SPACE, Figures, judge_space, summaries
 from bench.judged_layers import texts
 from bench.model_comparison import ANALYTICAL
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.choice import rank
@@ -156,7 +156,7 @@ def main() -> None:
     reason = why_not(options.name, options.seed, common.git_commit(), options.data, options.resume)
     if reason is not None and not options.unsealed:
         parser.error(f"{reason}; --unsealed measures nevertheless")
-    machine = find_machine(options.target)
+    machine = identified_machine(options.target)
     classes = drawn(options.seed, options.trained, options.classes.split(","), options.each)
     settings = {**vars(options), "data": options.data.name, "not sealed because": reason, "targets": TARGETS}
     common.write_results(options.name, settings, [])  # from now on the seed counts as used

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench.common import write_results
 from bench.search_peer import proposed_batches
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.ir.problem import Problem
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--name", default="search_live_h200")
     options = parser.parse_args()
     layers = dataset.read(options.file)
-    machine = find_machine(layers[0].machine)
+    machine = identified_machine(layers[0].machine)
     problems = {str(layer.layer["name"]): dataset.layer_problem(layer.layer) for layer in layers}
     rankings = {name: ranking_of(problem, machine) for name, problem in problems.items()}
     results: list[dict[str, Any]] = []

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from bench.choice_quality import places
 from bench.common import write_results
-from tilewright.hardware import machine as find_machine
-from tilewright.selection.learned.gpu import model_of, refined
+from tilewright.hardware import identified_machine
+from tilewright.selection.learned.gpu import corrected
 from tilewright.tuning import dataset
 from tilewright.tuning.collecting import ranking_of
 
@@ -31,10 +31,10 @@ KINDS = {"direct summation": ("contraction", "direct"), "winograd": ("winograd",
 
 def ratios(measured: dataset.MeasuredLayer, learned: bool) -> list[dict[str, Any]]:
     """One row for each kind of schema that the layer has."""
-    machine = find_machine(measured.machine)
+    machine = identified_machine(measured.machine)
     ranking = ranking_of(dataset.layer_problem(measured.layer), machine)
     if learned:
-        ranking = refined(ranking, machine, model_of(machine.name))
+        ranking = corrected(ranking, machine)
     where = places(ranking, measured)
     times = np.concatenate([columns["seconds"] for columns in measured.schemas.values()])
     seconds = np.full(ranking.candidates, np.nan)

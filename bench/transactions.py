@@ -22,7 +22,7 @@ from rich.table import Table
 from bench.bounds_check import Measured, part_of, read
 from bench.common import RESULTS, write_results
 from bench.regions import ranking_of
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.columns import Columns, length
 from tilewright.kernels.schema import Options
@@ -118,7 +118,7 @@ def main() -> int:
     for path in options.files:
         for found in read(path):
             layers.setdefault(str(found.layer["name"]), []).append(found)
-    machine = find_machine(options.target)
+    machine = identified_machine(options.target)
     summary = summarised({name: rows_of(measured, machine) for name, measured in layers.items()})
     Console(width=120).print(table(summary))
     if options.name:

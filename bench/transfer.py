@@ -27,7 +27,7 @@ from rich.table import Table
 from bench import published_data
 from bench.common import write_results
 from bench.fitting import without_failures
-from tilewright.hardware import machine as find_machine
+from tilewright.hardware import identified_machine
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.machine import Machine
 from tilewright.kernels.gpu.counted import counted_cost
@@ -136,11 +136,11 @@ def main() -> None:
     parser.add_argument("--judged", type=Path, required=True, help="the measured benchmark layers")
     parser.add_argument("--name", default="transfer", help="the result file's name in bench/results")
     options = parser.parse_args()
-    first = find_machine(options.published_machine)
+    first = identified_machine(options.published_machine)
     training, layers, _ = published_data.read_folder(options.published, first)
     training = without_failures(training, first, gpu_calibration(first).counted)
     random_layers, judged_layers = dataset.read(*options.ours), dataset.read(options.judged)
-    second = find_machine(random_layers[0].machine)
+    second = identified_machine(random_layers[0].machine)
     every = generally(samples(random_layers, second)[0])
     there, here = f"{first.name} layers", f"{second.name} layers"
     judged = {here: (direct(generally(samples(judged_layers, second)[0])), second), there: (layers_of(layers), first)}

@@ -35,7 +35,7 @@ from bench.layers import LAYERS, layer  # noqa: E402
 from bench.regions import ranking_of  # noqa: E402
 from bench.transactions import OCCUPANCY as PREDICTED_OCCUPANCY  # noqa: E402
 from bench.transactions import SECONDS, SECTORS, WAVEFRONTS, pearson, predicted_counts, summarised, table  # noqa: E402
-from tilewright.hardware import machine as find_machine  # noqa: E402
+from tilewright.hardware import identified_machine  # noqa: E402
 
 TIME = "gpu__time_duration.sum"
 SHARED = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
@@ -265,7 +265,7 @@ def summed(launches: Sequence[Launch]) -> dict[str, float]:
 @cache
 def parts_of(name: str, target: str) -> tuple[Any, ...]:
     """The parts of a layer's ranking."""
-    return ranking_of(layer(name), find_machine(target)).parts
+    return ranking_of(layer(name), identified_machine(target)).parts
 
 
 def predicted(name: str, parameters: Mapping[str, int], target: str) -> dict[str, float]:
@@ -274,7 +274,7 @@ def predicted(name: str, parameters: Mapping[str, int], target: str) -> dict[str
         defaults = {axis.name: axis.default for axis in fields(part.schema.schedule) if axis.name in part.candidates and axis.default is not MISSING}
         axes = {**defaults, **parameters}
         if set(axes) == set(part.candidates):
-            counts = predicted_counts(part, {axis: np.array([value]) for axis, value in axes.items()}, find_machine(target))
+            counts = predicted_counts(part, {axis: np.array([value]) for axis, value in axes.items()}, identified_machine(target))
             return {count: float(column[0]) for count, column in counts.items()}
     return {}
 

@@ -21,14 +21,14 @@ from tests.stand_ins import processes
 from tilewright import hardware
 from tilewright.cli import main
 from tilewright.errors import CacheError, InvalidInput, UnsupportedOption
-from tilewright.hardware import calibration_file, host_gpu, machine, measured_order
+from tilewright.hardware import calibration_file, host_gpu, identified_machine, machine, measured_order
 from tilewright.hardware.calibration import gpu_calibration
 from tilewright.hardware.measured_order import CONSTANTS, CORRECTED, PRESENT
 from tilewright.kernels.schema import USUAL
 from tilewright.report.explanation import explanation
 from tilewright.selection.choice import rank
 from tilewright.selection.learned import gpu as learned
-from tilewright.tuning import adapting, calibrate_gpu, choices, dataset
+from tilewright.tuning import adapting, calibrate_gpu, choices, dataset, trials
 from tilewright.tuning.adapting import RECIPE, Adaptation, Order, adapted, cross_validated, seconds_of
 from tilewright.tuning.calibrate_gpu import as_stored, calibrate
 from tilewright.tuning.problems import convolution_problem
@@ -145,7 +145,7 @@ def test_a_file_is_used_until_it_is_removed(stored: Path, adaptation: Adaptation
     content = measured_order.stored(MADE_UP)
     assert content is not None and found.calibration == content.name and found.identity == MADE_UP.digest and found.digest == MADE_UP.digest
     assert gpu_calibration(found) == adaptation.order.constants != gpu_calibration(MADE_UP)
-    assert measured_order.identified(found) == MADE_UP, "training for the package ignores it"
+    assert identified_machine("cuda") == MADE_UP, "training for the package ignores it"
     (model,) = learned.models_for(found)
     (trained,) = adaptation.order.models
     assert model.overheads == trained.overheads
@@ -165,6 +165,21 @@ def test_constants_alone_rank_without_any_model(adaptation: Adaptation) -> None:
     assert found.calibration and learned.models_for(found) == () and len(learned.models_for(h200)) == 2
     assert "learned correction" not in rank(SMALL, found).first().terms
     assert machine("a100").calibration == "", "another GPU has another file"
+
+
+def test_measurements_for_the_package_ignore_it(adaptation: Adaptation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h200 = hardware.catalogue()["h200"]
+    measured_order.store(as_stored(adaptation, h200), h200)
+    assert machine("h200") != identified_machine("h200") == h200
+    asked: list[Any] = []
+
+    def made(machine: Any, devices: Any) -> trials.Trials:
+        asked.append(machine)
+        return processes()
+
+    monkeypatch.setattr(trials, "Trials", made)
+    assert main(["train", "--collect", str(tmp_path / "data"), "--target", "h200", "--layers", "1", "--each", "2"]) == 0
+    assert asked == [h200] and asked[0].calibration == ""
 
 
 def test_kept_choices_depend_on_it(stored: Path, adaptation: Adaptation) -> None:

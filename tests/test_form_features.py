@@ -29,7 +29,7 @@ def rows_of(workload: Convolution, name: str, record: str) -> dict[str, np.ndarr
     known = described(own, H200)
     assert known is not None
     table = features(record, known.columns, known.counts, H200, gpu_calibration(H200).counted)
-    return dict(zip(RECORDS[record], table.T, strict=True))
+    return dict(zip(RECORDS[record].names, table.T, strict=True))
 
 
 def differing(workload: Convolution, name: str) -> set[str]:
@@ -63,7 +63,7 @@ def test_vectors_are_seen() -> None:
 def test_older_records_are_as_they_were() -> None:
     assert FORMED[: len(CANDIDATE)] == CANDIDATE and len(FORMED) == len(CANDIDATE) + len(FORM) and RECIPE.record == "formed"
     shipped = model_of(H200.name)
-    assert shipped is not None and shipped.forest.names == RECORDS[shipped.record]
+    assert shipped is not None and shipped.forest.names == RECORDS[shipped.record].names
     for name in SCHEMAS:
         plain, formed = (rows_of(PLAIN, name, record) for record in ("candidate", "formed"))
         assert all(np.array_equal(plain[feature], formed[feature]) for feature in CANDIDATE)

@@ -118,6 +118,20 @@ def test_environment_is_read_in_settings_only() -> None:
             assert name not in ("environ", "getenv", "environb"), f"{path}:{getattr(node, 'lineno', 0)} reads the environment"
 
 
+USERS_MACHINE = {"cpu_choice", "gpu_regions", "tuning_kills", "winograd_numerics"}
+"""Benchmarks of this CPU or GPU as its user has calibrated it."""
+OF_CATALOGUE_CPUS = {"cache_misses", "instruction_counts", "pipeline_check", "replay"}
+"""Benchmarks that ask for CPUs of the catalogue, which nobody calibrates, and the comparison of two commits."""
+
+
+def test_a_users_calibration_does_not_reach_what_the_package_is_made_from() -> None:
+    """Constants and models of the package are fitted, and judged, with `identified_machine`."""
+    tools = [path for path in (PACKAGE.parent / "bench").glob("*.py") if path.stem not in USERS_MACHINE | OF_CATALOGUE_CPUS]
+    for path in (*tools, PACKAGE / "cli_train.py"):
+        names = [alias.name for node in nodes(path) if isinstance(node, ast.ImportFrom) and node.module == "tilewright.hardware" for alias in node.names]
+        assert not {"machine", "host_cpu"} & set(names), path
+
+
 def test_every_module_says_what_it_is() -> None:
     for path in MODULES:
         module = nodes(path)[0]

@@ -68,14 +68,14 @@ def test_times_and_features_are_finite(target: str) -> None:
         assert (estimate.seconds > volumes.flops / machine.peak_flops["fp32"]).all()
         assert (printed_cost(volumes, machine).seconds > 0).all()
         for record in COMMON:
-            names = RECORDS[record]
+            names = RECORDS[record].names
             table = features(record, described, volumes, machine, OVERHEADS)
             assert table.shape == (len(volumes), len(names)) and table.dtype == np.float32
             assert np.isfinite(table).all()
 
 
 def test_records_have_no_name_twice() -> None:
-    assert all(len(set(names)) == len(names) for names in RECORDS.values())
+    assert all(len(set(record.names)) == len(record.names) for record in RECORDS.values())
 
 
 def test_relative_features_do_not_change_with_the_clock() -> None:

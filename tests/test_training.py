@@ -22,7 +22,7 @@ from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.features import MISSING, RECORDS, features
 from tilewright.kernels.registry import schedule_types
 from tilewright.selection.learned import gpu as learned
-from tilewright.selection.learned.gpu import STREAMS, described, model_of, refined
+from tilewright.selection.learned.gpu import STREAMS_SUFFIX, described, model_of, refined
 from tilewright.selection.learned.hybrid import Learned, Samples, load, train
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning import dataset, trials
@@ -132,14 +132,14 @@ def test_training_sees_what_the_analytical_models_miss(rows: Samples) -> None:
 
 def test_without_a_model_the_ranking_is_the_analytical_one() -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
-    assert refined(ranking, H200, None) is ranking
+    assert refined(ranking, H200, ()) is ranking
     assert model_of("no machine of this name") is None
 
 
 def test_the_candidates_kept_have_the_models_times_and_others_come_behind(model: Learned) -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
     seconds = ranking.seconds
-    found = refined(ranking, H200, model, kept=300, stages=())
+    found = refined(ranking, H200, (model,), kept=300, stages=())
     assert found.predicted is not None and found.candidates == ranking.candidates
     expected = []
     for part in ranking.parts:
@@ -161,8 +161,8 @@ def test_the_candidates_kept_have_the_models_times_and_others_come_behind(model:
 
 def test_stages_drop_what_the_first_trees_find_slow(model: Learned) -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
-    whole = refined(ranking, H200, model, stages=())
-    found = refined(ranking, H200, model, stages=((4, 600), (8, 200)))
+    whole = refined(ranking, H200, (model,), stages=())
+    found = refined(ranking, H200, (model,), stages=((4, 600), (8, 200)))
     passed = found.seconds == whole.seconds
     assert passed.sum() == 200
     assert found.seconds[~passed].min() > found.seconds[passed].max()
@@ -175,7 +175,7 @@ def test_stages_drop_what_the_first_trees_find_slow(model: Learned) -> None:
 
 def test_the_models_correction_is_a_term_of_the_choice(model: Learned) -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
-    found = refined(ranking, H200, model)
+    found = refined(ranking, H200, (model,))
     for choice in islice(found, 5):
         analytical = ranking.find(choice.schedule)
         assert analytical is not None
@@ -184,12 +184,32 @@ def test_the_models_correction_is_a_term_of_the_choice(model: Learned) -> None:
     assert before is slow() is not after, "it was measured to be three times slower than predicted"
 
 
+def test_models_together_share_one_limit_and_one_scale(streams: list[dataset.MeasuredLayer], model: Learned) -> None:
+    """Each model's times are those that it gives alone, and what was not looked at stays behind in its analytical order, multiplied once."""
+    own = train(samples(streams, H200, STREAMED.record)[0], H200, with_trees(STREAMED, 8), gpu_calibration(H200).counted)
+    tiled, streaming = (ranking_of(problem, H200).parts for problem in (dataset.layer_problem(SMALL), problem_of(STREAMING[0])))
+    ranking = Ranking(H200, (*tiled, *streaming))
+    together, other_order = (refined(ranking, H200, models, kept=300, stages=()) for models in ((model, own), (own, model)))
+    np.testing.assert_array_equal(together.seconds, other_order.seconds)
+    seconds, border = ranking.seconds, int(ranking.starts[len(tiled)])
+    limit = np.sort(seconds)[300]
+    first, second = (refined(ranking, H200, (each,), kept=300, stages=()).seconds for each in (model, own))
+    best = seconds <= limit
+    assert best[:border].any() and best[border:].any()
+    np.testing.assert_array_equal(together.seconds[:border][best[:border]], first[:border][best[:border]])
+    np.testing.assert_array_equal(together.seconds[border:][best[border:]], second[border:][best[border:]])
+    each_best = [np.sort(part.estimate.seconds)[: learned.KEPT_EACH].max() for part in ranking.parts]
+    behind = np.concatenate([part.estimate.seconds > max(limit, last) for part, last in zip(ranking.parts, each_best, strict=True)])
+    factors = together.seconds[behind] / seconds[behind]
+    assert behind.any() and factors.max() == pytest.approx(factors.min()) and together.seconds[behind].min() > together.seconds[~behind].max()
+
+
 def test_an_unknown_schema_keeps_its_times(model: Learned) -> None:
     ranking = ranking_of(dataset.layer_problem(SMALL), H200)
     other = bare_schemas.part(dict, {"number": np.arange(4)}, [1e-9, 1e-6, 1e-3, 1.0])
-    found = refined(replace(ranking, parts=(*ranking.parts, other)), H200, model, kept=100)
+    found = refined(replace(ranking, parts=(*ranking.parts, other)), H200, (model,), kept=100)
     assert found.seconds[-4:].tolist() == [1e-9, 1e-6, 1e-3, 1.0]
-    assert refined(Ranking(H200), H200, model).predicted is None
+    assert refined(Ranking(H200), H200, (model,)).predicted is None
 
 
 def test_models_of_the_package(model: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +220,7 @@ def test_models_of_the_package(model: Learned, tmp_path: Path, monkeypatch: pyte
     learned.model_of.cache_clear()
     try:
         found = model_of("made-up")
-        assert found is not None and found.forest.names == RECORDS[RECIPE.record]
+        assert found is not None and found.forest.names == RECORDS[RECIPE.record].names
         for name in ("damaged", "foreign"):
             with pytest.raises(InvalidModel):
                 model_of(name)
@@ -222,7 +242,7 @@ def test_train_command(layers: list[dataset.MeasuredLayer], tmp_path: Path, caps
     assert main([*command, "--model", str(where)]) == 0
     found = load(where)
     assert len(found.forest.roots) == 8 and found.record == RECIPE.record
-    ranking = refined(ranking_of(dataset.layer_problem(SMALL), H200), H200, found)
+    ranking = refined(ranking_of(dataset.layer_problem(SMALL), H200), H200, (found,))
     assert ranking.first().schema is not slow()
 
 
@@ -269,6 +289,10 @@ def test_train_command_errors(layers: list[dataset.MeasuredLayer], tmp_path: Pat
     assert "model" in error(capsys, *collecting, few, "--favourites", tmp_path / "model")
     if not is_present(H200):
         assert "needs that machine" in error(capsys, *collecting)
+    (tmp_path / f"m{STREAMS_SUFFIX}.npz").mkdir()
+    assert f"m{STREAMS_SUFFIX}.npz is a directory" in error(capsys, tmp_path / "none", "--model", tmp_path / "m.npz")
+    (tmp_path / f"f{STREAMS_SUFFIX}.npz").write_bytes(few.read_bytes())
+    assert "is read by the same command" in error(capsys, tmp_path / f"f{STREAMS_SUFFIX}.npz", "--model", tmp_path / "f.npz")
     (tmp_path / "text").write_text("layers")
     assert "is no measured layer" in error(capsys, "--collect", tmp_path / "text", "--target", "h200")
 
@@ -296,9 +320,9 @@ def test_windows_maps_and_row_reductions_have_a_model_of_their_own(streams: list
     assert set(kinds) == {"WindowSchedule", "MapSchedule", "RowReductionSchedule"} and type(rows.counts) is LaunchCounts
     assert samples_of(streams[0], H200, 0) is None and samples_of(layers[0], H200, 0, STREAMED.record) is None
     both = samples_by_model([*layers, *streams], H200)
-    assert len(both[""]) == len(samples(layers, H200)[0]) and len(both[STREAMS]) == len(rows)
+    assert len(both[""]) == len(samples(layers, H200)[0]) and len(both[STREAMS_SUFFIX]) == len(rows)
     table = features(STREAMED.record, rows.described, rows.counts, H200, gpu_calibration(H200).counted)
-    assert table.shape == (len(rows), len(RECORDS[STREAMED.record])) and np.isfinite(table).all()
+    assert table.shape == (len(rows), len(RECORDS[STREAMED.record].names)) and np.isfinite(table).all()
     assert not (table == MISSING).all(axis=0).any(), "some schema has each feature"
 
 
@@ -313,7 +337,7 @@ def test_each_model_corrects_the_schemas_that_it_covers(
     streams: list[dataset.MeasuredLayer], model: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = train(samples(streams, H200, STREAMED.record)[0], H200, with_trees(STREAMED, 20), gpu_calibration(H200).counted)
-    own.save(tmp_path / f"h200{STREAMS}.npz")
+    own.save(tmp_path / f"h200{STREAMS_SUFFIX}.npz")
     pooling, convolution = (ranking_of(problem, H200) for problem in (problem_of(STREAMING[0]), dataset.layer_problem(SMALL)))
     monkeypatch.setattr(learned, "MODELS", tmp_path)
     learned.model_of.cache_clear()
@@ -340,4 +364,19 @@ def test_train_command_writes_both_models(
     assert main(["train", str(tmp_path / "data"), "--folds", "2", "--trees", "4", "--model", str(tmp_path / "m.npz")]) == 0
     printed = capsys.readouterr().out
     assert "formed: 600 kernels of 10 layers" in printed and f"streams: {sum(entry.count for entry in streams)} kernels of 9 layers" in printed
-    assert (load(tmp_path / "m.npz").record, load(tmp_path / f"m{STREAMS}.npz").record) == (RECIPE.record, STREAMED.record)
+    stale = (tmp_path / f"m{STREAMS_SUFFIX}.npz").read_bytes()
+    dataset.write(tmp_path / "few", [*layers, *streams[:3]])
+    assert main(["train", str(tmp_path / "few"), "--folds", "2", "--trees", "5", "--model", str(tmp_path / "m.npz")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"m{STREAMS_SUFFIX}.npz of an earlier training" in printed and printed.count("wrote") == 1
+    assert (tmp_path / f"m{STREAMS_SUFFIX}.npz").read_bytes() == stale and len(load(tmp_path / "m.npz").forest.roots) == 5
+    assert (load(tmp_path / "m.npz").record, load(tmp_path / f"m{STREAMS_SUFFIX}.npz").record) == (RECIPE.record, STREAMED.record)
+
+
+def test_a_training_that_writes_nothing_is_an_error(
+    streams: list[dataset.MeasuredLayer], layers: list[dataset.MeasuredLayer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset.write(tmp_path / "data", [*layers[:4], *streams[:3]])
+    found = error(capsys, tmp_path / "data", "--folds", "3", "--model", tmp_path / "m.npz")
+    assert "no model covers more than 4 layers, which are too few" in found and "measure 6 at least" in found
+    assert not list(tmp_path.glob("*.npz"))

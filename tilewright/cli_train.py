@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from tilewright.files import check_output, reading
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from tilewright.selection.learned.hybrid import Learned
 
 DESCRIPTION = "collect measurements of random layers on a GPU, and train the model that ranks schedules"
 
@@ -29,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=amount, default=float("inf"), help="begin no further layer after so many seconds; run again to go on")
     parser.add_argument("--seed", type=seed, default=0, help="of the layers and their schedules; the same seed goes on where a file ends")
     parser.add_argument("--devices", default="0", help="indices of the GPUs to measure on, such as 0,1,2,3")
-    parser.add_argument("--model", type=path, metavar="FILE", help="where the trained model goes (.npz); without it the model is only evaluated")
+    parser.add_argument("--model", type=path, metavar="X.npz", help="where the trained models go: X.npz and X-streams.npz; without it only evaluated")
     parser.add_argument("--folds", type=whole(2), default=5, help="parts of the layers, each predicted from the others, for the evaluation")
     parser.add_argument("--trees", type=whole(), help="of the model (default: as the models that come with the package)")
 
@@ -42,31 +45,39 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """
     if not options.files and options.collect is None:
         raise InvalidInput("nothing to train with", "give files of measured layers, or --collect FILE on a machine with the GPU")
+    outputs = _model_files(options.model) if options.model is not None else {}
     if options.collect is not None:
-        check_output(options.collect, options.model, options.favourites)
-    if options.model is not None:
-        check_output(options.model, *options.files, options.favourites)
+        check_output(options.collect, *outputs.values(), options.favourites)
+    for output in outputs.values():
+        check_output(output, *options.files, options.favourites)
     files = list(options.files)
     if options.collect is not None:
         _collect(options, console)
         files.append(options.collect)
     if options.collect is None or options.model is not None:
-        _train(files, options, console)
+        _train(files, outputs, options, console)
     return 0
+
+
+def _model_files(path: Path) -> dict[str, Path]:
+    """The file of each model, by the suffix that its name has (`RECIPES`)."""
+    from tilewright.tuning.training import RECIPES
+
+    return {suffix: path.parent / f"{path.stem}{suffix}{path.suffix}" for suffix in RECIPES}
 
 
 def _collect(options: argparse.Namespace, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from tilewright.cli_tune import read_devices
-    from tilewright.hardware import machine as find_machine
+    from tilewright.hardware import identified_machine
     from tilewright.selection.learned.hybrid import load
     from tilewright.tuning import dataset
     from tilewright.tuning.collecting import collect, favourites_of, sample_of
     from tilewright.tuning.sampling import CLASSES, TRAINING, random_workloads
     from tilewright.tuning.trials import Trials
 
-    machine = find_machine(options.target)
+    machine = identified_machine(options.target)
     devices = read_devices(options.devices)
     path: Path = options.collect
     if path.exists() and (lost := dataset.without_remains(path)):
@@ -97,33 +108,36 @@ def _collect(options: argparse.Namespace, console: Console) -> None:
     console.print(f"{count} schedules measured; {path} holds {len(dataset.read(path))} layers")
 
 
-def _train(files: list[Path], options: argparse.Namespace, console: Console) -> None:
+def _train(files: list[Path], outputs: Mapping[str, Path], options: argparse.Namespace, console: Console) -> None:
     from rich.table import Table
 
-    from tilewright.hardware import machine as find_machine
+    from tilewright.hardware import identified_machine
     from tilewright.hardware.calibration import gpu_calibration
-    from tilewright.hardware.measured_order import identified
     from tilewright.selection.learned.hybrid import train
     from tilewright.tuning import dataset
     from tilewright.tuning.training import RECIPES, TOPS, held_out, quality, samples_by_model, with_trees
 
     layers = dataset.read(*files)
-    if len(layers) < 2 * options.folds:
-        raise InvalidInput(f"{len(layers)} layers are too few to train and judge a model", f"measure {2 * options.folds} at least")
-    machine = identified(find_machine(layers[0].machine))
+    least = 2 * options.folds
+    if len(layers) < least:
+        raise InvalidInput(f"{len(layers)} layers are too few to train and judge a model", f"measure {least} at least")
+    machine = identified_machine(layers[0].machine)
     others = {measured.machine for measured in layers} - {machine.name}
     if others:
         raise InvalidInput(f"the files hold measurements of {machine.name} and of {', '.join(sorted(others))}", "train a model for each machine")
     overheads = gpu_calibration(machine).counted
     with reading(", ".join(map(str, files)), InvalidInput, dataset.REMEDY):
         known = samples_by_model(layers, machine)
+    counts = {suffix: len(set(rows.problem.tolist())) for suffix, rows in known.items()}
+    if (most := max(counts.values())) < least:
+        raise InvalidInput(f"no model covers more than {most} layers, which are too few to train and judge it", f"measure {least} at least")
+    models: dict[str, Learned] = {}
     for suffix, rows in known.items():
         whole = RECIPES[suffix]
         recipe = whole if options.trees is None else with_trees(whole, options.trees)
-        count = len(set(rows.problem.tolist()))
-        console.print(f"{recipe.record}: {len(rows)} kernels of {count} layers on {machine.name}")
-        if count < 2 * options.folds:
-            console.print(f"too few to train and judge this model: {2 * options.folds} at least")
+        console.print(f"{recipe.record}: {len(rows)} kernels of {counts[suffix]} layers on {machine.name}")
+        if counts[suffix] < least:
+            console.print(f"too few to train and judge this model: {least} at least")
             continue
         table = Table("model", *(f"LoP@{top} %" for top in TOPS), "rank correlation", box=None, title="of each layer's measured kernels")
         predictions = {
@@ -133,8 +147,12 @@ def _train(files: list[Path], options: argparse.Namespace, console: Console) -> 
             found = quality(rows, predicted)
             table.add_row(name, *(f"{100 * found[f'lop@{top}']:.1f}" for top in TOPS), f"{found['spearman']:.3f}")
         console.print(table)
-        if options.model is not None:
-            path = options.model.with_stem(options.model.stem + suffix)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            train(rows, machine, recipe, overheads).save(path)
-            console.print(f"wrote {path}")
+        if outputs:
+            models[suffix] = train(rows, machine, recipe, overheads)
+    for suffix, output in outputs.items():
+        if suffix in models:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            models[suffix].save(output)
+            console.print(f"wrote {output}", soft_wrap=True)
+        elif output.exists():
+            console.print(f"kept {output} of an earlier training: these files have too few layers for a new one", soft_wrap=True)

@@ -22,18 +22,32 @@ def target_names() -> tuple[str, ...]:
 
 
 def machine(target: str | Machine | None = None) -> Machine:
-    """The machine of a target: None or "native" is this CPU, "cuda" the GPU of this host, and any other name one of the catalogue. A `Machine` is
-    itself, without the name of a GPU's calibration that this process does not use.
+    """The machine of a target: None or "native" is this CPU, "cuda" the GPU of this host, and any other name one of the catalogue; this CPU and GPUs
+    with what ``tilewright calibrate`` has stored of them. A `Machine` is itself, without the name of a GPU's calibration that this process does not
+    use.
 
     Raises:
-        UnknownTarget: if the catalogue lacks the name; it suggests the most similar ones.
-        TargetNotPresent: for "cuda" if the driver shows no GPU for which code can be generated.
-        UnsupportedOption, CacheError: as `host_cpu`; CacheError also if the calibration of a GPU is damaged.
+        UnknownTarget, TargetNotPresent, UnsupportedOption: as `identified_machine`.
+        CacheError: if the calibration of the CPU or GPU is damaged.
     """
     if isinstance(target, Machine):
         return measured_order.as_used(target)
     if target in (None, "native"):
         return host_cpu()
+    found = identified_machine(target)
+    return measured_order.calibrated(found) if found.is_gpu else found
+
+
+def identified_machine(target: str | None = None) -> Machine:
+    """`machine` without what ``tilewright calibrate`` has stored: the package's constants and models are fitted to this machine and judged on it.
+
+    Raises:
+        UnknownTarget: if the catalogue lacks the name; it suggests the most similar ones.
+        TargetNotPresent: for "cuda" if the driver shows no GPU for which code can be generated.
+        UnsupportedOption: as `identified_cpu`.
+    """
+    if target in (None, "native"):
+        return identified_cpu()
     if target == "cuda":
         found = host_gpu()
         if found is None:
@@ -41,7 +55,7 @@ def machine(target: str | Machine | None = None) -> Machine:
                 "target 'cuda' is the GPU of this machine; the driver shows none of compute capability 7.0 or later",
                 "name a catalogue target such as 'h200' to compile without the GPU, or 'native' for this CPU",
             )
-        return measured_order.calibrated(found)
+        return found
     entries = catalogue()
     if target not in entries:
         near = difflib.get_close_matches(target.lower(), target_names(), n=3, cutoff=0.4)
@@ -49,8 +63,7 @@ def machine(target: str | Machine | None = None) -> Machine:
             f"unknown target {target!r}",
             f"did you mean {' or '.join(near)}?" if near else f"known targets: {', '.join(target_names())}",
         )
-    found = entries[target]
-    return measured_order.calibrated(found) if found.is_gpu else found
+    return entries[target]
 
 
 def planned_threads(target: Machine, asked: int | None = None) -> int:

@@ -74,14 +74,9 @@ def calibrated(machine: Machine) -> Machine:
     return replace(machine, calibration=found.name, uncalibrated=machine.digest)
 
 
-def identified(machine: Machine) -> Machine:
-    """The GPU without what is stored of it, as models of the package are trained for it."""
-    return replace(machine, calibration="", uncalibrated="")
-
-
 def as_used(machine: Machine) -> Machine:
     """The machine, without the name of a GPU's calibration that is not in use: what is compiled for it names only what ranked its candidates."""
-    return identified(machine) if machine.is_gpu and calibration.in_use(machine) is None else machine
+    return replace(machine, calibration="", uncalibrated="") if machine.is_gpu and calibration.in_use(machine) is None else machine
 
 
 def stored(machine: Machine) -> MeasuredOrder | None:

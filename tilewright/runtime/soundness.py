@@ -3,8 +3,8 @@
 Kernels are machine code that trusts its caller: they access as many bytes of each argument as they were compiled for, whatever a manifest says about
 shapes and layouts. `check` compares every statement about a program with the others, so that honest kernels stay inside their buffers:
 
-- the facts of each kernel (bytes of each argument, what it writes, steps, launch, required features) are those that its binary carries as the name
-  of a symbol (`loadable.facts_symbol`), and the buffer of each argument has that many bytes;
+- the facts of each kernel (bytes of each argument, what it writes, steps, launch; of CPU kernels also required features) are those that its binary
+  carries as the name of a symbol (`loadable.facts_symbol`), and the buffer of each argument has that many bytes;
 - nothing writes to an input, a constant, or an alias of one; nothing is read before it is written;
 - values, layouts, views, aliases, weights and the signature agree on shapes and types; sizes and counts are within limits.
 

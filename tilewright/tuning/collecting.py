@@ -57,7 +57,7 @@ def favourites_of(model: Learned, each: int, known: Sequence[dataset.MeasuredLay
     texts = {str(measured.layer["name"]): set(measured.times()) for measured in known}
 
     def choose(layer: Layer, problem: Problem) -> list[Any]:
-        ranking = refined(ranking_of(problem, machine), machine, model)
+        ranking = refined(ranking_of(problem, machine), machine, (model,))
         new = (choice.schedule for choice in ranking if serialisation.schedule_text(choice.schedule) not in texts.get(str(layer["name"]), ()))
         return list(islice(new, each))
 

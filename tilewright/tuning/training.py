@@ -17,7 +17,7 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.registry import schedule_types, schemas
 from tilewright.kernels.schema import Options, form_of
 from tilewright.selection.choice import estimated
-from tilewright.selection.learned.gpu import STREAMS, described
+from tilewright.selection.learned.gpu import STREAMS_SUFFIX, described
 from tilewright.selection.learned.hybrid import Recipe, Samples, join, loss_of_performance, out_of_fold
 from tilewright.selection.ranking import Part
 from tilewright.tuning.dataset import MEASURES, MeasuredLayer, layer_problem
@@ -32,7 +32,7 @@ SMALL = MappingProxyType(
 )
 STREAMED = Recipe("gradient_boosting", "streams", "correction", 2.0, options=SMALL)
 """How models of windows, maps and row reductions are trained: with few trees on few features at a time, since few layers were measured."""
-RECIPES = MappingProxyType({"": RECIPE, STREAMS: STREAMED})
+RECIPES = MappingProxyType({"": RECIPE, STREAMS_SUFFIX: STREAMED})
 """The models of a machine, by what follows its name."""
 TOPS = (1, 10, 30)
 

@@ -2,16 +2,16 @@
 
 `BLACK_BOX`: sizes of problem and tiles alone. `HYBRID`: these, the counts and the terms of the analytical model. `CANDIDATE`: these, the axes that
 only our schedules have, and the time that the schema's own model predicts. `FORMED`: these and the problem's form (batch, groups, dilation, vectors,
-epilogue). `DETAILED`: these and the finer
-features of `kernels.gpu.details`. `RELATIVE`: only dimensionless quantities relative to the machine (times over the bound, shares of its resources,
-waves), for a model that ranks kernels on machines it was not trained on. `STREAMS`: windows, maps and row reductions, which have no tiles in shared
-memory. All except shares are binary logarithms, so that ratios become differences.
+epilogue). `DETAILED`: these and the finer features of `kernels.gpu.details`. `RELATIVE`: only dimensionless quantities relative to the machine (times
+over the bound, shares of its resources, waves), for a model that ranks kernels on machines it was not trained on. `STREAMS`: windows, maps and row
+reductions, which have no tiles in shared memory. All are binary logarithms, so that ratios become differences, except shares, which are logarithms in
+`STREAMS` only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -67,12 +67,24 @@ STREAMS = (
 )  # fmt: skip
 """Features of schemas that stream (`streamed`): axes, shares of the terms, the launch, facts, and what the schema's own `features` add."""
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)
-RECORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"black box": BLACK_BOX, "hybrid": HYBRID, "relative": RELATIVE, "detailed": DETAILED, "candidate": CANDIDATE, "formed": FORMED,
-     "own black box": OWN_BLACK_BOX, "streams": STREAMS}
+
+
+@dataclass(frozen=True)
+class Record:
+    """The `names` of features, in their order. `tiled`: whether they describe schemas with tiles in shared memory, or those without."""
+
+    names: tuple[str, ...]
+    tiled: bool = True
+
+    def describes(self, counts: LaunchCounts) -> bool:
+        """Whether a model with this record covers the schema that counts so."""
+        return isinstance(counts, TileCounts) == self.tiled
+
+
+RECORDS: Mapping[str, Record] = MappingProxyType(
+    {"black box": Record(BLACK_BOX), "hybrid": Record(HYBRID), "relative": Record(RELATIVE), "detailed": Record(DETAILED),
+     "candidate": Record(CANDIDATE), "formed": Record(FORMED), "own black box": Record(OWN_BLACK_BOX), "streams": Record(STREAMS, tiled=False)}
 )
-COUNTED_BY: Mapping[str, type[LaunchCounts]] = MappingProxyType({name: LaunchCounts if name == "streams" else TileCounts for name in RECORDS})
-"""The type of the counts that a record describes, which is that of the schemas that a model with this record covers."""
 MISSING = -64.0
 """Value of features of `STREAMS` that a schema does not have."""
 LEAST = 2.0**-10
@@ -91,7 +103,7 @@ def described(number: int, candidates: Columns, problem: Mapping[str, np.ndarray
 
 
 def streamed(facts: Any, candidates: Columns, counts: LaunchCounts, estimate: Estimate, own: Columns, machine: Machine) -> dict[str, np.ndarray]:
-    """The columns of `STREAMS`: binary logarithms, except shares; `own` are those that the schema adds, not yet as logarithms."""
+    """The columns of `STREAMS`, all as binary logarithms; `own` are those that the schema adds, not yet as logarithms."""
     total = estimate.seconds
     each = ceil_div(counts.blocks, machine.processors)
     level2 = machine.cache(2)
@@ -117,8 +129,9 @@ def streamed(facts: Any, candidates: Columns, counts: LaunchCounts, estimate: Es
 
 def features(record: str, described: Columns, volumes: LaunchCounts, machine: Machine, overheads: Overheads) -> np.ndarray:
     """The features, [candidates, names of the record] float32."""
-    if record == "streams":
-        return np.stack([described[name] for name in STREAMS], axis=1).astype(np.float32)
+    names = RECORDS[record].names
+    if not RECORDS[record].tiled:
+        return np.stack([described[name] for name in names], axis=1).astype(np.float32)
     assert isinstance(volumes, TileCounts)
     columns = dict(described)
     if record not in ("black box", "own black box"):
@@ -129,7 +142,6 @@ def features(record: str, described: Columns, volumes: LaunchCounts, machine: Ma
     plain = {"useful work", "full warps", "occupancy", "registers share", "shared share", "balance", "tail", "last wave", "written share", "schema"}
     plain |= PLAIN
     plain |= {f"tile {name}" for name in OWN_TILES}
-    names = RECORDS[record]
     result = np.empty((len(volumes), len(names)), dtype=np.float32)
     for position, name in enumerate(names):
         column = np.asarray(columns[name], dtype=np.float64)

@@ -14,19 +14,18 @@ from tilewright.errors import CacheError, InvalidModel
 from tilewright.hardware.calibration import in_use
 from tilewright.hardware.calibration_file import place, remedy_of
 from tilewright.hardware.machine import Machine
-from tilewright.ir.estimate import Estimate
 from tilewright.kernels.columns import Columns, take
 from tilewright.kernels.counts import concatenated as counts_of
 from tilewright.kernels.counts import taken
 from tilewright.kernels.gpu.counts import LaunchCounts
-from tilewright.kernels.gpu.features import COUNTED_BY, streamed
+from tilewright.kernels.gpu.features import RECORDS, streamed
 from tilewright.kernels.schema import Options
 from tilewright.selection.learned.hybrid import Learned, load
 from tilewright.selection.ranking import Part, Ranking
 
 MODELS = Path(__file__).parent.parent / "models"
 """Trained models in the package, named after their machines."""
-STREAMS = "-streams"
+STREAMS_SUFFIX = "-streams"
 """Appended to a machine's name: the model of its schemas without tiles in shared memory."""
 KEPT = 8192
 """Candidates that the learned model evaluates: the best by the analytical models."""
@@ -56,7 +55,7 @@ def models_for(machine: Machine) -> tuple[Learned, ...]:
     """
     found = in_use(machine)
     if found is None:
-        return tuple(model for name in (machine.name, machine.name + STREAMS) if (model := model_of(name)) is not None)
+        return tuple(model for name in (machine.name, machine.name + STREAMS_SUFFIX) if (model := model_of(name)) is not None)
     return (_own_model(found.name, found.model, place(machine), remedy_of(machine)),) if found.model else ()
 
 
@@ -69,42 +68,40 @@ def _own_model(name: str, content: bytes, path: Path, remedy: str) -> Learned:
 
 
 def corrected(ranking: Ranking, machine: Machine) -> Ranking:
-    """The ranking with the times of all of the machine's models: each corrects the schemas that it covers."""
-    for model in models_for(machine):
-        ranking = refined(ranking, machine, model)
-    return ranking
+    """The ranking with the times of the machine's models."""
+    return refined(ranking, machine, models_for(machine))
 
 
 def refined(
-    ranking: Ranking, machine: Machine, model: Learned | None, kept: int = KEPT, stages: Sequence[tuple[int, int]] = STAGES
+    ranking: Ranking, machine: Machine, models: Sequence[Learned], kept: int = KEPT, stages: Sequence[tuple[int, int]] = STAGES
 ) -> Ranking:
-    """The ranking with the model's times for those of the `kept` candidates that pass its `stages`; all others follow in their analytical order. A
-    schema that the model does not cover keeps its analytical times."""
-    if model is None or not ranking.candidates:
+    """The analytical ranking with the models' times: each corrects the schemas that it covers. Of their candidates those among the `kept` best of all
+    schemas that pass the model's `stages` have its times; the others follow in their analytical order. A schema that no model covers keeps its
+    analytical times."""
+    if not models or not ranking.candidates:
         return ranking
-    seconds = ranking.seconds
+    seconds, starts = ranking.seconds, ranking.starts
     limit = np.partition(seconds, kept)[kept] if len(seconds) > kept else np.inf
+    best = [np.flatnonzero(own <= max(limit, _nth(own, KEPT_EACH))) for own in np.split(seconds, starts[1:-1])]
+    likely = [_rows_of(part, which) for part, which in zip(ranking.parts, best, strict=True)]
     times, behind = seconds.copy(), np.zeros(len(seconds), dtype=bool)
-    looked_at: list[np.ndarray] = []
-    known: list[Described] = []
-    for start, part in zip(ranking.starts, ranking.parts, strict=False):
-        analytical = part.estimate.seconds
-        which = np.flatnonzero(analytical <= max(limit, _nth(analytical, KEPT_EACH)))
-        chosen = replace(part, candidates=take(part.candidates, which), counts=taken(part.counts, which), estimate=_rows_of(part.estimate, which))
-        found = described(chosen, machine, model.record)
-        if found is not None:
-            behind[start : start + len(analytical)] = True
-            looked_at.append(start + which)
-            known.append(found)
-    if not known:
+    covered: set[int] = set()
+    for model in models:
+        known = {number: found for number, part in enumerate(likely) if (found := described(part, machine, model.record)) is not None}
+        if not known:
+            continue
+        # all schemas at once: the time of a forest depends more on its trees than on the rows
+        together = concatenated(list(known.values()))
+        predicted = model.predicted(together.columns, together.counts, machine, together.analytical, stages)
+        passed = ~np.isnan(predicted)
+        for number in known:
+            behind[starts[number] : starts[number + 1]] = True
+        positions = np.concatenate([starts[number] + best[number] for number in known])[passed]
+        times[positions] = predicted[passed]
+        behind[positions] = False
+        covered |= known.keys()
+    if not covered:
         return ranking
-    # all schemas at once: the time of a forest depends more on its trees than on the rows
-    together = concatenated(known)
-    predicted = model.predicted(together.columns, together.counts, machine, together.analytical, stages)
-    passed = ~np.isnan(predicted)
-    positions = np.concatenate(looked_at)[passed]
-    times[positions] = predicted[passed]
-    behind[positions] = False
     times[behind] *= 1 + times[~behind].max() / times.min()
     return replace(ranking, predicted=times)
 
@@ -120,14 +117,16 @@ class Described:
 
 def described(part: Part, machine: Machine, record: str = "formed") -> Described | None:
     """The inputs of a learned model with this feature record for one part of a ranking; None for candidates that it does not cover."""
-    schema = part.schema
-    columns = schema.features(part.facts, part.candidates, machine, Options()) if schema.features is not None else None
-    if columns is None or not isinstance(part.counts, LaunchCounts) or type(part.counts) is not COUNTED_BY[record]:
+    schema, counts = part.schema, part.counts
+    if schema.features is None or not isinstance(counts, LaunchCounts) or not RECORDS[record].describes(counts):
         return None
-    if record == "streams":
-        columns = streamed(part.facts, part.candidates, part.counts, part.estimate, columns, machine)
+    columns = schema.features(part.facts, part.candidates, machine, Options())
+    if columns is None:
+        return None
+    if not RECORDS[record].tiled:
+        columns = streamed(part.facts, part.candidates, counts, part.estimate, columns, machine)
     seconds = part.estimate.seconds
-    return Described({**columns, "own seconds": seconds}, part.counts, seconds)
+    return Described({**columns, "own seconds": seconds}, counts, seconds)
 
 
 def concatenated(parts: Sequence[Described]) -> Described:
@@ -140,6 +139,7 @@ def _nth(values: np.ndarray, count: int) -> float:
     return float(np.partition(values, count - 1)[count - 1]) if len(values) > count else float("inf")
 
 
-def _rows_of(estimate: Estimate, which: np.ndarray) -> Estimate:
-    shape = estimate.seconds.shape
-    return replace(estimate, terms={name: np.broadcast_to(term, shape)[which] for name, term in estimate.terms.items()})
+def _rows_of(part: Part, which: np.ndarray) -> Part:
+    shape = part.estimate.seconds.shape
+    estimate = replace(part.estimate, terms={name: np.broadcast_to(term, shape)[which] for name, term in part.estimate.terms.items()})
+    return replace(part, candidates=take(part.candidates, which), counts=taken(part.counts, which), estimate=estimate)

@@ -34,7 +34,7 @@ LEARNED_ROWS = 2048
 @dataclass(frozen=True)
 class Samples:
     """Measured kernels, one per row. `described`: columns of `tilewright.kernels.gpu.features.described` or `streamed`; `counts`: those that the
-    record describes (`COUNTED_BY`); `problem`: the number of each row's problem; `analytical`: seconds predicted by the schema's own analytical
+    record describes; `problem`: the number of each row's problem; `analytical`: seconds predicted by the schema's own analytical
     model, if there is one besides `counted_cost`."""
 
     described: Columns
@@ -134,7 +134,7 @@ def load(path: Path, content: bytes | None = None) -> Learned:
     """
     forest, more = trees.load(path, content)
     record, target = str(more.get("record")), str(more.get("target"))
-    if record not in RECORDS or forest.version != VERSION or forest.names != RECORDS[record] or target not in TARGETS:
+    if record not in RECORDS or forest.version != VERSION or forest.names != RECORDS[record].names or target not in TARGETS:
         raise InvalidModel(f"{path} was trained with another feature record (version {forest.version}, this is {VERSION})", "train it again")
     try:
         overheads = Overheads(**{name: float(value) for name, value in more["overheads"].items()})
@@ -174,7 +174,7 @@ def train_together(parts: Sequence[tuple[Samples, Machine]], recipe: Recipe, ove
     goal = np.concatenate([_goal(samples, machine, recipe, overheads) for samples, machine in parts])
     qualities = np.concatenate([best_of_problem(samples) / samples.seconds for samples, _ in parts])
     weights = qualities**recipe.favour if recipe.favour else None
-    names = RECORDS[recipe.record]
+    names = RECORDS[recipe.record].names
     forests = [trees.fit(recipe.learner, inputs, goal, weights, names, VERSION, recipe.options, seed) for seed in range(recipe.seeds)]
     return Learned(trees.mean_of(forests) if len(forests) > 1 else forests[0], recipe.record, recipe.target, overheads)
 
