@@ -9,7 +9,6 @@ that did not identify the GPU, as one that loaded an artifact, the package's con
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -94,13 +93,13 @@ def store(found: MeasuredOrder, machine: Machine) -> Path:
 
 
 def _checked(content: dict[str, Any]) -> MeasuredOrder:
-    """The content of a file. Raises ValueError, KeyError, TypeError or AttributeError if it cannot serve."""
+    """The content of a file; `json_of` has refused infinite numbers. Raises ValueError, KeyError, TypeError or AttributeError if it cannot serve."""
     found = MeasuredOrder(**content)
     texts = (found.identity, found.machine, found.date, found.chosen, found.model, *found.environment.values())
     if not all(type(text) is str for text in texts) or not all(type(number) is int and number > 0 for number in (found.kernels, found.layers)):
         raise ValueError("a field is of another type")
     rows = found.qualities.values()
-    if found.chosen not in found.qualities or not all(type(row[name]) is float and math.isfinite(row[name]) for row in rows for name in SHOWN):
+    if found.chosen not in found.qualities or not all(type(row[name]) is float for row in rows for name in SHOWN):
         raise ValueError("it lacks the qualities of an order")
     if bool(found.model) != (found.chosen == CORRECTED):
         raise ValueError(f"the order {found.chosen!r} {'has a' if found.model else 'lacks its'} model")
