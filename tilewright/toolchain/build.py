@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from tilewright import settings
@@ -12,6 +12,9 @@ from tilewright.hardware import Machine
 from tilewright.toolchain.binary import Binary, SourceFile
 from tilewright.toolchain.cache import KernelCache, kernel_key
 from tilewright.toolchain.compilers import Compiler, compiler_for
+
+POLL_SECONDS = 0.2
+Built = Binary | KernelFailed
 
 
 def default_cache() -> KernelCache:
@@ -26,7 +29,7 @@ def compile_kernels(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     seconds: float | None = None,
-) -> list[Binary | KernelFailed]:
+) -> list[Built]:
     """Compiles the sources; returns their binaries in the same order.
 
     Cached kernels start neither a compiler nor a thread. The others are compiled on ``workers`` threads (default: the available cores): a C compiler
@@ -56,11 +59,11 @@ def compile_kernels(
     if progress is not None and done:
         progress(done, len(sources))
 
-    def build(index: int) -> Binary | KernelFailed:
+    def build(index: int) -> Built:
         source = sources[index]
         return cache.get_or_build(source, compilers[source.language], machine)
 
-    def take(indices: list[int], result: Binary | KernelFailed) -> None:
+    def take(indices: list[int], result: Built) -> None:
         nonlocal done
         for index in indices:
             same = index == indices[0] or isinstance(result, KernelFailed)
@@ -80,7 +83,7 @@ def compile_kernels(
         pool = ThreadPoolExecutor(count, thread_name_prefix="tilewright-build")
         try:
             futures = {pool.submit(build, indices[0]): indices for indices in groups}
-            for future in as_completed(futures):
+            for future in _as_completed(futures):
                 take(futures[future], future.result())
         except BaseException:  # including interruptions: do not wait for compilations in progress
             for compiler in compilers.values():
@@ -89,3 +92,12 @@ def compile_kernels(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return [result for result in results if result is not None]
+
+
+def _as_completed(futures: Iterable[Future[Built]]) -> Iterator[Future[Built]]:
+    """As `concurrent.futures.as_completed`, for the main thread: a signal that another thread receives does not end a wait of the main thread, which
+    handles it, so no wait is long."""
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
+        yield from done
