@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +43,6 @@ def write_folder(folder: Path) -> None:
         (folder / f"{name}.csv").write_text("\n".join([header, *lines(*sizes)]) + "\n")
     s_lines = [f"128,42,42,64,3,1,{tw},{tk},1,2,16,1,{42 // tw // 2},{bk},{0.2 + 0.01 * tk + 0.5 / tw}" for tw in (3, 7, 21) for tk in (2, 4) for bk in (1, 2)]
     (folder / "s" / "layer_128x42x42_64_3.csv").write_text("\n".join(["K,H,W,C,R,TH,TW,TK,WH,WW,WK,BH,BW,BK,Time", *s_lines]) + "\n")
-
-
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=500)
 
 
 def test_published_data_on_a_small_folder(tmp_path: Path) -> None:
