@@ -169,12 +169,6 @@ def main() -> None:
     if any(layer.kind in WAYS.values() for layer in layers):
         parser.error("lines of --only are for judging: they do not tell how much faster the other way is")
     forest = trained(layers)
-    if options.write:
-        kernels = int(sum(np.isfinite(layer.seconds).sum() for layer in layers))
-        machines = sorted(set(map(machine_name, layers)))
-        builds = sorted({build_of(layer.machine) for layer in layers})
-        save(forest, MODEL, {"builds": builds, "machines": machines, "layers": len(layers), "kernels": kernels})
-        print(MODEL, MODEL.stat().st_size)
     forests: dict[tuple[str, int], Forest | None] = {}
     own: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for layer in (layer for path in options.judge for layer in rankings(path)):
@@ -197,6 +191,12 @@ def main() -> None:
     files = {"trained on": [path.name for path in options.data], "judged on": [path.name for path in options.judge]}
     settings = {**files, "measured on": sorted({f"{layer.machine.description}, {layer.machine.processors} cores" for layer in layers})}
     print(write_results(options.name, settings, [*found, *every]))
+    if options.write:  # last: the results are of a tree without changes
+        kernels = int(sum(np.isfinite(layer.seconds).sum() for layer in layers))
+        machines = sorted(set(map(machine_name, layers)))
+        builds = sorted({build_of(layer.machine) for layer in layers})
+        save(forest, MODEL, {"builds": builds, "machines": machines, "layers": len(layers), "kernels": kernels})
+        print(MODEL, MODEL.stat().st_size)
 
 
 if __name__ == "__main__":

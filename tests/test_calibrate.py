@@ -21,8 +21,9 @@ from tilewright import settings
 from tilewright.cli import main
 from tilewright.errors import CacheError, CompilerMissing, KernelFailed, UnsupportedOption
 from tilewright.hardware import Machine, catalogue, host_cpu, identified_cpu, machine
-from tilewright.hardware import measured_facts as files
-from tilewright.hardware.measured_facts import Calibration, assumed_facts, with_facts
+from tilewright.hardware import calibration_file as files
+from tilewright.hardware.measured_facts import Calibration, assumed_facts, calibrated, with_facts
+from tilewright.hardware.measured_facts import stored as stored_facts
 from tilewright.kernels.schema import USUAL
 from tilewright.report.explanation import explanation
 from tilewright.runtime.encoding import decode_machine, encode_machine
@@ -133,7 +134,7 @@ def test_a_file_is_used_until_it_is_removed(stored: Path) -> None:
     found = host_cpu()
     assert found == machine("native") == machine(None) == with_facts(plain, calibration(plain)) and found.clock_hz == 4e9
     assert stored.stat().st_mode & 0o077 == 0 and stored.parent.stat().st_mode & 0o077 == 0
-    assert files.stored(plain) == calibration(plain) and json.loads(stored.read_text())["sha256"].startswith(found.calibration)
+    assert stored_facts(plain) == calibration(plain) and json.loads(stored.read_text())["sha256"].startswith(found.calibration)
     assert files.remove(plain) == stored and files.remove(plain) is None
     assert host_cpu() == plain and plain.calibration == "" and plain.identity == plain.digest
 
@@ -165,14 +166,14 @@ def test_a_file_of_another_machine_or_without_a_fact_is_refused(stored: Path) ->
     host = identified_cpu()
     for other in (calibration(replace(host, processors=host.processors + 1)), replace(calibration(host), facts={})):
         other = replace(other, identity=other.identity)
-        stored.write_text(json.dumps({"version": files.VERSION, **vars(other), "facts": {n: vars(f) for n, f in other.facts.items()}, "sha256": other.digest}))
+        stored.write_text(json.dumps({"version": Calibration.version, **vars(other), "facts": {n: vars(f) for n, f in other.facts.items()}, "sha256": other.digest}))
         with pytest.raises(CacheError, match="it is of the machine|it has no valid clock"):
             host_cpu()
 
 
 def test_other_cores_have_another_file(stored: Path) -> None:
     host = identified_cpu()
-    assert files.calibrated(replace(host, processors=host.processors + 1)).calibration == ""
+    assert calibrated(replace(host, processors=host.processors + 1)).calibration == ""
 
 
 def test_a_file_that_others_may_write_is_not_used(stored: Path) -> None:
@@ -344,7 +345,7 @@ def test_the_command_measures_stores_shows_and_removes(capsys: pytest.CaptureFix
     place = str(files.place(host))
     assert run(capsys, "--show") == (0, f"there is no calibration of this CPU: {place}; the assumed facts serve\n", "")
     code, first, err = run(capsys, "--threads", "1")
-    found = files.stored(host)
+    found = stored_facts(host)
     assert code == 0 and err == "" and found is not None and found.threads == 1 and found.identity == host.digest
     assert all(name in first for name in assumed_facts(host)) and f"calibration {found.name} in {place}\n" in first
     code, second, _ = run(capsys, "--show")
@@ -387,7 +388,7 @@ def test_a_damaged_file_can_be_removed_and_replaced(stored: Path, capsys: pytest
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
     code, out, err = run(capsys, *arguments)
     assert code == 2 and out == "" and words in err and err.count("\n") == 1
-    assert files.stored(identified_cpu()) is None
+    assert stored_facts(identified_cpu()) is None
 
 
 def test_no_compiler_and_no_place_to_write(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -429,7 +430,7 @@ def test_a_lost_process_is_an_error_and_stores_nothing(
     with pytest.raises(KernelFailed, match=words):
         calibrate(identified_cpu(), 1)
     code, _, err = run(capsys, "--threads", "1")
-    assert code == 2 and "nothing was stored" in err and files.stored(identified_cpu()) is None
+    assert code == 2 and "nothing was stored" in err and stored_facts(identified_cpu()) is None
 
 
 def test_a_busy_machine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

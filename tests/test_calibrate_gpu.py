@@ -74,7 +74,7 @@ def adaptation() -> Adaptation:
 
 @pytest.fixture
 def stored(adaptation: Adaptation) -> Iterator[Path]:
-    yield measured_order.store(as_stored(adaptation, MADE_UP), MADE_UP)
+    yield calibration_file.store(as_stored(adaptation, MADE_UP), MADE_UP)
 
 
 # The decision
@@ -160,7 +160,7 @@ def test_a_file_is_used_until_it_is_removed(stored: Path, adaptation: Adaptation
 
 def test_constants_alone_rank_without_any_model(adaptation: Adaptation) -> None:
     h200 = hardware.catalogue()["h200"]
-    measured_order.store(as_stored(replace(adaptation, chosen=CONSTANTS, order=Order(adaptation.order.constants)), h200), h200)
+    calibration_file.store(as_stored(replace(adaptation, chosen=CONSTANTS, order=Order(adaptation.order.constants)), h200), h200)
     found = machine("h200")
     assert found.calibration and learned.models_for(found) == () and len(learned.models_for(h200)) == 2
     assert "learned correction" not in rank(SMALL, found).first().terms
@@ -169,7 +169,7 @@ def test_constants_alone_rank_without_any_model(adaptation: Adaptation) -> None:
 
 def test_measurements_for_the_package_ignore_it(adaptation: Adaptation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     h200 = hardware.catalogue()["h200"]
-    measured_order.store(as_stored(adaptation, h200), h200)
+    calibration_file.store(as_stored(adaptation, h200), h200)
     assert machine("h200") != identified_machine("h200") == h200
     asked: list[Any] = []
 
@@ -184,7 +184,7 @@ def test_measurements_for_the_package_ignore_it(adaptation: Adaptation, tmp_path
 
 def test_kept_choices_depend_on_it(stored: Path, adaptation: Adaptation) -> None:
     first = machine("cuda")
-    measured_order.store(as_stored(replace(adaptation, chosen=CONSTANTS, order=Order(adaptation.order.constants)), MADE_UP), MADE_UP)
+    calibration_file.store(as_stored(replace(adaptation, chosen=CONSTANTS, order=Order(adaptation.order.constants)), MADE_UP), MADE_UP)
     places = {choices.place(SMALL, each, USUAL) for each in (MADE_UP, first, machine("cuda"))}
     assert len(places) == 3 and choices.place(SMALL, first, USUAL) in places
 
@@ -204,7 +204,7 @@ def test_plans_name_it(stored: Path) -> None:
 def test_only_a_calibration_that_is_in_use_counts(adaptation: Adaptation) -> None:
     """The machine of a loaded artifact names what this process has not read."""
     content = replace(as_stored(adaptation, MADE_UP), date="of no other test")
-    measured_order.store(content, MADE_UP)
+    calibration_file.store(content, MADE_UP)
     unread = replace(MADE_UP, calibration=content.name, uncalibrated=MADE_UP.digest)
     assert machine(unread) == MADE_UP and choices.place(SMALL, unread, USUAL) == choices.place(SMALL, MADE_UP, USUAL)
     assert "learned correction" not in choices.remembered()(SMALL, unread, 1).terms
@@ -239,7 +239,7 @@ def test_every_damage_is_an_error_that_names_file_and_remedy(stored: Path) -> No
 
 
 def test_a_model_that_is_no_forest_is_an_error(adaptation: Adaptation) -> None:
-    measured_order.store(replace(as_stored(adaptation, MADE_UP), model="AAAA"), MADE_UP)
+    calibration_file.store(replace(as_stored(adaptation, MADE_UP), model="AAAA"), MADE_UP)
     with pytest.raises(CacheError, match="does not serve: .*; run `tilewright calibrate --target made-up-gpu` again"):
         rank(SMALL, machine("cuda"))
 

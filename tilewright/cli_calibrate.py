@@ -78,7 +78,8 @@ def _gpu(target: str, absent: bool) -> Machine:
 
 def _run_cpu(machine: Machine, options: argparse.Namespace, console: Console) -> int:
     from tilewright.hardware import planned_threads
-    from tilewright.hardware.measured_facts import place, store, stored
+    from tilewright.hardware.calibration_file import place, store
+    from tilewright.hardware.measured_facts import stored
 
     if options.show:
         calibration = stored(machine)
@@ -99,8 +100,8 @@ def _run_cpu(machine: Machine, options: argparse.Namespace, console: Console) ->
 
 
 def _run_gpu(machine: Machine, options: argparse.Namespace, console: Console) -> int:
-    from tilewright.hardware.calibration_file import place, remove
-    from tilewright.hardware.measured_order import PRESENT, store, stored
+    from tilewright.hardware.calibration_file import place, remove, store
+    from tilewright.hardware.measured_order import PRESENT, stored
 
     path = place(machine)
     if options.show:

@@ -10,8 +10,9 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tilewright import settings
 from tilewright.errors import CacheError
@@ -19,7 +20,35 @@ from tilewright.files import first_line, json_of
 from tilewright.hardware.machine import Machine
 from tilewright.system.private_files import NotPrivate, read_private, write_private
 
-T = TypeVar("T")
+
+@dataclass(frozen=True)
+class Content:
+    """What every file holds besides its hash."""
+
+    version: ClassVar[int]
+    """Of the format."""
+    identity: str
+    """The digest of the machine as identified."""
+    machine: str
+    """Its description."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content as JSON, with the version."""
+        return {"version": self.version, **asdict(self)}
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the content, 64 hexadecimal digits."""
+        return digest_of(self.document)
+
+    @property
+    def name(self) -> str:
+        """The digest as sources, plans and reports name it."""
+        return self.digest[:12]
+
+
+T = TypeVar("T", bound=Content)
 
 
 def place(machine: Machine) -> Path:
@@ -39,8 +68,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 
 def read(machine: Machine, version: int, checked: Callable[[dict[str, Any]], T]) -> T | None:
-    """What `checked` makes of the content without version and hash; None if there is no file, or, with a
-    warning, if another user may have written it.
+    """What `checked` makes of the content without version and hash; None if there is none, or, with a warning, if another user may have written it.
 
     Raises:
         CacheError: if the file cannot be read, is damaged, or is from another machine or release; for each exception ValueError, KeyError, TypeError
@@ -67,11 +95,11 @@ def read(machine: Machine, version: int, checked: Callable[[dict[str, Any]], T])
         raise CacheError(f"the calibration {path} is damaged or not of this machine: {first_line(error)}", remedy_of(machine)) from error
 
 
-def write(machine: Machine, content: Mapping[str, Any]) -> Path:
+def store(content: Content, machine: Machine) -> Path:
     """Writes the machine's file, replacing an earlier one; returns its path. Raises CacheError if it cannot be written."""
     path = place(machine)
     try:
-        write_private(path, json.dumps({**content, "sha256": digest_of(content)}, indent=1).encode() + b"\n")
+        write_private(path, json.dumps({**content.document, "sha256": content.digest}, indent=1).encode() + b"\n")
     except OSError as error:
         raise CacheError(f"the calibration {path} cannot be written: {error.strerror or error}", "set TILEWRIGHT_CACHE to another folder") from error
     return path

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.hardware.calibration_file import digest_of, read, write
-from tilewright.hardware.calibration_file import place as place
-from tilewright.hardware.calibration_file import remove as remove
+from tilewright.hardware.calibration_file import Content, read
 from tilewright.hardware.machine import Machine
 
-VERSION = 1
 LARGEST = 1e18
 TILE_TYPES = frozenset({"bf16"})
 """Types whose peak on a CPU is that of its tile registers, which does not depend on the ports for vectors."""
@@ -34,13 +30,10 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Content):
     """The content of a file."""
 
-    identity: str
-    """The digest of the machine as identified."""
-    machine: str
-    """Its description."""
+    version = 1
     threads: int
     """Threads that measured at once."""
     date: str
@@ -49,16 +42,6 @@ class Calibration:
     """File name of the OpenMP runtime."""
     facts: Mapping[str, Fact]
     """By name, as in `assumed_facts`, and others that only inform."""
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the content, 64 hexadecimal digits."""
-        return digest_of({"version": VERSION, **asdict(self)})
-
-    @property
-    def name(self) -> str:
-        """The digest as sources and reports name it."""
-        return self.digest[:12]
 
 
 def assumed_facts(machine: Machine) -> dict[str, tuple[float, str]]:
@@ -118,12 +101,7 @@ def stored(machine: Machine) -> Calibration | None:
     Raises:
         CacheError: as `calibration_file.read`.
     """
-    return read(machine, VERSION, lambda content: _checked(content, machine))
-
-
-def store(calibration: Calibration, machine: Machine) -> Path:
-    """Writes the machine's file, replacing an earlier one; returns its path. Raises CacheError if it cannot be written."""
-    return write(machine, {"version": VERSION, **asdict(calibration)})
+    return read(machine, Calibration.version, lambda content: _checked(content, machine))
 
 
 def _checked(content: dict[str, Any], machine: Machine) -> Calibration:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.hardware import calibration
-from tilewright.hardware.calibration_file import digest_of, read, write
+from tilewright.hardware.calibration_file import Content, read
 from tilewright.hardware.machine import Machine
 
-VERSION = 1
 PRESENT, CONSTANTS, CORRECTED = "present", "constants", "constants and correction"
 """The orders that are compared: the present one, by fitted constants, and by these with a learned correction."""
 SHOWN = ("lop@1", "spearman", "error")
@@ -26,13 +24,10 @@ SHOWN = ("lop@1", "spearman", "error")
 
 
 @dataclass(frozen=True)
-class MeasuredOrder:
+class MeasuredOrder(Content):
     """The content of a file."""
 
-    identity: str
-    """The digest of the machine as identified."""
-    machine: str
-    """Its description."""
+    version = 1
     date: str
     environment: Mapping[str, str]
     """GPU, driver and compiler."""
@@ -47,16 +42,6 @@ class MeasuredOrder:
     """By part and name, as in `GpuCalibration`."""
     model: str
     """The learned correction, an .npz file in base64; empty if constants alone are better."""
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the content, 64 hexadecimal digits."""
-        return digest_of({"version": VERSION, **asdict(self)})
-
-    @property
-    def name(self) -> str:
-        """The digest as plans and reports name it."""
-        return self.digest[:12]
 
     @property
     def measured(self) -> calibration.MeasuredGpu:
@@ -84,12 +69,7 @@ def stored(machine: Machine) -> MeasuredOrder | None:
     Raises:
         CacheError: as `calibration_file.read`.
     """
-    return read(machine, VERSION, _checked)
-
-
-def store(found: MeasuredOrder, machine: Machine) -> Path:
-    """Writes the GPU's file, replacing an earlier one; returns its path. Raises CacheError if it cannot be written."""
-    return write(machine, {"version": VERSION, **asdict(found)})
+    return read(machine, MeasuredOrder.version, _checked)
 
 
 def _checked(content: dict[str, Any]) -> MeasuredOrder:
