@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 
 AS ?= x86-avx2
 # The tests in which it matters which CPU schedules and code are made for.
-NATIVE_TESTS := $(addprefix tests/test_,hardware.py compile_operators.py cpu_*.py row_joining.py pixel_joining.py runtime.py cli.py output_pool.py)
+NATIVE_TESTS := $(addprefix tests/test_,hardware.py compile_operators.py cpu_*.py row_joining.py pixel_joining.py runtime.py admission.py cli.py output_pool.py)
 
 .PHONY: help venv install demo test test-as test-slow replay lint types wheel clean
 help:

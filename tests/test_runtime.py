@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import pickle
 import signal
@@ -13,22 +12,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.runtime_programs import ProgramBuilder, chain, chain_reference
 from tilewright.errors import ExecutableBusy, ExecutableClosed, InvalidArtifact, InvalidInput, TilewrightError, UnsupportedOption
 from tilewright.frontend.torch_operators import resolve_operator
-from tilewright.ir.layout import Layout, channels_last, permuted, row_major
+from tilewright.ir.layout import channels_last, row_major
 from tilewright.runtime import cpu as cpu_module
 from tilewright.runtime.cpu import openmp_libraries
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.fields import Field
 from tilewright.runtime.module_stamp import ModuleStamp
-from tilewright.runtime.packing import pack, unpack, write
 from tilewright.runtime.signature import (
     LEAF,
     InputLeaf,
@@ -61,66 +56,6 @@ def test_results_are_fresh() -> None:
     exe(torch.randn(6, 7))
     assert all(torch.equal(a, b) for a, b in zip(first, kept, strict=True))
     assert isinstance(first, tuple) and first[0].data_ptr() != first[1].data_ptr()
-
-
-def test_inputs_in_any_strides() -> None:
-    builder = chain()
-    exe = builder.executable(("r4",))
-    w = builder.constants["w"]
-    storage = torch.randn(200)
-    for x in (
-        torch.randn(7, 6).t(),
-        torch.randn(12, 14)[::2, ::2],
-        storage[3:45].view(6, 7),
-        torch.randn(1, 7).expand(6, 7),
-    ):
-        torch.testing.assert_close(exe(x), chain_reference(x, w))
-
-
-def test_zero_sized_inputs() -> None:
-    builder = ProgramBuilder({"x": (0, 4)})
-    builder.kernel("relu", ("x",), "y", (0, 4), "(void)x0; (void)y;")
-    result = builder.executable(("y",))(torch.empty(0, 4))
-    assert result.shape == (0, 4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), ["expected 1 positional", "got 0"]),
-        ((torch.zeros(6, 7), torch.zeros(1)), ["expected 1 positional", "got 2"]),
-        ((torch.zeros(7, 6),), ["args[0]", "[6, 7]", "[7, 6]"]),
-        ((torch.zeros(6, 7, dtype=torch.float64),), ["args[0]", "float32", "float64"]),
-        ((torch.zeros(6, 7, device="meta"),), ["args[0]", "cpu", "meta"]),
-        ((torch.zeros(6, 7).to_sparse(),), ["args[0]", "sparse"]),
-        ((3,), ["args[0]", "3", "int"]),
-        ((None,), ["args[0]", "None"]),
-        ((torch.zeros(6, 7, requires_grad=True),), ["args[0]", "no_grad"]),
-    ],
-)
-def test_wrong_inputs_are_named(arguments: tuple[object, ...], words: list[str]) -> None:
-    exe = chain(1).executable(("r0",))
-    with pytest.raises(InvalidInput) as caught:
-        exe(*arguments)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-def test_wrong_keyword_is_named_and_parameters_may_be_keywords() -> None:
-    builder = chain(1)
-    plain = builder.signature(1)
-    signature = Signature(plain.inputs, plain.input_tree, plain.outputs, plain.output_tree, parameters=("image",))
-    exe = builder.executable(("r0",), signature)
-    x = torch.randn(6, 7)
-    assert torch.equal(exe(image=x), exe(x))
-    with pytest.raises(InvalidInput, match="nonsense"):
-        exe(x, nonsense=1)
-
-
-def test_gradients_are_refused_only_where_they_would_be_lost() -> None:
-    exe = chain(1).executable(("r0",))
-    x = torch.randn(6, 7, requires_grad=True)
-    with torch.no_grad():
-        assert not exe(x).requires_grad
 
 
 Pair = namedtuple("Pair", ["first", "second"])
@@ -486,40 +421,6 @@ def test_only_functional_aten_operators_are_resolved(target: str) -> None:
     with pytest.raises(InvalidArtifact):
         resolve_operator(target)
     assert resolve_operator("aten.sort.default") is torch.ops.aten.sort.default
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=4)))
-    order: list[tuple[int, int]] = [(dim, 0) for dim in draw(st.permutations(range(len(shape))))]
-    for dim in range(len(shape)):
-        for factor in draw(st.lists(st.sampled_from([2, 3, 4]), max_size=2)):
-            after = max(i for i, (d, _) in enumerate(order) if d == dim) + 1
-            order.insert(draw(st.integers(after, len(order))), (dim, factor))
-    halo = tuple((draw(st.integers(0, 2)), draw(st.integers(0, 2))) for _ in shape)
-    return Layout(shape, tuple(order), halo)
-
-
-@settings(deadline=None)
-@given(layouts(), st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]))
-def test_packing_follows_the_layout(layout: Layout, dtype: torch.dtype) -> None:
-    tensor = (torch.arange(1, math.prod(layout.shape) + 1).view(layout.shape) % 120).to(dtype)
-    packed = pack(tensor, layout)
-    assert packed.numel() == layout.size
-    expected = torch.zeros(layout.size, dtype=dtype)
-    for index in np.ndindex(*layout.shape):
-        expected[int(layout.offset(index).value)] = tensor[index]  # type: ignore[union-attr]
-    assert torch.equal(packed, expected)
-    assert torch.equal(unpack(packed, layout), tensor)
-    target = torch.zeros(layout.size, dtype=dtype)
-    write(target, layout, tensor)
-    assert torch.equal(target, expected)
-
-
-def test_packing_refuses_another_size() -> None:
-    with pytest.raises(ValueError, match="shape"):
-        pack(torch.zeros(3), row_major((4,)))
-    assert pack(torch.arange(6.0), permuted((2, 3), (1, 0))).tolist() == [0, 3, 1, 4, 2, 5]
 
 
 class Everything(torch.nn.Module):
