@@ -352,17 +352,20 @@ def test_matrix_product(batch: tuple[int, ...], m: int, n: int, r: int, transpos
 
 @settings(max_examples=20, deadline=None, derandomize=True, phases=(Phase.generate,))
 @given(
-    m=st.sampled_from([1, 2, 4]),
+    m=st.sampled_from([1, 2, 5, 8]),
     n=st.sampled_from([2, 7, 16, 40]),
-    r=st.sampled_from([8, 21, 64]),
+    r=st.sampled_from([8, 21, 64, 300]),
+    transpose_a=st.booleans(),
     transpose_b=st.booleans(),
     constant=st.booleans(),
     columns=st.sampled_from([1, 8]),
-    threads_along_r=st.sampled_from([4, 32]),
+    threads_along_r=st.sampled_from([1, 4, 16, 32, 64]),
     split=st.sampled_from([1, 2]),
 )
-def test_few_rows(m: int, n: int, r: int, transpose_b: bool, constant: Any, columns: int, threads_along_r: int, split: int) -> None:
-    case = matmul_case(m=m, n=n, r=r, transpose_b=transpose_b, constant=constant)
+def test_few_rows(
+    m: int, n: int, r: int, transpose_a: bool, transpose_b: bool, constant: Any, columns: int, threads_along_r: int, split: int
+) -> None:
+    case = matmul_case(m=m, n=n, r=r, transpose_a=transpose_a, transpose_b=transpose_b, constant=constant)
     check(case, lower(case, GemvSchedule(columns, threads_along_r, split)))
 
 

@@ -14,6 +14,7 @@ from tests.bare_schemas import part, ranking_of
 from tilewright.selection.ranking import Ranking
 from tilewright.tuning.sampling import (
     CLASSES,
+    FEW_ROWS,
     JUDGED,
     LEAST_FLOPS,
     MOST_ELEMENTS,
@@ -46,7 +47,9 @@ def test_workloads_keep_their_bounds() -> None:
         for workload in found:
             assert workload.elements <= MOST_ELEMENTS
             if isinstance(workload, Convolution) and workload.groups == 1 or isinstance(workload, Linear | Product):
-                assert LEAST_FLOPS <= workload.flops <= MOST_FLOPS
+                few = isinstance(workload, Linear) and workload.rows <= FEW_ROWS
+                assert few or workload.flops >= LEAST_FLOPS
+                assert workload.flops <= MOST_FLOPS
             if isinstance(workload, Convolution) and len(workload.size) == 2:
                 assert all(map(has_small_factors, workload.size))
 
@@ -65,6 +68,14 @@ def test_classes_have_the_forms_of_their_names() -> None:
     assert all(one.dilation > 1 or len(one.size) != 2 for one in plain["forms"]) and {len(one.size) for one in plain["forms"]} == {1, 2, 3}
     assert {one.channels for one in plain["first"]} <= {1, 3, 4} and any(one.stride == one.filter[0] for one in plain["first"])
     assert all(one.transposed for one in plain["transposed"]) and not any(one.transposed for name in plain if name != "transposed" for one in plain[name])
+
+
+def test_small_networks_have_classes_of_their_own() -> None:
+    few = [workload for workload in drawn("few") if isinstance(workload, Linear)]
+    assert len(few) == 60 and {1, 8} <= {one.rows for one in few} and any(one.flops < LEAST_FLOPS for one in few)
+    assert any(8 < one.rows <= FEW_ROWS for one in few) and all(one.rows <= FEW_ROWS for one in few)
+    narrow = convolutions("narrow")
+    assert {one.filter for one in narrow} == {(1, 1)} and min(one.channels for one in narrow) < 16 and {one.batch == 1 for one in narrow} == {True, False}
 
 
 def test_workloads_are_those_of_their_seed() -> None:

@@ -16,7 +16,7 @@ from tilewright.selection.choice import rank
 from tilewright.tuning.problems import key_of
 from tilewright.tuning.sampling import CLASSES, random_workloads
 from tilewright.tuning.tuning import distinct_problems
-from tilewright.tuning.workloads import Convolution, Elementwise, Linear, Pool, Product, Rows, Workload, problem_of, text_of, workload_of
+from tilewright.tuning.workloads import Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload, problem_of, text_of, workload_of
 
 CONVOLUTIONS: tuple[Callable[..., nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[Callable[..., nn.Module], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -101,6 +101,11 @@ def module_of(workload: Workload) -> tuple[nn.Module, tuple[Tensor, ...]]:
         operator = (nn.AvgPool2d if w.mean else nn.MaxPool2d)(w.window, w.stride, padding)
         before = nn.Sequential(nn.Conv2d(8, w.channels, 1, bias=False), nn.ReLU())
         return Block(before, operator, None, nn.Conv2d(w.channels, 8, 1, bias=False), "nothing"), (x,)
+    if isinstance(w, GlobalMean):
+        rank = len(w.size)
+        make, mean = CONVOLUTIONS[rank - 1], (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)[rank - 1](1)
+        before = nn.Sequential(make(8, w.channels, 1, bias=False), nn.ReLU())
+        return Block(before, mean, None, make(w.channels, 8, 1, bias=False), "nothing"), (torch.zeros(w.batch, 8, *w.size),)
     if isinstance(w, Rows):
         return nn.Softmax(1) if w.softmax else nn.LayerNorm(w.columns, elementwise_affine=False), (torch.zeros(w.rows, w.columns),)
     x = torch.zeros(w.batch, *w.size, w.channels)
@@ -114,6 +119,7 @@ CASES = [
     Convolution(1, 3, 96, (6, 6), (4, 4), 4, then="bias"), Convolution(1, 16, 16, (6, 6), (4, 4), 2, transposed=1, then="relu"),
     Convolution(1, 16, 32, (6, 6), (3, 3), 2, transposed=1), Linear(12, 64, 96, "gelu"), Linear(3, 64, 96, "residual"), Linear(5, 64, 80),
     Product(3, 12, 16, 20), Product(3, 12, 16, 20, 1), Pool(2, 16, (6, 6), 3, 2), Pool(1, 16, (6, 5), 2, 2, 1),
+    GlobalMean(2, 24, (7, 5)), GlobalMean(1, 16, (12,)),
     Rows(40, 96), Rows(40, 96, 1), Elementwise(2, 16, (6, 5)), Elementwise(2, 16, (6, 5), 1),
 ]  # fmt: skip
 

@@ -127,8 +127,10 @@ class Gemv:
     """Constants of `kernels.gpu.gemv`."""
 
     latency: float
+    tree: float
     memory: float
     issue: float
+    split: float
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@
 | `first` | 3 channels (one in ten: 1 or 4), filters of 3 to 7, or patches of 2 to 16; half at a batch |
 | `transposed` | filters of 2, 3 or 4 with stride 2, one or two dimensions |
 | `linear`, `product` | linear layers of 1 to 4,096 rows; batched products of attention |
-| `pool`, `rows`, `elementwise` | pooling over windows of 2 to 5; softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
+| `few` | linear layers of 1 to 128 rows, most of them at most 8, with 8 to 4,096 channels: squeeze and excitation, classifiers |
+| `narrow` | 1x1 convolutions between 8 to 512 channels, half at a batch of up to 64: the expansions and projections of small networks |
+| `pool`, `mean` | pooling over windows of 2 to 5; means over all positions, half at a batch |
+| `rows`, `elementwise` | softmax and layer normalisation; sums of two tensors, one of them maybe transposed |
 
 Extents and channels are log-uniform, so that small late layers and large early ones are equally frequent: extents without a prime factor
 above 17 (CNNOpt, PACT 2022, section 4.1), five in six square; 16 to 1,024 channels, mostly multiples of 8, 16 or 32. Convolutions and linear layers
@@ -28,11 +31,13 @@ import numpy as np
 
 from tilewright.kernels.columns import length
 from tilewright.selection.ranking import Ranking
-from tilewright.tuning.workloads import FOLLOWS, Convolution, Elementwise, Linear, Pool, Product, Rows, Workload
+from tilewright.tuning.workloads import FOLLOWS, Convolution, Elementwise, GlobalMean, Linear, Pool, Product, Rows, Workload
 
 LARGEST_PRIME = 17
-LEAST_FLOPS, MOST_FLOPS = 4e6, 2e10
+LEAST_FLOPS, MOST_FLOPS = 1e6, 2e10
 """Range of operations of a convolution or product: below it only the launch matters, above it a sample takes milliseconds."""
+FEW_ROWS = 128
+"""Linear layers of at most these rows may have fewer operations: networks with squeeze and excitation have dozens of them."""
 LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 24_000_000
 """Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result."""
 MOST_WINDOW_WORK = 1.5e8
@@ -180,6 +185,16 @@ def _linear(draw: Draw) -> Linear:
     return Linear(rows, draw.channels(64, 4096), draw.channels(64, 4096), draw.follows())
 
 
+def _few(draw: Draw) -> Linear:
+    rows = draw.of(1, 1, 1, draw.between(2, 8), draw.between(2, 8), 8, draw.between(9, FEW_ROWS), draw.of(16, 32, 64))
+    return Linear(rows, draw.channels(8, 4096), draw.channels(8, 4096), draw.follows())
+
+
+def _narrow(draw: Draw) -> Convolution:
+    batch = draw.batch(64) if draw.one_in(2) else 1
+    return Convolution(batch, draw.channels(8, 512), draw.channels(8, 512), draw.size(5, 160), (1, 1), then=draw.follows())
+
+
 def _product(draw: Draw) -> Product:
     rows, reduced = draw.of(draw.between(16, 1024), draw.of(49, 64, 77, 96, 128, 197, 256, 384, 512)), draw.of(16, 24, 32, 48, 64, 64, 80, 96, 128)
     columns = rows if draw.one_in(2) else draw.between(16, 1024)
@@ -190,6 +205,10 @@ def _product(draw: Draw) -> Product:
 def _pool(draw: Draw) -> Pool:
     batch, window = draw.batch() if draw.one_in(2) else 1, draw.of(2, 3, 3, 5)
     return Pool(batch, draw.channels(), draw.size(5, 160), window, draw.of(1, 2, 2), draw.of(0, 1))
+
+
+def _mean(draw: Draw) -> GlobalMean:
+    return GlobalMean(draw.batch(128) if draw.one_in(2) else 1, draw.channels(8, 2048), draw.size(3, 112))
 
 
 def _rows(draw: Draw) -> Rows:
@@ -204,11 +223,12 @@ def _elementwise(draw: Draw) -> Elementwise:
 CLASSES: Mapping[str, Callable[[Draw], Workload]] = MappingProxyType({
     "3x3": lambda draw: _square(draw, 3), "1x1": lambda draw: _square(draw, 1), "large": _large, "first": _first, "groups": _groups, "forms": _forms,
     "batch": lambda draw: _square(draw, draw.of(1, 3, 3, 5), draw.batch()), "transposed": _transposed, "linear": _linear, "product": _product,
-    "pool": _pool, "rows": _rows, "elementwise": _elementwise,
+    "few": _few, "narrow": _narrow, "pool": _pool, "mean": _mean, "rows": _rows, "elementwise": _elementwise,
 })  # fmt: skip
 TRAINING = (
-    "3x3", "batch", "groups", "1x1", "forms", "first", "batch", "linear", "groups", "large", "batch", "1x1", "forms", "3x3", "transposed", "product",
-    "pool", "batch", "rows", "groups", "forms", "first", "1x1", "elementwise",
+    "3x3", "batch", "groups", "1x1", "forms", "first", "batch", "linear", "few", "groups", "large", "narrow", "batch", "1x1", "forms", "3x3",
+    "transposed", "product", "few", "pool", "batch", "narrow", "linear", "rows", "groups", "mean", "forms", "first", "few", "1x1",
+    "elementwise", "narrow",
 )  # fmt: skip
 """Classes of training problems, drawn in turn."""
 
@@ -229,7 +249,9 @@ def measurable(workload: Workload) -> bool:
     """Whether work and sizes are within bounds."""
     if workload.elements > MOST_ELEMENTS:
         return False
-    if isinstance(workload, Pool | Rows | Elementwise):
+    if isinstance(workload, Linear) and workload.rows <= FEW_ROWS:
+        return workload.flops <= MOST_FLOPS
+    if isinstance(workload, Pool | GlobalMean | Rows | Elementwise):
         return workload.elements >= LEAST_ELEMENTS and workload.flops <= MOST_WINDOW_WORK
     if isinstance(workload, Convolution) and workload.groups == workload.channels > 1:
         return LEAST_ELEMENTS <= workload.elements and workload.flops <= MOST_WINDOW_WORK

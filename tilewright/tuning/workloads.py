@@ -178,6 +178,29 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class GlobalMean:
+    """The mean of each channel over all positions."""
+
+    batch: int
+    channels: int
+    size: tuple[int, ...]
+
+    @property
+    def flops(self) -> float:
+        return float(self.elements)
+
+    @property
+    def elements(self) -> int:
+        return self.batch * self.channels * prod(self.size)
+
+    def build(self, g: GraphBuilder) -> Value:
+        x = _before(g, self.batch, self.channels, self.size)
+        with g.at("operator", SUBJECT):
+            y = g.op("mean", x, axes=tuple(range(2, 2 + len(self.size))), keepdim=True)
+        return _pointwise_convolution(g, y, NEIGHBOUR)
+
+
+@dataclass(frozen=True)
 class Rows:
     """A softmax or layer normalisation of each row of [rows, columns]."""
 
@@ -226,9 +249,9 @@ class Elementwise:
             return g.pointwise("relu", g.pointwise("add", x, y))
 
 
-Workload = Convolution | Linear | Product | Pool | Rows | Elementwise
+Workload = Convolution | Linear | Product | Pool | GlobalMean | Rows | Elementwise
 KINDS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
-    {kind.__name__.lower(): kind for kind in (Convolution, Linear, Product, Pool, Rows, Elementwise)}
+    {kind.__name__.lower(): kind for kind in (Convolution, Linear, Product, Pool, GlobalMean, Rows, Elementwise)}
 )
 
 

@@ -11,28 +11,35 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
 from tilewright.kernels.gpu.gemv.counts import sector_waste
+from tilewright.kernels.gpu.gemv.space import GATHERED, lanes_of, turns_at_once
 from tilewright.kernels.gpu.rates import issue_seconds, l2_bandwidth, latency_seconds, streaming_seconds
 
 
 def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCounts, machine: Machine) -> Estimate:
-    """seconds = launch + latency of the iterations + tree + max(memory, issue), plus the parts of a split as in `contraction_estimate`."""
-    threads_along_r, split = candidates["threads_along_r"], candidates["split"]
+    """seconds = launch + latency of the rounds of loads + meeting in shared memory + max(memory, issue), plus the parts of a split as in
+    `contraction_estimate`."""
+    along, split = candidates["threads_along_r"], candidates["split"]
     threads, blocks, resident = counts.threads, counts.blocks, counts.resident
-    along_n = facts.b.along == "own"
-    lanes = facts.b.vector_width
-    steps = -(-facts.r // ((1 if along_n else lanes) * split))
-    turns = -(-steps // threads_along_r)
-    size = facts.m * (lanes if along_n else 1)
+    n_lanes, r_lanes = lanes_of(facts)
+    lanes = max(n_lanes, r_lanes)
+    steps = -(-facts.r // (r_lanes * split))
+    turns = -(-steps // along)
+    # a vector of A is one load if A is adjacent along r; otherwise each lane is one
+    loads = 1 + facts.m * (1 if r_lanes == 1 or (facts.a.along == "r" and facts.a.vector_width >= r_lanes) else r_lanes)
+    unrolled = np.minimum(turns, turns_at_once(facts.m))
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     waves = -(-blocks // (resident * machine.processors))
     moved = sector_waste(facts, candidates) * facts.b.bytes + facts.a.bytes + facts.bytes_written + facts.epilogue_bytes
-    memory = streaming_seconds(machine, moved, at_once, np.minimum(turns, 8) * lanes * facts.b.element_bytes)
-    instructions = turns * (1 + 4 + facts.m * (2 + lanes))
+    memory = streaming_seconds(machine, moved, at_once, unrolled * lanes * facts.b.element_bytes)
+    sums = facts.m * n_lanes
+    phases = 1.0 * (along > 1) + (along > GATHERED)
+    added = np.where(along > GATHERED, GATHERED + along // GATHERED, along) * -(-sums * candidates["columns"] // threads)
+    instructions = turns * (loads + 4 + facts.m * lanes) + (along > 1) * (sums + added)
     issue = issue_seconds(machine, blocks * threads * instructions / machine.warp_size)
-    cache1, cache2 = machine.cache(1), machine.cache(2)
-    assert cache1 is not None and cache2 is not None
-    tree = np.log2(threads_along_r) * (2 * cache1.latency_cycles + size * threads / machine.warp_size / 4) / machine.clock_hz
-    latency = waves * (-(-turns // 8) * latency_seconds(machine) + tree)
+    cache1 = machine.cache(1)
+    assert cache1 is not None
+    warps = threads / machine.warp_size
+    meeting = phases * 2 * cache1.latency_cycles + (along > 1) * warps * (sums + added)
     part_bytes = float(facts.element_bytes) * facts.batch * facts.m * facts.n * split
     combine = np.where(
         split > 1, machine.launch_seconds + 2 * part_bytes / l2_bandwidth(machine) + 2 * latency_seconds(machine), 0.0
@@ -40,9 +47,10 @@ def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCo
     own = gpu_calibration(machine).gemv
     terms = {
         "launch": np.full(len(threads), machine.launch_seconds),
-        "latency": own.latency * latency,
+        "latency": own.latency * waves * (-(-turns // turns_at_once(facts.m)) * latency_seconds(machine)),
+        "tree": own.tree * waves * meeting / machine.clock_hz,
         "memory": own.memory * memory,
         "issue": own.issue * issue,
-        "split": combine,
+        "split": own.split * combine,
     }
     return Estimate(terms, overlapped=("memory", "issue"))

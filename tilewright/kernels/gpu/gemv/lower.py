@@ -1,12 +1,13 @@
 """Lowering of contractions with a few rows of m (fully connected layers at batch 1, recurrent steps): bound by reading B once.
 
 Every thread holds all rows of m for one vector of columns (or for one column, if B is adjacent along r) and runs through its share of the reduction
-with coalesced loads of B. The threads of a column combine their sums in a tree in shared memory. The order is fixed, so results do not vary.
+with coalesced loads of B. The sums of a column's threads meet in shared memory, where as many threads as there are results add them. The order is
+fixed, so results do not vary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from tilewright.codegen.access import bind_shared
@@ -31,11 +32,8 @@ from tilewright.ir.kernel import (
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered
 from tilewright.kernels.gpu.gemm.form import ProductForm
-from tilewright.kernels.gpu.gemv.space import GemvSchedule
+from tilewright.kernels.gpu.gemv.space import GATHERED, GemvSchedule, lanes_of, meeting_size, turns_at_once
 from tilewright.kernels.gpu.split import in_one_or_two
-
-UNROLLED_TURNS = 8
-"""Unrolled iterations of the reduction, and so the number of a thread's loads in flight."""
 
 
 def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, machine: Machine) -> Lowered:
@@ -46,11 +44,8 @@ def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, mach
 def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     """The body for all rows of m and `schedule.columns` vectors of columns per block."""
     facts = form.facts
+    n_lanes, r_lanes = lanes_of(facts)
     along_n = facts.b.along == "own"
-    n_lanes = facts.b.vector_width if along_n else 1
-    r_lanes = 1 if along_n else facts.b.vector_width
-    if r_lanes > 1 and (form.r[-1].extent or 0) % r_lanes:
-        r_lanes = 1
     width = schedule.columns * n_lanes
     counts = (schedule.split, facts.batch, -(-facts.n // width))
     launch = Launch((prod(counts), 1, 1), (schedule.threads, 1, 1))
@@ -65,10 +60,8 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     column, thread_r = Var("column", schedule.columns), Var("thread_r", schedule.threads_along_r)
     if along_n:
         root += [Let(column, thread % schedule.columns), Let(thread_r, thread // schedule.columns)]
-        distance = schedule.columns
     else:
         root += [Let(column, thread // schedule.threads_along_r), Let(thread_r, thread % schedule.threads_along_r)]
-        distance = 1
     # columns past the end repeat the last one and store nothing
     stored = prod(axis.extent or 1 for axis in form.b_n)
     raw = (tile_ * schedule.columns + column) * n_lanes
@@ -78,113 +71,131 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     )
     n_lets, n_values = named(decode(n, form.b_n))
     root += n_lets
+    lanes = max(n_lanes, r_lanes)
     axis = form.b_n[-1] if along_n else form.r[-1] if form.r else None
-    lanes = n_lanes if along_n else r_lanes
     b = vectors_fit(form.b, axis, lanes, form.layouts) if axis is not None else form.b
     assert b is not None
     b = substitute(b, {**bind, **n_values})
     rows = facts.m
-    root.append(Allocate(Buffer("acc", form.dtype, rows * n_lanes, "register")))
-    at = Var("at", rows * n_lanes)
-    root.append(For(at, index_const(rows * n_lanes), Store("acc", at, Const(0.0, form.dtype)), "unroll"))
+    # of each row, one vector of sums: of adjacent columns, or of every r_lanes-th product of one column
+    root.append(Allocate(Buffer("acc", form.dtype, rows * lanes, "register")))
+    at = Var("at", rows * lanes)
+    root.append(For(at, index_const(rows * lanes), Store("acc", at, Const(0.0, form.dtype)), "unroll"))
+    a_vector = vectors_fit(form.a, form.r[-1], r_lanes, form.layouts) if r_lanes > 1 else None
     steps = facts.r // r_lanes
     each = -(-steps // schedule.split)
     turns = -(-each // schedule.threads_along_r)
 
+    def factor(m: int, first: Expr) -> tuple[list[Statement], Expr]:
+        """Statements that load row m's factors of a turn, and their vector."""
+        own = {**bind, **decode(index_const(m), form.m)}
+        if a_vector is not None or r_lanes == 1:
+            value = Var(f"a_value{m}", None, form.dtype, r_lanes)
+            return [Let(value, as_lanes(substitute(a_vector or form.a, {**own, **decode(first, form.r)}), r_lanes))], as_lanes(value, lanes)
+        name = f"a_lanes{m}"
+        loads = [Store(name, index_const(lane), substitute(form.a, {**own, **decode(first + lane, form.r)})) for lane in range(lanes)]
+        return [Allocate(Buffer(name, form.dtype, lanes, "register")), *loads], Load(name, (index_const(0),), form.dtype, lanes)
+
     def turn_body(turn: Expr) -> list[Statement]:
         mine = turn * schedule.threads_along_r + thread_r
         everything = part_ * each + mine
-        limit = index_const(steps)
-        inner: list[Statement] = []
-        r_values = decode(everything * r_lanes, form.r)
         wide = Var("b_value", None, form.dtype, lanes)
-        inner.append(Let(wide, as_lanes(substitute(b, r_values), lanes)))
+        result: list[Statement] = [Let(wide, as_lanes(substitute(b, decode(everything * r_lanes, form.r)), lanes))]
         for m in range(rows):
-            a = substitute(form.a, {**bind, **decode(index_const(m), form.m)})
-            if along_n:
-                factor: Expr = Var(f"a_value{m}", None, form.dtype)
-                inner.append(Let(factor, substitute(a, r_values)))  # type: ignore[arg-type]
-                slot = index_const(m * n_lanes)
-                held = Load("acc", (slot,), form.dtype, n_lanes)
-                inner.append(Store("acc", slot, held + as_lanes(factor, n_lanes) * wide))
-            else:
-                inner.append(Allocate(Buffer("b_lanes", form.dtype, lanes, "register"))) if m == 0 else None
-                if m == 0:
-                    inner.append(Store("b_lanes", index_const(0), wide))
-                for lane in range(lanes):
-                    factor = substitute(a, decode(everything * r_lanes + lane, form.r))
-                    slot = index_const(m)
-                    product = factor * Load("b_lanes", (index_const(lane),), form.dtype)
-                    inner.append(Store("acc", slot, Load("acc", (slot,), form.dtype) + product))
-        conditions = []
+            loads, values = factor(m, everything * r_lanes)
+            slot = index_const(m * lanes)
+            result += [*loads, Store("acc", slot, Load("acc", (slot,), form.dtype, lanes) + values * wide)]
         if each % schedule.threads_along_r:
-            conditions.append(compare("lt", mine, index_const(each)))
+            result = [If(compare("lt", mine, index_const(each)), block(result))]
         if steps % each:
-            conditions.append(compare("lt", everything, limit))
-        result: list[Statement] = inner
-        for condition in conditions:
-            result = [If(condition, block(result))]
+            result = [If(compare("lt", everything, index_const(steps)), block(result))]
         return result
 
-    chunk = min(UNROLLED_TURNS, turns)
+    chunk = min(turns_at_once(rows), turns)
     chunks = turns // chunk
     step, within = Var("turns", chunks), Var("turn", chunk)
     body = For(within, index_const(chunk), block(turn_body(step * chunk + within)), "unroll")
-    root.append(
-        For(step, index_const(chunks), body)
-        if chunks > 1
-        else For(within, index_const(chunk), block(turn_body(within)), "unroll")
-    )
+    root.append(For(step, index_const(chunks), body) if chunks > 1 else body if chunks else block([]))
     if turns % chunk:
         rest = Var("rest", turns % chunk)
         root.append(For(rest, index_const(turns % chunk), block(turn_body(rest + chunks * chunk)), "unroll"))
+    starts = range(0, rows * lanes, r_lanes)
+    sums = [_total([Load("acc", (index_const(start + number),), form.dtype) for number in range(r_lanes)]) for start in starts]
+    first = tile_ * width
     if schedule.threads_along_r > 1:
-        root += _meet(rows * n_lanes, form.dtype, schedule, thread, thread_r, distance)
-    root += _store(form, schedule, bind, raw, thread_r, n_lanes)
+        root += _meet(form, schedule, sums, thread, column, thread_r, n_lanes)
+        root += _results_of_a_block(form, schedule, bind, first, thread, width)
+    else:
+        wide = min(facts.store_vector, n_lanes)
+        for m in range(rows):
+            for lane in range(0, n_lanes, wide):
+                start = m * n_lanes + lane
+                value = Load("acc", (index_const(start),), form.dtype, wide) if wide > 1 else sums[start]
+                root += _result(form, bind, index_const(m), first + (column * n_lanes + lane), value)
     return block(root), launch
 
 
-def _meet(size: int, dtype: str, schedule: GemvSchedule, thread: Var, thread_r: Var, distance: int) -> list[Statement]:
-    """Adds the accumulators of the threads that share a column, in a tree; the result is in the first of them."""
-    # [element][thread]: adjacent threads at adjacent addresses
-    place = Var("place", size)
-    threads = schedule.threads
-    result: list[Statement] = [Allocate(Buffer("meeting", dtype, size * threads, "shared"))]
-    put = Store("meeting", place * threads + thread, Load("acc", (place,), dtype))
-    result.append(For(place, index_const(size), put, "unroll"))
-    stride = schedule.threads_along_r // 2
-    while stride:
-        at = place * threads + thread
-        total = Load("meeting", (at,), dtype) + Load("meeting", (at + stride * distance,), dtype)
-        add = For(place, index_const(size), Store("meeting", at, total), "unroll")
-        result += [block_barrier(), If(compare("lt", thread_r, index_const(stride)), block([add]))]
-        stride //= 2
-    take = Store("acc", place, Load("meeting", (place * threads + thread,), dtype))
-    result.append(For(place, index_const(size), take, "unroll"))
+def _total(terms: Sequence[Expr]) -> Expr:
+    """Their sum in pairs, so that additions do not wait for each other."""
+    half = len(terms) // 2
+    return _total(terms[:half]) + _total(terms[half:]) if half else terms[0]
+
+
+def _meet(form: ProductForm, schedule: GemvSchedule, sums: Sequence[Expr], thread: Var, column: Var, thread_r: Var, n_lanes: int) -> list[Statement]:
+    """Stores all threads' sums, [row of m][column][thread along r], with a word between results so that their threads use different banks; if more
+    than GATHERED threads share a result, adds GATHERED sums each."""
+    width, shared = schedule.columns * n_lanes, meeting_size(schedule.columns * len(sums), schedule.threads_along_r)
+    pitch = schedule.threads_along_r + 1
+    result: list[Statement] = [Allocate(Buffer("meeting", form.dtype, shared, "shared"))]
+    for number, total in enumerate(sums):
+        m, lane = divmod(number, n_lanes)
+        result.append(Store("meeting", (column * n_lanes + (m * width + lane)) * pitch + thread_r, total))
+    result.append(block_barrier())
+    if schedule.threads_along_r > GATHERED:
+        outputs, groups = width * form.facts.m, schedule.threads_along_r // GATHERED
+
+        def gather(item: Var) -> list[Statement]:
+            start = item % outputs * pitch + item // outputs * GATHERED
+            return [Store("meeting", start, _total([Load("meeting", (start + number,), form.dtype) for number in range(GATHERED)]))]
+
+        result += _shared_out(outputs * groups, schedule.threads, thread, "item", gather)
+        result.append(block_barrier())
     return result
 
 
-def _store(
-    form: ProductForm, schedule: GemvSchedule, bind: Mapping[Var, Expr], raw: Expr, thread_r: Var, n_lanes: int
-) -> list[Statement]:
-    lanes = min(form.facts.store_vector, n_lanes)
+def _shared_out(count: int, threads: int, thread: Var, name: str, body: Callable[[Var], Sequence[Statement]]) -> list[Statement]:
+    """The body for `count` numbers, in turns of all threads."""
+    rounds = -(-count // threads)
+    if rounds == 1:
+        return below(thread, count, name, body)
+    turn = Var(f"{name}_turn", rounds)
+    return [For(turn, index_const(rounds), block(below(turn * threads + thread, count, name, body)), "unroll")]
+
+
+def _results_of_a_block(form: ProductForm, schedule: GemvSchedule, bind: Mapping[Var, Expr], first: Expr, thread: Var, width: int) -> list[Statement]:
+    """Adds what has met, and stores the results: each thread has others."""
+    pitch, step = schedule.threads_along_r + 1, min(GATHERED, schedule.threads_along_r) if schedule.threads_along_r > GATHERED else 1
+
+    def result(output: Var) -> list[Statement]:
+        total = _total([Load("meeting", (output * pitch + at,), form.dtype) for at in range(0, schedule.threads_along_r, step)])
+        return _result(form, bind, output // width, first + output % width, total)
+
+    return _shared_out(width * form.facts.m, schedule.threads, thread, "output", result)
+
+
+def _result(form: ProductForm, bind: Mapping[Var, Expr], m: Expr, first: Expr, total: Expr) -> list[Statement]:
+    """Stores the result of row m at the column `first`, or a vector of results from there, if it lies inside."""
     element, offset = substitute(form.element, bind), substitute(form.offset, bind)
-    if lanes > 1:
-        wide = vectors_fit(element, form.n[-1], lanes, form.layouts)
+    if total.lanes > 1:
+        wide = vectors_fit(element, form.n[-1], total.lanes, form.layouts)
         assert wide is not None
-        element = as_lanes(wide, lanes)
-    result: list[Statement] = []
-    for m in range(form.facts.m):
-        for start in range(0, n_lanes, lanes):
-            held = Load("acc", (index_const(m * n_lanes + start),), form.dtype, lanes)
-            here = replace_loads(element, {form.step.name: held})
+        element = as_lanes(wide, total.lanes)
+    held = Var("total", None, form.dtype, total.lanes)
+    element = replace_loads(element, {form.step.name: held})
 
-            def store(n: Var, m: int = m, here: Expr = here) -> list[Statement]:
-                lets, mapping = named(decode(n, form.n))
-                everything = {**mapping, **decode(index_const(m), form.m)}
-                shared, (where, what) = bind_shared([substitute(offset, everything), substitute(here, everything)])
-                return [*lets, *shared, Store(form.output, where, what)]
+    def store(n: Var) -> list[Statement]:
+        lets, values = named({**decode(n, form.n), **decode(m, form.m)})
+        shared, (where, what) = bind_shared([substitute(offset, values), substitute(element, values)])
+        return [Let(held, total), *lets, *shared, Store(form.output, where, what)]
 
-            result.append(block(below(raw + start, form.facts.n, "n_out", store)))
-    first = compare("lt", thread_r, index_const(1))
-    return [If(first, block(result))] if schedule.threads_along_r > 1 else result
+    return below(first, form.facts.n, "n_out", store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,25 @@ class GemvSchedule:
 
 GEMV_ROWS = 8
 """Maximum rows of m that one thread accumulates."""
+GATHERED = 16
+"""Sums that one thread adds before a barrier, if more threads than these have a part of a result."""
+MOST_TURNS, MOST_LOADS = 8, 36
+"""Maximum unrolled iterations of the reduction, and maximum vector loads of theirs in flight in a thread."""
+
+
+def lanes_of(facts: ContractionFacts) -> tuple[int, int]:
+    """Lanes along n and along r of a load of B: one of them is 1."""
+    return (facts.b.vector_width, 1) if facts.b.along == "own" else (1, facts.b.vector_width)
+
+
+def turns_at_once(rows: int) -> int:
+    """Iterations of the reduction whose loads a thread has in flight: in each, one of B and one for every row of A."""
+    return min(MOST_TURNS, MOST_LOADS // (1 + rows))
+
+
+def meeting_size(results: Any, threads_along_r: Any) -> Any:
+    """Elements of shared memory in which the sums of a block's threads meet, for numbers or columns; 0 for one thread along r."""
+    return results * (threads_along_r + 1) * (threads_along_r > 1)
 
 
 def gemv_space(facts: ContractionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -37,10 +57,8 @@ def gemv_space(facts: ContractionFacts, machine: Machine) -> tuple[dict[str, np.
     powers = [2**i for i in range(11)]
     candidates = product_of({"columns": powers, "threads_along_r": powers, "split": (1, 2, 4, 8, 16)})
     threads = candidates["columns"] * candidates["threads_along_r"]
-    along_n = facts.b.along == "own"
-    lanes = facts.b.vector_width if along_n else 1
-    r_lanes = 1 if along_n else facts.b.vector_width
-    shared = threads * lanes * facts.m * facts.element_bytes * (candidates["threads_along_r"] > 1)
+    lanes, r_lanes = lanes_of(facts)
+    shared = meeting_size(candidates["columns"] * lanes * facts.m, candidates["threads_along_r"]) * facts.element_bytes
     each = -(-facts.r // (r_lanes * candidates["split"]))
     return reject(
         candidates,
