@@ -58,12 +58,15 @@ FORM = (
 vectors of its accesses, index divisions and guards of a load of the input, and what follows the sum: bytes read, operations per element."""
 FORMED = CANDIDATE + tuple(f"form {name}" for name in FORM)
 STREAMS = (
-    "axis threads", "axis items", "axis vector_width", "axis rows", "axis threads_per_row",
+    "axis threads", "axis items", "axis vector_width", "axis rows", "axis threads_per_row", "axis columns", "axis threads_along_r", "axis split",
     "term launch", "term chain", "term latency", "term tree", "term starts", "term level 2", "term wavefronts", "term memory", "term issue",
+    "term split",
     "seconds", "blocks", "threads", "registers", "resident", "waves", "balance", "tail", "occupancy", "distinct over level 2",
     "fact points", "fact bytes_read", "fact bytes_written", "fact flops", "fact vector_width", "fact reduced", "fact row_extent", "fact item_extent",
     "fact inner", "fact requests", "fact scattered", "fact rows", "fact columns", "fact stages", "fact row_contiguous",
+    "fact batch", "fact m", "fact n", "fact r", "fact epilogue_bytes",
     "loads", "registers loaded", "loads an output", "guarded", "useful tile", "tile", "across", "turns", "useful turns", "block bytes",
+    "results of a thread", "sums added", "factor loads",
 )  # fmt: skip
 """Features of schemas that stream (`streamed`): axes, shares of the terms, the launch, facts, and what the schema's own `features` add."""
 OWN_BLACK_BOX = BLACK_BOX + tuple(f"tile {name}" for name in OWN_TILES)

@@ -11,7 +11,7 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
 from tilewright.kernels.gpu.gemv.counts import sector_waste
-from tilewright.kernels.gpu.gemv.space import GATHERED, lanes_of, turns_at_once
+from tilewright.kernels.gpu.gemv.space import GATHERED, factor_loads, lanes_of, meeting_sums, turns_at_once
 from tilewright.kernels.gpu.rates import issue_seconds, l2_bandwidth, latency_seconds, streaming_seconds
 
 
@@ -24,8 +24,6 @@ def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCo
     lanes = max(n_lanes, r_lanes)
     steps = -(-facts.r // (r_lanes * split))
     turns = -(-steps // along)
-    # a vector of A is one load if A is adjacent along r; otherwise each lane is one
-    loads = 1 + facts.m * (1 if r_lanes == 1 or (facts.a.along == "r" and facts.a.vector_width >= r_lanes) else r_lanes)
     unrolled = np.minimum(turns, turns_at_once(facts.m))
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     waves = -(-blocks // (resident * machine.processors))
@@ -33,13 +31,13 @@ def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCo
     memory = streaming_seconds(machine, moved, at_once, unrolled * lanes * facts.b.element_bytes)
     sums = facts.m * n_lanes
     phases = 1.0 * (along > 1) + (along > GATHERED)
-    added = np.where(along > GATHERED, GATHERED + along // GATHERED, along) * -(-sums * candidates["columns"] // threads)
-    instructions = turns * (loads + 4 + facts.m * lanes) + (along > 1) * (sums + added)
+    added = meeting_sums(facts, candidates)
+    instructions = turns * (1 + factor_loads(facts) + 4 + facts.m * lanes) + (along > 1) * sums + added
     issue = issue_seconds(machine, blocks * threads * instructions / machine.warp_size)
     cache1 = machine.cache(1)
     assert cache1 is not None
     warps = threads / machine.warp_size
-    meeting = phases * 2 * cache1.latency_cycles + (along > 1) * warps * (sums + added)
+    meeting = phases * 2 * cache1.latency_cycles + warps * ((along > 1) * sums + added)
     part_bytes = float(facts.element_bytes) * facts.batch * facts.m * facts.n * split
     combine = np.where(
         split > 1, machine.launch_seconds + 2 * part_bytes / l2_bandwidth(machine) + 2 * latency_seconds(machine), 0.0

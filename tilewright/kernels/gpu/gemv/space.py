@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.hardware.machine import Machine
-from tilewright.kernels.columns import product_of, reject
+from tilewright.kernels.columns import Columns, product_of, reject
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
 
 
@@ -49,6 +49,22 @@ def turns_at_once(rows: int) -> int:
 def meeting_size(results: Any, threads_along_r: Any) -> Any:
     """Elements of shared memory in which the sums of a block's threads meet, for numbers or columns; 0 for one thread along r."""
     return results * (threads_along_r + 1) * (threads_along_r > 1)
+
+
+def factor_loads(facts: ContractionFacts) -> int:
+    """Loads of A in a turn of a thread: for each row a vector if A is adjacent along r as well, otherwise single elements."""
+    _, lanes = lanes_of(facts)
+    wide = facts.a.along == "r" and facts.a.vector_width >= lanes
+    return facts.m * (1 if wide else lanes)
+
+
+def meeting_sums(facts: ContractionFacts, candidates: Columns) -> np.ndarray:
+    """Sums in shared memory that a thread adds after all have met there; 0 for one thread along r."""
+    along, threads = candidates["threads_along_r"], candidates["columns"] * candidates["threads_along_r"]
+    results = facts.m * lanes_of(facts)[0] * candidates["columns"]
+    gathered = GATHERED * -(-results * (along // GATHERED) // threads)
+    last = np.where(along > GATHERED, along // GATHERED, along) * -(-results // threads)
+    return np.where(along > 1, last + (along > GATHERED) * gathered, 0)
 
 
 def gemv_space(facts: ContractionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
