@@ -35,6 +35,7 @@ from tilewright.analysis.cpu.assembly import disassembled
 from tilewright.analysis.cpu.loops_operations import Unanalysable
 from tilewright.codegen.source import source_text
 from tilewright.hardware.machine import Machine
+from tilewright.ir.problem import Problem
 from tilewright.kernels.registry import lower
 from tilewright.selection.code_score import MODELS, code_terms, linear
 from tilewright.toolchain import Binary, SourceFile, compile_kernels
@@ -70,19 +71,24 @@ def rows_of(line: Mapping[str, Any], each: int) -> list[Row]:
     found: list[Row] = []
     for position in sample(layer.seconds, ranking.seconds, each):
         schedule = ranking.choice(position).schedule
-        lowered = lower(problem, schedule, machine)
-        kernels = list({kernel.name: kernel for kernel in lowered.kernels}.values())
-        sources = [SourceFile(kernel.name, source_text(kernel), "c", (kernel.name,)) for kernel in kernels]
-        built = [binary for binary in compile_kernels(sources, machine, workers=1) if isinstance(binary, Binary)]
-        pairs = [(kernel, disassembled(binary.path, machine)) for kernel, binary in zip(kernels, built, strict=True)]
         try:
-            terms = code_terms(pairs, machine, layer.threads)
+            terms = terms_of(problem, schedule, machine, layer.threads)
         except Unanalysable as error:
             print(f"{layer.name}, {schedule}: {error}", file=sys.stderr)
             continue
         row = {"layer": layer.name, "schedule": serialisation.schedule_text(schedule), "seconds": float(layer.seconds[position])}
         found.append(row | {"models": float(ranking.seconds[position]), "terms": {name: float(f"{value:.6g}") for name, value in terms.items()}})
     return found
+
+
+def terms_of(problem: Problem, schedule: Any, machine: Machine, threads: int) -> dict[str, float]:
+    """The terms of a schedule's code. Raises Unanalysable if its control flow cannot be followed."""
+    lowered = lower(problem, schedule, machine)
+    kernels = list({kernel.name: kernel for kernel in lowered.kernels}.values())
+    sources = [SourceFile(kernel.name, source_text(kernel), "c", (kernel.name,)) for kernel in kernels]
+    built = [binary for binary in compile_kernels(sources, machine, workers=1) if isinstance(binary, Binary)]
+    pairs = [(kernel, disassembled(binary.path, machine)) for kernel, binary in zip(kernels, built, strict=True)]
+    return code_terms(pairs, machine, threads)
 
 
 def fitted(rows: Sequence[Row]) -> dict[str, float]:

@@ -142,7 +142,7 @@ def test_a_choice_on_the_way_to_which_something_hung_is_not_kept(cache: Path, mo
         patch.setenv("TILEWRIGHT_CC", str(hanging))
         patch.setenv("TILEWRIGHT_COMPILE_SECONDS", "2")
         with CodeScores(target, 1) as processes:
-            assert processes.best(PROBLEM, rank(PROBLEM, target, threads=2), 2, count=1) == (favourite, False)
+            assert processes.best(PROBLEM, rank(PROBLEM, target, threads=2), 2) == (favourite, False)
     assert not (cache / "choices").exists()
     with CodeScores(target, 1) as processes:
         choices.remembered(USUAL, processes)(PROBLEM, target, 2)
@@ -165,6 +165,27 @@ def test_small_regions_are_left_to_the_models() -> None:
     with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as processes:
         assert processes.best(PROBLEM, ranking, 2) == (ranking.first(), True)
         assert processes._processes[0]._worker is None  # no process was started
+
+
+@pytest.mark.usefixtures("worth")
+def test_close_candidates_that_scores_order_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those far behind, nor if all of them are Winograd's: then no process, which would be lost, is asked."""
+
+    def asked(target: str, scored: bool = False, count: int = FAVOURITES) -> bool:
+        ranking = rank(PROBLEM, machine(target), threads=2)
+        parts = tuple(replace(part, schema=replace(part.schema, scored=part.schema.scored or scored)) for part in ranking.parts)
+        with CodeScores(machine(target), 1, ("-c", "raise SystemExit(3)")) as processes:
+            choice, whole = processes.best(PROBLEM, replace(ranking, parts=parts), 2, count)
+        assert choice.schedule == ranking.first().schedule
+        return not whole
+
+    kinds = [choice.schema.name for choice in islice(rank(PROBLEM, machine("neoverse-n1"), threads=2), 99)]
+    assert kinds[:FAVOURITES] == ["winograd"] * FAVOURITES
+    assert asked("x86-avx512") and not asked("neoverse-n1") and asked("neoverse-n1", scored=True)
+    monkeypatch.setattr(code_choice, "CLOSE", float("inf"))
+    assert asked("neoverse-n1", count=kinds.index("contraction") + 1) and not asked("neoverse-n1", count=kinds.index("contraction"))
+    monkeypatch.setattr(code_choice, "CLOSE", -1.0)
+    assert not asked("x86-avx512")
 
 
 def test_an_interruption_waits_for_no_answer() -> None:

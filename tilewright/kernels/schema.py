@@ -113,7 +113,8 @@ class Schema(Generic[Facts, Parts, Schedule, Counted]):
     transforms: computes sums by transforms of blocks (Winograd's algorithm): outliers, infinities and NaN affect all results of a block.
     unordered: whether a schedule adds the parts of a sum in no fixed order, so that results differ in their last bits from run to run.
     alone: if it has any candidates, no later schema is asked.
-    scored: the coefficients that score compiled code (`selection.code_score`) were fitted to its kernels."""
+    scored: scores of compiled code (`selection.code_score`) order its candidates better than the models do. Without it they decide only between
+            one of its candidates and one of a schema that has it."""
 
     name: str
     kinds: tuple[str, ...]

@@ -92,11 +92,6 @@ class Ranking:
         for position in np.argsort(self.seconds, kind="stable"):
             yield self.choice(int(position))
 
-    def first_parts(self, count: int) -> Iterator[Part]:
-        """The part of each of the `count` candidates with the shortest predicted times."""
-        for position in np.argsort(self.seconds, kind="stable")[:count]:
-            yield self.parts[int(np.searchsorted(self.starts, position, side="right")) - 1]
-
     def first(self) -> Choice:
         """The candidate with the shortest predicted time; among ties, the first in the order of the space.
 

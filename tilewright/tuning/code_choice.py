@@ -1,6 +1,6 @@
-"""Choosing by compiled code: the models' favourites for a CPU contraction are compiled, their code is scored, and the best score wins.
+"""Choosing by compiled code: if the models predict nearly the same time for a CPU contraction's first candidates, the score of their code decides.
 
-The cheap stage, the models over the whole space in NumPy, passes its first few candidates to the expensive one (`selection/search.py::rescored`). The
+The cheap stage, the models over the whole space in NumPy, passes its first candidates to the expensive one (`selection/search.py::rescored`). The
 spaces of CPU contractions have at most some ten thousand candidates, so all are ranked and no evolutionary search is needed. Separate processes
 compile and read code, and leave the chosen kernel in the kernel cache. Where the learned model (`selection/learned/cpu.py`) was trained on
 measurements of this core and these vectors, it decides alone. If code cannot be read (no objdump for the target, data-dependent control flow), the
@@ -13,6 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 from tilewright import settings
@@ -29,8 +30,11 @@ from tilewright.tuning import serialisation
 from tilewright.tuning.trial_processes import Child
 from tilewright.tuning.workers import Message, WorkerLost
 
-FAVOURITES = 3
-"""Number of candidates to compile and score."""
+FAVOURITES = 2
+"""Maximum number of candidates to compile and score. This and `CLOSE` are the fewest with which choices of measured problems are as good as with more
+(`bench.code_choices`)."""
+CLOSE = 0.05
+"""Fraction by which a candidate's predicted time may exceed that of the models' first to be compiled and scored."""
 MARGIN = 0.05
 """Fraction by which another score must be better to replace the models' first choice."""
 WORTH_SECONDS = 3e-5
@@ -96,17 +100,19 @@ class CodeScores:
             process.close()
 
     def best(self, problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURITES) -> tuple[Choice, bool]:
-        """The candidate with the best score among the ranking's first `count`. The ranking's first is kept if its score is within `MARGIN` of the
-        best, if it has no score, if the region is too short, or if the coefficients were not fitted to one of the schemas. A learned model, which
-        corrects only cores and vectors that it was trained on, ranks better and decides alone. The second result is False if a process hung or was
-        lost, so that the choice may not be reproducible.
+        """The candidate with the best score among those of the ranking's first `count` whose predictions are close. The ranking's first is kept if
+        no other is close, if its score is within `MARGIN` of the best, if it has no score, if the region is too short, or if all are of schemas whose
+        candidates scores do not order. A learned model, which corrects only cores and vectors that it was trained on, ranks better and decides alone.
+        The second result is False if a process hung or was lost, so that the choice may not be reproducible.
 
         Raises:
             Unsuitable: if no candidate is feasible.
         """
         favourite = ranking.first()
-        fitted = all(part.schema.scored for part in ranking.first_parts(count))
-        if ranking.predicted is not None or favourite.seconds < WORTH_SECONDS or not fitted:
+        if ranking.predicted is not None or favourite.seconds < WORTH_SECONDS:
+            return favourite, True
+        close = [choice for choice in islice(ranking, count) if choice.seconds <= (1 + CLOSE) * favourite.seconds]
+        if len(close) < 2 or not any(choice.schema.scored for choice in close):
             return favourite, True
         coefficients = coefficients_of(self._machine.architecture)
         lost = threading.Event()
@@ -124,7 +130,7 @@ class CodeScores:
                 lost.set()
             return linear(answer["terms"], coefficients) if "terms" in answer else float("inf")
 
-        found = rescored(ranking, score, count, self._pool)
+        found = rescored(ranking, score, len(close), self._pool)
         its = next((entry.score for entry in found if entry.choice.schedule == favourite.schedule), None)
         chosen = found[0].choice if its is not None and found[0].score < (1 - MARGIN) * its else favourite
         return chosen, not lost.is_set()

@@ -30,6 +30,5 @@ WINOGRAD = Schema(
     lower=lambda problem, form, schedule, machine: lower_winograd(problem, form.parts, form.facts, schedule),
     made=lambda axes, machine: schedule_of(machine.vector_lanes(), **axes),
     features=lambda facts, candidates, machine, options: winograd_features(facts, candidates, machine, options.threads),
-    scored=True,
     transforms=True,
 )
