@@ -10,6 +10,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -297,6 +298,17 @@ def test_one_openmp_runtime_and_its_threads() -> None:
     assert openmp_libraries() == loaded
     with pytest.raises(UnsupportedOption):
         exe.threads = 0
+
+
+def test_pytorchs_runtime_is_found_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment may be a link, whereas the process's maps have paths without links."""
+    package = Path(torch.__file__).resolve().parent
+    (tmp_path / "site-packages").symlink_to(package.parent)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "site-packages" / package.name / "__init__.py"))
+    found = openmp_libraries()
+    monkeypatch.setattr(cpu_module, "openmp_libraries", lambda: ("/another/libgomp.so.1", *found))
+    shared = cpu_module.share_openmp()
+    assert shared is not None and shared._name in found
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

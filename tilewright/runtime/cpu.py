@@ -103,7 +103,7 @@ def openmp_libraries() -> tuple[str, ...]:
 
 def share_openmp() -> ctypes.CDLL | None:
     """Makes the OpenMP runtime that PyTorch loaded visible to kernels, so that they do not start a second thread pool."""
-    own = str(Path(torch.__file__).parent)
+    own = str(Path(torch.__file__).resolve().parent)  # the maps show paths without links, and an environment may be one
     # other packages, such as scikit-learn, bring runtimes of their own
     for path in sorted(openmp_libraries(), key=lambda path: not path.startswith(own)):
         return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
