@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -16,16 +17,18 @@ from tilewright.ir.expr import Const, Expr, Load, Var, compare, index_const, sel
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Statement, Store
 
 
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "lt": operator.lt, "min": min,
+}  # fmt: skip
+
+
 def value_of(expr: Expr, at: dict[str, int]) -> Any:
     if isinstance(expr, Const):
         return expr.value
     if isinstance(expr, Var):
         return at[expr.name]
     assert not isinstance(expr, Load)
-    a, *others = (value_of(arg, at) for arg in expr.args)
-    rest = {"add": lambda b: a + b, "sub": lambda b: a - b, "mul": lambda b: a * b, "floordiv": lambda b: a // b, "mod": lambda b: a % b}
-    rest |= {"lt": lambda b: a < b, "and": lambda b: a and b, "min": lambda b: min(a, b)}
-    return rest[expr.operation](*others)
+    return OPERATIONS[expr.operation](*[value_of(arg, at) for arg in expr.args])
 
 
 def executed(root: Statement, at: dict[str, int]) -> Iterator[tuple[tuple[int, ...], str, int, int]]:
