@@ -7,7 +7,9 @@ WORKERS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-AS ?= x86-avx2
+ifeq ($(origin AS),default) # make's own name of an assembler
+AS := x86-avx2
+endif
 # The tests in which it matters which CPU schedules and code are made for.
 NATIVE_TESTS := $(addprefix tests/test_,hardware.py compile_operators.py cpu_*.py row_joining.py pixel_joining.py runtime.py admission.py cli.py output_pool.py)
 
@@ -35,14 +37,17 @@ demo: venv
 	$(BIN)/python examples/demo.py
 
 # One OpenMP thread a process: workers with two threads each would fight for the cores. Three of them: some tests wait for processes.
+# Byte code is kept whatever the environment says: the tests start hundreds of Python processes.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
 test: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-as: venv
-	TILEWRIGHT_NATIVE=$(AS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not gpu" $(NATIVE_TESTS)
+	TILEWRIGHT_NATIVE=$(AS) $(PYTEST) -m "not slow and not gpu" $(NATIVE_TESTS)
 
 test-slow: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 BASE ?= HEAD
 replay: venv

@@ -16,7 +16,6 @@ from tilewright.hardware import machine
 from tilewright.ir.expr import Const, Expr, Load, Var, compare, index_const, select
 from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Kernel, Launch, Let, Statement, Store
 
-
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "lt": operator.lt, "min": min,
 }  # fmt: skip
