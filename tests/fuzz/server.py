@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -104,6 +105,8 @@ def main() -> None:
     subject = importlib.import_module(f"tests.fuzz.{sys.argv[1]}")
     if hasattr(subject, "prepare"):
         subject.prepare()
+    gc.collect()
+    gc.freeze()  # children need not pass over what they share with this process, which would copy its pages
     if sys.argv[2] == "--once":
         os.chdir(sys.argv[3])
         outcome = judged(subject)

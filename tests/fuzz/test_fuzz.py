@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -47,33 +49,36 @@ def misbehaving() -> Iterator[Server]:
         yield server
 
 
-def test_results_that_are_not_those_of_the_graph_are_noticed() -> None:
+@pytest.fixture(scope="module")
+def served() -> Iterator[Callable[[str], Server]]:
+    """The server of a subject, started when a test first asks for it."""
+    with ExitStack() as stack:
+        yield cache(lambda subject: stack.enter_context(Server(subject)))
+
+
+def test_results_that_are_not_those_of_the_graph_are_noticed(served: Callable[[str], Server]) -> None:
     held = files("convolutions")
     manifest = manifest_of(held)
     node = next(node for node in manifest["program"]["graph"]["nodes"] if node["operator"] == "relu")
-    with Server("artifact_files") as server:
-        for operator, verdict in (("relu", "accepted"), ("tanh", "broken promise")):  # the kernel is unchanged
-            node["operator"] = operator
-            assert server.run(placed({**signed(held, manifest), MEANT: b""})).verdict == verdict
+    for operator, verdict in (("relu", "accepted"), ("tanh", "broken promise")):  # the kernel is unchanged
+        node["operator"] = operator
+        assert served("artifact_files").run(placed({**signed(held, manifest), MEANT: b""})).verdict == verdict
 
 
-def test_an_unchanged_record_is_imported() -> None:
+def test_an_unchanged_record_is_imported(served: Callable[[str], Server]) -> None:
     """Otherwise all mutants of lines would be refused for the same reason, and nothing behind it would be tested."""
     data = json.dumps(records_files.sound_line(records_files.measurements()[0])).encode()
-    with Server("records_files") as server:
-        outcome = server.run({"lines": data})
-        assert outcome.verdict == "accepted", outcome
+    outcome = served("records_files").run({"lines": data})
+    assert outcome.verdict == "accepted", outcome
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_mutated_files(subject: str, times: int) -> None:
-    with Server(subject) as server:
+def test_mutated_files(subject: str, times: int, served: Callable[[str], Server]) -> None:
+    @settings(max_examples=times * CASES.get(subject, ELSE), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(importlib.import_module(f"tests.fuzz.{subject}").cases())
+    def check(case: Case) -> None:
+        outcome = served(subject).run(case)
+        assert not outcome.fault, f"{outcome.verdict}: {outcome.detail}"
 
-        @settings(max_examples=times * CASES.get(subject, ELSE), deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-        @given(importlib.import_module(f"tests.fuzz.{subject}").cases())
-        def check(case: Case) -> None:
-            outcome = server.run(case)
-            assert not outcome.fault, f"{outcome.verdict}: {outcome.detail}"
-
-        check()
+    check()
