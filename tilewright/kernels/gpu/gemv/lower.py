@@ -7,7 +7,7 @@ fixed, so results do not vary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from tilewright.codegen.access import bind_shared
@@ -15,7 +15,23 @@ from tilewright.codegen.assemble import block
 from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.hardware.machine import Machine
-from tilewright.ir.expr import Const, Expr, Load, Var, as_lanes, binary, compare, index_const, range_of, replace_loads, substitute
+from tilewright.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Load,
+    Var,
+    as_lanes,
+    binary,
+    compare,
+    index_const,
+    loads,
+    range_of,
+    replace_loads,
+    rewrite,
+    substitute,
+    walk,
+)
 from tilewright.ir.kernel import (
     Allocate,
     Block,
@@ -81,6 +97,12 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     root.append(Allocate(Buffer("acc", form.dtype, rows * lanes, "register")))
     at = Var("at", rows * lanes)
     root.append(For(at, index_const(rows * lanes), Store("acc", at, Const(0.0, form.dtype)), "unroll"))
+    first = tile_ * width
+    outputs = width * rows
+    element = substitute(form.element, bind)
+    if 1 < schedule.threads_along_r and outputs <= schedule.threads:
+        loads_ahead, element = _loaded_ahead(form, element, thread, outputs, first, width)
+        root += loads_ahead
     a_vector = vectors_fit(form.a, form.r[-1], r_lanes, form.layouts) if r_lanes > 1 else None
     steps = facts.r // r_lanes
     each = -(-steps // schedule.split)
@@ -93,8 +115,8 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
             value = Var(f"a_value{m}", None, form.dtype, r_lanes)
             return [Let(value, as_lanes(substitute(a_vector or form.a, {**own, **decode(first, form.r)}), r_lanes))], as_lanes(value, lanes)
         name = f"a_lanes{m}"
-        loads = [Store(name, index_const(lane), substitute(form.a, {**own, **decode(first + lane, form.r)})) for lane in range(lanes)]
-        return [Allocate(Buffer(name, form.dtype, lanes, "register")), *loads], Load(name, (index_const(0),), form.dtype, lanes)
+        stores = [Store(name, index_const(lane), substitute(form.a, {**own, **decode(first + lane, form.r)})) for lane in range(lanes)]
+        return [Allocate(Buffer(name, form.dtype, lanes, "register")), *stores], Load(name, (index_const(0),), form.dtype, lanes)
 
     def turn_body(turn: Expr) -> list[Statement]:
         mine = turn * schedule.threads_along_r + thread_r
@@ -102,9 +124,9 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
         wide = Var("b_value", None, form.dtype, lanes)
         result: list[Statement] = [Let(wide, as_lanes(substitute(b, decode(everything * r_lanes, form.r)), lanes))]
         for m in range(rows):
-            loads, values = factor(m, everything * r_lanes)
+            statements, values = factor(m, everything * r_lanes)
             slot = index_const(m * lanes)
-            result += [*loads, Store("acc", slot, Load("acc", (slot,), form.dtype, lanes) + values * wide)]
+            result += [*statements, Store("acc", slot, Load("acc", (slot,), form.dtype, lanes) + values * wide)]
         if each % schedule.threads_along_r:
             result = [If(compare("lt", mine, index_const(each)), block(result))]
         if steps % each:
@@ -121,17 +143,16 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
         root.append(For(rest, index_const(turns % chunk), block(turn_body(rest + chunks * chunk)), "unroll"))
     starts = range(0, rows * lanes, r_lanes)
     sums = [_total([Load("acc", (index_const(start + number),), form.dtype) for number in range(r_lanes)]) for start in starts]
-    first = tile_ * width
     if schedule.threads_along_r > 1:
         root += _meet(form, schedule, sums, thread, column, thread_r, n_lanes)
-        root += _results_of_a_block(form, schedule, bind, first, thread, width)
+        root += _results_of_a_block(form, schedule, element, substitute(form.offset, bind), first, thread, width)
     else:
         wide = min(facts.store_vector, n_lanes)
         for m in range(rows):
             for lane in range(0, n_lanes, wide):
                 start = m * n_lanes + lane
                 value = Load("acc", (index_const(start),), form.dtype, wide) if wide > 1 else sums[start]
-                root += _result(form, bind, index_const(m), first + (column * n_lanes + lane), value)
+                root += _result(form, element, substitute(form.offset, bind), index_const(m), first + (column * n_lanes + lane), value)
     return block(root), launch
 
 
@@ -172,20 +193,38 @@ def _shared_out(count: int, threads: int, thread: Var, name: str, body: Callable
     return [For(turn, index_const(rounds), block(below(turn * threads + thread, count, name, body)), "unroll")]
 
 
-def _results_of_a_block(form: ProductForm, schedule: GemvSchedule, bind: Mapping[Var, Expr], first: Expr, thread: Var, width: int) -> list[Statement]:
+def _loaded_ahead(
+    form: ProductForm, element: Expr, thread: Var, outputs: int, first: Expr, width: int
+) -> tuple[list[Statement], Expr]:
+    """Statements that load what the epilogue of a thread's one result reads (a bias, a branch), and the element that uses their values: their latency
+    passes during the reduction. Threads without a result load that of the last. Loads whose index or use depends on values stay where they are."""
+    own = [load for load in loads(element) if load.buffer != form.step.name]
+    if not own or any(isinstance(node, Apply) and node.operation == "select" for node in walk(element)) or any(loads(*load.index) for load in own):
+        return [], element
+    output, n = Var("own_output", outputs), Var("own_n", form.facts.n)
+    lets: list[Statement] = [Let(output, binary("min", thread, index_const(outputs - 1)))]
+    lets.append(Let(n, binary("min", first + output % width, index_const(form.facts.n - 1))))
+    places = {**decode(n, form.n), **decode(output // width, form.m)}
+    ahead = {load: Var(f"ahead{number}", None, load.dtype) for number, load in enumerate(own)}
+    lets += [Let(value, substitute(load, places)) for load, value in ahead.items()]
+    return lets, rewrite(element, lambda node: ahead.get(node, node) if isinstance(node, Load) else node)
+
+
+def _results_of_a_block(
+    form: ProductForm, schedule: GemvSchedule, element: Expr, offset: Expr, first: Expr, thread: Var, width: int
+) -> list[Statement]:
     """Adds what has met, and stores the results: each thread has others."""
     pitch, step = schedule.threads_along_r + 1, min(GATHERED, schedule.threads_along_r) if schedule.threads_along_r > GATHERED else 1
 
     def result(output: Var) -> list[Statement]:
         total = _total([Load("meeting", (output * pitch + at,), form.dtype) for at in range(0, schedule.threads_along_r, step)])
-        return _result(form, bind, output // width, first + output % width, total)
+        return _result(form, element, offset, output // width, first + output % width, total)
 
     return _shared_out(width * form.facts.m, schedule.threads, thread, "output", result)
 
 
-def _result(form: ProductForm, bind: Mapping[Var, Expr], m: Expr, first: Expr, total: Expr) -> list[Statement]:
+def _result(form: ProductForm, element: Expr, offset: Expr, m: Expr, first: Expr, total: Expr) -> list[Statement]:
     """Stores the result of row m at the column `first`, or a vector of results from there, if it lies inside."""
-    element, offset = substitute(form.element, bind), substitute(form.offset, bind)
     if total.lanes > 1:
         wide = vectors_fit(element, form.n[-1], total.lanes, form.layouts)
         assert wide is not None
