@@ -16,6 +16,7 @@ from tilewright.codegen.common import below, decode, named, vectors_fit
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.hardware.machine import Machine
 from tilewright.ir.expr import (
+    TRUE,
     Apply,
     Const,
     Expr,
@@ -26,9 +27,11 @@ from tilewright.ir.expr import (
     compare,
     index_const,
     loads,
+    logical_and,
     range_of,
     replace_loads,
     rewrite,
+    select,
     substitute,
     walk,
 )
@@ -37,7 +40,6 @@ from tilewright.ir.kernel import (
     Block,
     Buffer,
     For,
-    If,
     Launch,
     Let,
     Statement,
@@ -106,7 +108,6 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
     a_vector = vectors_fit(form.a, form.r[-1], r_lanes, form.layouts) if r_lanes > 1 else None
     steps = facts.r // r_lanes
     each = -(-steps // schedule.split)
-    turns = -(-each // schedule.threads_along_r)
 
     def factor(m: int, first: Expr) -> tuple[list[Statement], Expr]:
         """Statements that load row m's factors of a turn, and their vector."""
@@ -118,29 +119,34 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
         stores = [Store(name, index_const(lane), substitute(form.a, {**own, **decode(first + lane, form.r)})) for lane in range(lanes)]
         return [Allocate(Buffer(name, form.dtype, lanes, "register")), *stores], Load(name, (index_const(0),), form.dtype, lanes)
 
-    def turn_body(turn: Expr) -> list[Statement]:
+    def turn_body(turn: Expr, ragged: bool = False) -> list[Statement]:
+        """Products beyond the end do not count; their loads, of the last factors, do not branch, so that those of all turns are in flight at once."""
         mine = turn * schedule.threads_along_r + thread_r
-        everything = part_ * each + mine
-        wide = Var("b_value", None, form.dtype, lanes)
-        result: list[Statement] = [Let(wide, as_lanes(substitute(b, decode(everything * r_lanes, form.r)), lanes))]
-        for m in range(rows):
-            statements, values = factor(m, everything * r_lanes)
-            slot = index_const(m * lanes)
-            result += [*statements, Store("acc", slot, Load("acc", (slot,), form.dtype, lanes) + values * wide)]
-        if each % schedule.threads_along_r:
-            result = [If(compare("lt", mine, index_const(each)), block(result))]
+        place = part_ * each + mine
+        inside = compare("lt", mine, index_const(each)) if ragged else TRUE
         if steps % each:
-            result = [If(compare("lt", everything, index_const(steps)), block(result))]
+            inside = logical_and(inside, compare("lt", place, index_const(steps)))
+        if inside != TRUE:
+            place = binary("min", place, index_const(steps - 1))
+        wide = Var("b_value", None, form.dtype, lanes)
+        result: list[Statement] = [Let(wide, as_lanes(substitute(b, decode(place * r_lanes, form.r)), lanes))]
+        for m in range(rows):
+            statements, values = factor(m, place * r_lanes)
+            slot = index_const(m * lanes)
+            product = select(inside, values * wide, as_lanes(Const(0.0, form.dtype), lanes))
+            result += [*statements, Store("acc", slot, Load("acc", (slot,), form.dtype, lanes) + product)]
         return result
 
-    chunk = min(turns_at_once(rows), turns)
-    chunks = turns // chunk
-    step, within = Var("turns", chunks), Var("turn", chunk)
-    body = For(within, index_const(chunk), block(turn_body(step * chunk + within)), "unroll")
-    root.append(For(step, index_const(chunks), body) if chunks > 1 else body if chunks else block([]))
-    if turns % chunk:
-        rest = Var("rest", turns % chunk)
-        root.append(For(rest, index_const(turns % chunk), block(turn_body(rest + chunks * chunk)), "unroll"))
+    whole = each // schedule.threads_along_r
+    chunk = min(turns_at_once(rows), whole)
+    if chunk:
+        step, within = Var("turns", whole // chunk), Var("turn", chunk)
+        body = For(within, index_const(chunk), block(turn_body(step * chunk + within)), "unroll")
+        root.append(For(step, index_const(whole // chunk), body) if whole >= 2 * chunk else body)
+        for rest in range(whole - whole % chunk, whole):
+            root += turn_body(index_const(rest))
+    if each % schedule.threads_along_r:
+        root += turn_body(index_const(whole), ragged=True)
     starts = range(0, rows * lanes, r_lanes)
     sums = [_total([Load("acc", (index_const(start + number),), form.dtype) for number in range(r_lanes)]) for start in starts]
     if schedule.threads_along_r > 1:
