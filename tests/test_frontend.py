@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilewright.errors import InvalidModel, UnsupportedOperator
+from tilewright.frontend import torch_export
 from tilewright.frontend.imported import Imported, unsupported
 from tilewright.frontend.torch_export import import_file, import_module
 from tilewright.graph.reference import evaluate
@@ -30,6 +31,24 @@ def run(imported: Imported, *inputs: Any) -> tuple[np.ndarray, ...]:
     """Evaluates the graph for flattened inputs; buffers start from their initial values."""
     tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
     return evaluate(imported.graph, [*tensors, *(state.initial for state in imported.states)])
+
+
+def test_pytorchs_operators_are_registered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function inside PyTorch; a release without it costs time only."""
+    register, calls = torch._export.utils._materialize_cpp_cia_ops, []
+    x = torch.ones(2)
+
+    def counted() -> None:
+        calls.append(register())
+
+    import_module(nn.ReLU(), (x,))
+    monkeypatch.setattr(torch._export.utils, "_materialize_cpp_cia_ops", counted)
+    import_module(nn.ReLU(), (x,))
+    assert len(calls) == 1 and torch._export.utils._materialize_cpp_cia_ops is counted
+    monkeypatch.delattr(torch._export.utils, "_materialize_cpp_cia_ops")
+    with torch_export._operators_registered_once():
+        pass
+    assert not hasattr(torch._export.utils, "_materialize_cpp_cia_ops")
 
 
 def test_nested_structures_keywords_and_literals() -> None:
