@@ -24,8 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-def pytest_collection_finish() -> None:
-    """Modules and tests live as long as the process: the garbage collector passes over them no more, and over the rest less often."""
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """The garbage collector passes only over what a module's tests make: imported modules and the tests themselves are millions of objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
