@@ -128,7 +128,6 @@ class Gemv:
 
     latency: float
     tree: float
-    memory: float
     issue: float
     split: float
 

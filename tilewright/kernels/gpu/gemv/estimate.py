@@ -47,7 +47,7 @@ def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCo
         "launch": np.full(len(threads), machine.launch_seconds),
         "latency": own.latency * waves * (-(-turns // turns_at_once(facts.m)) * latency_seconds(machine)),
         "tree": own.tree * waves * meeting / machine.clock_hz,
-        "memory": own.memory * memory,
+        "memory": memory,
         "issue": own.issue * issue,
         "split": own.split * combine,
     }
