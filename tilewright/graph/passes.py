@@ -235,11 +235,10 @@ def _channel_bias(graph: Graph, name: str, result: Value) -> torch.Tensor | None
 
 
 def _scaled(weight: torch.Tensor, scale: torch.Tensor, operator: str, groups: int) -> torch.Tensor:
-    """Weights multiplied by one scale per output channel."""
-    wide = weight.double()
+    """Weights multiplied by one scale per output channel, which is in float64, as are the products before they are rounded."""
     if operator != "transposed_convolution":
-        return (wide * scale.reshape(-1, *(1,) * (weight.ndim - 1))).to(weight.dtype)
-    by_group = wide.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+        return (weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))).to(weight.dtype)
+    by_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     scaled = by_group * scale.reshape(groups, 1, weight.shape[1], *(1,) * (weight.ndim - 2))
     return scaled.reshape(weight.shape).to(weight.dtype)
 
