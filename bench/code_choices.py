@@ -56,7 +56,7 @@ def candidates(line: Mapping[str, Any]) -> list[Row]:
 
 
 def choice_of(rows: Sequence[Row], count: int, close: float, scored: bool) -> tuple[float, int]:
-    """The loss of the choice, and how many candidates are compiled for it; as `CodeScores.best`."""
+    """The loss of the choice, and how many candidates are compiled for it; as `code_choice.best`."""
     first = rows[0]
     few = [row for row in rows[:count] if row["predicted"] <= (1 + close) * first["predicted"]]
     if first["predicted"] < WORTH_SECONDS or len(few) < 2 or (scored and not any(row["scored"] for row in few)):

@@ -74,7 +74,7 @@ def fresh() -> Iterator[None]:
     "name",
     [
         "hardware/occupancy.py", "hardware/pipelines.py", "hardware/calibration/golden-cove.json", "selection/ranking.py",
-        "selection/models/cpu.npz", "analysis/cpu/assembly.py", "tuning/code_choice.py", "tuning/score_worker.py", "runtime/kernel_source.py", "toolchain/compilers.py",
+        "selection/models/cpu.npz", "analysis/cpu/assembly.py", "tuning/code_choice.py", "runtime/kernel_source.py", "toolchain/compilers.py",
         "ir/expr.py", "graph/table.py", "kernels/columns.py", "codegen/c.py", "kernels/cpu/contraction/lower.py",
     ],
 )  # fmt: skip

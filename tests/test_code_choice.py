@@ -1,9 +1,8 @@
-"""Choosing CPU schedules by their code: terms, scores, processes, and that the chosen kernel is compiled only once."""
+"""Choosing CPU schedules by their code: terms, scores, which candidates are compiled, and that the chosen kernel is compiled only once."""
 
 from __future__ import annotations
 
 import shutil
-import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,28 +13,31 @@ import torch
 from torch import nn
 
 from bench import cpu_score
+from tilewright.analysis.cpu.assembly import disassembled
 from tilewright.compile import source_files
+from tilewright.errors import KernelFailed
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import catalogue, machine
 from tilewright.hardware.machine import Machine
 from tilewright.ir.problem import Problem
+from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import USUAL
 from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
-from tilewright.selection.code_score import coefficients_of, linear
+from tilewright.selection.code_score import code_terms, coefficients_of, linear
 from tilewright.selection.ranking import Choice
 from tilewright.toolchain.cache import KernelCache, kernel_key
 from tilewright.toolchain.compilers import CCompiler
 from tilewright.tuning import choices, code_choice, serialisation
-from tilewright.tuning.code_choice import FAVOURITES, MARGIN, CodeScores, reads_code
+from tilewright.tuning.code_choice import FAVOURITES, MARGIN, best, compiled, printed, reads_code
 from tilewright.tuning.problems import convolution_problem
-from tilewright.tuning.score_worker import Server
 from tilewright.tuning.tuning import chooser_for
-from tilewright.tuning.workers import WorkerLost
 
 TARGETS = ("x86-avx512", "x86-avx2", "neoverse-n1", "cortex-a53")
 PROBLEM = convolution_problem(48, 20, 9, 11, 3)
+UNDECIDED = convolution_problem(64, 32, 14, 14, 1)
+"""The first candidates of the models for x86-avx512 are close, direct, and different kernels."""
 
 
 @pytest.fixture
@@ -58,14 +60,13 @@ def need(target: Machine) -> None:
 
 
 def terms_of(problem: Problem, target: Machine, choice: Choice, threads: int) -> dict[str, float]:
-    """The terms of a scoring process, computed in this one."""
-    server = Server()
-    server._machine, server._problem = target, problem
-    return server.terms(choice_text(choice), threads, choice.seconds, choice.terms)
+    kernels = printed(problem, choice, target)
+    binaries = compiled({choice.schedule: kernels}, target)
+    return code_terms([(kernel, disassembled(binaries[kernel.name].path, target)) for kernel in kernels], target, threads)  # type: ignore[union-attr]
 
 
-def choice_text(choice: Choice) -> str:
-    return serialisation.schedule_text(choice.schedule)
+def never(*_: object) -> None:
+    raise AssertionError("compiled")
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -87,65 +88,77 @@ def test_terms(name: str) -> None:
 
 @pytest.mark.usefixtures("worth")
 def test_the_best_score_among_the_favourites() -> None:
-    """Equal to scoring them in this process, with one process or two."""
     target = machine("x86-avx512")
     need(target)
-    ranking = rank(PROBLEM, target, threads=2)
+    ranking = rank(UNDECIDED, target, threads=2)
     favourites = list(islice(ranking, 3))
     coefficients = coefficients_of(target.architecture)
-    scores = [linear(terms_of(PROBLEM, target, choice, 2), coefficients) for choice in favourites]
+    scores = [linear(terms_of(UNDECIDED, target, choice, 2), coefficients) for choice in favourites]
     scores[0] *= 1 - MARGIN
-    for workers in (1, 2):
-        with CodeScores(target, workers) as processes:
-            assert processes.best(PROBLEM, ranking, 2, count=3) == (favourites[scores.index(min(scores))], True)
+    assert best(UNDECIDED, ranking, 2, count=3) == (favourites[scores.index(min(scores))], True)
 
 
 @pytest.mark.usefixtures("worth")
-def test_the_models_decide_where_code_cannot_be_read() -> None:
-    ranking = rank(PROBLEM, machine("x86-avx512"), threads=2)
-    with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as broken:
-        assert broken.best(PROBLEM, ranking, 2, count=2) == (ranking.first(), False)
+def test_a_better_score_by_more_than_the_margin_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = machine("x86-avx512")
+    need(target)
+    ranking = rank(UNDECIDED, target, threads=2)
+    first, second = islice(ranking, 2)
+    for share, wanted in ((0.98 - MARGIN, second), (1.02 - MARGIN, first)):
+        given = iter((1.0, share))
+        monkeypatch.setattr(code_choice, "score_of", lambda *_, given=given: next(given))
+        assert best(UNDECIDED, ranking, 2) == (wanted, True)
+
+
+@pytest.mark.usefixtures("worth")
+def test_the_models_decide_where_code_cannot_be_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler, one that fails, and code that cannot be followed."""
+    target = machine("x86-avx512")
+    ranking = rank(UNDECIDED, target, threads=2)
+    failing = cache / "failing-x86_64-cc"
+    failing.write_text("#!/bin/sh\ncase $1 in --version) echo 1.0; exit;; esac\nexit 1\n")
+    failing.chmod(0o755)
+    for compiler in (cache / "missing-x86_64-cc", failing):
+        with monkeypatch.context() as patch:
+            patch.setenv("TILEWRIGHT_CC", str(compiler))
+            assert best(UNDECIDED, ranking, 2) == (ranking.first(), True)
+    need(target)
+
+    def unreadable(*_: object) -> None:
+        raise KernelFailed("it cannot be read")
+
+    monkeypatch.setattr(code_choice, "disassembled", unreadable)
+    assert best(UNDECIDED, ranking, 2) == (ranking.first(), True)
     assert not reads_code(machine("h200"))
     assert all(reads_code(entry) for entry in catalogue().values() if not entry.is_gpu)
-    assert FAVOURITES > 1
 
 
 def test_a_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A different number of threads makes another choice."""
     target = machine("x86-avx512")
-    need(target)
     problem = convolution_problem(16, 8, 5, 5, 3)
-    with CodeScores(target, 1) as processes:
-        first = choices.remembered(USUAL, processes)(problem, target, 2)
-
-    class Never:
-        def best(self, *_: object) -> None:
-            raise AssertionError("scored again")
-
-    assert choices.remembered(USUAL, Never())(problem, target, 2) == first  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match="scored again"):
-        choices.remembered(USUAL, Never())(problem, target, 1)  # type: ignore[arg-type]
+    chooser = choices.remembered(USUAL, by_code=True)
+    first = chooser(problem, target, 2)
+    monkeypatch.setattr(choices, "best", never)
+    assert chooser(problem, target, 2) == first
+    with pytest.raises(AssertionError, match="compiled"):
+        chooser(problem, target, 1)
 
 
 @pytest.mark.usefixtures("worth")
 def test_a_choice_on_the_way_to_which_something_hung_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A choice affected by a lost process or a hanging compiler is not stored."""
     target = machine("x86-avx512")
     need(target)
-    favourite = rank(PROBLEM, target, threads=2).first()
-    with CodeScores(target, 1, ("-c", "raise SystemExit(3)")) as broken:
-        assert choices.remembered(USUAL, broken)(PROBLEM, target, 2) == favourite
-    hanging = cache / "hanging-cc"
+    chooser = choices.remembered(USUAL, by_code=True)
+    hanging = cache / "hanging-x86_64-cc"
     hanging.write_text("#!/bin/sh\ncase $1 in --version) echo 1.0; exit;; esac\nsleep 1000\n")
     hanging.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setenv("TILEWRIGHT_CC", str(hanging))
-        patch.setenv("TILEWRIGHT_COMPILE_SECONDS", "2")
-        with CodeScores(target, 1) as processes:
-            assert processes.best(PROBLEM, rank(PROBLEM, target, threads=2), 2) == (favourite, False)
+        patch.setenv("TILEWRIGHT_COMPILE_SECONDS", "1")
+        assert chooser(UNDECIDED, target, 2) == rank(UNDECIDED, target, threads=2).first()
     assert not (cache / "choices").exists()
-    with CodeScores(target, 1) as processes:
-        choices.remembered(USUAL, processes)(PROBLEM, target, 2)
+    chooser(UNDECIDED, target, 2)
     assert len(list((cache / "choices").iterdir())) == 1
 
 
@@ -154,51 +167,48 @@ def test_code_is_read_where_it_is_wanted(worth: None, cache: Path, monkeypatch: 
     monkeypatch.setenv("TILEWRIGHT_READ_CODE", setting)
     target = machine("x86-avx512")
     with chooser_for(target, None) as chooser:
-        choice = chooser(PROBLEM, target, 1)
+        choice = chooser(UNDECIDED, target, 2)
     assert choice.seconds > 0
     assert (cache / "kernels").exists() == (cache / "choices").exists() == (setting == "1")
 
 
-def test_small_regions_are_left_to_the_models() -> None:
+def test_small_regions_are_left_to_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     ranking = rank(PROBLEM, machine("x86-avx512"), threads=2)
     assert ranking.first().seconds < code_choice.WORTH_SECONDS
-    with CodeScores(machine("x86-avx512"), 1, ("-c", "raise SystemExit(3)")) as processes:
-        assert processes.best(PROBLEM, ranking, 2) == (ranking.first(), True)
-        assert processes._processes[0]._worker is None  # no process was started
+    monkeypatch.setattr(code_choice, "compiled", never)
+    assert best(PROBLEM, ranking, 2) == (ranking.first(), True)
+
+
+@pytest.mark.usefixtures("worth")
+def test_equal_kernels_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranking = rank(UNDECIDED, machine("x86-avx512"), threads=2)
+    first = ranking.first()
+    monkeypatch.setattr(code_choice, "compiled", never)
+    monkeypatch.setattr(code_choice, "lower", lambda problem, _, machine: lower(problem, first.schedule, machine))
+    assert best(UNDECIDED, ranking, 2) == (first, True)
 
 
 @pytest.mark.usefixtures("worth")
 def test_close_candidates_that_scores_order_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those far behind, nor if all of them are Winograd's: then no process, which would be lost, is asked."""
+    """Not those far behind, nor if all of them are Winograd's."""
+    monkeypatch.setattr(code_choice, "compiled", never)
 
-    def asked(target: str, scored: bool = False, count: int = FAVOURITES) -> bool:
-        ranking = rank(PROBLEM, machine(target), threads=2)
+    def asked(target: str, problem: Problem = PROBLEM, scored: bool = False, count: int = FAVOURITES) -> bool:
+        ranking = rank(problem, machine(target), threads=2)
         parts = tuple(replace(part, schema=replace(part.schema, scored=part.schema.scored or scored)) for part in ranking.parts)
-        with CodeScores(machine(target), 1, ("-c", "raise SystemExit(3)")) as processes:
-            choice, whole = processes.best(PROBLEM, replace(ranking, parts=parts), 2, count)
-        assert choice.schedule == ranking.first().schedule
-        return not whole
+        try:
+            assert best(problem, replace(ranking, parts=parts), 2, count)[0].schedule == ranking.first().schedule
+        except AssertionError as error:
+            return str(error) == "compiled"
+        return False
 
     kinds = [choice.schema.name for choice in islice(rank(PROBLEM, machine("neoverse-n1"), threads=2), 99)]
     assert kinds[:FAVOURITES] == ["winograd"] * FAVOURITES
-    assert asked("x86-avx512") and not asked("neoverse-n1") and asked("neoverse-n1", scored=True)
+    assert asked("x86-avx512", UNDECIDED) and not asked("neoverse-n1") and asked("neoverse-n1", scored=True)
     monkeypatch.setattr(code_choice, "CLOSE", float("inf"))
     assert asked("neoverse-n1", count=kinds.index("contraction") + 1) and not asked("neoverse-n1", count=kinds.index("contraction"))
     monkeypatch.setattr(code_choice, "CLOSE", -1.0)
-    assert not asked("x86-avx512")
-
-
-def test_an_interruption_waits_for_no_answer() -> None:
-    target = machine("x86-avx512")
-    favourite = rank(PROBLEM, target).first()
-    with pytest.raises(KeyboardInterrupt), CodeScores(target, 1, ("-c", "import time; time.sleep(1000)")) as processes:
-        (process,) = processes._processes
-        asked = processes._pool.submit(process.terms, PROBLEM, favourite, 1)
-        while process._worker is None:
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-    error = asked.exception(timeout=0)
-    assert isinstance(error, WorkerLost) and "no answer" not in str(error)
+    assert not asked("x86-avx512", UNDECIDED)
 
 
 @pytest.mark.usefixtures("worth")
@@ -206,9 +216,8 @@ def test_what_is_chosen_is_compiled_once(cache: Path) -> None:
     """The plan's kernel is already in the cache when it is to be built."""
     target = machine("x86-avx512")
     need(target)
-    graph, _ = simplify(import_module(nn.Conv2d(20, 48, 3), (torch.randn(1, 20, 11, 13),)).graph)
-    with CodeScores(target, 2) as processes:
-        program = plan_program(graph, target, 2, choices.remembered(USUAL, processes))
+    graph, _ = simplify(import_module(nn.Conv2d(32, 64, 1), (torch.randn(1, 32, 14, 14),)).graph)
+    program = plan_program(graph, target, 2, choices.remembered(USUAL, by_code=True))
     (source,) = [source for source in source_files(program, target) if source.name.startswith(("contraction", "winograd"))]
     found = KernelCache(cache / "kernels").load(kernel_key(source, CCompiler.find(target)), source, CCompiler.find(target))
     assert found is not None

@@ -31,12 +31,12 @@ from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice
 from tilewright.system.private_files import read_private, write_private
 from tilewright.tuning import serialisation
-from tilewright.tuning.code_choice import CodeScores, tools
+from tilewright.tuning.code_choice import best, tools
 from tilewright.tuning.problems import digest_of_files, generator, key_of
 
 RANKING = (
     "kernels/**/*.py", "selection/**/*.py", "selection/models/*", "analysis/**/*.py", "hardware/*.py", "hardware/calibration/*.json",
-    "toolchain/*.py", "tuning/code_choice.py", "tuning/score_worker.py", "runtime/kernel_source.py",
+    "toolchain/*.py", "tuning/code_choice.py", "runtime/kernel_source.py",
 )  # fmt: skip
 """Files that affect the ranking: models, fitted and learned constants, occupancy rules, pipeline tables, compiler flags, choosing by code."""
 
@@ -47,18 +47,18 @@ def _models() -> str:
     return f"{digest_of_files(*RANKING)} {np.__version__}"
 
 
-def remembered(numerics: Numerics = USUAL, scores: CodeScores | None = None) -> Chooser:
-    """A chooser that follows the models, and, for contractions on a CPU, `scores` among the models' favourites. Earlier choices are read from the
+def remembered(numerics: Numerics = USUAL, by_code: bool = False) -> Chooser:
+    """A chooser that follows the models, and, `by_code` for contractions on a CPU, the code of their favourites. Earlier choices are read from the
     cache, except on a CPU where only the models decide: ranking again is as quick. `numerics`: as in `selection.choice.rank`."""
 
     def models(problem: Problem, machine: Machine, threads: int) -> tuple[Choice, bool]:
         """The choice, and whether it is reproducible."""
-        if scores is None or machine.is_gpu or problem.region.kind != "contraction":
+        if not by_code or machine.is_gpu or problem.region.kind != "contraction":
             return choose(problem, machine, threads, numerics), True
-        return scores.best(problem, rank(problem, machine, threads, numerics), threads)
+        return best(problem, rank(problem, machine, threads, numerics), threads)
 
     def chosen(problem: Problem, machine: Machine, threads: int) -> Choice:
-        quick = not machine.is_gpu and (scores is None or problem.region.kind != "contraction")
+        quick = not machine.is_gpu and (not by_code or problem.region.kind != "contraction")
         if quick or has_registered(machine, problem.region.kind):
             return models(problem, machine, threads)[0]
         path = place(problem, machine, numerics, 0 if machine.is_gpu else threads)

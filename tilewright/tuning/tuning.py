@@ -6,7 +6,7 @@ Recorded candidates are not measured again, so interrupted tuning resumes where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from tilewright.selection.choice import choose, rank
 from tilewright.selection.ranking import Choice, Ranking
 from tilewright.tuning import serialisation
 from tilewright.tuning.choices import remembered
-from tilewright.tuning.code_choice import CodeScores, reads_code
+from tilewright.tuning.code_choice import reads_code
 from tilewright.tuning.measurement import Measurement, measurement_of
 from tilewright.tuning.problems import code_of, generator, key_of
 from tilewright.tuning.records import Records, default_path
@@ -141,10 +141,12 @@ def chooser_for(machine: Machine, path: str | Path | None, numerics: Numerics = 
     place = Path(path) if path is not None else default_path()
     if path is not None and not place.exists():
         raise UnsupportedOption(f"there are no records at {place}", "name a file that `tilewright tune` wrote, or leave the option out")
-    with ExitStack() as open_ones:
-        scores = open_ones.enter_context(CodeScores(machine)) if reads_code(machine) else None
-        models = remembered(numerics, scores)
-        yield from_records(open_ones.enter_context(Records(path, write=False)), numerics, models) if place.exists() else models
+    models = remembered(numerics, reads_code(machine))
+    if not place.exists():
+        yield models
+        return
+    with Records(path, write=False) as records:
+        yield from_records(records, numerics, models)
 
 
 def tune(
