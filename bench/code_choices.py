@@ -4,7 +4,7 @@ A compilation for a core without data compiles the first few candidates of the m
 each measured random contraction, the first few that were measured are compiled and analysed; then every number of candidates and every limit on how
 much longer than the first one they may be predicted to take is evaluated: the mean loss of the choice, and the number of compiled candidates. With
 "scored", nothing is compiled for candidates of schemas without that flag (`Schema.scored`) alone. Only training data are read. The values in the
-package are chosen by hand from the table. Compiling takes about five minutes on two cores.
+package are chosen by hand from the table. It takes about five minutes on one core.
 """
 
 from __future__ import annotations
