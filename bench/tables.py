@@ -357,12 +357,26 @@ def sealed() -> Rows:
     return rows
 
 
+def tuned() -> Rows:
+    """What 20 trials a region gain on networks whose layers nobody trained with, by batch."""
+    measured = [row for half in (1, 2) for row in results_of(f"tuned_compile_h200_{half}") if row["network"] != "all"]
+    gains = {(row["network"], row["batch"]): row.get("gain") for row in measured}
+    batches = sorted({batch for _, batch in gains})
+    rows = [["network", *(f"batch {batch}: gain %" for batch in batches)]]
+    for network in sorted({network for network, _ in gains}):
+        rows.append([network, *(percent(gains.get((network, batch))) for batch in batches)])
+    for name, combine in (("mean", statistics.fmean), ("largest", max)):
+        known = ([gain for (_, own), gain in gains.items() if own == batch and gain is not None] for batch in batches)
+        rows.append([f"**{name} of those measured**", *(percent(combine(found)) for found in known)])
+    return rows
+
+
 TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, published_training, published, choices,
-            searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices, sealed,
+            searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices, sealed, tuned,
         )
     }
 )  # fmt: skip
