@@ -371,12 +371,23 @@ def tuned() -> Rows:
     return rows
 
 
+def compile_times() -> Rows:
+    """Seconds to compile for machines that are not there or have no data of their own, on two cores."""
+    rows = [["network", "target", "empty kernel cache, s", "besides PyTorch's export, s", "full cache, besides export, s"]]
+    for entry in (*results_of("compile_time_targets"), *results_of("compile_time_avx2")):
+        cold, warm = entry["cold"], entry["warm"]
+        rows.append([
+            entry["network"], entry["target"], f"{cold['compile']:.1f}", f"{cold['compile_besides_export']:.1f}", f"{warm['compile_besides_export']:.1f}",
+        ])  # fmt: skip
+    return rows
+
+
 TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, published_training, published, choices,
-            searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices, sealed, tuned,
+            searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices, sealed, tuned, compile_times,
         )
     }
 )  # fmt: skip
