@@ -38,7 +38,7 @@ LEAST_FLOPS, MOST_FLOPS = 1e6, 2e10
 """Range of operations of a convolution or product: below it only the launch matters, above it a sample takes milliseconds."""
 FEW_ROWS = 128
 """Linear layers of at most these rows may have fewer operations: networks with squeeze and excitation have dozens of them."""
-LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 24_000_000
+LEAST_ELEMENTS, MOST_ELEMENTS = 20_000, 120_000_000
 """Least elements of pools, rows and elementwise workloads, and maximum elements of any operand or result."""
 MOST_WINDOW_WORK = 1.5e8
 """Maximum operations of a depthwise convolution or a pool, whose reference result is computed on the host."""
