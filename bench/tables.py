@@ -382,12 +382,42 @@ def compile_times() -> Rows:
     return rows
 
 
+def settings_of(name: str) -> Any:
+    """The settings in bench/results/NAME.json, among which some benchmarks store a summary."""
+    return json.loads((RESULTS / f"{name}.json").read_text())["settings"]
+
+
+def simulated_misses() -> Rows:
+    """Predicted cache misses of CPU kernels against those that cachegrind simulates."""
+    parts = {"layers": "schedules of layers", "network": "MobileNetV2"}
+    ways = {"predicted": "this model", "paper's rule": "the paper's rule (`bench/tuna_misses.py`)"}
+    rows = [["kernels", "level", "way", "median error", "nine in ten below", "largest", "rank correlation", "within layers"]]
+    for entry in settings_of("cache_misses")["summary"]:
+        errors = [f"{percent(entry[key])} %" for key in ("median error", "error of nine in ten at most", "largest error")]
+        within = entry.get("mean rank correlation within layers")
+        cells = [parts[entry["of"]], f"L{entry['level']}", ways[entry["way"]], *errors, f"{entry['rank correlation']:.3f}"]
+        rows.append([*cells, "" if within is None else f"{within:.2f}"])
+    return rows
+
+
+def scheduled_loops() -> Rows:
+    """Cycles of inner loops by our list scheduling against llvm-mca."""
+    rows = [["target", "loops", "median error", "ours / llvm-mca, 5 % to 95 %", "rank correlation"]]
+    for entry in settings_of("pipeline_check")["figures"]:
+        loops = entry["all"]
+        least, *_, most = loops["ours / theirs, quantiles 5 25 50 75 95"]
+        ratio = f"{least:.2f} to {most:.2f}"
+        rows.append([entry["target"], str(loops["loops"]), f"{percent(loops['median error'])} %", ratio, f"{loops['rank correlation']:.3f}"])
+    return rows
+
+
 TABLES: Mapping[str, Callable[[], Rows]] = MappingProxyType(
     {
         made.__name__: made
         for made in (
             spaces, bounds, pruning, outliers, predicted_transactions, top_ratios, refitted, compared_models, published_training, published, choices,
             searches, code_scores, learned_on_cpus, calibrated_choices, adapted, networks, speed_ups, first_choices, sealed, tuned, compile_times,
+            simulated_misses, scheduled_loops,
         )
     }
 )  # fmt: skip
