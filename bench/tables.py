@@ -376,9 +376,8 @@ def compile_times() -> Rows:
     rows = [["network", "target", "empty kernel cache, s", "besides PyTorch's export, s", "full cache, besides export, s"]]
     for entry in (*results_of("compile_time_targets"), *results_of("compile_time_avx2")):
         cold, warm = entry["cold"], entry["warm"]
-        rows.append([
-            entry["network"], entry["target"], f"{cold['compile']:.1f}", f"{cold['compile_besides_export']:.1f}", f"{warm['compile_besides_export']:.1f}",
-        ])  # fmt: skip
+        seconds = (cold["compile"], cold["compile_besides_export"], warm["compile_besides_export"])
+        rows.append([entry["network"], entry["target"], *(f"{value:.1f}" for value in seconds)])
     return rows
 
 
