@@ -7,7 +7,7 @@ WORKERS ?= 3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-ifeq ($(origin AS),default) # make's own name of an assembler
+ifneq (,$(filter default undefined,$(origin AS))) # make's own name of an assembler, or nothing
 AS := x86-avx2
 endif
 # The tests in which it matters which CPU schedules and code are made for.

@@ -233,9 +233,10 @@ def matmul_case(
     transpose_a: bool = False,
     transpose_b: bool = False,
     constant: bool = False,
+    added: bool = False,
     seed: int = 0,
 ) -> Case:
-    """A (batched) matrix product with either factor transposed; its result scaled."""
+    """A (batched) matrix product with either factor transposed; `added`: a bias for each column and another matrix are added."""
     a = random(seed, *batch, *((r, m) if transpose_a else (m, r)))
     b = (
         random(seed + 1, *((n, r) if transpose_b else (r, n)))
@@ -251,13 +252,18 @@ def matmul_case(
         at_b = (j, k) if transpose_b else (k, j)
         return ta(*at_a) * tb(*(at_b if constant else (*outer, *at_b)))
 
-    (total,) = builder.reduce("sum", (*batch, m, n), (r,), body)
+    (total_of,) = builder.reduce("sum", (*batch, m, n), (r,), body)
+    total = total_of
     x, y = double(a), double(b)
     expected = (x.mT if transpose_a else x) @ (y.mT if transpose_b else y)
-    case = make_case(
-        "contraction", builder, total, {"a": a, "b": b}, expected.numpy(), None, frozenset({"b"} if constant else ())
-    )
-    return case
+    values, constants = {"a": a, "b": b}, {"b"} if constant else set()
+    if added:
+        values |= {"bias": random(seed + 2, n), "branch": random(seed + 3, *batch, m, n)}
+        bias, branch = tensor("bias", values["bias"]), tensor("branch", values["branch"])
+        total = builder.map((*batch, m, n), lambda *i: total_of(*i) + bias(i[-1]) + branch(*i))
+        expected = expected + double(values["bias"]) + double(values["branch"])
+        constants.add("bias")
+    return make_case("contraction", builder, total, values, expected.numpy(), None, frozenset(constants))
 
 
 def compiled(lowered: Lowered, folder: Path) -> Any:

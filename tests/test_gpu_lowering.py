@@ -361,12 +361,19 @@ def test_matrix_product(batch: tuple[int, ...], m: int, n: int, r: int, transpos
     columns=st.sampled_from([1, 8]),
     threads_along_r=st.sampled_from([1, 4, 16, 32, 64]),
     split=st.sampled_from([1, 2]),
+    added=st.booleans(),
 )
 def test_few_rows(
-    m: int, n: int, r: int, transpose_a: bool, transpose_b: bool, constant: Any, columns: int, threads_along_r: int, split: int
+    m: int, n: int, r: int, transpose_a: bool, transpose_b: bool, constant: Any, columns: int, threads_along_r: int, split: int, added: bool
 ) -> None:
-    case = matmul_case(m=m, n=n, r=r, transpose_a=transpose_a, transpose_b=transpose_b, constant=constant)
+    case = matmul_case(m=m, n=n, r=r, transpose_a=transpose_a, transpose_b=transpose_b, constant=constant, added=added)
     check(case, lower(case, GemvSchedule(columns, threads_along_r, split)))
+
+
+@pytest.mark.parametrize(("m", "r", "schedule"), [(9, 16, (1, 32, 1)), (2, 64, (1, 24, 1)), (2, 6, (8, 4, 4))])
+def test_schedules_that_lie_outside_the_space_of_few_rows_are_refused(m: int, r: int, schedule: tuple[int, int, int]) -> None:
+    with pytest.raises(Unsuitable, match="is no schedule of"):
+        lower(matmul_case(m=m, n=16, r=r), GemvSchedule(*schedule))
 
 
 def test_every_kind_of_candidate_is_lowered_correctly() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import operator
 import re
+import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -61,48 +62,50 @@ def _decompositions() -> Mapping[Any, Any]:
     return MappingProxyType({op: how for op, how in table.items() if not stays(str(op).removeprefix("aten."))})
 
 
+_REPLACING = threading.RLock()
+"""Held while a function of PyTorch is replaced: another thread must not take the replacement for the original."""
+
+
 @contextmanager
-def _lstm_states_in_shape() -> Iterator[None]:
+def _replaced(module: Any, name: str, replacement_of: Callable[[Any], Any]) -> Iterator[None]:
+    """While it lasts, the replacement of the module's function of this name, if there is one; one thread at a time."""
+    with _REPLACING:
+        original = getattr(module, name, None)
+        if original is None:
+            yield
+            return
+        setattr(module, name, replacement_of(original))
+        try:
+            yield
+        finally:
+            setattr(module, name, original)
+
+
+def _lstm_states_in_shape() -> AbstractContextManager[None]:
     """While exporting and decomposing, gives an LSTM's final states the shapes of its initial ones, as at run time.
 
     Up to release 2.11, PyTorch's decomposition, from which export takes the shapes, leaves an extra dimension of one.
     """
-    module: Any = torch._decomp.decompositions
-    select = getattr(module, "select_one_layer_lstm_function", None)
-    if select is None:
-        yield
-        return
 
-    def selected(*arguments: Any) -> Any:
-        layer = select(*arguments)
+    def replacement_of(select: Any) -> Any:
+        def selected(*arguments: Any) -> Any:
+            layer = select(*arguments)
 
-        def run(sequence: Any, states: Any, *rest: Any, **options: Any) -> Any:
-            output, final = layer(sequence, states, *rest, **options)
-            return output, tuple(after.reshape(before.shape) for before, after in zip(states, final, strict=True))
+            def run(sequence: Any, states: Any, *rest: Any, **options: Any) -> Any:
+                output, final = layer(sequence, states, *rest, **options)
+                return output, tuple(after.reshape(before.shape) for before, after in zip(states, final, strict=True))
 
-        return run
+            return run
 
-    module.select_one_layer_lstm_function = selected
-    try:
-        yield
-    finally:
-        module.select_one_layer_lstm_function = select
+        return selected
+
+    return _replaced(torch._decomp.decompositions, "select_one_layer_lstm_function", replacement_of)
 
 
-@contextmanager
-def _operators_registered_once() -> Iterator[None]:
+def _operators_registered_once() -> AbstractContextManager[None]:
     """While decomposing, registers PyTorch's composite operators once rather than for each of some twenty namespaces, which takes a quarter of the
     time of reading a small module."""
-    module: Any = torch._export.utils
-    register = getattr(module, "_materialize_cpp_cia_ops", None)
-    if register is None:
-        yield
-        return
-    module._materialize_cpp_cia_ops = cache(register)
-    try:
-        yield
-    finally:
-        module._materialize_cpp_cia_ops = register
+    return _replaced(torch._export.utils, "_materialize_cpp_cia_ops", cache)
 
 
 def import_module(module: torch.nn.Module, example_inputs: Sequence[Any], example_keywords: Mapping[str, Any] | None = None) -> Imported:

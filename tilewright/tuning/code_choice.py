@@ -41,6 +41,8 @@ CLOSE = 0.05
 """Fraction by which a candidate's predicted time may exceed that of the models' first to be compiled and scored."""
 MARGIN = 0.05
 """Fraction by which another score must be better to replace the models' first choice."""
+MOST_SECONDS = 45.0
+"""Maximum time of a compiler call for a candidate, if the user's limit is not shorter: a program that hangs delays the plan once for each region."""
 WORTH_SECONDS = 3e-5
 """Predicted time below which a region is left to the models: a better choice would save less than a kernel call costs."""
 
@@ -77,13 +79,21 @@ def best(problem: Problem, ranking: Ranking, threads: int, count: int = FAVOURIT
     close = [choice for choice in islice(ranking, count) if choice.seconds <= (1 + CLOSE) * favourite.seconds]
     if len(close) < 2 or not any(choice.schema.scored for choice in close):
         return favourite, True
-    try:
-        kernels = {choice.schedule: printed(problem, choice, ranking.machine) for choice in close}
-        if len({tuple(kernel.name for kernel in its) for its in kernels.values()}) < 2:  # loops of one iteration have no order
-            return favourite, True
-        built = compiled(kernels, ranking.machine)
-    except (Unsuitable, TilewrightError):  # they will be reported where the region is lowered and its kernel compiled
+
+    def compiled_ones() -> tuple[Mapping[Any, Sequence[Kernel]], Mapping[str, Built]] | None:
+        """The kernels of each close candidate, and their binaries; None if there is nothing to compare."""
+        try:
+            kernels = {choice.schedule: printed(problem, choice, ranking.machine) for choice in close}
+            if len({tuple(kernel.name for kernel in its) for its in kernels.values()}) < 2:  # loops of one iteration have no order
+                return None
+            return kernels, compiled(kernels, ranking.machine)
+        except (Unsuitable, TilewrightError):  # they will be reported where the region is lowered and its kernel compiled
+            return None
+
+    made = contained(f"the candidates of region {problem.region.name}", "the models decide", compiled_ones, lambda _: None)
+    if made is None:
         return favourite, True
+    kernels, built = made
     hung = any(isinstance(result, KernelFailed) and result.hung for result in built.values())
 
     def score(schedule: Any) -> float:
@@ -113,7 +123,9 @@ def compiled(candidates: Mapping[Any, Sequence[Kernel]], machine: Machine) -> di
     kernels: dict[str, Kernel] = {}
     for kernel in chain.from_iterable(candidates.values()):
         kernels.setdefault(kernel.name, kernel)
-    return dict(zip(kernels, compile_kernels([kernel_source(kernel, machine) for kernel in kernels.values()], machine), strict=True))
+    sources = [kernel_source(kernel, machine) for kernel in kernels.values()]
+    seconds = min(settings.compile_seconds(), MOST_SECONDS)
+    return dict(zip(kernels, compile_kernels(sources, machine, seconds=seconds), strict=True))
 
 
 def score_of(kernels: Sequence[Kernel], built: Mapping[str, Built], machine: Machine, threads: int) -> float:

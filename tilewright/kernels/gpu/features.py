@@ -27,7 +27,7 @@ from tilewright.kernels.gpu.details import DETAILS, PLAIN, details
 from tilewright.kernels.gpu.rates import SECTOR_BYTES
 
 VERSION = 1
-"""Incremented whenever a record's names, their order or their meaning change; a stored model of another version is rejected."""
+"""Incremented whenever the meaning of a record's names changes; a stored model of another version, or with other names, is rejected."""
 PROBLEM = ("outputs", "height", "width", "channels", "filter_y", "filter_x", "stride_y", "stride_x")
 TILES = (
     "slice", "register_k", "register_y", "register_x", "warp_k", "warp_y", "warp_x", "block_k", "block_y", "block_x", "channels", "split", "stages",

@@ -48,14 +48,22 @@ from tilewright.ir.kernel import (
     thread_variable,
 )
 from tilewright.ir.problem import Problem
-from tilewright.ir.region import Lowered
+from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
-from tilewright.kernels.gpu.gemv.space import GATHERED, GemvSchedule, lanes_of, meeting_size, turns_at_once
+from tilewright.kernels.gpu.gemv.space import GATHERED, GEMV_ROWS, GemvSchedule, lanes_of, meeting_size, turns_at_once
 from tilewright.kernels.gpu.split import in_one_or_two
 
 
 def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, machine: Machine) -> Lowered:
-    """One kernel, or two with a workspace if the reduction is split."""
+    """One kernel, or two with a workspace if the reduction is split.
+
+    Raises:
+        Unsuitable: for more rows than GEMV_ROWS, threads along r that are no power of two, or parts of a split with nothing to reduce.
+    """
+    steps = form.facts.r // lanes_of(form.facts)[1]
+    each = -(-steps // schedule.split)
+    if form.facts.m > GEMV_ROWS or schedule.threads_along_r & (schedule.threads_along_r - 1) or (schedule.split - 1) * each >= steps:
+        raise Unsuitable(f"{schedule} is no schedule of {form.facts.m} rows and {form.facts.r} reduced elements")
     return in_one_or_two(problem, form, schedule, machine, lambda form: columns(form, schedule), split=schedule.split)
 
 
