@@ -331,7 +331,7 @@ def first_choices() -> Rows:
     (published,) = (e for e in results_of("published_v100") if (e["layer"], e["model"]) == ("all", "detailed"))
     (sealed,) = (e for e in results_of("sealed_set_h200") if (e["class"], e["layer"], e["way"]) == ("all", "all", "shipped"))
     says = {
-        "H200, all schemas, 60 random convolutions of any form and batch, drawn after the models were frozen (`sealed_set_h200`)": sealed,
+        "H200, all schemas, 60 random convolutions, drawn after the earlier model that is judged was frozen (`sealed_set_h200`)": sealed,
         "H200, all schemas, 20 layers of ResNet-18, Yolo-9000, DefoNet (`choice_quality_h200`)": shipped,
         "CNNOpt's published V100 kernels of the same layers (`published_v100`)": published,
     }
