@@ -29,9 +29,9 @@ BLOCK = re.compile(r"<!-- table (?P<name>[a-z0-9_]+) -->\n(?P<body>.*?)<!-- end 
 Rows = list[list[str]]
 
 
-def results_of(name: str) -> Any:
-    """The results in bench/results/NAME.json."""
-    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+def results_of(name: str, part: str = "results") -> Any:
+    """The results in bench/results/NAME.json, or its settings, among which some benchmarks store a summary."""
+    return json.loads((RESULTS / f"{name}.json").read_text())[part]
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -381,17 +381,12 @@ def compile_times() -> Rows:
     return rows
 
 
-def settings_of(name: str) -> Any:
-    """The settings in bench/results/NAME.json, among which some benchmarks store a summary."""
-    return json.loads((RESULTS / f"{name}.json").read_text())["settings"]
-
-
 def simulated_misses() -> Rows:
     """Predicted cache misses of CPU kernels against those that cachegrind simulates."""
     parts = {"layers": "schedules of layers", "network": "MobileNetV2"}
     ways = {"predicted": "this model", "paper's rule": "the paper's rule (`bench/tuna_misses.py`)"}
     rows = [["kernels", "level", "way", "median error", "nine in ten below", "largest", "rank correlation", "within layers"]]
-    for entry in settings_of("cache_misses")["summary"]:
+    for entry in results_of("cache_misses", "settings")["summary"]:
         errors = [f"{percent(entry[key])} %" for key in ("median error", "error of nine in ten at most", "largest error")]
         within = entry.get("mean rank correlation within layers")
         cells = [parts[entry["of"]], f"L{entry['level']}", ways[entry["way"]], *errors, f"{entry['rank correlation']:.3f}"]
@@ -402,7 +397,7 @@ def simulated_misses() -> Rows:
 def scheduled_loops() -> Rows:
     """Cycles of inner loops by our list scheduling against llvm-mca."""
     rows = [["target", "loops", "median error", "ours / llvm-mca, 5 % to 95 %", "rank correlation"]]
-    for entry in settings_of("pipeline_check")["figures"]:
+    for entry in results_of("pipeline_check", "settings")["figures"]:
         loops = entry["all"]
         least, *_, most = loops["ours / theirs, quantiles 5 25 50 75 95"]
         ratio = f"{least:.2f} to {most:.2f}"

@@ -252,18 +252,18 @@ def matmul_case(
         at_b = (j, k) if transpose_b else (k, j)
         return ta(*at_a) * tb(*(at_b if constant else (*outer, *at_b)))
 
-    (total_of,) = builder.reduce("sum", (*batch, m, n), (r,), body)
-    total = total_of
+    (total,) = builder.reduce("sum", (*batch, m, n), (r,), body)
+    result = total
     x, y = double(a), double(b)
     expected = (x.mT if transpose_a else x) @ (y.mT if transpose_b else y)
     values, constants = {"a": a, "b": b}, {"b"} if constant else set()
     if added:
         values |= {"bias": random(seed + 2, n), "branch": random(seed + 3, *batch, m, n)}
         bias, branch = tensor("bias", values["bias"]), tensor("branch", values["branch"])
-        total = builder.map((*batch, m, n), lambda *i: total_of(*i) + bias(i[-1]) + branch(*i))
+        result = builder.map((*batch, m, n), lambda *i: total(*i) + bias(i[-1]) + branch(*i))
         expected = expected + double(values["bias"]) + double(values["branch"])
         constants.add("bias")
-    return make_case("contraction", builder, total, values, expected.numpy(), None, frozenset(constants))
+    return make_case("contraction", builder, result, values, expected.numpy(), None, frozenset(constants))
 
 
 def compiled(lowered: Lowered, folder: Path) -> Any:

@@ -11,7 +11,7 @@ from tilewright.kernels.columns import Columns
 from tilewright.kernels.gpu.counts import LaunchCounts
 from tilewright.kernels.gpu.gemm.space import ContractionFacts
 from tilewright.kernels.gpu.gemv.counts import sector_waste
-from tilewright.kernels.gpu.gemv.space import GATHERED, factor_loads, lanes_of, meeting_sums, turns_at_once
+from tilewright.kernels.gpu.gemv.space import GATHERED, factor_loads, lanes_of, meeting_sums, steps_of, turns_at_once
 from tilewright.kernels.gpu.rates import issue_seconds, l2_bandwidth, latency_seconds, streaming_seconds
 
 
@@ -22,8 +22,7 @@ def gemv_estimate(facts: ContractionFacts, candidates: Columns, counts: LaunchCo
     threads, blocks, resident = counts.threads, counts.blocks, counts.resident
     n_lanes, r_lanes = lanes_of(facts)
     lanes = max(n_lanes, r_lanes)
-    steps = -(-facts.r // (r_lanes * split))
-    turns = -(-steps // along)
+    turns = -(-steps_of(facts, split) // along)
     unrolled = np.minimum(turns, turns_at_once(facts.m))
     at_once = np.minimum(blocks, resident * machine.processors) * threads
     waves = -(-blocks // (resident * machine.processors))

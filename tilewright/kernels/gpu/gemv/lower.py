@@ -50,7 +50,7 @@ from tilewright.ir.kernel import (
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Lowered, Unsuitable
 from tilewright.kernels.gpu.gemm.form import ProductForm
-from tilewright.kernels.gpu.gemv.space import GATHERED, GEMV_ROWS, GemvSchedule, lanes_of, meeting_size, turns_at_once
+from tilewright.kernels.gpu.gemv.space import GATHERED, GEMV_ROWS, GemvSchedule, lanes_of, meeting_size, steps_of, turns_at_once
 from tilewright.kernels.gpu.split import in_one_or_two
 
 
@@ -60,9 +60,8 @@ def lower_gemv(problem: Problem, form: ProductForm, schedule: GemvSchedule, mach
     Raises:
         Unsuitable: for more rows than GEMV_ROWS, threads along r that are no power of two, or parts of a split with nothing to reduce.
     """
-    steps = form.facts.r // lanes_of(form.facts)[1]
-    each = -(-steps // schedule.split)
-    if form.facts.m > GEMV_ROWS or schedule.threads_along_r & (schedule.threads_along_r - 1) or (schedule.split - 1) * each >= steps:
+    is_empty = (schedule.split - 1) * steps_of(form.facts, schedule.split) >= steps_of(form.facts, 1)
+    if form.facts.m > GEMV_ROWS or schedule.threads_along_r & (schedule.threads_along_r - 1) or is_empty:
         raise Unsuitable(f"{schedule} is no schedule of {form.facts.m} rows and {form.facts.r} reduced elements")
     return in_one_or_two(problem, form, schedule, machine, lambda form: columns(form, schedule), split=schedule.split)
 
@@ -114,8 +113,7 @@ def columns(form: ProductForm, schedule: GemvSchedule) -> tuple[Block, Launch]:
         loads_ahead, element = _loaded_ahead(form, element, thread, outputs, first, width)
         root += loads_ahead
     a_vector = vectors_fit(form.a, form.r[-1], r_lanes, form.layouts) if r_lanes > 1 else None
-    steps = facts.r // r_lanes
-    each = -(-steps // schedule.split)
+    steps, each = steps_of(facts, 1), steps_of(facts, schedule.split)
 
     def factor(m: int, first: Expr) -> tuple[list[Statement], Expr]:
         """Statements that load row m's factors of a turn, and their vector."""
@@ -228,7 +226,7 @@ def _results_of_a_block(
     form: ProductForm, schedule: GemvSchedule, element: Expr, offset: Expr, first: Expr, thread: Var, width: int
 ) -> list[Statement]:
     """Adds what has met, and stores the results: each thread has others."""
-    pitch, step = schedule.threads_along_r + 1, min(GATHERED, schedule.threads_along_r) if schedule.threads_along_r > GATHERED else 1
+    pitch, step = schedule.threads_along_r + 1, GATHERED if schedule.threads_along_r > GATHERED else 1
 
     def result(output: Var) -> list[Statement]:
         total = _total([Load("meeting", (output * pitch + at,), form.dtype) for at in range(0, schedule.threads_along_r, step)])

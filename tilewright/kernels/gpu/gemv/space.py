@@ -41,6 +41,11 @@ def lanes_of(facts: ContractionFacts) -> tuple[int, int]:
     return (facts.b.vector_width, 1) if facts.b.along == "own" else (1, facts.b.vector_width)
 
 
+def steps_of(facts: ContractionFacts, split: Any) -> Any:
+    """Loads of B along r by which a part of a split reduces a column, for a number or a column of parts; those of the last part may be fewer."""
+    return -(-facts.r // (lanes_of(facts)[1] * split))
+
+
 def turns_at_once(rows: int) -> int:
     """Iterations of the reduction whose loads a thread has in flight: in each, one of B and one for every row of A."""
     return min(MOST_TURNS, MOST_LOADS // (1 + rows))
@@ -75,7 +80,7 @@ def gemv_space(facts: ContractionFacts, machine: Machine) -> tuple[dict[str, np.
     threads = candidates["columns"] * candidates["threads_along_r"]
     lanes, r_lanes = lanes_of(facts)
     shared = meeting_size(candidates["columns"] * lanes * facts.m, candidates["threads_along_r"]) * facts.element_bytes
-    each = -(-facts.r // (r_lanes * candidates["split"]))
+    each = steps_of(facts, candidates["split"])
     return reject(
         candidates,
         [
