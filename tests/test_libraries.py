@@ -74,7 +74,7 @@ print("right")
 """
 
 
-@pytest.mark.parametrize("length", [5000])
+@pytest.mark.parametrize("length", [0, 1, 5000])
 def test_entries_that_are_damaged_in_place_harm_no_process_that_uses_them(tmp_path: Path, length: int) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(length)]
     environment = {**os.environ, "TILEWRIGHT_CACHE": str(tmp_path)}
