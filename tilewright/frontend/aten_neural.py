@@ -172,6 +172,11 @@ def log_softmax(g: GraphBuilder, x: Value, axis: int, _: object = None) -> Value
     return softmax(g, x, axis, operator="log_softmax")
 
 
+@HANDLERS.handles("_safe_softmax.default")
+def safe_softmax(g: GraphBuilder, x: Value, axis: int, _: object = None) -> Value:
+    return softmax(g, x, axis, operator="safe_softmax")
+
+
 @HANDLERS.handles("softmin.int")
 def softmin(g: GraphBuilder, x: Value, axis: int, _: object = None) -> Value:
     return softmax(g, g.pointwise("neg", x), axis)

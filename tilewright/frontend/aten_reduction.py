@@ -245,9 +245,7 @@ def attention(
     elif mask is not None:
         scores = g.pointwise("add", scores, mask)
     # a completely masked row has no maximum: PyTorch returns zeros there
-    weights = g.op("softmax", scores, axis=len(scores.shape) - 1)
-    if mask is not None:
-        weights = g.pointwise("where", g.pointwise("isnan", weights), 0.0, weights, dtype=weights.dtype)
+    weights = g.op("softmax" if mask is None else "safe_softmax", scores, axis=len(scores.shape) - 1)
     return g.op("matmul", weights, v)
 
 

@@ -30,6 +30,7 @@ class IndexCheck:
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "contraction": "a sum of products and what is done with it",
+        "attention": "the softmax of a sum of products, summed with values, and what is done with it",
         "window": "small reductions, one of which a thread or a vector lane computes alone",
         "row reduction": "reductions over whole rows, and the maps between them",
         "scan": "cumulative sums and their like",

@@ -1,11 +1,12 @@
 """Partition into regions: which operators share a kernel.
 
-Four rules, applied once in graph order:
+Five rules, applied once in graph order:
 
 * a *view* (pure index map) is never stored: readers read through it;
 * a *map* joins the region that produces one of its inputs, as its epilogue, if it reads that input element by element and is its only reader;
 * *row reductions* (softmax, normalisation) join the contraction whose result they reduce, if one tile can hold whole rows and that is predicted to be
 faster; so does a *sum over pixels* (global average pooling), if one thread computes whole images of a panel of channels;
+* a contraction whose first factor is the softmax of another contraction joins both (*attention*), if that is predicted to be faster;
 * a map with a single reader is computed inside the reader, if the repeated arithmetic costs no more than the traffic saved.
 
 Everything else is stored. Each region carries the reasons for its extent.
@@ -18,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from types import MappingProxyType
-from typing import TypeAlias
 
 from tilewright.codegen.access import split_divided_rows
 from tilewright.errors import contained
+from tilewright.graph.attention import attention, attention_steps
 from tilewright.graph.contraction import contraction
 from tilewright.graph.rows import rows_of
 from tilewright.ir.computation import Computation, Step
@@ -30,7 +31,7 @@ from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import Region
 from tilewright.ir.scalar import OPERATIONS
 from tilewright.partition.inline import inline_step, slice_for
-from tilewright.partition.joining import JoinDecision, owns_rows, with_rows
+from tilewright.partition.joining import JoinDecision, RowJudge, owns_rows, with_rows
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
 
 # Points above which a single reduction is divided among several threads or lanes.
@@ -63,17 +64,14 @@ class Partition:
     values: Mapping[str, Value]
 
 
-RowJudgement: TypeAlias = Callable[[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...], Mapping[str, Value]], JoinDecision]
-
-
 def partition(
     graph: Graph,
     computation: Callable[[Node], Computation | None],
     is_view: Callable[[Node], bool],
-    judge_rows: RowJudgement | None = None,
+    judge_rows: RowJudge | None = None,
 ) -> Partition:
     """Groups the graph's nodes into regions. `computation` returns a node's steps (None for loops and nodes that run through PyTorch). `judge_rows`
-    decides whether row reductions join a contraction where they can (None: never)."""
+    decides whether row reductions join a contraction where they can, and contractions the softmax before them (None: never)."""
     return _Partitioner(graph, computation, is_view, judge_rows).run()
 
 
@@ -83,7 +81,7 @@ class _Partitioner:
         graph: Graph,
         computation: Callable[[Node], Computation | None],
         is_view: Callable[[Node], bool],
-        judge_rows: RowJudgement | None,
+        judge_rows: RowJudge | None,
     ) -> None:
         self.graph = graph
         self.judge_rows = judge_rows
@@ -155,6 +153,10 @@ class _Partitioner:
             group.kind = self._kind(group)
             if group.kind in ("row reduction", "window"):
                 self._join_contraction(group, node)
+            elif group.kind == "contraction":
+                self._join_softmax(group, node)
+            elif group.kind == "contraction":
+                self._join_softmax(group, node)
         self.groups[output] = group
 
     def _add_view_nodes(self, group: _Group, name: str) -> None:
@@ -172,7 +174,7 @@ class _Partitioner:
         hosts: list[_Group] = []
         for name in dict.fromkeys(load.buffer for load in loads(step.bodies[0])):
             host = self.groups.get(name)
-            if host is None or host.kind not in ("contraction", "window", "row reduction"):
+            if host is None or host.kind not in ("contraction", "attention", "window", "row reduction"):
                 continue
             refusal = self._refuse_epilogue(name, node, step)
             if refusal:
@@ -181,7 +183,7 @@ class _Partitioner:
                 hosts.append(host)
         if not hosts:
             return
-        host = max(hosts, key=lambda h: (h.kind == "contraction", sum(s.flops() for s in h.steps)))
+        host = max(hosts, key=lambda h: (h.kind in ("contraction", "attention"), sum(s.flops() for s in h.steps)))
         for other in hosts:
             if other is not host:
                 group.reasons.append(f"{other.output} is stored: a kernel has one anchor")
@@ -252,6 +254,62 @@ class _Partitioner:
                 joined = decision.reason
             if isinstance(joined, str):
                 group.reasons.append(f"not joined to {name}: {joined}")
+
+    # -- attention: a contraction joins the softmax that it reads, and the contraction before that -----------------
+
+    def _join_softmax(self, group: _Group, node: Node) -> None:
+        """Makes one region of a sum of products, the softmax that is its first factor, and the sum of products that this is the softmax of."""
+        for name in _buffers(group.steps):
+            parts = self._scores_behind(name, [group])
+            steps = attention_steps(group.steps[0], {part.name: part for read in parts for part in read.steps})
+            if self.judge_rows is None or steps is None:
+                continue
+            if isinstance(steps, str):
+                group.reasons.append(f"not joined to {name}: {steps}")
+                continue
+            inside = [*parts, group]
+            queries = [host for buffer in _buffers(steps[:1]) if (host := self._query_map(buffer, steps, inside)) is not None]
+            steps = (inline_step(steps[0], {host.output: host.steps[0] for host in queries}), *steps[1:])
+            apart = [(part.kind, part.steps) for part in (*queries, *inside)]
+            decision = contained(
+                node.described,
+                f"does not join {name}",
+                partial(self.judge_rows.in_one, steps, apart, self.values),
+                lambda why: JoinDecision(False, f"a fault inside Tilewright: {why}"),
+            )
+            if not decision.joins:
+                group.reasons.append(f"not joined to {name}: {decision.reason}")
+                continue
+            for part in (*queries, *parts):
+                del self.groups[part.output]
+            group.kind, group.steps = "attention", steps
+            members = {member.name for part in (*queries, *inside) for member in part.nodes}
+            group.nodes = [member for member in self.graph.nodes if member.name in members]
+            group.reasons = [f"{node.operator} {node.name} joins {', '.join(part.output for part in (*queries, *parts))}: {decision.reason}"]
+            return
+
+    def _scores_behind(self, name: str, readers: Sequence[_Group]) -> list[_Group]:
+        """The groups from a sum of products to the value, in order, if nothing but `readers` and one another read them; otherwise none."""
+        host = self.groups.get(name)
+        if host is None or host.kind not in ("map", "row reduction", "contraction") or not self._is_read_within(name, readers):
+            return []
+        if host.kind == "contraction":
+            return [host]
+        inside = [*readers, host]
+        behind = [self._scores_behind(buffer, inside) for buffer in _buffers(host.steps) if buffer in self.groups]
+        found = next((parts for parts in behind if parts), [])
+        return [*found, host] if found else []
+
+    def _is_read_within(self, name: str, readers: Sequence[_Group]) -> bool:
+        return name not in self.pinned and self.readers[name] <= {node.name for group in readers for node in group.nodes}
+
+    def _query_map(self, name: str, steps: tuple[Step, ...], inside: Sequence[_Group]) -> _Group | None:
+        """The group of the value, if it is a map that only the first factor of the scores reads: a block reads each of its elements once."""
+        host, found = self.groups.get(name), attention(steps)
+        if host is None or found is None or host.kind != "map" or not host.steps[0].identity_index or not self._is_read_within(name, inside):
+            return None
+        elsewhere = (*steps[1:], replace(steps[0], bodies=(found.k,)))
+        return None if name in _buffers(elsewhere) or _too_long(steps, host.steps) else host
 
     # -- readers absorb maps ---------------------------------------------------------------------------------------
 

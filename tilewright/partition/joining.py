@@ -142,6 +142,22 @@ class RowJudge:
             return JoinDecision(False, f"reduces {pixels} pixels of {found.size_n} channels, and {owns}")
         return self._compared(steps, host, rows, values, found.size_n)
 
+    def in_one(self, steps: tuple[Step, ...], parts: Sequence[tuple[str, tuple[Step, ...]]], values: Mapping[str, Value]) -> JoinDecision:
+        """Whether `steps`, a region of kind attention, are faster in one kernel than in the regions `parts` (kind and steps of each, in order)."""
+        if any(axis.extent == 0 for step in steps for axis in (*step.axes, *step.reduction)):
+            return JoinDecision(False, "there is nothing to compute")
+        try:
+            whole, *apart = (self._seconds(kind, part, values) for kind, part in (("attention", steps), *parts))
+        except Unsuitable as reason:
+            return JoinDecision(False, f"one kernel does not compute the attention: {reason}")
+        compared = f"{1e6 * whole:.1f} us in one kernel, with stored scores {' + '.join(f'{1e6 * part:.1f}' for part in apart)} us"
+        return JoinDecision(whole < sum(apart), f"attention takes {compared}")
+
+    def _seconds(self, kind: str, steps: tuple[Step, ...], values: Mapping[str, Value]) -> float:
+        """Predicted seconds of steps as a separate region, by formulas: the learned models do not know all kinds of region."""
+        problem = self._problem(kind, steps, values)
+        return rank(problem, self.machine, self.threads, self.numerics, learned=False).first().seconds
+
     def _compared(
         self, steps: tuple[Step, ...], host: tuple[Step, ...], rows: tuple[Step, ...], values: Mapping[str, Value], length: int
     ) -> JoinDecision:

@@ -6,8 +6,8 @@ from math import prod
 
 from tilewright.graph.operators.definition import Operator
 from tilewright.graph.operators.reduction import moments, moments_over, reduced, spread
-from tilewright.ir.computation import StepBuilder, Tensor
-from tilewright.ir.expr import Expr, floordiv, unary
+from tilewright.ir.computation import StepBuilder, Tensor, lowest
+from tilewright.ir.expr import Expr, compare, floordiv, select, unary
 
 
 def _check_shapes(shape: tuple[int, ...], *tensors: Tensor) -> None:
@@ -28,6 +28,19 @@ def _softmax(b: StepBuilder, x: Tensor, *, axis: int) -> Tensor:
     exponential = b.map(x.shape, lambda *i: unary("exp", x(*i) - greatest(*spread(i, (axis,)))))
     (total,) = reduced(b, "sum", exponential, (axis,), True)
     return b.map(x.shape, lambda *i: exponential(*i) / total(*spread(i, (axis,))))
+
+
+def _safe_softmax(b: StepBuilder, x: Tensor, *, axis: int) -> Tensor:
+    """softmax along an axis, with zeros instead of NaN where every element is minus infinity (a completely masked row of attention)"""
+    (greatest,) = reduced(b, "max", x, (axis,), True)
+    exponential = b.map(x.shape, lambda *i: unary("exp", x(*i) - greatest(*spread(i, (axis,)))))
+    (total,) = reduced(b, "sum", exponential, (axis,), True)
+
+    def weight(*i: Expr) -> Expr:
+        at = spread(i, (axis,))
+        return select(compare("eq", greatest(*at), lowest(x.dtype)), 0.0, exponential(*i) / total(*at))
+
+    return b.map(x.shape, weight)
 
 
 def _log_softmax(b: StepBuilder, x: Tensor, *, axis: int) -> Tensor:
@@ -104,6 +117,7 @@ def _batch_norm(b: StepBuilder, x: Tensor, mean: Tensor, square: Tensor, *parame
 
 OPERATORS: tuple[Operator, ...] = (
     Operator("softmax", _softmax),
+    Operator("safe_softmax", _safe_softmax),
     Operator("log_softmax", _log_softmax),
     Operator("layer_norm", _layer_norm),
     Operator("rms_norm", _rms_norm),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.kernels.gpu.attention.schema import ATTENTION
 from tilewright.kernels.gpu.direct.schema import DIRECT
 from tilewright.kernels.gpu.gemm.schema import GEMM
 from tilewright.kernels.gpu.gemv.schema import GEMV
@@ -13,4 +14,4 @@ from tilewright.kernels.gpu.winograd.schema import WINOGRAD
 from tilewright.kernels.gpu.winograd_fused.schema import WINOGRAD_FUSED
 from tilewright.kernels.schema import AnySchema
 
-SCHEMAS: tuple[AnySchema, ...] = (MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, WINOGRAD, WINOGRAD_FUSED)
+SCHEMAS: tuple[AnySchema, ...] = (MAP, WINDOW, ROW_REDUCTION, SCAN, GEMM, GEMV, DIRECT, WINOGRAD, WINOGRAD_FUSED, ATTENTION)

@@ -1,0 +1,140 @@
+"""Attention as one region: which steps have its form, when it joins, and its kernels under any schedule against PyTorch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.attention_cases import attention_case, check_case, regions_of
+from tilewright.hardware import machine
+from tilewright.selection.choice import rank
+
+INFINITY = float("inf")
+attend = F.scaled_dot_product_attention
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def operands(m: int = 20, n: int = 37, size: int = 8, heads: int = 2, keys_heads: int = 2, columns: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    return normal(1, heads, m, size), normal(1, keys_heads, n, size), normal(1, keys_heads, n, columns or size)
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor, logit: Callable[[Tensor], Tensor]) -> Tensor:
+    return torch.softmax(logit(q @ k.transpose(-1, -2)), -1) @ v
+
+
+def holes(*shape: int) -> Tensor:
+    """A boolean mask with a row that is masked completely, and one of which the first part is."""
+    mask = torch.rand(*shape) > 0.4
+    mask[..., 3, :] = False
+    mask[..., 5, : shape[-1] - 4] = False
+    mask[..., 5, -1] = True
+    return mask
+
+
+def alibi(scores: Tensor) -> Tensor:
+    heads, m, n = scores.shape[-3:]
+    slopes = torch.tensor([2.0 ** -(i + 1) for i in range(heads)], dtype=scores.dtype).view(heads, 1, 1)
+    return scores * 0.3 + slopes * (torch.arange(n) - torch.arange(m).view(m, 1))
+
+
+def spoilt(x: Tensor, *values: float) -> Tensor:
+    """The tensor with some elements replaced, each in a row of its own."""
+    x = x.clone()
+    for place, value in enumerate(values):
+        x[0, 0, 2 * place + 1, place] = value
+    return x
+
+
+def of_projections(x: Tensor, heads: int = 2) -> Tensor:
+    """q, k and v are slices of one buffer."""
+    q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return attend(q, k, v)
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The reference is PyTorch's definition: what its faster kernels make of NaN depends on the machine."""
+    if q.dtype == torch.float32:
+        return attend(q, k, v, attn_mask=mask)
+    with sdpa_kernel(SDPBackend.MATH):
+        return attend(q, k, v, attn_mask=mask)
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "plain": (attend, operands()),
+    "one key more than a tile": (attend, operands(17, 33)),
+    "one key": (lambda q, k, v: softmax(q, k, v, lambda s: s), operands(9, 2)),
+    "no scale": (lambda q, k, v: softmax(q, k, v, lambda s: s), operands()),
+    "other size of values": (attend, operands(size=6, columns=20)),
+    "odd sizes": (attend, operands(size=5, columns=7)),
+    "causal": (partial(attend, is_causal=True), operands()),
+    "causal, more queries than keys": (partial(attend, is_causal=True), operands(40, 19)),
+    "additive mask": (masked, (*operands(), normal(1, 1, 1, 37))),
+    "additive mask of minus infinities": (masked, (*operands(), torch.where(holes(1, 1, 20, 37), 0.5, -INFINITY))),
+    "boolean mask": (masked, (*operands(), holes(1, 1, 20, 37))),
+    "boolean mask, plain softmax": (
+        lambda q, k, v, mask: softmax(q, k, v, lambda s: s.masked_fill(~mask, -INFINITY)), (*operands(), holes(1, 2, 20, 37)),
+    ),
+    "grouped queries": (partial(attend, enable_gqa=True), operands(heads=6, keys_heads=2)),
+    "bias by distance": (lambda q, k, v: softmax(q, k, v, alibi), operands()),
+    "soft cap": (lambda q, k, v: softmax(q, k, v, lambda s: torch.tanh(s / 5) * 5), operands()),
+    "no batch": (lambda q, k, v: torch.softmax(q @ k.T, -1) @ v, (normal(18, 8), normal(21, 8), normal(21, 12))),
+    "one query": (attend, operands(m=1)),
+    "slices of one buffer": (of_projections, (normal(2, 19, 3 * 2 * 8),)),
+    "epilogue": (lambda q, k, v, x: F.gelu(attend(q, k, v)) + x, (*operands(), normal(1, 2, 20, 8))),
+    "large logits": (lambda q, k, v: softmax(q, k, v, lambda s: s * 20), operands()),
+    "not finite queries": (attend, (spoilt(operands()[0], INFINITY, -INFINITY, float("nan")), *operands()[1:])),
+    "not finite keys": (attend, (operands()[0], spoilt(operands()[1], INFINITY, float("nan")), operands()[2])),
+    "not finite values": (attend, (*operands()[:2], spoilt(operands()[2], INFINITY, -INFINITY, float("nan")))),
+    "not finite queries, masked": (masked, (spoilt(operands()[0], INFINITY, 0.5, float("nan")), *operands()[1:], holes(1, 1, 20, 37))),
+    "not finite values, masked": (masked, (*operands()[:2], spoilt(operands()[2], INFINITY, float("nan")), holes(1, 1, 20, 37))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["h200"])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_pytorchs(name: str, target: str) -> None:
+    """Under three schedules drawn from the space."""
+    function, inputs = CASES[name]
+    case = attention_case(function, inputs)
+    ranking = rank(case.problem, machine(target))
+    for position in Random(name).sample(range(ranking.candidates), min(3, ranking.candidates)):
+        check_case(case, ranking.choice(position).schedule, machine(target))
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 70), st.integers(1, 24), st.integers(2, 24), st.sampled_from([1, 2, 3]), st.booleans())
+def test_any_sizes_and_schedules(seed: int, m: int, n: int, size: int, columns: int, group: int, causal: bool) -> None:
+    torch.manual_seed(seed)
+    q, k, v = operands(m, n, size + 1, 2 * group, 2, columns)
+    case = attention_case(partial(attend, is_causal=causal, enable_gqa=group > 1), (q, k, v))
+    ranking = rank(case.problem, machine("h200"))
+    check_case(case, ranking.choice(Random(seed).randrange(ranking.candidates)).schedule, machine("h200"))
+
+
+@pytest.mark.parametrize(
+    ("why", "function"),
+    [
+        ("the scores are a result", lambda q, k, v: ((s := q @ k.transpose(-1, -2)), torch.softmax(s, -1) @ v)),
+        ("the weights are a result", lambda q, k, v: ((w := torch.softmax(q @ k.transpose(-1, -2), -1)), w @ v)),
+        ("the weights are read twice", lambda q, k, v: (w := torch.softmax(q @ k.transpose(-1, -2), -1)) @ v + (w @ k).sum()),
+        ("softmax over queries", lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -2) @ v),
+        ("no softmax", lambda q, k, v: torch.sigmoid(q @ k.transpose(-1, -2)) @ v),
+        ("squared weights", lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -1).square() @ v),
+        ("log softmax", lambda q, k, v: torch.log_softmax(q @ k.transpose(-1, -2), -1) @ v),
+    ],
+)
+def test_other_products_are_no_attention(why: str, function: Callable[..., Tensor]) -> None:
+    _, laid_out, _ = regions_of(function, operands(24, 24))
+    assert not any(region.kind == "attention" for region in laid_out.regions), why

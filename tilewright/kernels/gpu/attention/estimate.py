@@ -1,0 +1,72 @@
+"""Predicted times of attention in one kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.calibration import gpu_calibration
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.attention_form import SOFTMAX_FLOPS, AttentionFacts
+from tilewright.kernels.columns import Columns
+from tilewright.kernels.gpu.attention.counts import reads_of
+from tilewright.kernels.gpu.attention.space import columns_of, sharing_of
+from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
+from tilewright.kernels.gpu.steps import BlockStep, on_processors
+
+BARRIERS = 3
+"""Barriers of a block for each tile of keys: before the products, and between keys and weights in shared memory."""
+EXCHANGE = 2
+"""Instructions with which a thread combines a value of its row with that of another thread: the exchange and the combination."""
+
+
+def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
+    """Seconds of each candidate. For one tile of keys of one block, in cycles of a processor:
+
+    fma = threads (TM (TN R + BN C) + TM TN (logit + softmax)) / lanes, with C = D / (threads a row) columns of values per thread;
+    issue = warps (these + loads from shared memory + copies + TM (exchanges + C)) / schedulers;  shared = wavefronts of both products' loads, of the
+    weights stored, and of the copies;  level 2 = BN (R + D) bytes / (bytes per cycle);  alone = a warp's own chain of loads and multiply-adds, and
+    barriers.  Waves, tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`). The queries are read in the prologue.
+
+    Worked example, fma of the products alone: 64 queries x 64 keys, r = d = 64: 2 * 64 * 64 * 64 / 128 lanes = 4096 cycles at peak on an h200."""
+    fitted = gpu_calibration(machine)
+    instructions, latencies = fitted.instructions, fitted.steps
+    bm, bn, tm, tn = (candidates[name] for name in ("block_m", "block_n", "thread_m", "thread_n"))
+    threads, warps, copies = counts.threads, counts.warps, candidates["copies"] > 0
+    columns = columns_of(facts, candidates)
+    efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
+    softmax = tm * tn * (facts.logit_flops + SOFTMAX_FLOPS) + tm * columns
+    arithmetic = counts.step_multiply_adds + softmax
+    fma = arithmetic * threads / machine.fp32_lanes_per_processor / efficiency
+    reads = reads_of(facts, candidates, machine)
+    weights = tm * tn / np.where(tm % 4 == 0, 4, np.where(tm % 2 == 0, 2, 1))
+    exchanged = EXCHANGE * tm * np.log2(sharing_of(candidates))
+    fetched = counts.step_fill * machine.warp_size / threads
+    fetch = fetched * (np.where(copies, 1, 2) + instructions.address)
+    issue = warps * (arithmetic + reads.loads + weights + exchanged + fetch + instructions.step) / machine.schedulers_per_processor
+    stored = facts.element_bytes * bn * (bm + facts.r + facts.d) / machine.shared_bytes_per_cycle
+    shared = warps * counts.step_shared_loads * 128 / machine.shared_bytes_per_cycle + stored
+    cache1, cache2 = machine.cache(1), machine.cache(2)
+    assert cache1 is not None and cache2 is not None
+    level2 = counts.step_sectors * SECTOR_BYTES / cache2.bandwidth
+    latency = latencies.loaded_latency * machine.memory_latency_cycles
+    barrier = BARRIERS * (latencies.barrier_latencies * cache1.latency_cycles + 2 * warps)
+    # a single warp waits for its fragments and for its own multiply-adds, and for copies that do not run ahead
+    fragment = latencies.fragment_latencies * cache1.latency_cycles
+    chain = facts.r * np.maximum(tm * tn * latencies.multiply_add_cycles, fragment)
+    chain = chain + bn * np.maximum(tm * columns * latencies.multiply_add_cycles, fragment)
+    chain = chain + softmax * latencies.multiply_add_cycles + exchanged / EXCHANGE * cache1.latency_cycles
+    least = chain + np.where(copies, 0.0, 2 * latency)
+    step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
+    loads = bm * facts.r / facts.q_vector / threads
+    prologue = latency + warps * loads * (instructions.address + facts.q_flops * facts.q_vector + facts.q_vector) / machine.schedulers_per_processor
+    ends = latencies.end_latencies * machine.memory_latency_cycles + prologue + tm * columns * warps / 4
+    work = on_processors(step, counts, ends, np.zeros(len(threads)), machine)
+    terms = {
+        "launch": np.full(len(threads), machine.launch_seconds),
+        "compute": work.compute_seconds,
+        "memory": counts.memory_bytes / bandwidth(machine),
+        "drain": work.drain_seconds,
+    }
+    return Estimate(terms, overlapped=("compute", "memory"))

@@ -1,0 +1,119 @@
+"""Schedules of the `attention` schema on a GPU: a block computes a tile of queries for one head, and passes over its keys tile by tile.
+
+`block_m` queries x `block_n` keys: a thread has thread_m x thread_n scores in registers. `block_n / thread_n` adjacent threads of one warp share
+their rows, and the d columns of the values, so that each also has thread_m x ceil(d / sharing) sums in registers. `copies`: asynchronous copies bring
+keys and values to shared memory while the block computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.attention_form import AttentionFacts
+from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
+
+PADDING = 4
+"""Padding in elements of rows of queries and weights in shared memory: vectors stay aligned, and stores of adjacent keys hit different banks."""
+AXES = {"block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "thread_m": (1, 2, 4, 8), "thread_n": (1, 2, 4, 8), "copies": (0, 1)}
+
+
+@dataclass(frozen=True)
+class AttentionSchedule:
+    """One candidate; see the module's docstring."""
+
+    block_m: int
+    block_n: int
+    thread_m: int
+    thread_n: int
+    copies: int = 1
+
+    @property
+    def sharing(self) -> int:
+        """Threads that share their rows."""
+        return self.block_n // self.thread_n
+
+    @property
+    def threads(self) -> int:
+        return self.block_m // self.thread_m * self.sharing
+
+    def __str__(self) -> str:
+        copies = " copies" * self.copies
+        return f"attention block={self.block_m} queries x {self.block_n} keys thread={self.thread_m}x{self.thread_n}{copies}"
+
+
+def sharing_of(candidates: Columns) -> np.ndarray:
+    """Threads that share their rows."""
+    return candidates["block_n"] // candidates["thread_n"]
+
+
+def threads_of(candidates: Columns) -> np.ndarray:
+    """Threads of a block."""
+    threads: np.ndarray = candidates["block_m"] // candidates["thread_m"] * sharing_of(candidates)
+    return threads
+
+
+def columns_of(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
+    """Columns of the values that a thread sums."""
+    return ceil_divided(facts.d, sharing_of(candidates))
+
+
+def key_vector(facts: AttentionFacts) -> int:
+    """Elements of a key that a thread reads at once from shared memory."""
+    return gcd(facts.r, 4)
+
+
+def key_pitch(facts: AttentionFacts) -> int:
+    """Elements from one key to the next in shared memory: an odd number of vectors, so that adjacent keys start in different banks."""
+    vectors = facts.r // key_vector(facts)
+    return (vectors + (vectors % 2 == 0)) * key_vector(facts)
+
+
+def shared_bytes_of(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
+    """Bytes of shared memory per block: queries and weights with their rows transposed, keys, values.
+
+    For 64 queries x 64 keys of 64 elements, 16 threads a row: 4 * (64 * 68 + 64 * 68 + 64 * 68 + 64 * 64) = 68608."""
+    pitch = candidates["block_m"] + PADDING
+    values = columns_of(facts, candidates) * sharing_of(candidates)
+    needed: np.ndarray = facts.element_bytes * (facts.r * pitch + candidates["block_n"] * (pitch + key_pitch(facts) + values))
+    return needed
+
+
+def registers_of(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
+    """Estimated 32-bit registers per thread: scores, sums, the state of the rows, fragments of both products, and addresses."""
+    tm, tn, columns = candidates["thread_m"], candidates["thread_n"], columns_of(facts, candidates)
+    fragments = np.maximum(tm + key_vector(facts) * tn, tm + columns)
+    registers: np.ndarray = 40 + tm * (tn + columns + 2) + 5 * fragments // 4
+    return registers
+
+
+def attention_space(facts: AttentionFacts, machine: Machine) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Candidates with the columns AXES, and the number rejected for each reason."""
+    candidates = product_of(AXES)
+    threads, sharing = threads_of(candidates), sharing_of(candidates)
+    registers = registers_of(facts, candidates)
+    bm, bn, tm, tn = (candidates[name] for name in ("block_m", "block_n", "thread_m", "thread_n"))
+    quad = machine.warp_size * machine.schedulers_per_processor
+    return reject(
+        candidates,
+        [
+            ("copies where the machine has them, and only there", (candidates["copies"] > 0) != (machine.compute_capability >= (8, 0))),
+            ("fewer than 4 or more than a warp's threads share a row", (sharing < 4) | (sharing > machine.warp_size)),
+            ("threads below two warps, above 512, or not whole warps", (threads < 64) | (threads > 512) | (threads % machine.warp_size != 0)),
+            ("more than twice as many queries or keys as there are", ((bm >= 2 * facts.m) & (bm > 16)) | ((bn >= 2 * facts.n) & (bn > 16))),
+            ("more threads share a row than values have columns", (sharing >= 2 * facts.d) & (sharing > 4)),
+            ("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block),
+            ("registers exceed a thread's", registers > machine.registers_per_thread_max),
+            ("registers exceed a processor's", registers * (-(-threads // quad) * quad) > machine.registers_per_processor),
+            ("a thread has fewer than four scores", tm * tn < 4),
+        ],
+    )
+
+
+def blocks_to_ask_for(schedule: AttentionSchedule, facts: AttentionFacts, machine: Machine) -> int:
+    """The occupancy to request from the assembler, which caps a thread's registers at 1.25 times the estimate."""
+    estimate = registers_of(facts, {name: np.array([getattr(schedule, name)]) for name in AXES})
+    return max(1, machine.registers_per_processor // (schedule.threads * (int(estimate[0]) * 5 // 4)))
