@@ -47,7 +47,7 @@ def offsets(layout: Layout) -> np.ndarray:
     total = np.zeros(layout.shape, dtype=np.int64)
     remaining = {d: int(np.prod([f for e, f in layout.order if e == d and f] or [1])) for d in range(len(layout.shape))}
     for (dim, factor), stride in zip(layout.order, layout.strides, strict=True):
-        position = np.arange(layout.shape[dim]) + layout.halo[dim][0]
+        position = np.arange(layout.shape[dim]) + layout.halo[dim][0] + (layout.around[dim][0] if layout.around else 0)
         if factor == 0:
             part = position // remaining[dim]
         else:
@@ -277,6 +277,11 @@ def compiled(lowered: Lowered, folder: Path) -> Any:
     return parse_resources(outcome.log)
 
 
+def at_base(flat: np.ndarray, layout: Layout) -> np.ndarray:
+    """What kernels receive of the storage that a value is in: all of it, unless the value is a slice."""
+    return flat[layout.base :][: layout.from_base().size]
+
+
 def interpret(program: Program, graph: Graph, inputs: tuple[torch.Tensor, ...]) -> list[np.ndarray]:
     """The outputs; fails on anything that the interpreter reports, and on regions that need PyTorch."""
     storage = dict(program.storage)
@@ -303,7 +308,8 @@ def interpret(program: Program, graph: Graph, inputs: tuple[torch.Tensor, ...]) 
                 kernel = kernels[call.kernel]
                 # a buffer may be written in parts, or in an earlier iteration: only races and bounds are checked here
                 known = [parameter.name for parameter in kernel.parameters]
-                report = run(kernel, [buffer(n) for n in call.arguments], [turn] * len(kernel.scalars), known)
+                arrays = [at_base(buffer(program.aliases.get(n, n)), storage[n].layout) for n in call.arguments]
+                report = run(kernel, arrays, [turn] * len(kernel.scalars), known)
                 assert report.is_clean, (lowered.region.name, lowered.schedule, report.faults)
     results = []
     for name in graph.outputs:

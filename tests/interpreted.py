@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tests.compiled import Bundle, Case, compare, replayed
-from tests.gpu_cases import offsets
+from tests.gpu_cases import at_base, offsets
 from tilewright.codegen.interpreter import run
 from tilewright.frontend.imported import Imported, unsupported
 from tilewright.frontend.torch_export import import_module
@@ -54,7 +54,6 @@ def run_program(
     written: set[str] = set()
 
     def buffer(name: str) -> np.ndarray:
-        assert not program.aliases, "aliases are not executed here"
         if name not in memory:
             entry = storage[name]
             if name in inputs:
@@ -78,17 +77,19 @@ def run_program(
         for step in range(lowered.repeat):
             for call in lowered.calls:
                 kernel = kernels[call.kernel]
-                arrays = [buffer(name) for name in call.arguments]
+                roots = [program.aliases.get(name, name) for name in call.arguments]
+                arrays = [at_base(buffer(root), storage[name].layout) for root, name in zip(roots, call.arguments, strict=True)]
                 pairs = list(zip(kernel.parameters, call.arguments, strict=True))
                 for parameter, name in pairs:
                     if parameter.writable and (name in inputs or storage[name].source is not None):
                         faults.append(f"{kernel.name} writes {name}")
-                    if not parameter.writable and name not in written and storage[name].layout.size:
+                    if not parameter.writable and program.aliases.get(name, name) not in written and storage[name].layout.size:
                         faults.append(f"{kernel.name} reads {name} before it is written")
                 ready = [parameter.name for parameter, name in pairs if parameter.writable and name in written]
                 report = run(kernel, arrays, [step] * len(kernel.scalars), ready)
                 faults += report.faults
-                written.update(name for parameter, name in pairs if parameter.writable)
+                stored = [name for parameter, name in pairs if parameter.writable]
+                written.update((*stored, *(program.aliases.get(name, name) for name in stored)))
     if out_of_range is not None:
         out_of_range.update((name, memory[name].tolist()) for name in checked & memory.keys())
     results = {}

@@ -54,12 +54,18 @@ def driver(program: Program, storage: Mapping[str, Storage], kernels: str) -> st
     `storage`; it writes the outputs' buffers."""
     names = {name: f"b{i}" for i, name in enumerate(storage)}
     size = {name: entry.layout.size * numpy_type(entry).itemsize for name, entry in storage.items()}
+
+    def address(name: str) -> str:
+        """The buffer that a call receives, from its base if it is a slice."""
+        root = program.aliases.get(name, name)
+        return f"(char *){names[root]} + {storage[name].layout.base * numpy_type(storage[name]).itemsize}" if root != name else names[root]
+
     declared = [f"    void *{names[name]} = buffer(in, {size[name]});" for name in storage]
     calls = []
     for lowered in program.regions:
         calls.append(f"    for (int64_t step = 0; step < {lowered.repeat}; ++step) {{")
         for call in lowered.calls:
-            arguments = ", ".join(names[argument] for argument in call.arguments)
+            arguments = ", ".join(address(argument) for argument in call.arguments)
             calls.append(f"        {call.kernel}((void *[]){{{arguments}}}, (int64_t[]){{step, step, step, step}});")
         calls.append("    }")
     written = [f"    fwrite({names[name]}, 1, {size[name]}, out);" for name in program.graph.outputs]
@@ -90,6 +96,7 @@ def run_standalone(
     for lowered in program.regions:
         every.update({name: entry for name, entry in lowered.storage.items() if name not in program.storage})
     used = dict.fromkeys([name for lowered in program.regions for call in lowered.calls for name in call.arguments])
+    used |= dict.fromkeys(program.aliases.values())
     storage = {name: every[name] for name in dict.fromkeys([*used, *graph.outputs])}
     with open(folder / "in", "wb") as file:
         for name, entry in storage.items():

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tests.runtime_programs import ProgramBuilder, chain
 from tilewright.errors import IndexOutOfRange, KernelFailed, TargetNotPresent
 from tilewright.ir.graph import Value
-from tilewright.ir.layout import row_major
+from tilewright.ir.layout import Box, row_major
 from tilewright.ir.region import IndexCheck, Storage
 from tilewright.runtime import gpu as gpu_module
 from tilewright.runtime.artifact import SavedBinary
-from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.buffers import Buffers, Extent
 from tilewright.runtime.driver import PROTOTYPES, Driver, KernelNodeParams
-from tilewright.runtime.gpu import STAGED_FROM, Extent, GpuEngine, GpuLibrary, ParameterBlock, dependencies, node_params
+from tilewright.runtime.gpu import STAGED_FROM, GpuEngine, GpuLibrary, ParameterBlock, dependencies, node_params
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, loadable
 
 
@@ -83,7 +83,12 @@ def accesses(draw: st.DrawFn) -> list[tuple[list[Extent], list[Extent]]]:
         result = []
         for _ in range(draw(st.integers(0, 3))):
             start = draw(st.integers(0, 20))
-            result.append((draw(st.sampled_from(["arena", "x"])), start, start + draw(st.integers(1, 8))))
+            end = start + draw(st.integers(1, 8))
+            box: Box = ()
+            if draw(st.booleans()):  # a slice: its buffer is always the same bytes
+                start, end = 4, 12
+                box = ((first := draw(st.integers(0, 3)), first + draw(st.integers(1, 3))), (row := draw(st.integers(0, 1)), row + draw(st.integers(1, 2))))
+            result.append(Extent(draw(st.sampled_from(["arena", "x"])), start, end, "root" if box else "", box))
         return result
 
     return [(extents(), extents()) for _ in range(draw(st.integers(0, 15)))]
@@ -100,7 +105,14 @@ def reachable(edges: list[list[int]]) -> list[set[int]]:
 @given(accesses())
 def test_edges_order_exactly_the_conflicts(calls: list[tuple[list[Extent], list[Extent]]]) -> None:
     def overlap(a: list[Extent], b: list[Extent]) -> bool:
-        return any(m == n and s < f and t < e for m, s, e in a for n, t, f in b)
+        return any(
+            m.memory == n.memory
+            and m.start < n.end
+            and n.start < m.end
+            and (not m.box or not n.box or all(s < f and t < e for (s, e), (t, f) in zip(m.box, n.box, strict=True)))
+            for m in a
+            for n in b
+        )
 
     conflicts = [
         [i for i in range(j) if overlap(calls[i][1], calls[j][0] + calls[j][1]) or overlap(calls[i][0], calls[j][1])] for j in range(len(calls))

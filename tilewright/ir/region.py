@@ -114,7 +114,8 @@ class Program:
     """A whole model lowered to kernels: what `runtime` executes and artifacts store.
 
     `regions` run in order. `storage` gives every stored value its layout: graph inputs and outputs (row-major, as PyTorch passes them),
-    intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares."""
+    intermediate values, constants (as they are read by kernels), workspaces. `aliases` maps a value to the one whose storage it shares; the layout of
+    a slice says where it is there, and kernels receive the address at `Layout.base`."""
 
     graph: Graph
     target: str

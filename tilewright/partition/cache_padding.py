@@ -8,9 +8,7 @@ lines of the filters.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd
-from types import MappingProxyType
 
 from tilewright.graph.contraction import anchor
 from tilewright.hardware.machine import Machine
@@ -32,13 +30,13 @@ def with_cache_padding(graph: Graph, laid_out: LaidOut, machine: Machine) -> Lai
     for region in laid_out.regions:
         found = anchor(region.steps, frozenset(graph.constants)) if region.kind == "contraction" else None
         for load in loads(found.a) if found is not None else ():
-            name = load.buffer
+            name = laid_out.slices[load.buffer].buffer if load.buffer in laid_out.slices else load.buffer
             if found is None or name in fixed or name not in layouts or not layouts[name].order:
                 continue
             dim, factor = layouts[name].order[-1]
             if factor == 0 and variables(load.index[dim]) & {*found.r}:
                 layouts[name] = _apart(layouts[name], size_of(laid_out.values[name].dtype), machine)
-    return replace(laid_out, layouts=MappingProxyType(layouts))
+    return laid_out.with_layouts(layouts)
 
 
 def _apart(layout: Layout, element: int, machine: Machine) -> Layout:

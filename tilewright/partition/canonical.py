@@ -24,7 +24,8 @@ class Canonical:
 
 
 def canonical(problem: Problem) -> Canonical:
-    """The problem under canonical names: its region without nodes and reasons, and only the values and constants that the region uses."""
+    """The problem under canonical names: its region without nodes and reasons, and only the values and constants that the region uses. Slices lose
+    their distance from the start of their buffers, except for its remainder by vectors (`Layout.base`)."""
     region = problem.region
     order: dict[str, None] = {}
     for step in region.steps:
@@ -47,7 +48,7 @@ def canonical(problem: Problem) -> Canonical:
     stored = {name: short for name, short in names.items() if name in problem.layouts}
     same = Problem(
         Region(outputs[0], region.kind, (), steps, inputs, outputs),
-        {short: problem.layouts[name] for name, short in stored.items()},
+        {short: problem.layouts[name].from_base() for name, short in stored.items()},
         {short: replace(problem.values[name], name=short) for name, short in stored.items()},
         frozenset(short for name, short in stored.items() if name in problem.constants),
     )

@@ -30,6 +30,7 @@ from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, children, l
 from tilewright.ir.graph import Graph, Node, Value
 from tilewright.ir.region import Region
 from tilewright.ir.scalar import OPERATIONS
+from tilewright.partition.concatenation import avoids_copies
 from tilewright.partition.inline import inline_step, slice_for
 from tilewright.partition.joining import JoinDecision, RowJudge, owns_rows, with_rows
 from tilewright.partition.pixel_joining import summed_pixels, with_pixels
@@ -69,10 +70,12 @@ def partition(
     computation: Callable[[Node], Computation | None],
     is_view: Callable[[Node], bool],
     judge_rows: RowJudge | None = None,
+    in_place: bool = True,
 ) -> Partition:
     """Groups the graph's nodes into regions. `computation` returns a node's steps (None for loops and nodes that run through PyTorch). `judge_rows`
-    decides whether row reductions join a contraction where they can, and contractions the softmax before them (None: never)."""
-    return _Partitioner(graph, computation, is_view, judge_rows).run()
+    decides whether row reductions join a contraction where they can, and contractions the softmax before them (None: never). `in_place`:
+    concatenations need no copies (`partition.concatenation`)."""
+    return _Partitioner(graph, computation, is_view, judge_rows, in_place).run()
 
 
 class _Partitioner:
@@ -82,9 +85,11 @@ class _Partitioner:
         computation: Callable[[Node], Computation | None],
         is_view: Callable[[Node], bool],
         judge_rows: RowJudge | None,
+        in_place: bool,
     ) -> None:
         self.graph = graph
         self.judge_rows = judge_rows
+        self.in_place = in_place
         self.constants = frozenset(graph.constants)
         self.values = dict(graph.values)
         self.computations = {node.name: computation(node) for node in graph.nodes}
@@ -342,6 +347,8 @@ class _Partitioner:
             return f"also read by {', '.join(sorted(others))}"
         if too_long := _too_long(group.steps, producer.steps):
             return too_long
+        if self.in_place and avoids_copies(producer.steps[0], self.values, self.groups.keys() - self.pinned):
+            return "the results of which it is the concatenation are stored in place"
         body = producer.steps[0].bodies[0]
         if _index_only(body):
             return ""

@@ -2,13 +2,14 @@
 
 Rules, in execution order: inputs and outputs of the model are row-major, as PyTorch passes them; a contraction stores its N axis (output channels)
 innermost; everything else follows the largest input of its rank. A value that sums read with zero padding gets a halo as wide as they need; a graph
-input or other value that cannot have one is copied once into a padded buffer. Types of values are decided earlier (`partition.precision`).
+input or other value that cannot have one is copied once into a padded buffer. Values that are concatenated are stored as slices of one buffer
+(`partition.concatenation`). Types of values are decided earlier (`partition.precision`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tilewright.codegen.access import needed_halo
@@ -19,24 +20,32 @@ from tilewright.ir.expr import Load, Var, loads, variables
 from tilewright.ir.graph import Graph, Value
 from tilewright.ir.layout import Layout, channels_last, permuted, row_major
 from tilewright.ir.region import Region
+from tilewright.partition.concatenation import Slice, concatenations, in_place, order_of, with_slices
 from tilewright.partition.fusion import Partition
 from tilewright.partition.precision import AS_COMPUTED, Precision, reading, with_types
 
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A partition with a layout for every stored value."""
+    """A partition with a layout for every stored value. `slices` maps values to their places in the buffers of others."""
 
     regions: tuple[Region, ...]
     values: Mapping[str, Value]
     layouts: Mapping[str, Layout]
+    slices: Mapping[str, Slice] = field(default_factory=lambda: MappingProxyType({}))
+
+    def with_layouts(self, layouts: Mapping[str, Layout]) -> LaidOut:
+        """The partition with other layouts; those of slices follow from their buffers'."""
+        return replace(self, layouts=MappingProxyType(with_slices(layouts, self.slices)))
 
 
-def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS_COMPUTED) -> LaidOut:
-    """Assigns every stored value its type and then its layout, and inserts the copies that padding and types require."""
+def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS_COMPUTED, slices: bool = True) -> LaidOut:
+    """Assigns every stored value its type and then its layout, inserts the copies that padding and types require, and removes those of
+    concatenations, unless `slices` is False."""
     constants, fixed = frozenset(graph.constants), fixed_values(graph, partition.regions)
     padded, values, copies = _pad_by_copy(partition.regions, dict(partition.values), fixed)
     regions, values, converted = with_types(padded, values, fixed, constants, precision)
+    joined = concatenations(regions, values, fixed) if slices else {}
     layouts: dict[str, Layout] = {name: row_major(values[name].shape) for name in (*graph.inputs, *graph.constants)}
     for region in regions:
         for output in region.outputs:
@@ -47,6 +56,8 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
                 layouts[output] = converted[output]
             elif output in copies:
                 layouts[output] = channels_last(shape)
+            elif output in joined and (order := order_of(joined[output], layouts, fixed)) is not None:
+                layouts[output] = Layout(shape, order)
             else:
                 layouts[output] = _preferred(region, values[output], layouts, graph)
     for name, halo in _halos(graph, regions, values).items():
@@ -57,7 +68,8 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
         for load in loads(found.a) if found is not None else ():
             if found is not None and load.buffer not in fixed and values[load.buffer].dtype in NARROW_FLOATS:
                 layouts[load.buffer] = _in_pairs(layouts[load.buffer], load, found.r)
-    return LaidOut(tuple(regions), MappingProxyType(values), MappingProxyType(layouts))
+    regions, places = in_place(regions, joined, values, layouts, fixed)
+    return LaidOut(tuple(regions), MappingProxyType(values), layouts, MappingProxyType(places)).with_layouts(layouts)
 
 
 def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:

@@ -84,7 +84,8 @@ def plan_program(
         name: Storage(laid_out.values[name], layout, name if name in graph.constants else None)
         for name, layout in laid_out.layouts.items()
     }
-    program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage))
+    aliases = {name: place.buffer for name, place in laid_out.slices.items()}
+    program = Program(graph, machine.name, tuple(lowered), MappingProxyType(storage), MappingProxyType(aliases))
     return through_torch(program, lost) if lost else program
 
 
@@ -104,8 +105,9 @@ def unfused(graph: Graph) -> LaidOut:
     return assign_layouts(graph, Partition(tuple(regions), graph.values))
 
 
-def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precision = AS_COMPUTED) -> LaidOut:
-    """The graph's regions with types and layouts of the values that they store. Without a judge, row reductions never join a contraction.
+def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precision = AS_COMPUTED, in_place: bool = True) -> LaidOut:
+    """The graph's regions with types and layouts of the values that they store. Without a judge, row reductions never join a contraction. `in_place`:
+    values that are concatenated are slices of one buffer.
 
     Raises:
         InvalidModel: if a constant index is out of range.
@@ -118,8 +120,8 @@ def lay_out(graph: Graph, judge_rows: RowJudge | None = None, precision: Precisi
     def is_view(node: Node) -> bool:
         return node.operator in OPERATORS and OPERATORS[node.operator].view
 
-    parts = partition(graph, steps, is_view, judge_rows)
-    return assign_layouts(graph, replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions)), precision)
+    parts = partition(graph, steps, is_view, judge_rows, in_place)
+    return assign_layouts(graph, replace(parts, regions=tuple(checks.numbered(region) for region in parts.regions)), precision, in_place)
 
 
 def lower_region(region: Region, context: _Context) -> Lowered:
@@ -164,7 +166,7 @@ def lower_loop(region: Region, context: _Context, laid_out: LaidOut) -> list[Low
     read = {name for other in laid_out.regions for name in other.inputs} | set(context.graph.outputs)
     body = node.attributes["body"]
     judge = RowJudge(context.machine, context.threads, frozenset(body.constants))
-    loop = unfold(node, context.graph, lay_out(body, judge), read)
+    loop = unfold(node, context.graph, lay_out(body, judge, in_place=False), read)
     values = MappingProxyType({**context.values, **loop.values})
     layouts = MappingProxyType({**context.layouts, **loop.layouts})
     inside = replace(context, values=values, layouts=layouts)
@@ -216,9 +218,14 @@ def through_torch(program: Program, positions: Mapping[int, Sequence[str]]) -> P
         if not region.nodes:
             graph = _with_copy(graph, region)
     made = graph.producers()
+
+    def outputs_of(index: int) -> tuple[str, ...]:
+        """The region's results; a part of a concatenation is stored with all of it, as everything else in it is stored before."""
+        return tuple(name if name in made else program.aliases.get(name, name) for name in program.regions[index].region.outputs)
+
     # a part of an operator (the sum of a softmax) is not a value of the graph: its readers compute the whole operator
     for index, lowered in enumerate(program.regions):
-        if index not in skipped and index in lost and not any(name in made for name in lowered.region.outputs):
+        if index not in skipped and index in lost and not any(name in made for name in outputs_of(index)):
             skipped.add(index)
             for reader, other in enumerate(program.regions):
                 if set(other.region.inputs) & set(lowered.region.outputs):
@@ -229,7 +236,7 @@ def through_torch(program: Program, positions: Mapping[int, Sequence[str]]) -> P
             continue
         if index in lost:
             region = lowered.region
-            outputs = region.outputs
+            outputs = outputs_of(index)
             if index in loops:
                 written = {name for part in loops[index] for name in program.regions[part].region.outputs}
                 outputs = tuple(name for name in region.nodes[0].outputs if name in written)

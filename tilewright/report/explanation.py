@@ -110,9 +110,11 @@ def _work(program: LoadableProgram, region: LoadableRegion) -> str:
 def _layouts(program: LoadableProgram, region: LoadableRegion) -> list[str]:
     texts = []
     for name in region.outputs:
-        storage = program.storage.get(program.root(name))
+        root = program.root(name)
+        storage = program.storage.get(name) or program.storage.get(root)
         if storage is not None:
-            texts.append(f"{storage.value} stored as {layout_text(storage.layout)}")
+            within = f", a slice of {program.storage[root].value}" if root != name and root in program.storage else ""
+            texts.append(f"{storage.value} stored as {layout_text(storage.layout)}{within}")
     return texts
 
 

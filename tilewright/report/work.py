@@ -45,5 +45,5 @@ def program_work(program: LoadableProgram) -> Work:
 
 
 def _bytes(program: LoadableProgram, names: Iterable[str]) -> int:
-    roots = dict.fromkeys(program.root(name) for name in names)
-    return sum(program.bytes_of(root) if root in program.storage else program.graph.values[root].bytes for root in roots)
+    stored = dict.fromkeys(name if name in program.storage else program.root(name) for name in names)
+    return sum(program.bytes_of(name) if name in program.storage else program.graph.values[name].bytes for name in stored)

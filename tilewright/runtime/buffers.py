@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from types import MappingProxyType
@@ -11,6 +12,7 @@ import torch
 
 from tilewright.errors import IndexOutOfRange
 from tilewright.ir.dtypes import ELEMENT_TYPES
+from tilewright.ir.layout import Box, boxes_overlap
 from tilewright.runtime.loadable import LoadableProgram
 from tilewright.runtime.memory_plan import MemoryPlan, Places, assign_places, plan_memory
 from tilewright.runtime.output_pool import LEAST_BYTES, OutputPool
@@ -57,6 +59,27 @@ def allocation(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
     return partial(quick, shape, strides, dtype)
 
 
+@dataclass(frozen=True)
+class Extent:
+    """The bytes from `start` to `end` of a memory, or what a slice of the buffer `root` occupies among them: a box of its elements."""
+
+    memory: str
+    start: int
+    end: int
+    root: str = ""
+    box: Box = ()
+
+    def overlaps(self, other: Extent) -> bool:
+        if self.memory != other.memory or self.end <= other.start or other.end <= self.start:
+            return False
+        return not self.box or not other.box or self.root != other.root or boxes_overlap(self.box, other.box)
+
+    def covers(self, other: Extent) -> bool:
+        """Whether everything that overlaps `other` overlaps this as well. A slice covers only itself."""
+        within = self.memory == other.memory and self.start <= other.start and other.end <= self.end
+        return within and (not self.box or self == other)
+
+
 class Buffers:
     """Arena and constants on one device. Clones share the constants, but not the arena.
 
@@ -98,13 +121,13 @@ class Buffers:
         return None
 
     def address(self, name: str) -> int:
-        """The fixed address of a buffer in the arena or of a constant."""
+        """The fixed address that kernels receive for a buffer in the arena, a slice of one, or a constant."""
         root = self.program.root(name)
         if root in self.constants:
             return self.constants[root].data_ptr()
         if root in self._fault_places:
             return self._fault_places[root]
-        return self.arena.data_ptr() + self._base + self.plan.offsets[root]
+        return self.arena.data_ptr() + self._base + self.plan.offsets[root] + self.program.base_bytes(name)
 
     def take_fault(self) -> IndexOutOfRange | None:
         """The error for an index out of range that a kernel has reported, if any; clears all reports."""
@@ -115,13 +138,13 @@ class Buffers:
                 return IndexOutOfRange.at(check.place, index, check.extent)
         return None
 
-    def extent(self, name: str) -> tuple[str, int, int]:
-        """The location of a buffer, used to find overlaps: (memory, first byte, end)."""
+    def extent(self, name: str) -> Extent:
+        """The location of a buffer, used to find overlaps."""
         root = self.program.root(name)
-        if root in self.plan.offsets:
-            start = self.plan.offsets[root]
-            return "arena", start, start + max(self.plan.sizes[root], 1)
-        return root, 0, 1
+        if root not in self.plan.offsets:
+            return Extent(root, 0, 1)
+        start = self.plan.offsets[root]
+        return Extent("arena", start, start + max(self.plan.sizes[root], 1), root, self.program.box(name))
 
     def flat(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The storage of a buffer as a one-dimensional tensor of its dtype; writes to it change the buffer."""

@@ -148,6 +148,7 @@ def _encode_storage(storage: Storage) -> dict[str, Any]:
         "shape": list(layout.shape),
         "order": [list(pair) for pair in layout.order],
         "halo": [list(pair) for pair in layout.halo],
+        "around": [list(pair) for pair in layout.around],
         "source": storage.source,
         "view": None if storage.view is None else [list(storage.view[0]), list(storage.view[1]), storage.view[2]],
         "matrix": None if storage.matrix is None else [list(row) for row in storage.matrix],
@@ -155,8 +156,8 @@ def _encode_storage(storage: Storage) -> dict[str, Any]:
 
 
 def _decode_storage(data: Field) -> Storage:
-    data.only("value", "shape", "order", "halo", "source", "view", "matrix")
-    layout = Layout(_decode_shape(data["shape"]), _decode_pairs(data["order"]), _decode_pairs(data["halo"]))
+    data.only("value", "shape", "order", "halo", "around", "source", "view", "matrix")
+    layout = Layout(_decode_shape(data["shape"]), *(_decode_pairs(data[pairs]) for pairs in ("order", "halo", "around")))
     if len(layout.halo) != len(layout.shape) or prod(max(extent, 1) for extent in layout.extents) > MOST_ELEMENTS:
         raise data.wrong("a layout within the limits")
     source = data["source"].optional()

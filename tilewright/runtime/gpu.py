@@ -1,7 +1,8 @@
 """Runs a program on a GPU: each segment between PyTorch nodes is a CUDA graph, launched on the caller's stream.
 
 Kernels are nodes. There is an edge if a call reads or overwrites what an earlier call wrote, or overwrites what the earlier one reads; this is
-determined from the bytes that they access, so that values that share memory are ordered too. Calls without a path between them may run concurrently.
+determined from the bytes that they access, so that values that share memory are ordered too, except for disjoint slices of one buffer. Calls without
+a path between them may run concurrently.
 
 The caller's tensors are read and written in place: their addresses are node parameters, and before a launch only the nodes whose addresses changed
 are updated. A tensor that very many nodes access (a scan's input) is copied to a staging buffer instead.
@@ -25,14 +26,12 @@ import torch
 
 from tilewright.errors import KernelFailed
 from tilewright.ir.region import Call
-from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.buffers import Buffers, Extent
 from tilewright.runtime.cpu import Compiled
 from tilewright.runtime.driver import Driver, KernelNodeParams, system_driver
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram
 from tilewright.runtime.memory_plan import GPU_ALIGNMENT
 
-Extent = tuple[str, int, int]
-"""(memory, first byte, end) of a buffer."""
 STAGED_FROM = 16
 """A caller's tensor that at least this many nodes access is copied, rather than all of them updated."""
 EDGES_UP_TO = 4096
@@ -42,18 +41,16 @@ EDGES_UP_TO = 4096
 def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) -> list[list[int]]:
     """For each call, the earlier calls that it must wait for, without those implied by others.
 
-    Each call is given by the extents (memory, first byte, end) that it reads and that it writes.
+    Each call is given by the extents that it reads and that it writes.
     """
     result: list[list[int]] = []
     ancestors: list[int] = []  # bit i: call i comes before this one
-    history: dict[str, list[tuple[int, int, int, bool]]] = {}
+    history: dict[str, list[tuple[int, Extent, bool]]] = {}
     for index, (reads, writes) in enumerate(accesses):
-        needed = set()
+        needed: set[int] = set()
         for extents, writing in ((reads, False), (writes, True)):
-            for memory, start, end in extents:
-                for earlier, other_start, other_end, wrote in history.get(memory, ()):
-                    if start < other_end and other_start < end and (writing or wrote):
-                        needed.add(earlier)
+            for extent in extents:
+                needed.update(earlier for earlier, other, wrote in history.get(extent.memory, ()) if (writing or wrote) and extent.overlaps(other))
         before, direct = 0, []
         for earlier in sorted(needed, reverse=True):
             if not before >> earlier & 1:
@@ -62,11 +59,11 @@ def dependencies(accesses: Sequence[tuple[Sequence[Extent], Sequence[Extent]]]) 
         ancestors.append(before)
         result.append(sorted(direct))
         for extents, writing in ((reads, False), (writes, True)):
-            for memory, start, end in extents:
-                entries = history.setdefault(memory, [])
+            for extent in extents:
+                entries = history.setdefault(extent.memory, [])
                 if writing:  # earlier accesses to bytes that this call overwrites completely are now ordered before it
-                    entries[:] = [e for e in entries if not (start <= e[1] and e[2] <= end and e[0] != index)]
-                entries.append((index, start, end, writing))
+                    entries[:] = [e for e in entries if not (extent.covers(e[1]) and e[0] != index)]
+                entries.append((index, extent, writing))
     return result
 
 

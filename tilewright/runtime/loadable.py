@@ -18,6 +18,7 @@ from tilewright.ir.dtypes import size_of
 from tilewright.ir.expr import INDEX
 from tilewright.ir.graph import Graph, Node
 from tilewright.ir.kernel import Kernel, required_features
+from tilewright.ir.layout import Box
 from tilewright.ir.region import Call, IndexCheck, Program, Storage
 from tilewright.ir.space import SpaceCounts
 
@@ -102,9 +103,19 @@ class LoadableProgram:
         return roots
 
     def bytes_of(self, name: str) -> int:
-        """Bytes of a buffer, including halo and rounding."""
+        """Bytes of a buffer, including halo and rounding; of a slice those that are its own."""
         storage = self.storage[name]
-        return storage.layout.size * size_of(storage.value.dtype)
+        return storage.layout.own_size * size_of(storage.value.dtype)
+
+    def box(self, name: str) -> Box:
+        """The part that a slice, halo included, occupies of the buffer that owns its storage; empty for everything else, which occupies all of it."""
+        storage = self.storage.get(name)
+        return storage.layout.box() if storage is not None and name in self.aliases and storage.layout.around else ()
+
+    def base_bytes(self, name: str) -> int:
+        """Bytes between the start of the buffer that owns the storage of `name` and the address that kernels receive for it."""
+        storage = self.storage.get(name)
+        return storage.layout.base * size_of(storage.value.dtype) if storage is not None and name in self.aliases else 0
 
     def constant_source(self, name: str) -> str | None:
         """The graph constant that a buffer is a packed copy of; None if it is no constant."""

@@ -33,6 +33,7 @@ from tilewright.ir.region import Call, Storage
 from tilewright.runtime.loadable import LoadableKernel, LoadableProgram, LoadableRegion
 from tilewright.runtime.memory_plan import assign_places
 from tilewright.runtime.signature import OutputLeaf, Signature
+from tilewright.runtime.slices import Written, accesses_overlap, is_part
 
 MOST_CALLS = 1 << 22
 """Limit on the kernel calls in one call of a model; each costs some bytes and a microsecond."""
@@ -183,6 +184,8 @@ def _check_storage(program: LoadableProgram, name: str, storage: Storage) -> Non
     value, layout = storage.value, storage.layout
     if value.name != name or value.shape != layout.shape or any(dim >= len(layout.shape) for dim, _ in layout.order):
         raise ValueError(f"the layout of {name} is not one of {value}")
+    if layout.around and name not in program.aliases:
+        raise ValueError(f"{name} is a slice, and does not say of what")
     _check_factors(name, layout)
     known = program.graph.values.get(name)
     if known is not None and (known.shape != value.shape or known.dtype not in (value.dtype, computed_in(value.dtype))):
@@ -220,7 +223,7 @@ def _check_factors(name: str, layout: Layout) -> None:
 
 
 def _check_alias(program: LoadableProgram, name: str, given: Set[str]) -> None:
-    """An alias has the same number of bytes and the same type as its root."""
+    """An alias is a slice of its root, or has the same number of bytes, and the same type. Slices belong to buffers in the arena."""
     root = program.root(name)
     if name in given:
         raise ValueError(f"{name} is an input or a constant, and an alias of {root}")
@@ -229,12 +232,15 @@ def _check_alias(program: LoadableProgram, name: str, given: Set[str]) -> None:
         raise ValueError(f"{name} is an alias of {root}, which has no storage")
     own = program.storage.get(name)
     if own is not None:
-        same = own.value.dtype == base.value.dtype and own.layout.size == base.layout.size
+        dense = not own.layout.is_padded and not base.layout.is_padded and own.layout.size == base.layout.size
+        same = own.value.dtype == base.value.dtype and own.source is None and (dense or is_part(own.layout, base.layout))
     else:
         value = program.graph.values.get(name)
         same = value is not None and value.dtype == base.value.dtype and value.elements == base.layout.size
     if not same:
-        raise ValueError(f"{name} is an alias of {root}, and has another size or type")
+        raise ValueError(f"{name} is an alias of {root}, and no part of it, or of another size or type")
+    if program.box(name) and root in {*given, *map(program.root, program.graph.outputs)}:
+        raise ValueError(f"{name} is a slice of {root}: an input, a constant or a result")
 
 
 def _check_kernel(kernel: LoadableKernel, machine: Machine) -> None:
@@ -278,33 +284,36 @@ def _check_call(program: LoadableProgram, region: LoadableRegion, call: Call, re
     where = f"region {region.name} calls {kernel.name}"
     if kernel.scalars and region.repeat > kernel.steps:
         raise ValueError(f"{where} for {region.repeat} steps, and it was made for {kernel.steps}")
-    roots = [program.root(name) for name in call.arguments]
-    times = Counter(roots)
-    for name, root, extent, writes in zip(call.arguments, roots, kernel.extents, kernel.writes, strict=True):
-        held = program.bytes_of(root)
+    arguments = call.arguments
+    times = Counter(program.root(name) for name in arguments)
+    for at, (name, extent, writes) in enumerate(zip(arguments, kernel.extents, kernel.writes, strict=True)):
+        root = program.root(name)
+        held = program.bytes_of(root) - program.base_bytes(name)
         if held < extent:
             raise ValueError(f"{where}, which touches {extent} bytes of {name}, and {name} has {held}")
         if writes and root in read_only:
             raise ValueError(f"{where}, which writes to {name}: an input or a constant")
-        if writes and times[root] > 1:
+        if writes and times[root] > 1 and any(accesses_overlap(program, name, other) for other in (*arguments[:at], *arguments[at + 1 :])):
             raise ValueError(f"{where} with {name} twice, and it writes to it")
 
 
 def _check_order(program: LoadableProgram) -> None:
     """Regions and calls read only what was written before."""
     inputs = set(program.graph.inputs)
-    written = {*inputs, *program.graph.constants}
-    written.update(name for name in program.storage if program.constant_source(name) is not None)
+    written = Written(program)
+    for name in chain(inputs, program.graph.constants, (name for name in program.storage if program.constant_source(name) is not None)):
+        written.add(name)
     for region in program.regions:
         for name, writes in _accesses(program, region, inputs):
             root = program.root(name)
             empty = root in program.storage and not program.bytes_of(root)
-            if not writes and root not in written and not empty:
+            if not writes and not empty and not written.holds(name):
                 raise ValueError(f"region {region.name} reads {name} before anything is written to it")
-            written.add(root)
+            if writes:
+                written.add(name)
     for name in program.graph.outputs:
         root = program.root(name)
-        if root not in written and program.bytes_of(root):
+        if not written.holds(name) and program.bytes_of(root):
             raise ValueError(f"nothing is written to the output {name}")
 
 

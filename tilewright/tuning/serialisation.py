@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -54,7 +54,7 @@ def encode(value: Any) -> dict[str, Any]:
         if not is_dataclass(item) or _type_of(name) is not type(item):
             raise TypeError(f"a {name} has no plain form")
         if id(item) not in known:
-            content = {field.name: encoded(getattr(item, field.name)) for field in fields(item) if field.init}
+            content = {field.name: encoded(getattr(item, field.name)) for field in fields(item) if field.init and not _omitted(item, field)}
             known[id(item)] = len(rows)
             kept.append(item)
             rows.append([name, content])
@@ -62,6 +62,11 @@ def encode(value: Any) -> dict[str, Any]:
 
     root = encoded(value)
     return {"rows": rows, "root": root}
+
+
+def _omitted(item: Any, field: Field[Any]) -> bool:
+    """Whether the field is left out: it was added after the first digests were recorded, and has the value that those items had."""
+    return "omitted" in field.metadata and getattr(item, field.name) == field.metadata["omitted"]
 
 
 def decode(data: Any) -> Any:

@@ -149,7 +149,7 @@ def amx_form(problem: Problem, machine: Machine) -> tuple[AmxForm, CpuAmxFacts]:
         depth,
         form.chunk,
         row_pixels,
-        size_of(values[a.buffer].dtype) * layouts[a.buffer].size,
+        size_of(values[a.buffer].dtype) * layouts[a.buffer].own_size,
         b_bytes,
         touched,
         _wide(form, machine.vector_lanes()) is None,

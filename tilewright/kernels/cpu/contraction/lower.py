@@ -50,7 +50,7 @@ def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
     outer = images * prod(axis.extent or 0 for axis in nest.serial)
     rows = nest.rows.extent or 0 if nest.rows is not None else 1
     a_values = {load.buffer for load in loads(nest.found.a)}
-    a_bytes = element * sum(layouts[name].size for name in a_values if name in layouts)
+    a_bytes = element * sum(layouts[name].own_size for name in a_values if name in layouts)
     b_size = prod(axis.extent or 0 for axis in (*nest.found.batch, *nest.found.n, *nest.found.r))
     operations = sum(step.flops() for step in region.steps[1:]) if nest.stages or nest.final is not None else 0
     others = {load.buffer for step in region.steps[1:] for load in loads(*step.bodies)} & layouts.keys()
@@ -66,7 +66,7 @@ def contraction_facts(problem: Problem, nest: Nest) -> CpuContractionFacts:
         operations,
         images if nest.final is not None else 0,
         how_b_lies(problem, nest.found, nest.n),
-        element * sum(layouts[name].size for name in others),
+        element * sum(layouts[name].own_size for name in others),
         coefficient(nest.offset, nest.n) != 1,
         element,
     )

@@ -16,8 +16,8 @@ from tilewright.kernels.counts import Counts, counted
 def loop_counts(problem: Problem, candidates: Columns, machine: Machine) -> Counts:
     """Every input is read from memory once, and every output written once."""
     region, layouts, values = problem.region, problem.layouts, problem.values
-    read = sum(min(layouts[name].size, _loaded(region, name)) * size_of(values[name].dtype) for name in region.inputs if name in layouts)
-    written = sum(layouts[name].size * size_of(values[name].dtype) for name in region.outputs)
+    read = sum(min(layouts[name].own_size, _loaded(region, name)) * size_of(values[name].dtype) for name in region.inputs if name in layouts)
+    written = sum(layouts[name].own_size * size_of(values[name].dtype) for name in region.outputs)
     return counted(length(candidates), region.flops(), read, written)
 
 
