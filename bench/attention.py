@@ -115,11 +115,11 @@ class Plans:
     apart: Program
 
     @classmethod
-    def of(cls, shape: Shape, machine: Machine, threads: int, top: int) -> Plans:
+    def of(cls, shape: Shape, machine: Machine, device: torch.device, threads: int, top: int) -> Plans:
         """The plans with the ranking's first `top` candidates."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            imported = read(shape.module().eval(), shape.inputs(torch.device("cpu")))
+            imported = read(shape.module().eval(), shape.inputs(device))
         graph, _ = simplify(imported.graph)
         problems: list[Problem] = []
 
@@ -183,7 +183,7 @@ def main() -> None:
     machine = find_machine(options.target)
     device = torch.device("cuda" if machine.is_gpu else "cpu")
     seconds_of = partial(cold_seconds, scratch=torch.empty(FLUSHED_BYTES // 4, device=device)) if machine.is_gpu else seconds_of_call
-    planned = {name: Plans.of(SHAPES[name], machine, options.threads, options.top) for name in options.shapes or SHAPES}
+    planned = {name: Plans.of(SHAPES[name], machine, device, options.threads, options.top) for name in options.shapes or SHAPES}
     # all kernels of all shapes on all cores: what is built later comes from the cache
     programs = [program for plans in planned.values() for program in (*plans.candidates.values(), plans.apart)]
     compile_kernels([source for program in programs for source in source_files(program, machine)], machine)

@@ -15,10 +15,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.attention_cases import attention_case, check_case, regions_of
+from tests.compiled import Case, check_native
+from tests.operator_cases import Applied
 from tilewright.hardware import machine
+from tilewright.kernels.schema import JoinDecision
+from tilewright.partition.joining import RowJudge
 from tilewright.selection.choice import rank
 
 INFINITY = float("inf")
+TARGETS = "h200", "v100", "native"
+"""A GPU with asynchronous copies and one without, and this CPU."""
 attend = F.scaled_dot_product_attention
 
 
@@ -102,15 +108,20 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", ["h200"])
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_pytorchs(name: str, target: str) -> None:
-    """Under three schedules drawn from the space."""
+def test_results_are_pytorchs(name: str) -> None:
+    """Under a schedule drawn from each space, in the interpreter."""
     function, inputs = CASES[name]
     case = attention_case(function, inputs)
-    ranking = rank(case.problem, machine(target))
-    for position in Random(name).sample(range(ranking.candidates), min(3, ranking.candidates)):
-        check_case(case, ranking.choice(position).schedule, machine(target))
+    for target in TARGETS:
+        ranking = rank(case.problem, machine(target))
+        check_case(case, ranking.choice(Random(name).randrange(ranking.candidates)).schedule, machine(target))
+
+
+def test_compiled_results_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowJudge, "in_one", lambda *_: JoinDecision(True, "asked for"))
+    names = ("plain", "odd sizes", "causal", "boolean mask", "grouped queries", "slices of one buffer", "epilogue", "not finite queries")
+    check_native([Case(name, Applied(CASES[name][0]), CASES[name][1], fixed=True) for name in names])
 
 
 @settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
@@ -119,8 +130,9 @@ def test_any_sizes_and_schedules(seed: int, m: int, n: int, size: int, columns: 
     torch.manual_seed(seed)
     q, k, v = operands(m, n, size + 1, 2 * group, 2, columns)
     case = attention_case(partial(attend, is_causal=causal, enable_gqa=group > 1), (q, k, v))
-    ranking = rank(case.problem, machine("h200"))
-    check_case(case, ranking.choice(Random(seed).randrange(ranking.candidates)).schedule, machine("h200"))
+    for target in TARGETS:
+        ranking = rank(case.problem, machine(target))
+        check_case(case, ranking.choice(Random(seed).randrange(ranking.candidates)).schedule, machine(target))
 
 
 @pytest.mark.parametrize(

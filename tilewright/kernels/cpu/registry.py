@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tilewright.kernels.cpu.amx.schema import AMX
+from tilewright.kernels.cpu.attention.schema import ATTENTION
 from tilewright.kernels.cpu.contraction.schema import CONTRACTION
 from tilewright.kernels.cpu.depthwise.schema import DEPTHWISE
 from tilewright.kernels.cpu.loops.schema import LOOPS
 from tilewright.kernels.cpu.winograd.schema import WINOGRAD
 from tilewright.kernels.schema import AnySchema
 
-SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, WINOGRAD, DEPTHWISE, *LOOPS)
+SCHEMAS: tuple[AnySchema, ...] = (AMX, CONTRACTION, WINOGRAD, DEPTHWISE, ATTENTION, *LOOPS)

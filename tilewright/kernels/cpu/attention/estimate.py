@@ -1,0 +1,77 @@
+"""Counts and predicted times of attention on a CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewright.hardware.calibration import cpu_calibration
+from tilewright.hardware.machine import Machine
+from tilewright.ir.estimate import Estimate
+from tilewright.kernels.attention_form import AttentionFacts
+from tilewright.kernels.columns import Columns, ceil_divided
+from tilewright.kernels.counts import Counts, counted
+from tilewright.kernels.cpu.attention.space import working_bytes
+from tilewright.kernels.cpu.rates import overlapping
+
+SOFTMAX_INSTRUCTIONS = 24
+"""Vector instructions per vector of scores besides the products: maximum (with NaN), difference, exponential, sum, loads and stores, of which none is
+a multiply-add with another (counted in the code that gcc 12 makes for AVX-512)."""
+
+
+def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machine) -> Counts:
+    """Level 2 supplies keys and values once for each tile of queries."""
+    tiles = facts.batch * ceil_divided(facts.m, candidates["vectors"] * machine.vector_lanes())
+    each = facts.element_bytes * facts.n * (facts.r + facts.d)
+    return counted(len(tiles), facts.flops, facts.read_bytes, facts.bytes_written, tiles * each + facts.q_bytes + facts.other_bytes)
+
+
+def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: Counts, machine: Machine, threads: int) -> Estimate:
+    """Seconds of each candidate. Per step of a product (an element of a key, or a key) a strip of t rows by v vectors issues t v multiply-adds, v
+    loads and t broadcasts, as in the contraction's estimate; lanes past the last query are computed too. A strip adds its `tile_overhead_cycles`, and
+    loads and stores of its accumulators. The softmax takes SOFTMAX_INSTRUCTIONS per vector.
+
+    Worked example, AVX-512, 128 queries and keys of 64 elements, 4 vectors by 6 rows: per head 2 tiles of queries, each 128 / 6 + 64 / 6 strips."""
+    lanes = machine.vector_lanes()
+    vectors, rows, keys = (np.asarray(candidates[name], dtype=np.float64) for name in ("vectors", "rows", "keys"))
+    once = cpu_calibration(machine).contraction.tile_overhead_cycles
+
+    def product(lines: np.ndarray | float, steps: np.ndarray | float) -> np.ndarray:
+        """Cycles for `lines` rows of a product with `steps` reduced elements."""
+        total = np.zeros(len(vectors))
+        for strips, height in ((np.floor_divide(lines, rows), rows), (np.minimum(np.mod(lines, rows), 1.0), np.mod(lines, rows))):
+            tall = np.maximum(height, 1.0)
+            cycles = overlapping(
+                machine, tall * vectors / machine.fma_ports, (tall + vectors) / machine.load_ports, np.full_like(tall, machine.fma_latency_cycles)
+            )
+            total += strips * (cycles * steps + once + 2 * tall * vectors)
+        return total
+
+    tiles = facts.batch * ceil_divided(facts.m, vectors * lanes)
+    passes = np.floor_divide(facts.n, keys)
+    rest = facts.n - passes * keys
+    products = passes * (product(keys, facts.r) + product(facts.d, keys)) + np.where(
+        rest > 0, product(np.maximum(rest, 1), facts.r) + product(facts.d, np.maximum(rest, 1)), 0.0
+    )
+    softmax = vectors * facts.n * (SOFTMAX_INSTRUCTIONS + facts.logit_flops) / machine.fma_ports
+    turned = vectors * (facts.r * (1 + facts.q_flops) + facts.d * (1 + facts.epilogue_flops)) * np.log2(lanes)
+    balance = ceil_divided(tiles, threads) * threads / tiles
+    used = tiles * balance / threads / machine.clock_hz
+    level1, level2 = machine.cache(1), machine.cache(2)
+    assert level1 is not None and level2 is not None, f"{machine.name} lacks the facts about its caches"
+    # every strip of the first product reads all queries, every strip of the second all weights, from level 2 if they leave level 1
+    element, queries = float(facts.element_bytes), vectors * lanes
+    again = facts.n / rows * queries * facts.r + facts.d / rows * queries * facts.n
+    spilled = np.where(working_bytes(facts, candidates, lanes) > level1.bytes, again * element * tiles, 0.0)
+    supply = machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors)
+    return Estimate(
+        {
+            "products": products * used,
+            "L2 to registers": (counts.level2_bytes + spilled) / supply,
+            "softmax": softmax * used,
+            "transposition": turned * used,
+            "memory": counts.memory_bytes / machine.memory_bandwidth,
+            "dispatch": np.full(len(vectors), machine.dispatch_seconds),
+        },
+        overlapped=("products", "L2 to registers", "memory"),
+        exponent=cpu_calibration(machine).contraction.transfers,
+    )

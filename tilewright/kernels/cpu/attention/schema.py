@@ -1,0 +1,29 @@
+"""The schema of attention in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.hardware.machine import Machine
+from tilewright.kernels.attention_form import attention_form
+from tilewright.kernels.cpu.attention.estimate import attention_counts, attention_estimate
+from tilewright.kernels.cpu.attention.lower import lower_attention
+from tilewright.kernels.cpu.attention.space import CpuAttentionSchedule, attention_space
+from tilewright.kernels.schema import Schema, matching
+
+
+def schedule_of(axes: Any, machine: Machine) -> CpuAttentionSchedule:
+    return CpuAttentionSchedule(lanes=machine.vector_lanes(), **axes)
+
+
+ATTENTION = Schema(
+    name="attention",
+    kinds=("attention",),
+    schedule=CpuAttentionSchedule,
+    match=matching(attention_form),
+    space=lambda facts, machine, options: attention_space(facts, machine),
+    counts=attention_counts,
+    estimate=lambda facts, candidates, counts, machine, options: attention_estimate(facts, candidates, counts, machine, options.threads),
+    lower=lambda problem, form, schedule, machine: lower_attention(problem, form.parts, schedule, machine),
+    made=schedule_of,
+)
