@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -11,16 +13,22 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.attention_cases import attention_case, check_case, regions_of
 from tests.compiled import Case, check_native
 from tests.operator_cases import Applied
+from tilewright.compile import read
+from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
+from tilewright.ir.region import Region
 from tilewright.kernels.schema import JoinDecision
 from tilewright.partition.joining import RowJudge
+from tilewright.partition.plan import plan_program
 from tilewright.selection.choice import rank
+from tilewright.tuning.trial_reference import reference_results
+from tilewright.zoo import bert, vision_transformer
 
 INFINITY = float("inf")
 TARGETS = "h200", "v100", "native"
@@ -133,6 +141,48 @@ def test_any_sizes_and_schedules(seed: int, m: int, n: int, size: int, columns: 
     for target in TARGETS:
         ranking = rank(case.problem, machine(target))
         check_case(case, ranking.choice(Random(seed).randrange(ranking.candidates)).schedule, machine(target))
+
+
+@pytest.mark.parametrize("name", ["boolean mask", "grouped queries", "slices of one buffer", "epilogue"])
+def test_reference_of_trials(name: str) -> None:
+    """Candidates are checked against sums of products by PyTorch, not by the expanded definition."""
+    case = attention_case(*CASES[name])
+    (result,) = reference_results(case.problem, {name: torch.from_numpy(x.copy()) for name, x in case.inputs.items()}).values()
+    torch.testing.assert_close(result, torch.from_numpy(case.expected), rtol=1e-9, atol=1e-9)
+
+
+def planned(module: nn.Module, *inputs: Tensor, target: str = "h200") -> list[Region]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph, _ = simplify(read(module.eval(), inputs).graph)
+    return [lowered.region for lowered in plan_program(graph, machine(target), 2).regions]
+
+
+ENCODERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "bert": lambda: (bert.EncoderLayer(128, 2, 256), normal(2, 128, 128)),
+    "vit": lambda: (vision_transformer.EncoderLayer(128, 2, 256), normal(1, 197, 128)),
+}
+
+
+@pytest.mark.parametrize("target", ["h200", "x86-avx2"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_have_one_region_of_attention(name: str, target: str) -> None:
+    """Which replaces the scale, both products and the softmax, and says what both ways are predicted to take."""
+    regions = planned(*ENCODERS[name](), target=target)
+    (region,) = [region for region in regions if region.kind == "attention"]
+    assert {"matmul", "softmax"} <= {node.operator for node in region.nodes}
+    assert not any({"matmul", "softmax"} & {node.operator for node in other.nodes} for other in regions if other is not region)
+    (reason,) = region.reasons
+    times = re.search(r"attention takes ([\d.]+) us in one kernel, with stored scores ([\d.]+(?: \+ [\d.]+)+) us", reason)
+    assert times is not None, reason
+    assert float(times[1]) < sum(map(float, times[2].split(" + ")))
+
+
+def test_slower_attention_stays_apart() -> None:
+    """One query has no tile of queries to reuse keys for, and the reason has both times."""
+    regions = planned(Applied(attend), *operands(1, 4096, 128, 1, 1), target="h200")
+    assert not any(region.kind == "attention" for region in regions)
+    assert any("us in one kernel, with stored scores" in reason for region in regions for reason in region.reasons)
 
 
 @pytest.mark.parametrize(

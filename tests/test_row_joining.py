@@ -31,9 +31,6 @@ def excluded(q: Tensor, k: Tensor, allowed: Tensor) -> Tensor:
     return torch.softmax((q @ k.transpose(-1, -2)).masked_fill(allowed < 0, float("-inf")), -1)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v)
-
 
 def cases() -> list[Case]:
     def normal(*shape: int) -> Tensor:
@@ -57,7 +54,6 @@ def cases() -> list[Case]:
         Case("several heads", Applied(scores), (normal(2, 3, 13, 8), normal(2, 3, 21, 8))),
         Case("additive mask", Applied(masked), (normal(2, 3, 13, 8), normal(2, 3, 37, 8), normal(2, 1, 13, 37))),
         Case("boolean mask", Applied(excluded), (normal(4, 18, 8), normal(4, 18, 8), normal(18, 18) + torch.eye(18) * 9), fixed=True),
-        Case("attention", Applied(attention), (normal(1, 2, 20, 8), normal(1, 2, 20, 8), normal(1, 2, 20, 8))),
     ]
     return rows
 

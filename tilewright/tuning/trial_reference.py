@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from tilewright.codegen.common import guarded_load
-from tilewright.graph.contraction import Contraction, anchor
+from tilewright.graph.contraction import Contraction, anchor, contraction
 from tilewright.graph.reference import evaluate_expressions, run
 from tilewright.ir.computation import Computation, Step
 from tilewright.ir.dtypes import is_float
-from tilewright.ir.expr import Expr, Load, Var, add, rewrite
+from tilewright.ir.expr import Expr, Load, Var, add, loads, rewrite
 from tilewright.ir.problem import Problem
 
 ELEMENTS_AT_ONCE = 1 << 25
@@ -26,17 +26,18 @@ def reference_results(problem: Problem, inputs: Mapping[str, torch.Tensor]) -> d
     halos = {name: problem.layouts[name].halo for name in inputs}
     wide = {name: _padded(tensor.double() if tensor.is_floating_point() else tensor, halos[name]) for name, tensor in inputs.items()}
     steps = tuple(_with_halos(step if set(step.names) & {*region.outputs} else _at_axes(step), halos) for step in region.steps)
-    found = anchor(steps, problem.constants) if region.kind == "contraction" else None
     device = next(iter(inputs.values())).device if inputs else torch.device("cpu")
-    if found is not None:
-        wide[steps[0].name] = _product(found, wide, device)
-        if len(steps) == 1:
-            return {name: wide[name] for name in region.outputs}
-        steps = steps[1:]
-    arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items()}
-    computed = run(Computation(tuple(_widened(step) for step in steps), tuple(name for name in region.outputs if name not in arrays)), arrays)
-    rest = iter(computed)
-    return {name: wide[name] if name in arrays else torch.from_numpy(np.ascontiguousarray(next(rest))).to(device) for name in region.outputs}
+    products = {"contraction": steps[:1], "attention": steps}.get(region.kind, ())
+    for step in steps:
+        found = (anchor(steps, problem.constants) if step is steps[0] else contraction(step, problem.constants)) if step in products else None
+        if found is not None:
+            wide[step.name] = _product(found, wide, device)
+            continue
+        read = {load.buffer for load in loads(*step.bodies)}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items() if name in read}
+        results = run(Computation((_widened(step),), step.names), arrays)
+        wide |= {name: torch.from_numpy(np.ascontiguousarray(result)).to(device) for name, result in zip(step.names, results, strict=True)}
+    return {name: wide[name] for name in region.outputs}
 
 
 def _at_axes(step: Step) -> Step:
@@ -116,7 +117,7 @@ def _factor(
     if simple is None:
         arrays = {name: tensor.cpu().numpy() for name, tensor in wide.items()}
         (computed,) = evaluate_expressions([_wide(expr)], indices, arrays)
-        return torch.from_numpy(np.ascontiguousarray(np.broadcast_to(computed, shape))).to(device)
+        return torch.from_numpy(np.array(np.broadcast_to(computed, shape))).to(device)
     condition, load = simple
     source = wide[load.buffer]
     where = evaluate_expressions([*load.index, condition], indices, {})
