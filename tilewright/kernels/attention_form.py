@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tilewright.codegen.access import flatten, merge_axes, storage_order
 from tilewright.codegen.common import bytes_touched, expression_flops, extent_of, vectors_fit, widest
 from tilewright.graph.attention import attention
 from tilewright.ir.computation import lowest
 from tilewright.ir.dtypes import DEFAULT_FLOAT, size_of
-from tilewright.ir.expr import Const, Expr, Load, Var, compare, index_const, replace_loads, select, substitute
+from tilewright.ir.expr import INDEX, Apply, Const, Expr, Load, Var, compare, index_const, linear, replace_loads, select, substitute
 from tilewright.ir.layout import Layout
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Unsuitable
 from tilewright.ir.scalar import OPERATIONS
+from tilewright.kernels.columns import ceil_divided
 
 SCORE, SUM = "score", "weighted"
 """Names by which `AttentionForm.logit` loads the score, and `AttentionForm.element` the weighted sum of values."""
@@ -30,7 +33,7 @@ class AttentionFacts:
 
     `q_vector`, `k_vector`, `v_vector`: the widest loads along r, r and d; `store_vector`: the widest stores along d. `q_bytes`, `k_bytes`, `v_bytes`,
     `other_bytes` (masks, epilogue): distinct bytes that are read. `logit_flops`: operations between a score and its exponential; `q_flops`: those of
-    an element of a query; `epilogue_flops`: those of a result."""
+    an element of a query; `epilogue_flops`: those of a result. `shift`: query m sees only keys up to m + shift (a causal mask); None: all."""
 
     batch: int
     m: int
@@ -50,25 +53,32 @@ class AttentionFacts:
     q_flops: float = 0.0
     epilogue_flops: float = 0.0
     element_bytes: int = size_of(DEFAULT_FLOAT)
+    shift: int | None = None
 
     @property
     def read_bytes(self) -> int:
         return self.q_bytes + self.k_bytes + self.v_bytes + self.other_bytes
 
-    @property
-    def scores(self) -> float:
-        return float(self.batch) * self.m * self.n
+    def passes(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Tiles of `keys` keys over which a tile of `queries` queries passes: the mean over all tiles of queries."""
+        tiles = ceil_divided(self.m, queries)
+        last = (np.arange(tiles.max(initial=1))[:, None] + 1) * queries + (self.n if self.shift is None else self.shift)
+        each = np.minimum(ceil_divided(last, keys), ceil_divided(self.n, keys)) * (np.arange(tiles.max(initial=1))[:, None] < tiles)
+        mean: np.ndarray = each.sum(0) / tiles
+        return mean
 
     @property
     def flops(self) -> float:
         """Operations of the two products and of the softmax between them."""
-        return self.scores * (2 * self.r + 2 * self.d + self.logit_flops + SOFTMAX_FLOPS)
+        one = np.ones(1, dtype=np.int64)
+        return float(self.batch * self.m * self.passes(one, one)[0]) * (2 * self.r + 2 * self.d + self.logit_flops + SOFTMAX_FLOPS)
 
 
 @dataclass(frozen=True)
 class AttentionForm:
     """Flat loads q[batch, m, r], k[batch, n, r] and v[batch, n, d]; `logit` over a load of SCORE at (batch, m, n); `element`, over a load of SUM, is
-    stored at `offset` of `output`. Axes are in loop order, fastest last. `zeroed`: rows whose logits are all minus infinity give zeros."""
+    stored at `offset` of `output`. Axes are in loop order, fastest last. `zeroed`: rows whose logits are all minus infinity give zeros. `seen`: the
+    logits of the keys that a causal mask (`AttentionFacts.shift`) leaves; without one, all."""
 
     output: str
     dtype: str
@@ -84,14 +94,15 @@ class AttentionForm:
     element: Expr
     offset: Expr
     zeroed: bool
+    seen: Expr
     layouts: Mapping[str, Layout]
     facts: AttentionFacts
 
     def bound(self, mapping: Mapping[Var, Expr]) -> AttentionForm:
         """The form with some axes given."""
-        q, k, v, logit, element, offset = (substitute(e, mapping) for e in (self.q, self.k, self.v, self.logit, self.element, self.offset))
-        assert isinstance(k, Load) and isinstance(v, Load)
-        return replace(self, q=q, k=k, v=v, logit=logit, element=element, offset=offset)
+        q, logit, seen, element, offset = (substitute(e, mapping) for e in (self.q, self.logit, self.seen, self.element, self.offset))
+        k, v = (replace(load, index=tuple(substitute(position, mapping) for position in load.index)) for load in (self.k, self.v))
+        return replace(self, q=q, k=k, v=v, logit=logit, seen=seen, element=element, offset=offset)
 
 
 def attention_form(problem: Problem) -> AttentionForm:
@@ -122,6 +133,7 @@ def attention_form(problem: Problem) -> AttentionForm:
         raise Unsuitable("keys or values are not loaded as they are multiplied")
     if any(values[x.buffer].dtype != found.dtype for x in (k, v)):
         raise Unsuitable("keys or values are stored in another type than they are multiplied")
+    causal = _causal(logit, m, found.n)
     every = (*batch, *m, found.n, *r, *d)
     facts = AttentionFacts(
         extent_of(batch),
@@ -142,8 +154,22 @@ def attention_form(problem: Problem) -> AttentionForm:
         expression_flops(q),
         expression_flops(element),
         size_of(found.dtype),
+        causal[0] if causal is not None else None,
     )
-    return AttentionForm(output, found.dtype, batch, m, found.n, r, d, q, k, v, logit, element, offset, found.zeroed, layouts, facts)
+    seen = causal[1] if causal is not None else logit
+    return AttentionForm(output, found.dtype, batch, m, found.n, r, d, q, k, v, logit, element, offset, found.zeroed, seen, layouts, facts)
+
+
+def _causal(logit: Expr, m: Sequence[Var], n: Var) -> tuple[int, Expr] | None:
+    """(shift, other logits) if the logits of all keys beyond query + shift are minus infinity, with a shift of at least 0; otherwise None."""
+    if not (isinstance(logit, Apply) and logit.operation == "select" and logit.args[2] == lowest(logit.dtype)) or len(m) != 1:
+        return None
+    condition, seen, _ = logit.args
+    if not (isinstance(condition, Apply) and condition.operation in ("lt", "le", "gt", "ge") and condition.args[0].dtype == INDEX):
+        return None
+    a, b = condition.args
+    form = linear({"lt": b - a - 1, "le": b - a, "gt": a - b - 1, "ge": a - b}[condition.operation])
+    return (form.constant, seen) if dict(form.terms) == {m[0]: 1, n: -1} and form.constant >= 0 else None
 
 
 def _width(expr: Expr, axes: Sequence[Var], layouts: Mapping[str, Layout]) -> int:

@@ -47,12 +47,10 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: Count
         return total
 
     tiles = facts.batch * ceil_divided(facts.m, vectors * lanes)
-    passes = np.floor_divide(facts.n, keys)
-    rest = facts.n - passes * keys
-    products = passes * (product(keys, facts.r) + product(facts.d, keys)) + np.where(
-        rest > 0, product(np.maximum(rest, 1), facts.r) + product(facts.d, np.maximum(rest, 1)), 0.0
-    )
-    softmax = vectors * facts.n * (SOFTMAX_INSTRUCTIONS + facts.logit_flops) / machine.fma_ports
+    # tiles of keys are equal but for the last, which is charged as the others
+    passes = np.minimum(facts.passes(candidates["vectors"] * lanes, candidates["keys"]), facts.n / keys)
+    products = passes * (product(keys, facts.r) + product(facts.d, keys))
+    softmax = vectors * passes * keys * (SOFTMAX_INSTRUCTIONS + facts.logit_flops) / machine.fma_ports
     turned = vectors * (facts.r * (1 + facts.q_flops) + facts.d * (1 + facts.epilogue_flops)) * np.log2(lanes)
     balance = ceil_divided(tiles, threads) * threads / tiles
     used = tiles * balance / threads / machine.clock_hz

@@ -23,6 +23,7 @@ from tilewright.codegen.describe import described
 from tilewright.hardware.machine import Machine
 from tilewright.ir.computation import lowest
 from tilewright.ir.expr import (
+    TRUE,
     ZERO,
     Apply,
     Const,
@@ -32,13 +33,14 @@ from tilewright.ir.expr import (
     as_lanes,
     binary,
     coefficient,
+    compare,
     index_const,
     loads,
     replace_loads,
     substitute,
     variables,
 )
-from tilewright.ir.kernel import Allocate, Block, Buffer, For, Let, Statement, Store
+from tilewright.ir.kernel import Allocate, Block, Buffer, For, If, Let, Statement, Store
 from tilewright.ir.problem import Problem
 from tilewright.ir.region import Call, Lowered
 from tilewright.kernels.attention_form import SCORE, SUM, AttentionForm, finite, inverse
@@ -76,8 +78,7 @@ class _Tiles:
         self.v = Var("v", self.vectors)
 
     def emit(self) -> Statement:
-        facts, full, rest = self.facts, self.facts.n // self.keys, self.facts.n % self.keys
-        step = Var("key_tile", full)
+        facts = self.facts
         sizes = {QUERIES: facts.r, SCORES: self.keys, SUMS: facts.d, "greatest": 1, "total": 1, "factor": 1}
         at = Var("at", facts.d * self.vectors)
         clear = [
@@ -88,8 +89,7 @@ class _Tiles:
             [Allocate(Buffer(name, self.dtype, count * self.queries, "register", self.lanes)) for name, count in sizes.items()],
             self._queries(),
             clear,
-            [For(step, index_const(full), self._keys(step * self.keys, self.keys))] if full else [],
-            [self._keys(index_const(full * self.keys), rest)] if rest else [],
+            self._passes(),
             self._results(),
         )
         return loops([*self.form.batch, self.tile], body, True)
@@ -196,13 +196,33 @@ class _Tiles:
             position = position * (axis.extent or 1) + axis
         return position
 
-    # -- a tile of keys --
+    # -- tiles of keys --
 
-    def _keys(self, start: Expr, count: int) -> Block:
+    def _passes(self) -> list[Statement]:
+        """The tiles of keys: with a causal mask first those that all queries of the tile see, then those that some see."""
+        facts, full, rest = self.facts, self.facts.n // self.keys, self.facts.n % self.keys
+        step, last = Var("key_tile", full), index_const(full * self.keys)
+        if facts.shift is None:
+            result: list[Statement] = [For(step, index_const(full), self._keys(step * self.keys, self.keys, self.form.logit))] if full else []
+            return [*result, self._keys(last, rest, self.form.logit)] if rest else result
+        seen, reached = Var("seen", full + 1), Var("reached", full + 1)
+        by_all, by_some = self.first + (facts.shift + 1), self.first + (self.queries + facts.shift + self.keys - 1)
+        result = [Let(var, binary("min", keys // self.keys, index_const(full))) for var, keys in ((seen, by_all), (reached, by_some))]
+        if full:
+            result.append(For(step, seen, self._keys(step * self.keys, self.keys, self.form.seen)))
+            masked = Var("masked_tile", full)
+            result.append(For(masked, binary("max", reached - seen, ZERO), self._keys((seen + masked) * self.keys, self.keys, self.form.logit)))
+        if rest:
+            some = compare("gt", self.first + (self.queries + facts.shift), last)
+            tail = self._keys(last, rest, self.form.logit)
+            result += tail.statements if some == TRUE else [If(some, tail)]
+        return result
+
+    def _keys(self, start: Expr, count: int, logit: Expr) -> Block:
         """Scores, weights and sums for `count` keys from `start` on."""
         best = Allocate(Buffer("best", self.dtype, self.queries, "register", self.lanes))
         lanes, fresh, base, scale = self.lanes, *(Var(name, None, self.dtype, self.lanes) for name in ("fresh", "base", "scale"))
-        wide, apart = self._logit()
+        wide = self._vector(logit)
         rescaled = self._each(
             Let(fresh, Apply("max", (self._held("greatest"), self._held("best")), self.dtype, lanes)),
             Let(base, finite(fresh)),
@@ -222,7 +242,7 @@ class _Tiles:
             best,
             self._each(Store("best", self.v * lanes, self._wide(lowest(self.dtype)))),
             self._strips(count, "keys", lambda first, rows: self._scores(start, first, rows, wide)),
-            apart(start, count) if wide is None else [],
+            self._apart(start, count, logit) if wide is None else [],
             rescaled,
             For(n, index_const(count), weights),
             self._strips(self.facts.d, "columns", lambda first, rows: self._sums(start, count, first, rows)),
@@ -289,31 +309,27 @@ class _Tiles:
         stores = For(t, index_const(rows), self._each(Store(SUMS, (first + t) * self.queries + self.v * self.lanes, held)), "unroll")
         return block(begin, inner, stores)
 
-    def _logit(self) -> tuple[Expr | None, Callable[[Expr, int], list[Statement]]]:
-        """The logits of a vector of queries, if they are vectors; and statements that compute them one by one for the scores of a tile of keys."""
+    def _vector(self, logit: Expr) -> Expr | None:
+        """The logits of a vector of queries; None if they are no vectors in memory, or might lie beyond the last query."""
         form = self.form
-        of_queries = set(form.m) & variables(form.logit)
-        readable = not of_queries or (len(form.m) == 1 and self.facts.m % self.queries == 0)
-        axis = form.m[0] if form.m else Var("m", 1)
-        wide = vectorise(form.logit, axis, self.lanes, lambda load: load.buffer == SCORE) if readable else None
+        if set(form.m) & variables(logit) and (len(form.m) != 1 or self.facts.m % self.queries):
+            return None
+        return vectorise(logit, form.m[0] if form.m else Var("m", 1), self.lanes, lambda load: load.buffer == SCORE)
 
-        def apart(start: Expr, count: int) -> list[Statement]:
-            n, row = Var("n_inner", count), Var("row", self.queries)
-            there: Expr = index_const(self.queries)
-            if self.facts.m % self.queries:
-                there = binary("min", self.facts.m - self.first, there)
-            lets, query = named(decode(self.first + row, form.m))
-            value = replace_loads(substitute(form.logit, {**query, form.n: start + n}), {SCORE: Load("line", (row,), self.dtype)})
-            shared, (value,) = bind_shared([value])
-            line = Load("line", (self.v * self.lanes,), self.dtype, self.lanes)
-            place = n * self.queries + self.v * self.lanes
-            body = block(
-                Allocate(Buffer("line", self.dtype, self.queries, "register")),
-                self._each(Store("line", self.v * self.lanes, self._held(SCORES, n))),
-                For(row, there, block(lets, shared, Store("line", row, value)), "simd"),
-                self._each(Store(SCORES, place, line), self._greater(line)),
-            )
-            return [For(n, index_const(count), body)]
-
-        return wide, apart
-
+    def _apart(self, start: Expr, count: int, logit: Expr) -> list[Statement]:
+        """Logits of a tile of keys in place of their scores, computed for one query at a time."""
+        n, row = Var("n_inner", count), Var("row", self.queries)
+        there: Expr = index_const(self.queries)
+        if self.facts.m % self.queries:
+            there = binary("min", self.facts.m - self.first, there)
+        lets, query = named(decode(self.first + row, self.form.m))
+        value = replace_loads(substitute(logit, {**query, self.form.n: start + n}), {SCORE: Load("line", (row,), self.dtype)})
+        shared, (value,) = bind_shared([value])
+        line = Load("line", (self.v * self.lanes,), self.dtype, self.lanes)
+        body = block(
+            Allocate(Buffer("line", self.dtype, self.queries, "register")),
+            self._each(Store("line", self.v * self.lanes, self._held(SCORES, n))),
+            For(row, there, block(lets, shared, Store("line", row, value)), "simd"),
+            self._each(Store(SCORES, n * self.queries + self.v * self.lanes, line), self._greater(line)),
+        )
+        return [For(n, index_const(count), body)]

@@ -60,7 +60,7 @@ def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machin
     threads, columns = threads_of(candidates) * one, columns_of(facts, candidates)
     warps = threads / machine.warp_size
     blocks = ceil_div(facts.m * one, bm) * facts.batch
-    steps = ceil_div(facts.n * one, bn)
+    steps = facts.passes(candidates["block_m"], candidates["block_n"])
     registers, shared_bytes = registers_of(facts, candidates), shared_bytes_of(facts, candidates)
     pair = facts.r / facts.k_vector + facts.d / facts.v_vector
     sectors = bn * (np.maximum(facts.r * facts.element_bytes / SECTOR_BYTES, 1) + np.maximum(facts.d * facts.element_bytes / SECTOR_BYTES, 1))

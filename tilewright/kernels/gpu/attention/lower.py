@@ -95,19 +95,27 @@ class _Tiles:
         self.thread = thread_variable(self.launch)
         batch, tile_m = Var("batch", counts[0]), Var("tile_m", counts[1])
         self.thread_m, self.thread_n = Var("thread_m", self.bm // self.tm), Var("thread_n", self.sharing)
-        lets, where = named(decode(block_variable(self.launch), (batch, tile_m)))
+        causal = facts.shift is not None
+        # with a causal mask later queries see more keys: their blocks start first
+        lets, where = named(decode(block_variable(self.launch), (tile_m, batch) if causal else (batch, tile_m)))
         more, axes = named(decode(where.get(batch, batch), form.batch))
         places = [Let(self.thread_n, self.thread % self.sharing), Let(self.thread_m, self.thread // self.sharing)]
         self.setup: list[Statement] = [*lets, *more, *places]
         self.form = form.bound(axes)
-        self.first = where.get(tile_m, tile_m) * self.bm
+        place = where.get(tile_m, tile_m)
+        self.first = (counts[1] - 1 - place if causal else place) * self.bm
+        self.passes: Expr = index_const(self.key_tiles)
+        if facts.shift is not None:
+            self.passes = Var("passes", self.key_tiles + 1)
+            needed = (self.first + (self.bm - 1 + facts.shift)) // self.bn + 1
+            self.setup.append(Let(self.passes, binary("min", needed, index_const(self.key_tiles))))
 
     def emit(self) -> tuple[Block, Launch]:
         tile = Var("tile", self.key_tiles)
         following = tile + 1
         done: Callable[[int], list[Statement]] = lambda pending: [await_groups(pending)] if self.copies else []  # noqa: E731
         start: list[Statement] = [commit()] if self.copies else []
-        more = compare("lt", following, index_const(self.key_tiles))
+        more = compare("lt", following, self.passes)
         next_keys = [If(more, block(self._keys(following)))] if self.key_tiles > 1 else []
         loop = block(
             done(0), block_barrier(),
@@ -123,7 +131,7 @@ class _Tiles:
             self._allocations(),
             self._queries(),
             self._keys(index_const(0)), start,
-            For(tile, index_const(self.key_tiles), loop),
+            For(tile, self.passes, loop),
             self._results(),
         )  # fmt: skip
         return root, self.launch
