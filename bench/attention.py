@@ -1,7 +1,7 @@
-"""Attention in one kernel: the ranking's first candidates, the plan without attention regions, and PyTorch's scaled_dot_product_attention.
+"""Attention in one kernel: candidates of the ranking, the plan without attention regions, and PyTorch's scaled_dot_product_attention.
 
-    python -m bench.attention [SHAPE ...] [--target cuda] [--top 10] [--name attention_h200]
-    python -m bench.attention --target native --threads 2 --top 3 --name attention_native
+    python -m bench.attention [SHAPE ...] [--target cuda] [--top 10] [--evenly 10] [--name attention_h200]
+    python -m bench.attention --target native --threads 2 --top 3 --evenly 0 --name attention_native
 
 For each shape every contender computes in float32 (TF32 off) and is checked against PyTorch in float64 before it is timed, in interleaved turns. On a
 GPU each is one CUDA graph (or Tilewright's own), and finds the level-2 cache full of other data.
@@ -115,8 +115,8 @@ class Plans:
     apart: Program
 
     @classmethod
-    def of(cls, shape: Shape, machine: Machine, device: torch.device, threads: int, top: int) -> Plans:
-        """The plans with the ranking's first `top` candidates."""
+    def of(cls, shape: Shape, machine: Machine, device: torch.device, threads: int, top: int, evenly: int) -> Plans:
+        """The plans with the ranking's first `top` candidates, and with `evenly` others, as far apart in the ranking as possible."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             imported = read(shape.module().eval(), shape.inputs(device))
@@ -129,7 +129,10 @@ class Plans:
 
         plan(True, lambda problem: problems.append(problem) if problem.region.kind == "attention" else None)
         (problem,) = problems
-        choices = {str(choice.schedule): choice for choice, _ in zip(rank(problem, machine, threads), range(top), strict=False)}
+        every = list(rank(problem, machine, threads))
+        rest = every[top:]
+        others = [rest[len(rest) * place // evenly] for place in range(evenly)] if len(rest) >= evenly else rest
+        choices = {str(choice.schedule): choice for choice in (*every[:top], *others)}
         chosen = {
             name: plan(True, lambda problem, choice=choice: choice if problem.region.kind == "attention" else None)  # type: ignore[misc]
             for name, choice in choices.items()
@@ -172,6 +175,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join(SHAPES)}; all if none is named")
     parser.add_argument("--target", default="cuda")
     parser.add_argument("--top", type=int, default=10, help="candidates of each shape")
+    parser.add_argument("--evenly", type=int, default=10, help="candidates from the rest of each shape's ranking")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2e-5, help="least time of one turn in one round")
@@ -183,7 +187,7 @@ def main() -> None:
     machine = find_machine(options.target)
     device = torch.device("cuda" if machine.is_gpu else "cpu")
     seconds_of = partial(cold_seconds, scratch=torch.empty(FLUSHED_BYTES // 4, device=device)) if machine.is_gpu else seconds_of_call
-    planned = {name: Plans.of(SHAPES[name], machine, device, options.threads, options.top) for name in options.shapes or SHAPES}
+    planned = {name: Plans.of(SHAPES[name], machine, device, options.threads, options.top, options.evenly) for name in options.shapes or SHAPES}
     # all kernels of all shapes on all cores: what is built later comes from the cache
     programs = [program for plans in planned.values() for program in (*plans.candidates.values(), plans.apart)]
     compile_kernels([source for program in programs for source in source_files(program, machine)], machine)
