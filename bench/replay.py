@@ -130,6 +130,7 @@ def planned(graph: Any, name: str) -> Plain:
     ]
     storage = {
         buffer: f"{entry.value.shape} {entry.value.dtype} {entry.layout.order} {entry.layout.halo} {entry.source} {entry.view} {entry.matrix}"
+        + (f" in {entry.layout.around}" if entry.layout.around else "")
         for buffer, entry in program.storage.items()
     }
     kernels = {source.name: source.text for source in source_files(program, here)}

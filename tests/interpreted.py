@@ -20,24 +20,29 @@ from tilewright.hardware.machine import Machine
 from tilewright.ir.dtypes import ELEMENT_TYPES
 from tilewright.ir.region import Program, Storage
 from tilewright.partition.plan import plan_program
+from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.packing import pack, prepared
+
+BFLOAT16_NAN = 0x7FC0
 
 
 def numpy_type(storage: Storage) -> np.dtype[Any]:
-    return np.dtype(ELEMENT_TYPES[storage.value.dtype].numpy)
+    """The type of the interpreter's array; bfloat16 is held as bits."""
+    return np.dtype(np.uint16 if storage.value.dtype == "bf16" else ELEMENT_TYPES[storage.value.dtype].numpy)
 
 
 def poisoned(storage: Storage) -> np.ndarray:
     """A buffer as a kernel may find it: zeros in halo and alignment padding, NaN (the least value for integers) elsewhere."""
     kind = numpy_type(storage)
     flat = np.zeros(storage.layout.size, kind)
-    flat[offsets(storage.layout).ravel()] = np.nan if kind.kind == "f" else True if kind.kind == "b" else np.iinfo(kind).min
+    worst: Any = np.nan if kind.kind == "f" else True if kind.kind == "b" else BFLOAT16_NAN if kind == np.uint16 else np.iinfo(kind).min
+    flat[offsets(storage.layout).ravel()] = worst
     return flat
 
 
 def packed(program: Program, storage: Storage) -> np.ndarray:
     assert storage.source is not None
-    constant = prepared(program.graph.constants[storage.source], storage)
+    constant = prepared(program.graph.constants[storage.source].to(torch_dtype(storage.value.dtype)), storage)
     flat = pack(constant, storage.layout)
     return (flat.view(torch.uint16) if flat.dtype is torch.bfloat16 else flat).numpy().astype(numpy_type(storage))
 

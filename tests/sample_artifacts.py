@@ -72,15 +72,29 @@ class Stateful(nn.Module):
         return self.total * self.scale, x.transpose(0, 1), x + y, self.scale
 
 
+class Joined(nn.Module):
+    """Nested concatenations: results of convolutions in place, an input copied, and a reader that needs a halo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Conv2d(3, channels, 1) for channels in (8, 16))
+        self.inner, self.last = nn.Conv2d(27, 8, 3, padding=1), nn.Conv2d(35, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat([*(torch.relu(part(x)) for part in self.parts), x], 1)
+        return self.last(torch.cat([y, torch.relu(self.inner(y))], 1))
+
+
 @cache
 def files(name: str) -> Mapping[str, bytes]:
-    """The files of an artifact for this machine: "convolutions", "recurrent", "embedded" or "stateful"."""
+    """The files of an artifact for this machine: "convolutions", "recurrent", "embedded", "stateful" or "joined"."""
     torch.manual_seed(1)
     models: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
         "convolutions": (Convolutions(), (torch.randn(1, 3, 8, 8),)),
         "recurrent": (Recurrent(), (torch.randn(5, 2, 4),)),
         "embedded": (Embedded(), (torch.randint(11, (2, 4)), torch.randint(4, (2, 3, 6)))),
         "stateful": (Stateful(), (torch.randn(4, 3), torch.randn(4, 3))),
+        "joined": (Joined(), (torch.randn(1, 3, 6, 6),)),
     }
     module, inputs = models[name]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

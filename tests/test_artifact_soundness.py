@@ -195,6 +195,38 @@ CALLED: dict[str, Change] = {
 }
 
 
+SLICES: dict[str, Change] = {
+    "a slice beyond its buffer": lambda m: storage(m, "relu_1").update(around=[[0, 0], [20, -1], [0, 0], [0, 0]]),
+    "a slice at the end of a buffer, and beyond": lambda m: place(m, "relu_1", 20, 0),
+    "a slice with a wider buffer than its own": lambda m: place(m, "relu_1", 8, 40),
+    "a slice so far away that a product overflows": lambda m: place(m, "relu_1", 1 << 40, 1 << 40),
+    "a slice that overlaps another": lambda m: place(m, "relu_1", 4, 15),
+    "a slice in the place of another": lambda m: place(m, "relu_2", 0, 27),
+    "a slice in the halo": lambda m: storage(m, "relu_1").update(halo=[[0, 0]] * 4, around=[[0, 0], [8, 11], [0, 2], [1, 1]]),
+    "a slice without a halo": lambda m: storage(m, "relu_1").update(halo=[[0, 0]] * 4),
+    "a slice of another order": lambda m: storage(m, "relu_1")["order"].reverse(),
+    "a slice of other dimensions": lambda m: storage(m, "relu_1").update(around=[[8, 11]]),
+    "a slice of split dimensions": lambda m: storage(m, "relu_1")["order"].append([1, 4]),
+    "a slice of nothing": lambda m: m["program"]["aliases"].pop("relu_1"),
+    "a slice of a result": lambda m: m["program"]["aliases"].update(relu_1="conv2d_3_add"),
+    "a slice of an input": lambda m: m["program"]["aliases"].update(relu_1="x"),
+    "a slice of a slice of nothing": lambda m: m["program"]["aliases"].update(relu_1="cat", cat="nothing"),
+    "a concatenation that lacks a part": lambda m: m["program"]["regions"].pop(0),
+    "a concatenation that lacks its copied part": lambda m: m["program"]["regions"].pop(part_of(m, "cat.24")),
+    "a kernel that writes to all of what it reads a slice of": lambda m: m["program"]["regions"][part_of(m, "relu_2")]["calls"][0][1].__setitem__(-1, "cat_1"),
+}
+
+
+def place(manifest: Any, name: str, before: int, after: int) -> None:
+    """Moves a slice to another channel."""
+    storage(manifest, name)["around"][1] = [before, after]
+
+
+def part_of(manifest: Any, name: str) -> int:
+    """The number of the region that stores a value."""
+    return next(number for number, region in enumerate(manifest["program"]["regions"]) if region["outputs"] == [name])
+
+
 def require_less(manifest: Any) -> None:
     """Lets every CPU of the architecture load it."""
     manifest["machine"]["isa"] = manifest["requires"]["isa"] = []
@@ -210,6 +242,7 @@ CASES = {
     **{what: ("recurrent", change) for what, change in LOOPS.items()},
     **{what: ("embedded", change) for what, change in EMBEDDED.items()},
     **{what: ("stateful", change) for what, change in CALLED.items()},
+    **{what: ("joined", change) for what, change in SLICES.items()},
 }
 
 
@@ -218,7 +251,7 @@ def test_a_lie_is_refused(what: str, tmp_path: Path) -> None:
     refused(changed(*CASES[what], tmp_path))
 
 
-@pytest.mark.parametrize("name", ["convolutions", "recurrent", "embedded", "stateful"])
+@pytest.mark.parametrize("name", ["convolutions", "recurrent", "embedded", "stateful", "joined"])
 def test_the_truth_is_accepted(name: str, tmp_path: Path) -> None:
     artifact.load(put(signed(files(name)), tmp_path / "artifact"))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +18,21 @@ from torch import Tensor, nn
 
 import tilewright
 from tests.compiled import Case, check_native, compare
-from tests.interpreted import check_interpreted
+from tests.interpreted import check_interpreted, run_program
 from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.expr import Const
 from tilewright.ir.layout import Layout, boxes_overlap, channels_last, row_major
 from tilewright.ir.region import Program
+from tilewright.partition.canonical import canonical
 from tilewright.partition.plan import plan_program, through_torch
+from tilewright.runtime.buffers import Buffers
+from tilewright.runtime.gpu import _Segment
+from tilewright.runtime.loadable import loadable
+from tilewright.runtime.memory_plan import lifetimes, plan_memory
+from tilewright.tuning import serialisation
+from tilewright.tuning.problems import convolution_problem, key_of
 from tilewright.zoo.densenet import DenseLayer
 from tilewright.zoo.inception import inception_v3
 
@@ -231,6 +240,25 @@ def test_results_of_interpreted_kernels(target: str) -> None:
     check_interpreted([case(function.__name__, function) for function, _ in CASES], machine(target))
 
 
+def odd(n: Net, x: Tensor) -> Any:
+    """Slices of 17 and 31 channels, and a reader of one of them."""
+    x = n.conv(x, 16)
+    y = n.conv(x, 17, 3)
+    return n.conv(torch.cat([y, n.conv(x, 31), x], 1), 8, 3), n.conv(torch.cat([n.conv(x, 16), n.conv(x, 17)], 1), 8), n.conv(y, 8)
+
+
+@pytest.mark.parametrize("function", [direct, odd, rows])
+def test_results_in_bfloat16(function: Any) -> None:
+    """Tiles read adjacent channels in pairs, which must not reach into the next slice."""
+    one = replace(case("bfloat16", function), tolerance=0.03)
+    graph, _ = simplify(import_module(one.module, list(one.inputs)).graph)
+    program = plan_program(graph, machine("xeon-sapphire-rapids"), 1, precision="bf16")
+    assert program.aliases and {program.storage[name].value.dtype for name in program.aliases} == {"bf16"}
+    results, faults = run_program(program, {graph.inputs[0]: one.inputs[0].numpy()})
+    assert not faults
+    compare(one, [torch.from_numpy(results[name]) for name in graph.outputs], one.inputs)
+
+
 def random_net(seed: int) -> Case:
     """A network of a few layers over a growing list of features, about half of which are concatenations of others."""
 
@@ -282,6 +310,52 @@ def test_parts_of_a_concatenation_can_run_through_pytorch(name: str, monkeypatch
         inputs = one.fresh_inputs()
         compare(one, executable(*inputs), inputs)
     assert executable.verify(*inputs).passed
+
+
+# Around them
+
+
+def test_producers_of_slices_run_concurrently_on_a_gpu() -> None:
+    one = case("", simple)
+    program = loadable(planned(one.module, one.inputs))
+    calls = [call for region in program.regions for call in region.calls]
+    slices, (root,) = set(program.aliases), set(program.aliases.values())
+    buffers = Buffers(program, torch.device("cpu"), 256)
+    engine: Any = SimpleNamespace(in_order=False, buffers=buffers)
+    edges = _Segment._edges(engine, calls)
+    stores = [number for number, call in enumerate(calls) if call.arguments[-1] in slices]
+    reads = [number for number, call in enumerate(calls) if root in call.arguments[:-1]]
+    assert len(stores) == 3 and reads
+    assert not any(before in stores for number in stores for before in edges[number])
+    assert all(set(stores) <= ancestors(edges, number) for number in reads)
+
+
+def ancestors(edges: list[list[int]], number: int) -> set[int]:
+    return set(edges[number]).union(*(ancestors(edges, before) for before in edges[number]))
+
+
+def test_a_buffer_lives_as_long_as_its_slices() -> None:
+    one = case("", listed)
+    program = loadable(planned(one.module, one.inputs))
+    (root,) = set(program.aliases.values())
+    uses = [at for at, call in enumerate(c for r in program.regions for c in r.calls) if any(program.root(name) == root for name in call.arguments)]
+    (life,) = lifetimes(program, [root])
+    assert (life.first, life.last) == (uses[0], uses[-1])
+    assert set(plan_memory(program).offsets).isdisjoint(program.aliases)
+
+
+def test_digests_of_dense_problems_are_those_of_earlier_records() -> None:
+    dense = convolution_problem(8, 8, 5, 5, 3)
+    assert key_of(dense) == "85e3003f7fedf82d2fcc"
+    out, wide = dense.region.outputs[0], channels_last((1, 48, 5, 5))
+
+    def at(channel: int) -> str:
+        sliced = replace(dense, layouts={**dense.layouts, out: wide.part((1, 8, 5, 5), (0, channel, 0, 0))})
+        assert serialisation.decode(serialisation.encode(sliced)).layouts == sliced.layouts
+        return key_of(canonical(sliced).problem)
+
+    assert len({key_of(dense), at(0), at(4)}) == 3
+    assert at(0) == at(16) == at(32) and at(4) == at(20)  # only the remainder by the alignment counts
 
 
 # Layouts

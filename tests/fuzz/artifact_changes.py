@@ -225,6 +225,8 @@ def _layout(draw: st.DrawFn, program: Any, manifest: Any) -> None:
     stored = program["storage"][draw(st.sampled_from(sorted(program["storage"])))]
     if draw(st.booleans()):
         stored["order"] = draw(st.permutations(stored["order"]))
+    elif stored["around"] and draw(st.booleans()):
+        stored["around"][draw(st.integers(0, len(stored["around"]) - 1))] = [draw(st.sampled_from((0, 1, 8, 1 << 40))), draw(st.sampled_from((0, 3, 16)))]
     elif stored["halo"]:
         stored["halo"][draw(st.integers(0, len(stored["halo"]) - 1))] = [draw(st.integers(0, 2)), draw(st.integers(0, 2))]
 

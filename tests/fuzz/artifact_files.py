@@ -30,7 +30,7 @@ from tilewright.runtime import artifact
 from tilewright.runtime.buffers import torch_dtype
 from tilewright.runtime.executable import Executable
 
-NAMES = ("convolutions", "recurrent", "embedded", "stateful")
+NAMES = ("convolutions", "recurrent", "embedded", "stateful", "joined")
 LOAD_ONLY = "load-only"
 """A file in a case that marks it: the artifact is not to be called."""
 HOSTILE: tuple[Any, ...] = (
@@ -114,7 +114,7 @@ def lies(draw: st.DrawFn, held: Case) -> Case:
                 if leaf["name"] == name:
                     leaf.update(shape=shape, dtype=dtype)
         elif kind == "layout":
-            program["storage"][name].update({key: copy.deepcopy(program["storage"][other][key]) for key in draw(st.sets(st.sampled_from(("shape", "order", "halo"))))})
+            program["storage"][name].update({key: copy.deepcopy(program["storage"][other][key]) for key in draw(st.sets(st.sampled_from(("shape", "order", "halo", "around"))))})
         elif kind == "alias":
             program["aliases"][name] = other
         elif kind == "source":
