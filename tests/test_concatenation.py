@@ -205,7 +205,8 @@ def test_the_reasons_say_why_a_part_is_copied() -> None:
 
     assert "stored in place, as 8 to 20 of cat" in why(simple)
     assert "is already stored in" in why(twice)
-    assert "is an input, a constant or a result of the model" in why(with_input)
+    assert "inputs_0 is an input of the model" in why(with_input) and "is a constant of the model" in why(with_input)
+    assert "cat is a result of the model" in why(returned)
     assert "vectors of 4 elements are not aligned in cat" in why(unaligned)
     assert "its rows of 12 B are shorter than a sector of memory" in why(narrow)
     assert "needs a zeroed halo where its neighbours are" in why(halos)

@@ -102,19 +102,19 @@ def _source(step: Step, dim: int, start: int, end: int, body: Expr, values: Mapp
 
 @dataclass(frozen=True)
 class _Placing:
-    """What decides where values are stored: `fixed` values have storage that cannot be chosen, regions other than concatenations read the values in
-    `elsewhere`, and `maps` are stored by maps."""
+    """What decides where values are stored: why the storage of `fixed` values cannot be chosen, which values regions other than concatenations read
+    (`elsewhere`), and which are stored by `maps`."""
 
     values: Mapping[str, Value]
     layouts: Mapping[str, Layout]
-    fixed: frozenset[str]
+    fixed: Mapping[str, str]
     elsewhere: frozenset[str]
     maps: frozenset[str]
 
     def refusal(self, name: str, place: Slice) -> str:
         """Why a value cannot be stored as that slice, or would cost more than a copy; empty if there is no reason."""
         if name in self.fixed:
-            return f"{name} is an input, a constant or a result of the model, or PyTorch or a loop reads or writes it"
+            return self.fixed[name]
         shape, own, whole = self.values[name].shape, self.layouts[name], self.layouts[place.buffer]
         if self.values[name].dtype != self.values[place.buffer].dtype:
             return f"{name} is stored as {self.values[name].dtype}, {place.buffer} as {self.values[place.buffer].dtype}"
@@ -147,18 +147,17 @@ def _row_bytes(layout: Layout, value: Value) -> int:
     return run * size_of(value.dtype)
 
 
-def concatenations(regions: Sequence[Region], values: Mapping[str, Value], fixed: set[str]) -> dict[str, Concatenation]:
-    """The regions that are concatenations and whose storage can be chosen, by the names of their results, in order."""
+def concatenations(regions: Sequence[Region], values: Mapping[str, Value]) -> dict[str, Concatenation]:
+    """The regions that are concatenations, by the names of their results, in order."""
     found: dict[str, Concatenation] = {}
     for region in regions:
-        if region.kind == "map" and len(region.steps) == 1 and region.outputs[0] not in fixed:
-            parts = _parts(region.steps[0], values)
-            if parts is not None:
-                found[region.outputs[0]] = Concatenation(region, *parts)
+        parts = _parts(region.steps[0], values) if region.kind == "map" and len(region.steps) == 1 else None
+        if parts is not None:
+            found[region.outputs[0]] = Concatenation(region, *parts)
     return found
 
 
-def order_of(one: Concatenation, layouts: Mapping[str, Layout], fixed: set[str]) -> tuple[tuple[int, int], ...] | None:
+def order_of(one: Concatenation, layouts: Mapping[str, Layout], fixed: Container[str]) -> tuple[tuple[int, int], ...] | None:
     """The order of dimensions in which most elements of its parts are stored, apart from parts that are copied in any case; None without others."""
     elements: dict[tuple[tuple[int, int], ...], int] = {}
     for part in one.parts:
@@ -173,19 +172,19 @@ def in_place(
     joined: Mapping[str, Concatenation],
     values: dict[str, Value],
     layouts: dict[str, Layout],
-    fixed: set[str],
+    fixed: Mapping[str, str],
 ) -> tuple[list[Region], dict[str, Slice]]:
     """The regions without copies that slices make unnecessary, and the slices. `values` and `layouts` are extended by the parts that are still
-    copied; the layouts of buffers get the halos that their slices need. Layouts of slices are left to `with_slices`."""
-    if not joined:
-        return list(regions), {}
-    elsewhere = frozenset(name for region in regions if region.outputs[0] not in joined for name in region.inputs)
+    copied; the layouts of buffers get the halos that their slices need. Layouts of slices are left to `with_slices`. `fixed` says why the storage of
+    some values cannot be chosen."""
+    free = {name: one for name, one in joined.items() if name not in fixed}
+    elsewhere = frozenset(name for region in regions if region.outputs[0] not in free for name in region.inputs)
     maps = frozenset(region.outputs[0] for region in regions if region.kind == "map")
-    placing = _Placing(values, layouts, frozenset(fixed), elsewhere, maps)
+    placing = _Placing(values, layouts, fixed, elsewhere, maps)
     order = {name: number for number, name in enumerate(joined)}
     slices: dict[str, Slice] = {}
-    why: dict[tuple[str, int], str] = {}
-    for one in sorted(joined.values(), key=lambda j: (values[j.name].elements, order[j.name]), reverse=True):
+    why = {(name, part.start): fixed[name] for name, one in joined.items() if name in fixed for part in one.parts}
+    for one in sorted(free.values(), key=lambda j: (values[j.name].elements, order[j.name]), reverse=True):
         if one.name not in slices and (whole := _adjacent(one, slices, placing)) is not None:
             slices[one.name] = whole
             continue

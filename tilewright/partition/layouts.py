@@ -45,7 +45,7 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
     constants, fixed = frozenset(graph.constants), fixed_values(graph, partition.regions)
     padded, values, copies = _pad_by_copy(partition.regions, dict(partition.values), fixed)
     regions, values, converted = with_types(padded, values, fixed, constants, precision)
-    joined = concatenations(regions, values, fixed) if slices else {}
+    joined = concatenations(regions, values) if slices else {}
     layouts: dict[str, Layout] = {name: row_major(values[name].shape) for name in (*graph.inputs, *graph.constants)}
     for region in regions:
         for output in region.outputs:
@@ -68,7 +68,7 @@ def assign_layouts(graph: Graph, partition: Partition, precision: Precision = AS
         for load in loads(found.a) if found is not None else ():
             if found is not None and load.buffer not in fixed and values[load.buffer].dtype in NARROW_FLOATS:
                 layouts[load.buffer] = _in_pairs(layouts[load.buffer], load, found.r)
-    regions, places = in_place(regions, joined, values, layouts, fixed)
+    regions, places = in_place(regions, joined, values, layouts, {name: _why_fixed(name, graph) for name in fixed})
     return LaidOut(tuple(regions), MappingProxyType(values), layouts, MappingProxyType(places)).with_layouts(layouts)
 
 
@@ -79,6 +79,13 @@ def fixed_values(graph: Graph, regions: Sequence[Region]) -> set[str]:
         if region.kind in ("torch", "loop"):
             fixed |= {*region.inputs, *region.outputs}
     return fixed
+
+
+def _why_fixed(name: str, graph: Graph) -> str:
+    for names, what in ((graph.inputs, "an input"), (graph.constants, "a constant"), (graph.outputs, "a result")):
+        if name in names:
+            return f"{name} is {what} of the model, whose storage cannot be chosen"
+    return f"PyTorch or a loop reads or writes {name}"
 
 
 def _in_pairs(layout: Layout, load: Load, reduced: Sequence[Var]) -> Layout:
