@@ -117,7 +117,7 @@ def _unused(draw: st.DrawFn, files: dict[str, bytes], manifest: Any) -> tuple[di
     program = manifest["program"]
     name = draw(st.sampled_from(sorted(program["storage"])))
     stored = copy.deepcopy(program["storage"][name])
-    if draw(st.booleans()) and name not in program["faults"]:
+    if name not in program["faults"] and (stored["around"] or draw(st.booleans())):
         program["aliases"]["nobody"] = name
     stored["value"][0] = "nobody"
     program["storage"]["nobody"] = stored
