@@ -23,17 +23,20 @@ from tilewright.frontend.torch_export import import_module
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.expr import Const
+from tilewright.ir.graph import Graph
 from tilewright.ir.layout import Layout, boxes_overlap, channels_last, row_major
 from tilewright.ir.region import Program
 from tilewright.partition.canonical import canonical
-from tilewright.partition.plan import plan_program, through_torch
+from tilewright.partition.joining import RowJudge
+from tilewright.partition.layouts import LaidOut
+from tilewright.partition.plan import lay_out, plan_program, through_torch
 from tilewright.runtime.buffers import Buffers
 from tilewright.runtime.gpu import _Segment
 from tilewright.runtime.loadable import loadable
 from tilewright.runtime.memory_plan import lifetimes, plan_memory
 from tilewright.tuning import serialisation
 from tilewright.tuning.problems import convolution_problem, key_of
-from tilewright.zoo.densenet import DenseLayer
+from tilewright.zoo.densenet import DenseLayer, densenet121
 from tilewright.zoo.inception import inception_v3
 
 
@@ -67,17 +70,25 @@ def case(name: str, function: Any, *shape: int) -> Case:
     return Case(name, net, (x,))
 
 
-def planned(module: nn.Module, inputs: tuple[Tensor, ...], target: str = "h200") -> Program:
+def graph_of(module: nn.Module, inputs: tuple[Tensor, ...]) -> Graph:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph, _ = simplify(import_module(module.eval(), list(inputs)).graph)
-    return plan_program(graph, machine(target), 2)
+        return simplify(import_module(module.eval(), list(inputs)).graph)[0]
 
 
-def copies(program: Program) -> list[str]:
-    """Names of the regions that store a part of a concatenation, or all of it, and do nothing else."""
-    maps = [part.region for part in program.regions if part.region.kind == "map"]
-    return [region.name for region in maps if "concatenate" in [node.operator for node in region.nodes]]
+def planned(module: nn.Module, inputs: tuple[Tensor, ...], target: str = "h200") -> Program:
+    return plan_program(graph_of(module, inputs), machine(target), 2)
+
+
+def laid_out(module: nn.Module, inputs: tuple[Tensor, ...], target: str = "h200") -> LaidOut:
+    """The plan without schedules."""
+    graph = graph_of(module, inputs)
+    return lay_out(graph, RowJudge(machine(target), 2, frozenset(graph.constants)))
+
+
+def copies(found: LaidOut) -> list[str]:
+    """Names of the regions that store a part of a concatenation, or all of it, as maps of their own."""
+    return [region.name for region in found.regions if region.kind == "map" and "concatenate" in [node.operator for node in region.nodes]]
 
 
 # What is planned
@@ -195,13 +206,13 @@ CASES = [
 @pytest.mark.parametrize(("function", "count"), CASES)
 def test_copies(function: Any, count: int) -> None:
     one = case(function.__name__, function)
-    assert len(copies(planned(one.module, one.inputs))) == count
+    assert len(copies(laid_out(one.module, one.inputs))) == count
 
 
 def test_the_reasons_say_why_a_part_is_copied() -> None:
     def why(function: Any) -> str:
         one = case("", function)
-        return "\n".join(reason for part in planned(one.module, one.inputs).regions for reason in part.region.reasons)
+        return "\n".join(reason for region in laid_out(one.module, one.inputs).regions for reason in region.reasons)
 
     assert "stored in place, as 8 to 20 of cat" in why(simple)
     assert "is already stored in" in why(twice)
@@ -214,19 +225,21 @@ def test_the_reasons_say_why_a_part_is_copied() -> None:
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx2"])
 def test_a_dense_block_has_one_buffer_and_its_layers_one_kernel(target: str) -> None:
-    block = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *(DenseLayer(32 + 16 * i, 16) for i in range(4)), nn.Conv2d(96, 8, 1))
+    block = nn.Sequential(nn.Conv2d(3, 32, 1), *(DenseLayer(32 + 16 * i, 16) for i in range(3)), nn.Conv2d(80, 8, 1))
     program = planned(block, (torch.randn(1, 3, 8, 8),), target)
-    assert not copies(program)
-    assert len(set(program.aliases.values())) == 1
+    assert {part.region.kind for part in program.regions if "concatenate" in [node.operator for node in part.region.nodes]} == {"contraction"}
     (buffer,) = set(program.aliases.values())
-    assert program.storage[buffer].value.shape == (1, 96, 8, 8)
+    assert program.storage[buffer].value.shape == (1, 80, 8, 8)
     growth = [part for part in program.regions if program.storage[part.region.outputs[0]].value.shape == (1, 16, 8, 8)]
-    assert len(growth) == 4 and len({part.calls[0].kernel for part in growth}) == 1  # the offset is no part of a kernel
+    assert len(growth) == 3 and len({part.calls[0].kernel for part in growth}) == 1  # the offset is no part of a kernel
 
 
-@pytest.mark.parametrize("target", ["h200", "x86-avx2"])
-def test_inception_copies_nothing(target: str) -> None:
-    assert not copies(planned(inception_v3(num_classes=10), (torch.randn(1, 3, 75, 75),), target))
+@pytest.mark.parametrize("network", [lambda: densenet121(10, growth=8), lambda: inception_v3(10)], ids=["densenet121", "inception_v3"])
+def test_networks_copy_nothing(network: Any) -> None:
+    graph = graph_of(network(), (torch.randn(1, 3, 75, 75),))
+    assert sum(node.operator == "concatenate" for node in graph.nodes) >= 15
+    for target in ("h200", "x86-avx2"):
+        assert not copies(lay_out(graph, RowJudge(machine(target), 2, frozenset(graph.constants))))
 
 
 # Results
@@ -243,18 +256,17 @@ def test_results_of_interpreted_kernels(target: str) -> None:
 
 def odd(n: Net, x: Tensor) -> Any:
     """Slices of 17 and 31 channels, and a reader of one of them."""
-    x = n.conv(x, 16)
-    y = n.conv(x, 17, 3)
-    return n.conv(torch.cat([y, n.conv(x, 31), x], 1), 8, 3), n.conv(torch.cat([n.conv(x, 16), n.conv(x, 17)], 1), 8), n.conv(y, 8)
+    y = n.conv(x, 17)
+    return n.conv(torch.cat([y, n.conv(x, 31)], 1), 8), n.conv(torch.cat([n.conv(x, 16), n.conv(x, 17)], 1), 8), n.conv(y, 8)
 
 
-@pytest.mark.parametrize("function", [direct, odd, rows])
-def test_results_in_bfloat16(function: Any) -> None:
+def test_results_in_bfloat16() -> None:
     """Tiles read adjacent channels in pairs, which must not reach into the next slice."""
-    one = replace(case("bfloat16", function), tolerance=0.03)
-    graph, _ = simplify(import_module(one.module, list(one.inputs)).graph)
+    one = replace(case("bfloat16", odd), tolerance=0.03)
+    graph = graph_of(one.module, one.inputs)
     program = plan_program(graph, machine("xeon-sapphire-rapids"), 1, precision="bf16")
-    assert program.aliases and {program.storage[name].value.dtype for name in program.aliases} == {"bf16"}
+    assert len(program.aliases) == 4 and {program.storage[name].value.dtype for name in program.aliases} == {"bf16"}
+    assert any("needs a zeroed halo" in reason for part in program.regions for reason in part.region.reasons)
     results, faults = run_program(program, {graph.inputs[0]: one.inputs[0].numpy()})
     assert not faults
     compare(one, [torch.from_numpy(results[name]) for name in graph.outputs], one.inputs)
@@ -285,16 +297,16 @@ def random_net(seed: int) -> Case:
     return case(f"seed {seed}", function, 2, 8, 5, 6)
 
 
-@settings(deadline=None, max_examples=3, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=2, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 30))
 def test_random_graphs_on_this_cpu(seed: int) -> None:
-    check_native([random_net(seed + number) for number in range(4)])
+    check_native([random_net(seed + number) for number in range(3)])
 
 
-@settings(deadline=None, max_examples=3, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=2, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 1 << 30))
 def test_random_graphs_of_interpreted_gpu_kernels(seed: int) -> None:
-    check_interpreted([random_net(seed + number) for number in range(4)], machine("h200"))
+    check_interpreted([random_net(seed + number) for number in range(3)], machine("h200"))
 
 
 @pytest.mark.parametrize("name", ["cat.0", "cat.16", "relu"])
