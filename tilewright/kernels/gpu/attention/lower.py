@@ -8,7 +8,7 @@
         sums += weights x values                             registers, from shared memory
     result = sums / totals
 
-Keys and values have one buffer each: the next keys are copied while weights and sums are computed, the next values during the product before those.
+Keys and values have one buffer each: the next keys are copied while weights and sums are computed, the next values during the next scores.
 Keys stay as they are in memory, [n][r], with an odd pitch in vectors. Rows past the end repeat the last query and are not stored; keys past the end
 have logits of minus infinity and values of 0.
 """
@@ -50,6 +50,7 @@ from tilewright.kernels.attention_form import SCORE, SUM, AttentionForm, finite,
 from tilewright.kernels.gpu.attention.space import PADDING, AttentionSchedule, blocks_to_ask_for, key_pitch, key_vector
 
 QUERIES, KEYS, VALUES, WEIGHTS = "queries", "keys", "values", "weights"
+WARP = 32
 UNROLLED_PRODUCTS = 512
 """Maximum multiply-adds in one unrolled run of a product's loop."""
 UNROLLED_TURNS = 8
@@ -99,8 +100,7 @@ class _Tiles:
         # with a causal mask later queries see more keys: their blocks start first
         lets, where = named(decode(block_variable(self.launch), (tile_m, batch) if causal else (batch, tile_m)))
         more, axes = named(decode(where.get(batch, batch), form.batch))
-        places = [Let(self.thread_n, self.thread % self.sharing), Let(self.thread_m, self.thread // self.sharing)]
-        self.setup: list[Statement] = [*lets, *more, *places]
+        self.setup: list[Statement] = [*lets, *more, *self._places()]
         self.form = form.bound(axes)
         place = where.get(tile_m, tile_m)
         self.first = (counts[1] - 1 - place if causal else place) * self.bm
@@ -113,28 +113,39 @@ class _Tiles:
     def emit(self) -> tuple[Block, Launch]:
         tile = Var("tile", self.key_tiles)
         following = tile + 1
-        done: Callable[[int], list[Statement]] = lambda pending: [await_groups(pending)] if self.copies else []  # noqa: E731
-        start: list[Statement] = [commit()] if self.copies else []
+        first, copies = index_const(0), self.copies
+        start: list[Statement] = [commit()] if copies else []
         more = compare("lt", following, self.passes)
-        next_keys = [If(more, block(self._keys(following)))] if self.key_tiles > 1 else []
+        several = self.key_tiles > 1
         loop = block(
-            done(0), block_barrier(),
-            self._values(tile), start,
-            self._scores(), block_barrier(),
-            next_keys, start,
+            self._scores(),
+            [block_barrier(), If(more, block(self._keys(following))), *start] if several else [],
             self._weights(tile),
-            done(1), block_barrier(),
+            [await_groups(1 if several else 0)] if copies else [],
+            block_barrier(),
             self._sums(),
-        )  # fmt: skip
+            [If(more, block([await_groups(0)] if copies else [], block_barrier(), self._values(following), start))] if several else [],
+        )
         root = block(
             self.setup,
             self._allocations(),
+            self._keys(first), start,
+            self._values(first), start,
             self._queries(),
-            self._keys(index_const(0)), start,
+            [await_groups(1)] if copies else [],
+            block_barrier(),
             For(tile, self.passes, loop),
             self._results(),
         )  # fmt: skip
         return root, self.launch
+
+    def _places(self) -> list[Statement]:
+        """The thread's place among those of the block. Adjacent threads alternate between two rows: of vector loads the hardware merges equal
+        addresses only between lanes whose numbers differ in the lowest or the second bit."""
+        if self.sharing == WARP:
+            return [Let(self.thread_n, self.thread % WARP), Let(self.thread_m, self.thread // WARP)]
+        pair = 2 * self.sharing
+        return [Let(self.thread_n, self.thread % pair // 2), Let(self.thread_m, self.thread // pair * 2 + self.thread % 2)]
 
     # -- places --
 
@@ -326,12 +337,11 @@ class _Tiles:
 
     def _combined(self, name: str, operation: str) -> list[Statement]:
         """Combines the register with those of the threads that share the row."""
-        result: list[Statement] = [Allocate(Buffer("other", self.dtype, 1, "register"))] if self.sharing > 1 else []
-        distance = self.sharing // 2
-        while distance:
-            result.append(exchange(Place("other", index_const(0)), self._held(name, 0), distance))
+        result: list[Statement] = [Allocate(Buffer("other", self.dtype, 1, "register"))]
+        neighbours = 1 if self.sharing == WARP else 2
+        for bit in reversed(range(self.sharing.bit_length() - 1)):
+            result.append(exchange(Place("other", index_const(0)), self._held(name, 0), neighbours << bit))
             result.append(Store(name, index_const(0), binary(operation, self._held(name, 0), self._held("other", 0))))
-            distance //= 2
         return result
 
     # -- results --

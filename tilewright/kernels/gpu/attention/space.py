@@ -17,8 +17,9 @@ from tilewright.hardware.occupancy import resident_blocks
 from tilewright.kernels.attention_form import AttentionFacts
 from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
 
-PADDING = 4
-"""Padding in elements of rows of queries and weights in shared memory: vectors stay aligned, and stores of adjacent keys hit different banks."""
+PADDING = 8
+"""Padding in elements of rows of queries and weights in shared memory: vectors stay aligned, and the stores of eight threads, of two adjacent vectors
+for each of four keys, hit different banks."""
 AXES = {"block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "thread_m": (1, 2, 4, 8), "thread_n": (1, 2, 4, 8), "copies": (0, 1)}
 
 
@@ -76,7 +77,7 @@ def key_pitch(facts: AttentionFacts) -> int:
 def shared_bytes_of(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
     """Bytes of shared memory per block: queries and weights with their rows transposed, keys, values.
 
-    For 64 queries x 64 keys of 64 elements, 16 threads a row: 4 * (64 * 68 + 64 * 68 + 64 * 68 + 64 * 64) = 68608."""
+    For 64 queries x 64 keys of 64 elements, 16 threads a row: 4 * (64 * 72 + 64 * (72 + 68 + 64)) = 70656."""
     pitch = candidates["block_m"] + PADDING
     values = columns_of(facts, candidates) * sharing_of(candidates)
     needed: np.ndarray = facts.element_bytes * (facts.r * pitch + candidates["block_n"] * (pitch + key_pitch(facts) + values))
