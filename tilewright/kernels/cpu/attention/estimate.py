@@ -10,12 +10,11 @@ from tilewright.ir.estimate import Estimate
 from tilewright.kernels.attention_form import AttentionFacts
 from tilewright.kernels.columns import Columns, ceil_divided
 from tilewright.kernels.counts import Counts, counted
-from tilewright.kernels.cpu.attention.space import working_bytes
 from tilewright.kernels.cpu.rates import overlapping
 
-SOFTMAX_INSTRUCTIONS = 24
-"""Vector instructions per vector of scores besides the products: maximum (with NaN), difference, exponential, sum, loads and stores, of which none is
-a multiply-add with another (counted in the code that gcc 12 makes for AVX-512)."""
+SOFTMAX_INSTRUCTIONS = 30
+"""Vector instructions per vector of scores besides the products: 3 for the maximum, which propagates NaN, 24 for the exponential, the difference, the
+sum and the store (counted in the code that gcc 12 makes for AVX-512)."""
 
 
 def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machine) -> Counts:
@@ -56,10 +55,12 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: Count
     used = tiles * balance / threads / machine.clock_hz
     level1, level2 = machine.cache(1), machine.cache(2)
     assert level1 is not None and level2 is not None, f"{machine.name} lacks the facts about its caches"
-    # every strip of the first product reads all queries, every strip of the second all weights, from level 2 if they leave level 1
+    # every strip of the first product reads all queries again, every strip of the second all weights and its columns of the values: from level 2 if
+    # they leave level 1, where the values of a tile of keys are too
     element, queries = float(facts.element_bytes), vectors * lanes
-    again = facts.n / rows * queries * facts.r + facts.d / rows * queries * facts.n
-    spilled = np.where(working_bytes(facts, candidates, lanes) > level1.bytes, again * element * tiles, 0.0)
+    first = np.where(element * facts.r * (queries + rows) > level1.bytes, keys / rows * queries * facts.r, 0.0)
+    second = np.where(element * keys * (queries + facts.d) > level1.bytes, facts.d / rows * keys * (queries + rows), 0.0)
+    spilled = element * tiles * passes * (first + second)
     supply = machine.cache_bandwidth(2) / machine.processors * min(threads, machine.processors)
     return Estimate(
         {
