@@ -325,6 +325,15 @@ def test_parts_of_a_concatenation_can_run_through_pytorch(name: str, monkeypatch
     assert executable.verify(*inputs).passed
 
 
+def test_verification_covers_concatenations_without_a_region() -> None:
+    one = case("", listed)
+    executable = tilewright.compile(one.module, one.inputs, target="native", threads=2)
+    verified = executable.verify(*one.inputs)
+    assert verified.passed
+    joined = [value for value in verified.values if value.value.startswith("cat")]
+    assert len(joined) == 3 and {value.region for value in joined} < {row.name for row in executable.plan.rows}
+
+
 # Around them
 
 

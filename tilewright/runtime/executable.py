@@ -29,6 +29,7 @@ from tilewright.runtime.loadable import LoadableProgram, loadable
 from tilewright.runtime.module_stamp import ModuleStamp
 from tilewright.runtime.plan import Plan, plan_of
 from tilewright.runtime.signature import Signature, signature_of, unflatten
+from tilewright.runtime.slices import completions
 from tilewright.runtime.torch_nodes import check_nodes, run_region
 from tilewright.runtime.verify import TOLERANCES, Verification, compare, reference_values
 
@@ -373,7 +374,9 @@ class Executable:
         inputs = self._admission.admit(leaves)
         outputs = self._allocate()
         addresses = self._admission.addresses(inputs, outputs)
-        names = {name for region in program.regions for name in region.outputs if buffers.is_stored(name)}
+        # a value that several regions write (a loop's final state, a concatenation) is complete only after the last of them
+        last = completions(program)
+        names = {name for name in last if buffers.is_stored(name)}
         # results of PyTorch operators that nobody reads may not even be unique (the signs of singular vectors)
         read = {name for node in program.graph.nodes for name in node.inputs} | set(program.graph.outputs)
         names -= {name for node in program.graph.nodes if node.operator == "torch" for name in node.outputs if name not in read}
@@ -381,8 +384,9 @@ class Executable:
             tolerance = TOLERANCES["bf16"]
         expected = reference_values(program.graph, inputs, frozenset(names))
         rows = []
-        # a value that several regions write (a loop's final state) is complete only after the last of them
-        last = {name: index for index, region in enumerate(program.regions) for name in region.outputs}
+        complete: dict[int, list[str]] = {}
+        for name, index in last.items():
+            complete.setdefault(index, []).append(name)
         for index, region in enumerate(program.regions):
             try:
                 engine.bind(addresses)
@@ -394,8 +398,8 @@ class Executable:
             except BaseException:
                 engine.abandon()
                 raise
-            for name in region.outputs:
-                if name in expected and last[name] == index and (region.calls or region.kind == "torch"):
+            for name in complete.get(index, ()):
+                if name in expected and (region.calls or region.kind == "torch"):
                     got = buffers.value(name, inputs, outputs)
                     rows.append(compare(region.name, index, program.graph.values[name], got, expected[name], tolerance))
         return Verification(tuple(rows))

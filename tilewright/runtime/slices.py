@@ -1,4 +1,4 @@
-"""Slices of buffers in a file's program: where they may be, and which parts of a buffer have been written."""
+"""Slices of buffers: where they may be, which parts of a buffer have been written, and when a value is complete."""
 
 from __future__ import annotations
 
@@ -27,6 +27,14 @@ def accesses_overlap(program: LoadableProgram, a: str, b: str) -> bool:
         return False
     first, second = program.box(a), program.box(b)
     return not first or not second or boxes_overlap(first, second)
+
+
+def completions(program: LoadableProgram) -> dict[str, int]:
+    """For each value that regions store, or of which they store parts, the number of the last of these regions."""
+    last = {name: number for number, region in enumerate(program.regions) for name in region.outputs}
+    whole = {*program.aliases, *program.aliases.values()} - last.keys()
+    parts = {name: [number for other, number in last.items() if accesses_overlap(program, name, other)] for name in whole}
+    return last | {name: max(numbers) for name, numbers in parts.items() if numbers}
 
 
 class Written:
