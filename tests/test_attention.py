@@ -31,8 +31,6 @@ from tilewright.tuning.trial_reference import reference_results
 from tilewright.zoo import bert, vision_transformer
 
 INFINITY = float("inf")
-TARGETS = "h200", "v100", "native"
-"""A GPU with asynchronous copies and one without, and this CPU."""
 attend = F.scaled_dot_product_attention
 
 
@@ -118,10 +116,10 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name: str) -> None:
-    """Under a schedule drawn from each space, in the interpreter."""
+    """Under schedules drawn from the spaces of a GPU and of this CPU, in the interpreter."""
     function, inputs = CASES[name]
     case = attention_case(function, inputs)
-    for target in TARGETS:
+    for target in ("h200", "native"):
         ranking = rank(case.problem, machine(target))
         check_case(case, ranking.choice(Random(name).randrange(ranking.candidates)).schedule, machine(target))
 
@@ -132,13 +130,14 @@ def test_compiled_results_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     check_native([Case(name, Applied(CASES[name][0]), CASES[name][1], fixed=True) for name in names])
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 70), st.integers(1, 24), st.integers(2, 24), st.sampled_from([1, 2, 3]), st.booleans())
 def test_any_sizes_and_schedules(seed: int, m: int, n: int, size: int, columns: int, group: int, causal: bool) -> None:
+    """On a GPU with asynchronous copies, one without, and this CPU."""
     torch.manual_seed(seed)
     q, k, v = operands(m, n, size + 1, 2 * group, 2, columns)
     case = attention_case(partial(attend, is_causal=causal, enable_gqa=group > 1), (q, k, v))
-    for target in TARGETS:
+    for target in ("h200", "v100", "native"):
         ranking = rank(case.problem, machine(target))
         check_case(case, ranking.choice(Random(seed).randrange(ranking.candidates)).schedule, machine(target))
 

@@ -93,6 +93,6 @@ def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machin
         distinct_bytes=facts.read_bytes * one,
         written_bytes=facts.bytes_written * one,
         split=one,
-        stages=1 + candidates["copies"] * one,
+        stages=np.maximum(candidates["stages"], 1) * one,
         reuse_bytes=queries + steps * sectors * SECTOR_BYTES,
     )

@@ -16,7 +16,7 @@ from tilewright.kernels.gpu.rates import SECTOR_BYTES, bandwidth
 from tilewright.kernels.gpu.steps import BlockStep, on_processors
 
 BARRIERS = 3
-"""Barriers of a block for each tile of keys: before the products, and between keys and weights in shared memory."""
+"""Barriers of a block for each tile of keys with one buffer; with two there is one fewer."""
 EXCHANGE = 2
 """Instructions with which a thread combines a value of its row with that of another thread: the exchange and the combination."""
 
@@ -33,7 +33,7 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileC
     fitted = gpu_calibration(machine)
     instructions, latencies = fitted.instructions, fitted.steps
     bm, bn, tm, tn = (candidates[name] for name in ("block_m", "block_n", "thread_m", "thread_n"))
-    threads, warps, copies = counts.threads, counts.warps, candidates["copies"] > 0
+    threads, warps, stages = counts.threads, counts.warps, candidates["stages"]
     columns = columns_of(facts, candidates)
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
     softmax = tm * tn * (facts.logit_flops + SOFTMAX_FLOPS) + tm * columns
@@ -43,7 +43,7 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileC
     weights = tm * tn / np.where(tm % 4 == 0, 4, np.where(tm % 2 == 0, 2, 1))
     exchanged = EXCHANGE * tm * np.log2(sharing_of(candidates))
     fetched = counts.step_fill * machine.warp_size / threads
-    fetch = fetched * (np.where(copies, 1, 2) + instructions.address)
+    fetch = fetched * (np.where(stages > 0, 1, 2) + instructions.address)
     issue = warps * (arithmetic + reads.loads + weights + exchanged + fetch + instructions.step) / machine.schedulers_per_processor
     stored = facts.element_bytes * bn * (bm + facts.r + facts.d) / machine.shared_bytes_per_cycle
     shared = warps * counts.step_shared_loads * 128 / machine.shared_bytes_per_cycle + stored
@@ -51,13 +51,13 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileC
     assert cache1 is not None and cache2 is not None
     level2 = counts.step_sectors * SECTOR_BYTES / cache2.bandwidth
     latency = latencies.loaded_latency * machine.memory_latency_cycles
-    barrier = BARRIERS * (latencies.barrier_latencies * cache1.latency_cycles + 2 * warps)
-    # a single warp waits for its fragments and for its own multiply-adds, and for copies that do not run ahead
+    barrier = (BARRIERS - (stages > 1)) * (latencies.barrier_latencies * cache1.latency_cycles + 2 * warps)
+    # a single warp waits for its fragments and for its own multiply-adds, and for what copies do not run ahead: with one buffer half a turn
     fragment = latencies.fragment_latencies * cache1.latency_cycles
     chain = facts.r * np.maximum(tm * tn * latencies.multiply_add_cycles, fragment)
     chain = chain + bn * np.maximum(tm * columns * latencies.multiply_add_cycles, fragment)
     chain = chain + softmax * latencies.multiply_add_cycles + exchanged / EXCHANGE * cache1.latency_cycles
-    least = chain + np.where(copies, 0.0, 2 * latency)
+    least = np.where(stages > 1, np.maximum(chain, latency), chain + np.where(stages > 0, np.maximum(latency - chain / 2, 0), 2 * latency))
     step = BlockStep(fma, issue, shared, level2, least, barrier, latencies.overlap)
     loads = bm * facts.r / facts.q_vector / threads
     prologue = latency + warps * loads * (instructions.address + facts.q_flops * facts.q_vector + facts.q_vector) / machine.schedulers_per_processor

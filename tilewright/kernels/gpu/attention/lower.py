@@ -8,7 +8,8 @@
         sums += weights x values                             registers, from shared memory
     result = sums / totals
 
-Keys and values have one buffer each: the next keys are copied while weights and sums are computed, the next values during the next scores.
+With one stage keys and values have one buffer each: the next keys are copied while weights and sums are computed, the next values during the next
+scores. With two stages they have two, and the next tile is copied during all of a turn.
 Keys stay as they are in memory, [n][r], with an odd pitch in vectors. Rows past the end repeat the last query and are not stored; keys past the end
 have logits of minus infinity and values of 0.
 """
@@ -84,9 +85,8 @@ class _Tiles:
     def __init__(self, form: AttentionForm, schedule: AttentionSchedule) -> None:
         facts = form.facts
         self.form, self.facts, self.dtype = form, facts, form.dtype
-        self.bm, self.bn, self.tm, self.tn, self.copies = (
-            schedule.block_m, schedule.block_n, schedule.thread_m, schedule.thread_n, bool(schedule.copies),
-        )  # fmt: skip
+        self.bm, self.bn, self.tm, self.tn = schedule.block_m, schedule.block_n, schedule.thread_m, schedule.thread_n
+        self.copies, self.buffers = schedule.stages > 0, max(schedule.stages, 1)
         self.sharing, self.threads = schedule.sharing, schedule.threads
         self.columns = -(-facts.d // self.sharing)
         self.pitch, self.key_pitch, self.value_pitch = self.bm + PADDING, key_pitch(facts), self.columns * self.sharing
@@ -112,32 +112,56 @@ class _Tiles:
 
     def emit(self) -> tuple[Block, Launch]:
         tile = Var("tile", self.key_tiles)
-        following = tile + 1
-        first, copies = index_const(0), self.copies
-        start: list[Statement] = [commit()] if copies else []
-        more = compare("lt", following, self.passes)
-        several = self.key_tiles > 1
-        loop = block(
-            self._scores(),
-            [block_barrier(), If(more, block(self._keys(following))), *start] if several else [],
-            self._weights(tile),
-            [await_groups(1 if several else 0)] if copies else [],
-            block_barrier(),
-            self._sums(),
-            [If(more, block([await_groups(0)] if copies else [], block_barrier(), self._values(following), start))] if several else [],
-        )
         root = block(
             self.setup,
             self._allocations(),
-            self._keys(first), start,
-            self._values(first), start,
+            self._keys(index_const(0)), self._group(),
+            self._values(index_const(0)), self._group(),
             self._queries(),
-            [await_groups(1)] if copies else [],
-            block_barrier(),
-            For(tile, self.passes, loop),
+            self._awaited(1),
+            For(tile, self.passes, self._turn(tile) if self.buffers == 1 else self._turn_ahead(tile)),
             self._results(),
         )  # fmt: skip
         return root, self.launch
+
+    def _turn(self, tile: Var) -> Block:
+        """A tile of keys, with one buffer each: keys are replaced after the scores, values after the sums."""
+        following, several = tile + 1, self.key_tiles > 1
+        more = compare("lt", following, self.passes)
+        return block(
+            self._scores(tile),
+            [block_barrier(), If(more, block(self._keys(following))), *self._group()] if several else [],
+            self._weights(tile),
+            self._awaited(1 if several else 0),
+            self._sums(tile),
+            [If(more, block(self._awaited(0), self._values(following), self._group()))] if several else [],
+        )
+
+    def _turn_ahead(self, tile: Var) -> Block:
+        """A tile of keys, with two buffers each: the next keys and values are copied from its beginning on."""
+        following = tile + 1
+        more = compare("lt", following, self.passes)
+        return block(
+            If(more, block(self._keys(following))), self._group(),
+            If(more, block(self._values(following))), self._group(),
+            self._scores(tile),
+            self._weights(tile),
+            self._awaited(2),
+            self._sums(tile),
+            If(more, block(self._awaited(1))),
+        )  # fmt: skip
+
+    def _group(self) -> list[Statement]:
+        """Ends a group of copies."""
+        return [commit()] if self.copies else []
+
+    def _awaited(self, pending: int) -> list[Statement]:
+        """Everything that the block has copied or stored is visible, but for the youngest groups of copies."""
+        return [*([await_groups(pending)] if self.copies else []), block_barrier()]
+
+    def _buffer(self, tile: Expr, elements: int) -> Expr:
+        """The offset of the buffer with a tile of keys or values."""
+        return tile % self.buffers * elements
 
     def _places(self) -> list[Statement]:
         """The thread's place among those of the block. Adjacent threads alternate between two rows: of vector loads the hardware merges equal
@@ -169,7 +193,8 @@ class _Tiles:
 
     def _allocations(self) -> list[Statement]:
         facts, tm = self.facts, self.tm
-        shared = {QUERIES: facts.r * self.pitch, KEYS: self.bn * self.key_pitch, VALUES: self.bn * self.value_pitch, WEIGHTS: self.bn * self.pitch}
+        keys, values = (self.buffers * self.bn * pitch for pitch in (self.key_pitch, self.value_pitch))
+        shared = {QUERIES: facts.r * self.pitch, KEYS: keys, VALUES: values, WEIGHTS: self.bn * self.pitch}
         registers = {"scores": self.tn * tm, "sums": tm * self.columns, "greatest": tm, "total": tm}
         result: list[Statement] = [Allocate(Buffer(name, self.dtype, size, "shared")) for name, size in shared.items()]
         result += [Allocate(Buffer(name, self.dtype, size, "register")) for name, size in registers.items()]
@@ -181,7 +206,7 @@ class _Tiles:
             def zero(place: Var) -> list[Statement]:
                 return [Store(VALUES, place // beyond * self.value_pitch + facts.d + place % beyond, Const(0.0, self.dtype))]
 
-            result += self._turns(self.bn * beyond, zero)
+            result += self._turns(self.buffers * self.bn * beyond, zero)
         return result
 
     def _turns(self, points: int, body: Callable[[Var], Sequence[Statement]]) -> list[Statement]:
@@ -219,7 +244,7 @@ class _Tiles:
             key = key if self.facts.n % self.bn == 0 else binary("min", key, last)
             lets, axes = named({form.n: key, **decode(first, form.r)})
             load = substitute(Load(form.k.buffer, form.k.index, self.dtype, lanes), axes)
-            return [*lets, self._fetched(KEYS, row * self.key_pitch + first, load)]
+            return [*lets, self._fetched(KEYS, self._buffer(tile, self.bn * self.key_pitch) + row * self.key_pitch + first, load)]
 
         return self._turns(self.bn * self.facts.r // lanes, one)
 
@@ -233,7 +258,7 @@ class _Tiles:
             lets, axes = named({form.n: key, **decode(first, form.d)})
             load = substitute(Load(form.v.buffer, form.v.index, self.dtype, lanes), axes)
             value = select(compare("lt", key, index_const(self.facts.n)), load, as_lanes(Const(0.0, self.dtype), lanes))
-            return [*lets, self._fetched(VALUES, row * self.value_pitch + first, value)]
+            return [*lets, self._fetched(VALUES, self._buffer(tile, self.bn * self.value_pitch) + row * self.value_pitch + first, value)]
 
         return self._turns(self.bn * self.facts.d // lanes, one)
 
@@ -242,16 +267,16 @@ class _Tiles:
 
     # -- a tile of keys --
 
-    def _scores(self) -> list[Statement]:
+    def _scores(self, tile: Expr) -> list[Statement]:
         """scores[j, i] = sum over r of queries[r, i] * keys[j, r], reading a vector along r of each key."""
-        group = key_vector(self.facts)
+        group, buffer = key_vector(self.facts), self._buffer(tile, self.bn * self.key_pitch)
         cleared = Var("at", self.tn * self.tm)
         i, j, within = Var("i", self.tm), Var("j", self.tn), Var("r_inner", group)
 
         def part(k: Expr) -> list[Statement]:
             keys: list[Statement] = [Allocate(Buffer("key_part", self.dtype, self.tn * group, "register"))]
             for number in range(self.tn):
-                place = (self.thread_n + number * self.sharing) * self.key_pitch + k * group
+                place = buffer + (self.thread_n + number * self.sharing) * self.key_pitch + k * group
                 keys.append(Store("key_part", index_const(number * group), self._held(KEYS, place, group)))
             at = j * self.tm + i
             update = Store("scores", at, self._held("scores", at) + self._held("query_part", i) * self._held("key_part", j * group + within))
@@ -261,14 +286,14 @@ class _Tiles:
         clear = For(cleared, index_const(self.tn * self.tm), Store("scores", cleared, Const(0.0, self.dtype)), "unroll")
         return [clear, self._reduced("r", self.facts.r // group, group * self.tm * self.tn, part)]
 
-    def _sums(self) -> list[Statement]:
+    def _sums(self, tile: Expr) -> list[Statement]:
         """sums[i, j] += sum over the keys of the tile of weights[n, i] * values[n, j]"""
-        i, j, wide = Var("i", self.tm), Var("j", self.columns), _wide(self.columns)
+        i, j, wide, buffer = Var("i", self.tm), Var("j", self.columns), _wide(self.columns), self._buffer(tile, self.bn * self.value_pitch)
 
         def part(n: Expr) -> list[Statement]:
             values: list[Statement] = [Allocate(Buffer("value_part", self.dtype, self.columns, "register"))]
             for number in range(0, self.columns, wide):
-                place = n * self.value_pitch + self._column(index_const(number))
+                place = buffer + n * self.value_pitch + self._column(index_const(number))
                 values.append(Store("value_part", index_const(number), self._held(VALUES, place, wide)))
             at = i * self.columns + j
             update = Store("sums", at, self._held("sums", at) + self._held("weight_part", i) * self._held("value_part", j))

@@ -1,8 +1,8 @@
 """Schedules of the `attention` schema on a GPU: a block computes a tile of queries for one head, and passes over its keys tile by tile.
 
 `block_m` queries x `block_n` keys: a thread has thread_m x thread_n scores in registers. `block_n / thread_n` adjacent threads of one warp share
-their rows, and the d columns of the values, so that each also has thread_m x ceil(d / sharing) sums in registers. `copies`: asynchronous copies bring
-keys and values to shared memory while the block computes.
+their rows, and the d columns of the values, so that each also has thread_m x ceil(d / sharing) sums in registers. `stages`: the number of buffers for
+keys and for values, which asynchronous copies fill while the block computes; 0: one, filled through registers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.kernels.columns import Columns, ceil_divided, product_of, reject
 PADDING = 8
 """Padding in elements of rows of queries and weights in shared memory: vectors stay aligned, and the stores of eight threads, of two adjacent vectors
 for each of four keys, hit different banks."""
-AXES = {"block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "thread_m": (1, 2, 4, 8), "thread_n": (1, 2, 4, 8), "copies": (0, 1)}
+AXES = {"block_m": (16, 32, 64, 128), "block_n": (16, 32, 64, 128), "thread_m": (1, 2, 4, 8), "thread_n": (1, 2, 4, 8), "stages": (0, 1, 2)}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class AttentionSchedule:
     block_n: int
     thread_m: int
     thread_n: int
-    copies: int = 1
+    stages: int = 1
 
     @property
     def sharing(self) -> int:
@@ -43,8 +43,8 @@ class AttentionSchedule:
         return self.block_m // self.thread_m * self.sharing
 
     def __str__(self) -> str:
-        copies = " copies" * self.copies
-        return f"attention block={self.block_m} queries x {self.block_n} keys thread={self.thread_m}x{self.thread_n}{copies}"
+        block, thread = f"{self.block_m} queries x {self.block_n} keys", f"{self.thread_m}x{self.thread_n}"
+        return f"attention block={block} thread={thread} stages={self.stages}"
 
 
 def sharing_of(candidates: Columns) -> np.ndarray:
@@ -75,12 +75,13 @@ def key_pitch(facts: AttentionFacts) -> int:
 
 
 def shared_bytes_of(facts: AttentionFacts, candidates: Columns) -> np.ndarray:
-    """Bytes of shared memory per block: queries and weights with their rows transposed, keys, values.
+    """Bytes of shared memory per block: queries and weights with their rows transposed, and one buffer per stage of keys and of values.
 
-    For 64 queries x 64 keys of 64 elements, 16 threads a row: 4 * (64 * 72 + 64 * (72 + 68 + 64)) = 70656."""
+    For 64 queries x 64 keys of 64 elements, 16 threads a row, one stage: 4 * (64 * 72 + 64 * (72 + 68 + 64)) = 70656."""
     pitch = candidates["block_m"] + PADDING
     values = columns_of(facts, candidates) * sharing_of(candidates)
-    needed: np.ndarray = facts.element_bytes * (facts.r * pitch + candidates["block_n"] * (pitch + key_pitch(facts) + values))
+    staged = np.maximum(candidates["stages"], 1) * (key_pitch(facts) + values)
+    needed: np.ndarray = facts.element_bytes * (facts.r * pitch + candidates["block_n"] * (pitch + staged))
     return needed
 
 
@@ -103,7 +104,8 @@ def attention_space(facts: AttentionFacts, machine: Machine) -> tuple[dict[str, 
     return reject(
         candidates,
         [
-            ("copies where the machine has them, and only there", (candidates["copies"] > 0) != (machine.compute_capability >= (8, 0))),
+            ("copies where the machine has them, and only there", (candidates["stages"] > 0) != (machine.compute_capability >= (8, 0))),
+            ("two buffers for one tile of keys", (candidates["stages"] > 1) & (bn >= facts.n)),
             ("fewer than 4 or more than a warp's threads share a row", (sharing < 4) | (sharing > machine.warp_size)),
             ("threads below two warps, above 512, or not whole warps", (threads < 64) | (threads > 512) | (threads % machine.warp_size != 0)),
             ("more than twice as many queries or keys as there are", ((bm >= 2 * facts.m) & (bm > 16)) | ((bn >= 2 * facts.n) & (bn > 16))),
