@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,10 +21,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.attention_cases import attention_case, check_case, regions_of
 from tests.compiled import Case, check_native
 from tests.operator_cases import Applied
+from tilewright.codegen.cuda import shared_bytes
 from tilewright.compile import read
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.region import Region
+from tilewright.kernels.attention_form import attention_form
+from tilewright.kernels.gpu.counts import TileCounts
+from tilewright.kernels.registry import lower
 from tilewright.kernels.schema import JoinDecision
 from tilewright.partition.joining import RowJudge
 from tilewright.partition.plan import plan_program
@@ -31,6 +37,7 @@ from tilewright.tuning.trial_reference import reference_results
 from tilewright.zoo import bert, vision_transformer
 
 INFINITY = float("inf")
+H200 = machine("h200")
 attend = F.scaled_dot_product_attention
 
 
@@ -140,6 +147,28 @@ def test_any_sizes_and_schedules(seed: int, m: int, n: int, size: int, columns: 
     for target in ("h200", "v100", "native"):
         ranking = rank(case.problem, machine(target))
         check_case(case, ranking.choice(Random(seed).randrange(ranking.candidates)).schedule, machine(target))
+
+
+@pytest.mark.parametrize("name", ["plain", "odd sizes", "causal", "one query"])
+def test_counts_are_those_of_the_kernel(name: str) -> None:
+    """Blocks, threads and shared memory; and with a causal mask the tiles of keys over which the blocks pass."""
+    case = attention_case(*CASES[name])
+    ranking = rank(case.problem, H200)
+    (part,) = ranking.parts
+    for position in Random(name).sample(range(ranking.candidates), 8):
+        (kernel,) = lower(case.problem, ranking.choice(position).schedule, H200).kernels
+        assert isinstance(part.counts, TileCounts) and kernel.launch is not None
+        assert part.counts.blocks[position] == kernel.launch.grid[0]
+        assert part.counts.threads[position] == kernel.launch.block[0]
+        assert part.counts.shared_bytes[position] == shared_bytes(kernel)
+
+
+def test_passes_are_tiles_of_keys_that_queries_see() -> None:
+    facts = attention_form(attention_case(*CASES["causal, more queries than keys"]).problem).facts
+    assert (facts.m, facts.n, facts.shift) == (40, 19, 0)
+    # queries 0 to 15 see 16 keys or fewer, the others up to 19
+    assert facts.passes(np.array([16, 40, 16]), np.array([8, 8, 32])).tolist() == [(2 + 3 + 3) / 3, 3, 1]
+    assert replace(facts, shift=None).passes(np.array([16]), np.array([8])).tolist() == [3]
 
 
 @pytest.mark.parametrize("name", ["boolean mask", "grouped queries", "slices of one buffer", "epilogue"])
