@@ -129,11 +129,13 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
     extent = prod(axis.extent or 1 for axis in tile.own)
     own_lanes = 1 if tile.along_r else tile.vector_width
     total_r = prod(axis.extent or 1 for axis in form.r)
-    # this thread's positions along m (or n): one per pass if vectors are along r, otherwise a single one
+    # this thread's positions along m (or n), and whether they are inside: one per pass if vectors are along r, otherwise a single one
     rows: list[Expr] = []
+    insides: list[Expr] = []
     for number in range(tile.passes if tile.along_r else 1):
         position = start + (line + number * tile.reach if tile.along_r else run * tile.vector_width)
         last = extent - own_lanes
+        insides.append(compare("le", position, index_const(last)))
         if range_of(position)[1] > last:
             position = binary("min", position, index_const(last))
         row = Var(f"{tile.name}_row{number}", extent)
@@ -151,13 +153,14 @@ def loader(tile: Tile, start: Expr, form: ProductForm, thread: Var, first_r: Exp
             position = first_r + step * bk + along
             value = substitute(rows[number if tile.along_r else 0], decode(position, form.r))
             value = as_lanes(value, tile.vector_width)
+            zeros = as_lanes(Const(0.0, tile.dtype), tile.vector_width)
             if total_r % bk:
-                value = select(
-                    compare("lt", position, index_const(total_r)), value, as_lanes(Const(0.0, tile.dtype), tile.vector_width)
-                )
+                value = select(compare("lt", position, index_const(total_r)), value, zeros)
             one: Statement = Store(tile.stage, index_const(number * tile.vector_width), value)
             if tile.stages > 1:
                 place = buffer + (line + number * tile.reach) * tile.ld + run * tile.vector_width
+                # copies of equal addresses by several threads are not merged, unlike loads: zeros are written instead, without a read
+                value = select(insides[number if tile.along_r else 0], value, zeros)
                 # past the end of the reduction the value is a constant, and there is nothing to copy
                 one = copy(tile.tile, place, _one_guard(value, tile.vector_width)) if loads(value) else Store(tile.tile, place, value)
             statements += in_tile(tile, line, number, one)

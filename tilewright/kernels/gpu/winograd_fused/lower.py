@@ -22,10 +22,12 @@ from tilewright.ir.expr import (
     Expr,
     Load,
     Var,
+    as_lanes,
     binary,
     compare,
     index_const,
     range_of,
+    select,
 )
 from tilewright.ir.kernel import (
     Allocate,
@@ -226,11 +228,13 @@ class _Fused:
             position = self.thread + number * schedule.threads
             t, c, v = decode(position, axes).values()
             k = self.first_k + v * 4
+            inside = compare("le", k, index_const(stored - 4))
             if range_of(k)[1] > stored - 4:
                 k = binary("min", k, index_const(stored - 4))
             channel = self.first_channel + step * schedule.channels + c
             source = Load(self.filters.value.name, (t * point_stride + channel * channel_stride + k,), self.filters.value.dtype, 4)
-            statements.append(copy(FILTERS, buffer * self.filter_elements + position * 4, source))
+            value = select(inside, source, as_lanes(Const(0.0, source.dtype), 4))
+            statements.append(copy(FILTERS, buffer * self.filter_elements + position * 4, value))
         return statements
 
     @property
