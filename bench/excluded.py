@@ -1,10 +1,9 @@
-"""Whether rules that shorten spaces exclude the best candidates: measures the likeliest of what they exclude beside the best of what they keep.
+"""Whether a rule that shortens spaces excludes the best candidates: measures the likeliest of what it excludes beside the best of what it keeps.
 
     python -m bench.excluded [--layers 6] [--seed S] [--first 80] [--evenly 40] [--devices 0] [--name excluded_h200]
 
-Two rules of the `direct` schema bound the size of its space without a proof that nothing good is lost: at most `MOST` candidates, and at most 256
-threads a block. On random convolutions, which no model was trained with, the space is made with and without these rules (2**20 candidates and the
-machine's threads). Of both parts the first `--first` by the shipped ranking and `--evenly` others drawn evenly are measured, then the fastest
+One rule of the `direct` schema bounds the size of its space without a proof that nothing good is lost: at most 256 threads a block. On random
+convolutions, which no model was trained with, the space is made with and without this rule (the machine's threads). Of both parts the first `--first` by the shipped ranking and `--evenly` others drawn evenly are measured, then the fastest
 `--again` of each part once more, interleaved, and these times count. `lost` is the time of the best kept candidate over that of the best of all,
 minus 1.
 """
@@ -34,13 +33,12 @@ from tilewright.tuning.trials import Job, Trials
 from tilewright.tuning.workloads import problem_of, text_of
 
 CLASSES = ("3x3", "batch", "large", "3x3", "groups", "first")
-UNBOUNDED = 1 << 20
 
 
 @contextmanager
-def without_rules(machine: Machine) -> Iterator[None]:
-    """Spaces without the two rules."""
-    with mock.patch.object(space, "MOST", UNBOUNDED), mock.patch.object(space, "THREADS", (space.THREADS[0], machine.threads_per_block)):
+def without_rule(machine: Machine) -> Iterator[None]:
+    """Spaces without the rule."""
+    with mock.patch.object(space, "THREADS", (space.THREADS[0], machine.threads_per_block)):
         yield
 
 
@@ -69,9 +67,9 @@ def text_or_dash(value: float | None, scale: float = 1.0) -> str:
 
 
 def measure(problem: Problem, machine: Machine, trials: Trials, options: argparse.Namespace) -> dict[str, Any] | None:
-    """The figures of one problem; None if the rules exclude nothing."""
+    """The figures of one problem; None if the rule excludes nothing."""
     kept = direct_texts(problem, machine)
-    with without_rules(machine):
+    with without_rule(machine):
         everything = direct_texts(problem, machine)
     inside = set(kept)
     excluded = [text for text in everything if text not in inside]

@@ -66,10 +66,12 @@ def measure(name: str, batch: int, trials: int, rounds: int, scratch: torch.Tens
     for _ in range(rounds):
         for how, executable in (("planned", planned), ("tuned", tuned)):
             times[how].append(cold_seconds(partial(executable, *inputs), scratch))
-    medians = {how: statistics.median(values) for how, values in times.items()}
+    quartiles = {how: statistics.quantiles(values, n=4) for how, values in times.items()}
+    medians = {how: found[1] for how, found in quartiles.items()}
     return {
         "compile_seconds": tuned_seconds, "planned_compile_seconds": planned_seconds, "measurements": measured,
-        "median_us": {how: 1e6 * seconds for how, seconds in medians.items()}, "relative_error": errors,
+        "median_us": {how: 1e6 * seconds for how, seconds in medians.items()},
+        "quartiles_us": {how: [1e6 * seconds for seconds in found] for how, found in quartiles.items()}, "relative_error": errors,
         "gain": medians["planned"] / medians["tuned"] - 1,
     }  # fmt: skip
 

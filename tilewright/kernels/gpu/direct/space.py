@@ -48,10 +48,6 @@ CHANNELS = (1, 2, 3, 4, 8, 16)
 STAGES = (1, 2, 3)
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 CLUSTERS = (2, 4, 8)
-MOST = 12_000
-"""Maximum candidates per problem: those with the fewest cycles on the busiest processor, counted without latencies and occupancy."""
-STEP_CYCLES = 60
-"""Fixed cycles per step of a block in that count."""
 S_REGISTERS = 80
 """Registers for sums, slice and filters up to which the RS kernel's occupancy is so high that the S kernel has nothing to gain."""
 PARTS, CLUSTER, ATOMICS = 0, 1, 2
@@ -87,7 +83,6 @@ def direct_space(facts: DirectFacts, machine: Machine, atomics: bool = False) ->
     candidates = keep(candidates, stage_rules(facts, candidates, machine))
     candidates = _times(candidates, _splits(machine, atomics))
     candidates = keep(candidates, split_rules(facts, candidates, machine))
-    candidates = keep(candidates, [(f"{MOST} others have less to do on the busiest processor", _beyond_most(facts, candidates, machine))])
     candidates = keep(candidates, [("shared memory exceeds a block's", shared_bytes_of(facts, candidates) > machine.shared_bytes_per_block)])
     return {name: candidates[name] for name in AXES}, rejected
 
@@ -309,17 +304,6 @@ def stage_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Ru
         ),
         ("shared memory exceeds a block's", shared_bytes_of(facts, single) > machine.shared_bytes_per_block),
     ]
-
-
-def _beyond_most(facts: DirectFacts, candidates: Columns, machine: Machine) -> np.ndarray:
-    """Mask of all but the MOST candidates with the fewest cycles on the busiest processor (`_channel_cycles`, including padding)."""
-    if length(candidates) <= MOST:
-        return np.zeros(length(candidates), dtype=bool)
-    each = -(-tiles_of(facts, candidates) * candidates["split"] // machine.processors)
-    cycles = each * steps_of(facts, candidates) * (candidates["channels"] * _channel_cycles(facts, candidates, machine) + STEP_CYCLES)
-    beyond = np.ones(length(candidates), dtype=bool)
-    beyond[np.argpartition(cycles, MOST)[:MOST]] = False
-    return beyond
 
 
 def split_rules(facts: DirectFacts, candidates: Columns, machine: Machine) -> Rules:
