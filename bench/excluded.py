@@ -3,9 +3,9 @@
     python -m bench.excluded [--layers 6] [--seed S] [--first 80] [--evenly 40] [--devices 0] [--name excluded_h200]
 
 One rule of the `direct` schema bounds the size of its space without a proof that nothing good is lost: at most 256 threads a block. On random
-convolutions, which no model was trained with, the space is made with and without this rule (the machine's threads). Of both parts the first `--first` by the shipped ranking and `--evenly` others drawn evenly are measured, then the fastest
-`--again` of each part once more, interleaved, and these times count. `lost` is the time of the best kept candidate over that of the best of all,
-minus 1.
+convolutions, which no model was trained with, the space is made with and without this rule (the machine's threads). Of both parts the first
+`--first` by the shipped ranking and `--evenly` others drawn evenly are measured, then the fastest `--again` of each part once more, interleaved, and
+these times count. `lost` is the time of the best kept candidate over that of the best of all, minus 1.
 """
 
 from __future__ import annotations

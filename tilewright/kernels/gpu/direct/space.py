@@ -28,7 +28,6 @@ from tilewright.kernels.gpu.direct.schedule import (
     registers_of,
     shared_bytes_of,
     slice_of,
-    steps_of,
     threads_of,
     tiles_of,
 )
