@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 
 from tilewright.ir.computation import Step
@@ -24,6 +25,7 @@ from tilewright.ir.expr import (
     coefficient,
     floordiv,
     linear,
+    loads,
     mod,
     range_of,
     rebuild,
@@ -123,6 +125,24 @@ def split_divided_axes(step: Step) -> Step:
     return _split(step)[0]
 
 
+def split_divided_sum(step: Step, constants: frozenset[str]) -> Step:
+    """A sum of products whose reduced axes are split like this, ordered so that what varies fastest in memory comes last where a view has exchanged
+    the two parts of one (a shuffle of channels). Other factors can be packed in any order if they are among the `constants`."""
+    split, _ = _split(step, set(step.reduction))
+    order = list(split.reduction)
+    for outer, inner in pairwise(split.reduction):
+        strides = [
+            (coefficient(position, outer), coefficient(position, inner))
+            for load in loads(*split.bodies)
+            if load.buffer not in constants
+            for position in load.index
+        ]
+        if outer not in step.reduction and inner not in step.reduction and any(low == 1 and high and high > 1 for low, high in strides):
+            at = order.index(outer)
+            order[at : at + 2] = [inner, outer]
+    return replace(split, reduction=tuple(order))
+
+
 def split_divided_rows(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Applies `split_divided_axes` to each of a region's steps. If a step's own axis is split, later steps read its result with the split indices."""
     result: list[Step] = []
@@ -143,11 +163,12 @@ def split_divided_rows(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(result)
 
 
-def _split(step: Step) -> tuple[Step, list[tuple[int, int]]]:
-    """The step without divided axes, and the (position, divisor) of each split of one of its own axes, in the order in which they were made."""
+def _split(step: Step, allowed: set[Var] | None = None) -> tuple[Step, list[tuple[int, int]]]:
+    """The step without divided axes (of those `allowed`), and the (position, divisor) of each split of one of its own axes, in the order in which
+    they were made."""
     splits: list[tuple[int, int]] = []
     for _ in range(8):
-        divided = _divided_axis(step)
+        divided = _divided_axis(step, allowed)
         if divided is None:
             break
         axis, divisor = divided
@@ -156,6 +177,8 @@ def _split(step: Step) -> tuple[Step, list[tuple[int, int]]]:
         inner = Var(axis.name + "i", divisor)
         whole = outer * divisor + inner
         mapping: dict[Var, Expr] = {axis: whole}
+        if allowed is not None and axis in allowed:
+            allowed = {*allowed, outer, inner}
         if axis in step.axes:
             splits.append((step.axes.index(axis), divisor))
 
@@ -172,8 +195,8 @@ def _split(step: Step) -> tuple[Step, list[tuple[int, int]]]:
     return step, splits
 
 
-def _divided_axis(step: Step) -> tuple[Var, int] | None:
-    own = set(step.axes) | set(step.reduction)
+def _divided_axis(step: Step, allowed: set[Var] | None = None) -> tuple[Var, int] | None:
+    own = set(step.axes) | set(step.reduction) if allowed is None else set(allowed)
     if step.scan is not None:
         own -= {step.scan, *step.reduction}
     for node in walk(*step.bodies, *step.index):

@@ -1,9 +1,9 @@
 """Layouts of stored values: channels innermost for convolutions, zeroed halos that avoid padding checks, and copies where needed.
 
 Rules, in execution order: inputs and outputs of the model are row-major, as PyTorch passes them; a contraction stores its N axis (output channels)
-innermost; everything else follows the largest input of its rank. A value that sums read with zero padding gets a halo as wide as they need; a graph
-input or other value that cannot have one is copied once into a padded buffer. Values that are concatenated are stored as slices of one buffer
-(`partition.concatenation`). Types of values are decided earlier (`partition.precision`).
+innermost; everything else is stored in the order in which it reads the largest input of its rank. A value that sums read with zero padding gets a
+halo as wide as they need; a graph input or other value that cannot have one is copied once into a padded buffer. Values that are concatenated are
+stored as slices of one buffer (`partition.concatenation`). Types of values are decided earlier (`partition.precision`).
 """
 
 from __future__ import annotations
@@ -104,14 +104,27 @@ def _preferred(region: Region, value: Value, layouts: Mapping[str, Layout], grap
         rest = [dim for dim in range(len(value.shape)) if dim not in innermost]
         return permuted(value.shape, (*rest, *innermost))
     sources = [
-        layouts[name]
+        name
         for name in region.inputs
         if name in layouts and name not in graph.constants and len(layouts[name].shape) == len(value.shape) and len(value.shape) > 2
     ]
     if not sources:
         return row_major(value.shape)
-    largest = max(sources, key=lambda layout: layout.size)
-    return Layout(value.shape, largest.order)
+    largest = max(sources, key=lambda name: layouts[name].size)
+    return Layout(value.shape, _order_as_read(region.steps, largest, layouts[largest]))
+
+
+def _order_as_read(steps: Sequence[Step], name: str, layout: Layout) -> tuple[tuple[int, int], ...]:
+    """The order of the result's dimensions in memory in which reading the value is sequential: that of the value if it is not permuted."""
+    for step in reversed(steps):
+        for load in loads(*step.bodies):
+            if load.buffer != name or len(step.index) != len(load.index):
+                continue
+            stored = {axis: dim for dim, axis in enumerate(step.index) if isinstance(axis, Var)}
+            places = [[stored[axis] for axis in variables(position) if axis in stored] for position in load.index]
+            if sorted(dim for found in places for dim in found) == list(range(len(places))) and all(len(found) == 1 for found in places):
+                return tuple((places[dim][0], factor) for dim, factor in layout.order)
+    return layout.order
 
 
 def _padded_reads(region: Region, values: Mapping[str, Value]) -> dict[str, tuple[tuple[int, int], ...] | None]:
