@@ -158,9 +158,7 @@ class _Partitioner:
             group.kind = self._kind(group)
             if group.kind in ("row reduction", "window"):
                 self._join_contraction(group, node)
-            elif group.kind == "contraction":
-                self._join_softmax(group, node)
-            elif group.kind == "contraction":
+            elif group.kind == "contraction" and len(steps) == 1:
                 self._join_softmax(group, node)
         self.groups[output] = group
 
