@@ -23,6 +23,7 @@ from tests.compiled import Case, check_native
 from tests.operator_cases import Applied
 from tilewright.codegen.cuda import shared_bytes
 from tilewright.compile import read
+from tilewright.errors import InternalFault
 from tilewright.graph.passes import simplify
 from tilewright.hardware import machine
 from tilewright.ir.region import Region
@@ -204,6 +205,18 @@ def test_encoders_have_one_region_of_attention(name: str, target: str) -> None:
     times = re.search(r"attention takes ([\d.]+) us in one kernel, with stored scores ([\d.]+(?: \+ [\d.]+)+) us", reason)
     assert times is not None, reason
     assert float(times[1]) < sum(map(float, times[2].split(" + ")))
+
+
+def test_a_fault_in_the_judgement_keeps_regions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> JoinDecision:
+        raise IndexError("no such candidate")
+
+    monkeypatch.setattr(RowJudge, "in_one", fault)
+    graph, _ = simplify(read(Applied(attend).eval(), operands()).graph)
+    with pytest.warns(InternalFault, match="no such candidate"):
+        regions = [lowered.region for lowered in plan_program(graph, H200, 1).regions]
+    assert not any(region.kind == "attention" for region in regions)
+    assert any("a fault inside Tilewright: IndexError" in reason for region in regions for reason in region.reasons)
 
 
 def test_slower_attention_stays_apart() -> None:

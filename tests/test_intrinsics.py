@@ -15,7 +15,7 @@ from tilewright.codegen.assemble import block
 from tilewright.codegen.c import print_c
 from tilewright.codegen.cuda import print_cuda
 from tilewright.codegen.interpreter import run
-from tilewright.codegen.intrinsics import amx, async_copy, barriers, mma
+from tilewright.codegen.intrinsics import amx, async_copy, barriers, mma, shuffle
 from tilewright.codegen.intrinsics.barriers import block_barrier
 from tilewright.codegen.intrinsics.prefetch import prefetch
 from tilewright.hardware import catalogue, machine
@@ -51,6 +51,7 @@ def described() -> list[Intrinsic]:
     invoked = [
         amx.zero(tiles[0]), amx.load(tiles[1], "x", at(0), 64), amx.multiply(*tiles), amx.store(tiles[0], "x", at(0), 16),
         prefetch("x", at(0)), async_copy.commit(), async_copy.await_groups(1), barriers.block_barrier(), barriers.cluster_barrier(), mma.round_to_tf32(place, const(1.0, "f32")),
+        *(shuffle.exchange(place, const(1.0, "f32"), distance) for distance in (1, 16)),
         *(mma.mma(kind, place, place, place) for kind in mma.SHAPES),
         *(mma.ldmatrix(dtype, count, place, place) for dtype in ("f32", "f16", "bf16") for count in (1, 2, 4)),
         *(mma.ldmatrix("f16", count, place, place, True) for count in (1, 2, 4)),
