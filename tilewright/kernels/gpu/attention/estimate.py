@@ -17,6 +17,9 @@ from tilewright.kernels.gpu.steps import BlockStep, on_processors
 
 BARRIERS = 3
 """Barriers of a block for each tile of keys with one buffer; with two there is one fewer."""
+ROW_INSTRUCTIONS = 20
+"""Instructions of a thread for each of its rows and tiles of keys, besides exchanges and the rescaling of sums: the maximum against minus infinity,
+the exponential of the factor, the total, addresses of the weights."""
 EXCHANGE = 2
 """Instructions with which a thread combines a value of its row with that of another thread: the exchange and the combination."""
 
@@ -24,7 +27,7 @@ EXCHANGE = 2
 def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileCounts, machine: Machine) -> Estimate:
     """Seconds of each candidate. For one tile of keys of one block, in cycles of a processor:
 
-    fma = threads (TM (TN R + BN C) + TM TN (logit + softmax)) / lanes, with C = D / (threads a row) columns of values per thread;
+    fma = threads (TM (TN R + BN C) + TM TN (logit + softmax) + TM (C + row)) / lanes, with C = D / (threads a row) columns of values per thread;
     issue = warps (these + loads from shared memory + copies + TM (exchanges + C)) / schedulers;  shared = wavefronts of both products' loads, of the
     weights stored, and of the copies;  level 2 = BN (R + D) bytes / (bytes per cycle);  alone = a warp's own chain of loads and multiply-adds, and
     barriers.  Waves, tail, occupancy and overlap are those of the implicit GEMM (`kernels.gpu.steps`). The queries are read in the prologue.
@@ -36,7 +39,7 @@ def attention_estimate(facts: AttentionFacts, candidates: Columns, counts: TileC
     threads, warps, stages = counts.threads, counts.warps, candidates["stages"]
     columns = columns_of(facts, candidates)
     efficiency = machine.sustained_flops.get("fp32", 0.8 * machine.peak_flops["fp32"]) / machine.peak_flops["fp32"]
-    softmax = tm * tn * (facts.logit_flops + SOFTMAX_FLOPS) + tm * columns
+    softmax = tm * tn * (facts.logit_flops + SOFTMAX_FLOPS) + tm * (columns + ROW_INSTRUCTIONS)
     arithmetic = counts.step_multiply_adds + softmax
     fma = arithmetic * threads / machine.fp32_lanes_per_processor / efficiency
     reads = reads_of(facts, candidates, machine)
