@@ -107,7 +107,7 @@ def test_bytes_of_an_implicit_gemm() -> None:
 
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
 def test_regions_of_networks_are_counted(target: str) -> None:
-    """Regions of other kinds: maps, windows, row reductions and scans."""
+    """Regions of other kinds: maps, windows, row reductions, scans and attention."""
     here, seen = machine(target), set()
 
     def chosen(problem: Problem, *arguments: Any) -> Choice:
@@ -117,10 +117,10 @@ def test_regions_of_networks_are_counted(target: str) -> None:
             seen.add(part.schema.name)
         return ranking.first()
 
-    for family in ("poolings", "reductions", "normalisations", "products"):
+    for family in ("poolings", "reductions", "normalisations", "products", "attentions"):
         for case in FAMILIES[family](random.Random(5))[:6]:
             plan_program(simplify(read(case.module.eval(), case.inputs).graph)[0], here, 2, chosen, "fp32")
-    assert {"map", "window", "row reduction", "contraction"} <= seen
+    assert {"map", "window", "row reduction", "contraction", "attention"} <= seen
 
 
 def test_counts_taken_and_concatenated() -> None:

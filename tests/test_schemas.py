@@ -186,9 +186,9 @@ def test_registrations_may_end_in_any_order() -> None:
 @pytest.mark.parametrize("target", ["h200", "x86-avx512"])
 def test_each_schema_says_what_it_is(target: str) -> None:
     here = machine(target)
-    every = {schema for kind in ("map", "window", "row reduction", "scan", "contraction") for schema in schemas(here, kind)}
+    every = {schema for kind in ("map", "window", "row reduction", "scan", "contraction", "attention") for schema in schemas(here, kind)}
     assert len({schema.name for schema in every}) == len(every)
-    for kind in ("map", "window", "row reduction", "scan", "contraction"):
+    for kind in ("map", "window", "row reduction", "scan", "contraction", "attention"):
         own = schemas(here, kind)
         assert len({schema.schedule for schema in own}) == len(own) > 0
 

@@ -71,7 +71,7 @@ def attention_counts(facts: AttentionFacts, candidates: Columns, machine: Machin
         flops=facts.flops * one,
         read_bytes=facts.read_bytes * one,
         result_bytes=facts.bytes_written * one,
-        level2_bytes=blocks * (steps * sectors * SECTOR_BYTES + queries) + facts.other_bytes,
+        level2_bytes=np.maximum(blocks * (steps * sectors * SECTOR_BYTES + queries) + facts.other_bytes, facts.read_bytes),
         padded_flops=blocks * threads * steps * (2 * multiply_adds + tm * tn * (facts.logit_flops + SOFTMAX_FLOPS)),
         blocks=blocks,
         warps=warps,
